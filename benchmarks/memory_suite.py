@@ -27,6 +27,7 @@ MEMORY_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp_bfloat16": ("mlp", {"dtype_policy": "mixed_bfloat16"}),
     "cnn_bfloat16": ("cnn", {"dtype_policy": "mixed_bfloat16"}),
     "transformer_bfloat16": ("transformer", {"dtype_policy": "mixed_bfloat16"}),
+    "transformer_recomputed": ("transformer", {"dtype_policy": "float32", "rematerialization": True}),
 }
 MAX_ERROR = 0.2
 _LIMIT_SECONDS = 900.0

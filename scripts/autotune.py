@@ -7,8 +7,9 @@
 
 Each plan trains for some steps in a process of its own, in turn with the best one so far. A plan whose loss departs by
 more than 5 % from that of float32 without XLA is rejected, whatever its speed. Plan fields that are set by flags stay
-as they are. The result is kept in TFACCEL_CACHE or ~/.cache/tfaccel, and `tfaccel train` uses it from then on. Run
-nothing else meanwhile: other programs disturb the measurements.
+as they are. The result is kept in TFACCEL_CACHE or ~/.cache/tfaccel, and `tfaccel train` uses it from then on. After
+Ctrl-C, what was measured so far is shown and kept, and the same command continues. Run nothing else meanwhile: other
+programs disturb the measurements.
 """
 
 import contextlib
@@ -24,11 +25,13 @@ from rich.text import Text
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.report import HEADINGS, Report
-from tfaccel.planning.plan import Plan
-from tfaccel.scripts.command import check_writable, run_command, show_progress, table_console
+from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.scripts.command import INTERRUPTED, check_writable, interrupted, run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_option_flags, workload_options
 from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
@@ -49,11 +52,11 @@ _FLAGS: dict[str, Flag] = {
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    define_workload_flags(values)
-    define_plan_flags(values)
+    for define in (define_workload_flags, define_plan_flags, define_option_flags):
+        define(values)
     parameters = WorkloadParameters(argv, values)
     return run_command(
-        lambda: _main(values, parameters),
+        lambda: _main(values, parameters, argv[0]),
         argv,
         values,
         description=(__doc__ or "").strip(),
@@ -61,7 +64,7 @@ def run(argv: list[str]) -> int:
     )
 
 
-def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
+def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str) -> int:
     for name in ("write", "report"):
         check_writable(name, values[name].value)
     measure = MeasureOptions(
@@ -73,9 +76,16 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         tune_batch=values.tune_batch,
         for_new_process=True,
     )
-    options = {**parameters.chosen(), **fixed_fields(values)}
+    options = {**workload_options(values, parameters), **fixed_fields(values)}
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
-        report = autotune(reference_of_workload(values), options, measure=measure, quiet=values.quiet)
+        try:
+            report = autotune(reference_of_workload(values), options, measure=measure, quiet=values.quiet)
+        except KeyboardInterrupt as error:
+            kept = _kept_report(reference_of_workload(values), options, measure)
+            if kept is None:
+                raise
+            report = kept
+            interrupted(program, error)
     if values.write is not None:
         report.plan.save(values.write)
     if values.report is not None:
@@ -84,17 +94,39 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         print(json.dumps(report.to_json(), indent=2))
     else:
         _print(report, tune_batch=values.tune_batch)
-    return 0
+    return 0 if report.complete else INTERRUPTED
 
 
 def autotune(
     workload: Any, options: dict[str, Any], *, measure: MeasureOptions | None = None, quiet: bool = False
 ) -> Report:
-    """`find_fastest`, showing each plan on standard error while it is measured, and what came of it."""
+    """`find_fastest`, showing each plan on standard error while it is measured, and what came of it.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, with a text that says how the search continues.
+    """
     from tfaccel.measuring.find_fastest import find_fastest
 
     measure = measure or MeasureOptions(for_new_process=True)
-    return find_fastest(workload, measure=measure, progress=None if quiet else _Shown(measure), **options)
+    shown = None if quiet else _Shown(measure)
+    try:
+        return find_fastest(workload, measure=measure, progress=shown, **options)
+    except KeyboardInterrupt:
+        again = "The same command continues" if measure.use_cache else "The same command without --again continues"
+        raise KeyboardInterrupt(f"{again}.") from None
+
+
+def _kept_report(reference: str, options: dict[str, Any], measure: MeasureOptions) -> Report | None:
+    """What an interrupted search has kept; None if it had no result yet."""
+    from tfaccel.hardware.detect import detect_hardware
+    from tfaccel.planning.plan_cache import cached_plan
+
+    fields = plan_field_names()
+    fixed = {name: value for name, value in options.items() if name in fields}
+    made = as_workload(reference, **{name: value for name, value in options.items() if name not in fields})
+    known = cached_plan(detect_hardware(), made, {**fixed, **({"tune_batch": True} if measure.tune_batch else {})})
+    report = None if known is None else Report.from_json(known.report)
+    return None if report is None or report.complete else report
 
 
 class _Shown(SearchProgress):
@@ -134,3 +166,7 @@ def _print(report: Report, *, tune_batch: bool) -> None:
         )
     else:
         console.print(Text("`tfaccel train` with the same workload and flags uses the chosen plan from now on."))
+
+
+if __name__ == "__main__":
+    sys.exit(run(["autotune", *sys.argv[1:]]))

@@ -76,6 +76,7 @@ ENGINE_FIGURE_NAMES = (
 )
 MEMORY_FIGURE_NAMES = (
     *("mlp", "cnn", "transformer", "lstm", "embedding", "mlp_bfloat16", "cnn_bfloat16", "transformer_bfloat16"),
+    "transformer_recomputed",
 )
 COMPRESS_FIGURE_NAMES = ("int8", "pruning", "qat")
 

@@ -1,6 +1,7 @@
 """Shared by all command-line programs: absl flags, one-line errors, exit status 2 for bad input."""
 
 import errno
+import importlib.util
 import math
 import os
 import sys
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _FILE_WIDTH = 10_000
 MAX_SECONDS = 10**8  # about three years; the operating system's timers support little more
+INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
 
 def run_command(
@@ -33,7 +35,8 @@ def run_command(
 
     Unknown flags, wrong values, positional arguments and errors meant for users (`TfaccelError`) print one line on
     standard error and give status 2, or the error's own status. So do files that cannot be read or written, and
-    running out of memory.
+    running out of memory. Ctrl-C prints one line, with the text of the `KeyboardInterrupt` if it has one, and gives
+    status 130.
 
     Args:
         main: the command; returns the exit status.
@@ -67,12 +70,22 @@ def run_command(
     except (flags.Error, TfaccelError, OSError, MemoryError) as error:
         print(f"{program}: {one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_status", 2)
+    except KeyboardInterrupt as error:
+        return interrupted(program, error)
     except Exception as error:
         text = _shortage(error)
         if text is None:
             raise
         print(f"{program}: {text}", file=sys.stderr)
         return 2
+
+
+def interrupted(program: str, error: KeyboardInterrupt) -> int:
+    """Says that Ctrl-C ended a command, and how it continues if the error tells; returns the exit status."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr)  # the terminal shows ^C, and perhaps a line of progress
+    print(f"{program}: Interrupted. {one_line(error) if error.args else ''}".rstrip(), file=sys.stderr)
+    return INTERRUPTED
 
 
 def one_line(error: BaseException) -> str:
@@ -140,6 +153,20 @@ def check_writable(flag: str, path: str | None) -> None:
     """
     if path is not None and (not path or not Path(path).parent.is_dir() or Path(path).is_dir()):
         raise TfaccelError(f"--{flag} must be a file in an existing directory. Received: --{flag}={path}.")
+
+
+def check_picture(flag: str, path: str | None) -> None:
+    """Refuses a picture that cannot be written, before anything is measured.
+
+    Raises:
+        TfaccelError: if it is no PNG file in an existing directory, or matplotlib is missing; it names the flag.
+    """
+    if path is None:
+        return
+    if Path(path).suffix != ".png" or not Path(path).parent.is_dir() or Path(path).is_dir():
+        raise TfaccelError(f"--{flag} must be a PNG file in an existing directory. Received: --{flag}={path}.")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise TfaccelError(f"--{flag} needs matplotlib: pip install matplotlib")
 
 
 def show_progress(program: str, text: str) -> None:

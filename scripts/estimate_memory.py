@@ -26,6 +26,7 @@ from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.model_flags import shown_log
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_option_flags, workload_options
 from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
@@ -42,8 +43,8 @@ _FLAGS: dict[str, Flag] = {
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    define_workload_flags(values)
-    define_plan_flags(values)
+    for define in (define_workload_flags, define_plan_flags, define_option_flags):
+        define(values)
     parameters = WorkloadParameters(argv, values)
     return run_command(
         lambda: _main(values, parameters),
@@ -66,7 +67,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             batch_sizes=sizes,
             hardware=hardware,
             head_room=values.head_room,
-            **parameters.chosen(),
+            **workload_options(values, parameters),
             **fixed_fields(values),
         )
     if values.out is not None:

@@ -11,12 +11,10 @@ machine, which is kept in TFACCEL_CACHE or ~/.cache/tfaccel. Stragglers, slow in
 """
 
 import contextlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from absl import flags
 from rich.table import Table
@@ -26,10 +24,11 @@ from tfaccel.errors import HardwareError, PlanError
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.hardware.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
 from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, ScalingRow, checked_replicas
-from tfaccel.scripts.command import run_command, show_progress, table_console
+from tfaccel.scripts.command import check_picture, run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_option_flags, workload_options
 from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
@@ -55,8 +54,8 @@ _HEADINGS = ("replicas", "machines", "global batch", "step", "compute", "communi
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    define_workload_flags(values)
-    define_plan_flags(values)
+    for define in (define_workload_flags, define_plan_flags, define_option_flags):
+        define(values)
     parameters = WorkloadParameters(argv, values)
     return run_command(
         lambda: _main(values, parameters),
@@ -78,8 +77,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         fixed_step_seconds=values.fixed_step_seconds,
     )
     link, reference, fixed = _interconnect(values), reference_of_workload(values), fixed_fields(values)
-    if values.write is not None:
-        _check_picture(values.write)
+    check_picture("write", values.write)
     from tfaccel.measuring.estimate_scaling import estimate_scaling
 
     progress = _silent if values.quiet else partial(show_progress, "estimate-scaling")
@@ -94,7 +92,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
                 step_seconds=values.step_seconds,
                 assume=options,
                 progress=progress,
-                **parameters.chosen(),
+                **workload_options(values, parameters),
                 **fixed,
             )
         finally:
@@ -132,14 +130,6 @@ def _interconnect(values: flags.FlagValues) -> Interconnect | None:
     if values.hardware is not None:
         return Interconnect.load(values.hardware)
     return None if values.interconnect is None else known_interconnect(values.interconnect)
-
-
-def _check_picture(path: str) -> None:
-    """Refuses a picture that cannot be written, before anything is measured."""
-    if Path(path).suffix != ".png" or not Path(path).parent.is_dir() or Path(path).is_dir():
-        raise PlanError(f"--write must be a PNG file in an existing directory. Received: --write={path}.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise PlanError("--write needs matplotlib: pip install matplotlib")
 
 
 def _silent(text: str) -> None:

@@ -20,14 +20,14 @@ from rich.text import Text
 
 from tfaccel.measuring.batch_report import HEADINGS, BatchReport, BatchTrial
 from tfaccel.measuring.memory_estimate import mebibytes
-from tfaccel.scripts.command import check_writable, run_command, table_console
+from tfaccel.scripts.command import INTERRUPTED, check_writable, run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_option_flags, workload_options
 from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
-_INTERRUPTED = 130
 _NOTHING_FITS = 1
 
 _FLAGS: dict[str, Flag] = {
@@ -48,8 +48,8 @@ def run(argv: list[str]) -> int:
     flags.DEFINE_integer("memory_limit_bytes", None, text, lower_bound=1, upper_bound=2**60, flag_values=values)
     text = "try no larger batch per replica"
     flags.DEFINE_integer("max_replica_batch_size", None, text, lower_bound=1, upper_bound=2**31, flag_values=values)
-    define_workload_flags(values)
-    define_plan_flags(values)
+    for define in (define_workload_flags, define_plan_flags, define_option_flags):
+        define(values)
     parameters = WorkloadParameters(argv, values)
     return run_command(
         lambda: _main(values, parameters),
@@ -78,7 +78,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             reference_of_workload(values),
             search=search,
             on_trial=_show_nothing if values.quiet else _show,
-            **parameters.chosen(),
+            **workload_options(values, parameters),
             **fixed_fields(values),
         )
     if values.out is not None:
@@ -88,7 +88,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     else:
         _print(report)
     if report.was_interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0 if report.largest is not None else _NOTHING_FITS
 
 

@@ -30,9 +30,10 @@ _OWN, _OTHERS = "Options of this workload", "Other flags"
 def grouped_flags_help(values: flags.FlagValues, parameters: WorkloadParameters | None = None) -> str:
     """The flags of a command, by group; empty groups are left out."""
     by_name = {flag.name: flag for flag in own_flags(values)}
-    own = parameters.names if parameters else []
     chosen = {title: [name for name in names.split() if name in by_name] for title, names in _GROUPS.items()}
-    listed = {name for names in chosen.values() for name in names} | set(own)
+    listed = {name for names in chosen.values() for name in names}
+    own = [name for name in parameters.names if name not in listed] if parameters else []
+    listed |= set(own)
     first, *others = chosen
     order = {
         first: chosen[first],

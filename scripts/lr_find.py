@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.planning.workload import Workload
-from tfaccel.scripts.command import check_writable, run_command, show_progress, table_console
+from tfaccel.scripts.command import check_picture, check_writable, run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
@@ -74,8 +74,8 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str
     from tfaccel.tuning.find_learning_rate import find_learning_rate
 
     test = _test(values)
-    for name in ("picture", "report"):
-        check_writable(name, values[name].value)
+    check_picture("picture", values.picture)
+    check_writable("report", values.report)
     fixed = fixed_fields(values)
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload = chosen_workload(values, **workload_options(values, parameters))
@@ -141,3 +141,7 @@ def _advice(rate: float, workload: Workload, values: flags.FlagValues) -> str:
     given = [name for name in ("optimizer", "global_batch_size", "data_dir") if values[name].present]
     words: list[Any] = [which, *(f"--{name}={values[name].value}" for name in given), f"--learning_rate={rate:.1e}"]
     return f"Train with it: tfaccel train {' '.join(words)}"
+
+
+if __name__ == "__main__":
+    sys.exit(run(["lr-find", *sys.argv[1:]]))

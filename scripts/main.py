@@ -58,8 +58,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tfaccel: unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
     collect_less_often()
-    program = import_module(f"tfaccel.scripts.{name.replace('-', '_')}")
-    status: int = program.run([f"tfaccel {name}", *argv[2:]])
+    try:
+        program = import_module(f"tfaccel.scripts.{name.replace('-', '_')}")
+        status: int = program.run([f"tfaccel {name}", *argv[2:]])
+    except KeyboardInterrupt as error:  # while the command or the workload is loaded
+        from tfaccel.scripts.command import interrupted
+
+        return interrupted(f"tfaccel {name}", error)
     return status
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -13,13 +14,16 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import candidate_plans
 from tfaccel.planning.override_flags import explain
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_compare import COMPARE_FLAGS, compare, refuse_compare_flags
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_option_flags, workload_options
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
+from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _FLAGS: dict[str, Flag] = {
     "hardware": (str, "JSON file describing the machine to plan for (default: this machine)"),
@@ -38,20 +42,25 @@ def run(argv: list[str]) -> int:
         "takes on each, and the data size from which the GPU pays."
     )
     values = command_flags(_FLAGS)
-    define_workload_flags(values)
-    define_plan_flags(values)
+    for define in (define_workload_flags, define_plan_flags, define_option_flags):
+        define(values)
+    parameters = WorkloadParameters(argv, values)
     return run_command(
-        lambda: _main(values), argv, values, description=description, flags_help=lambda: grouped_flags_help(values)
+        lambda: _main(values, parameters),
+        argv,
+        values,
+        description=description,
+        flags_help=lambda: grouped_flags_help(values, parameters),
     )
 
 
-def _main(values: flags.FlagValues) -> int:
-    fixed = fixed_fields(values)
+def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
+    fixed, options = fixed_fields(values), workload_options(values, parameters)
     if values.compare is not None:
-        return compare(values, fixed)
+        return compare(values, {**options, **fixed})
     refuse_compare_flags(values)
     hardware = Hardware.load(values.hardware) if values.hardware is not None else _this_machine()
-    workload = chosen_workload(values)
+    workload = chosen_workload(values, **options)
     plans = candidate_plans(hardware, workload, **fixed)
     if values.write is not None:
         plans[0].save(values.write)
@@ -59,9 +68,23 @@ def _main(values: flags.FlagValues) -> int:
         print(json.dumps(_as_data(hardware, workload, plans), indent=2))
     else:
         _print(workload, plans)
+        measured = _measured_plan(values, hardware, workload, fixed)
+        if measured is not None:
+            text = "`tfaccel train` with these flags does not use plan 1, but the one that `tfaccel autotune` measured"
+            table_console().print(Text(f"{text}: {measured}"))
         if values.write is not None:
             table_console().print(Text(f"Plan 1 is written to {values.write}"))
     return 0
+
+
+def _measured_plan(
+    values: flags.FlagValues, hardware: Hardware, workload: Workload, fixed: dict[str, Any]
+) -> Path | None:
+    """The file of the plan that `train` would use on this machine in place of the rules'; None if there is none."""
+    if values.hardware is not None or (hardware.cluster is not None and hardware.cluster.num_workers > 1):
+        return None
+    known = cached_plan(hardware, workload, fixed)
+    return None if known is None else known.file
 
 
 def _this_machine() -> Hardware:

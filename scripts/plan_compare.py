@@ -41,12 +41,18 @@ _ASSUMPTION_FLAGS = tuple(name for name in COMPARE_FLAGS if name.removeprefix("g
 def refuse_compare_flags(values: flags.FlagValues) -> None:
     """Raises PlanError for flags that need --compare."""
     for name in COMPARE_FLAGS:
-        if values[name].present and values[name].value:
+        value = values[name].value
+        if values[name].present and value is not None and value is not False:
             raise PlanError(f"--{name} needs --compare=cpu,gpu.")
 
 
-def compare(values: flags.FlagValues, fixed: dict[str, Any]) -> int:
-    """Runs the command with --compare; returns its exit status."""
+def compare(values: flags.FlagValues, options: dict[str, Any]) -> int:
+    """Runs the command with --compare; returns its exit status.
+
+    Args:
+        values: the command's flags.
+        options: plan fields and arguments of the workload that are set by flags.
+    """
     _check_kinds(values.compare)
     if values.write is not None:
         raise PlanError("--write is for a plan. Received: --write and --compare. Leave one of them out.")
@@ -62,7 +68,7 @@ def compare(values: flags.FlagValues, fixed: dict[str, Any]) -> int:
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         try:
             found = compare_devices(
-                reference, hardware=hardware, assume=assume, given=given, progress=progress, **fixed
+                reference, hardware=hardware, assume=assume, given=given, progress=progress, **options
             )
         finally:
             progress("")
@@ -114,10 +120,16 @@ def _cells(one: DeviceTime, found: DeviceComparison) -> list[str]:
 
 def verdict(found: DeviceComparison) -> str:
     """One sentence: whether the GPU pays."""
-    least = found.break_even_examples
-    if least is None:
+    least, most = found.break_even_examples, found.max_gpu_examples
+    if least is not None:
+        text = f"The GPU takes less time from {least:,} examples per epoch on, with {found.epochs} epoch(s)."
+    elif most is not None:
+        text = (
+            f"The GPU takes less time up to {most:,} examples per epoch, with {found.epochs} epoch(s): it starts "
+            "sooner, but takes longer per example."
+        )
+    else:
         return "The GPU never takes less time: a step on it takes as long as on the CPU, or longer."
-    text = f"The GPU takes less time from {least:,} examples per epoch on, with {found.epochs} epoch(s)."
     if found.num_examples is None:
         return text
     return f"{text} With {found.num_examples:,} it {'pays' if found.gpu_pays else 'does not pay'}."

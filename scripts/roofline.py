@@ -1,14 +1,14 @@
 """Measures how close a recipe or your own workload comes to the limits of this machine.
 
-    tfaccel roofline                                              # the machine's limits alone, for MFU in `train`
+    tfaccel roofline                                              # the machine's limits alone
     tfaccel roofline --recipe=image_classification
     tfaccel roofline --recipe=image_classification --write=roofline.png --report=roofline.json
     tfaccel roofline --workload=my_project.digits:workload --dtype_policy=mixed_bfloat16 --global_batch_size=256
 
 The machine's limits are the speed of large matrix products in each dtype, and that of copying memory. They are
-measured once, for the plan's device and threads, and kept in TFACCEL_CACHE or ~/.cache/tfaccel; `tfaccel train` then
-reports MFU. The operations of a step are counted from its graph, and its time is measured in a process of its own. Run
-nothing else meanwhile: other programs disturb the measurements.
+measured once for a plan's device, threads and environment, and kept in TFACCEL_CACHE or ~/.cache/tfaccel; `tfaccel
+train` with such a plan then reports MFU. The operations of a step are counted from its graph, and its time is measured
+in a process of its own. Run nothing else meanwhile: other programs disturb the measurements.
 """
 
 import contextlib
@@ -22,10 +22,11 @@ from rich.text import Text
 from tfaccel.errors import PlanError
 from tfaccel.measuring.roofline_report import LAYER_HEADINGS, Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
-from tfaccel.scripts.command import check_writable, run_command, table_console
+from tfaccel.scripts.command import check_picture, check_writable, run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.train_flags import define_option_flags, workload_options
 from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
@@ -42,8 +43,8 @@ _FLAGS: dict[str, Flag] = {
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    define_workload_flags(values)
-    define_plan_flags(values)
+    for define in (define_workload_flags, define_plan_flags, define_option_flags):
+        define(values)
     parameters = WorkloadParameters(argv, values)
     return run_command(
         lambda: _main(values, parameters),
@@ -57,10 +58,10 @@ def run(argv: list[str]) -> int:
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     if not values.limit_seconds > 0:
         raise PlanError(f"--limit_seconds must be positive. Received: --limit_seconds={values.limit_seconds:g}.")
-    for name in ("write", "report"):
-        check_writable(name, values[name].value)
+    check_picture("write", values.write)
+    check_writable("report", values.report)
     if values.recipe is None and values.workload is None:
-        return _only_ceilings(values)
+        return _only_ceilings(values, parameters)
     from tfaccel.measuring.roofline import roofline
 
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
@@ -69,28 +70,30 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             measure_again=values.again,
             limit_seconds=values.limit_seconds,
             on_progress=_silent if values.quiet else _show,
-            **parameters.chosen(),
+            **workload_options(values, parameters),
             **fixed_fields(values),
         )
-    if values.write is not None:
-        from tfaccel.reporting.roofline_picture import save_roofline_picture
-
-        save_roofline_picture(values.write, found)
     if values.report is not None:
         found.save(values.report)
     if values.json:
         print(json.dumps(found.to_json(), indent=2))
     else:
         _print(found)
+    if values.write is not None:  # last: without matrix products, it is refused
+        from tfaccel.reporting.roofline_picture import save_roofline_picture
+
+        save_roofline_picture(values.write, found)
     return 0
 
 
-def _only_ceilings(values: flags.FlagValues) -> int:
+def _only_ceilings(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     from tfaccel.measuring.ceilings import ceilings_of_plan
 
-    if values.write is not None or values.report is not None:
+    given = [name for name in ("write", "report") if values[name].value is not None]
+    given += workload_options(values, parameters)
+    if given:
         raise PlanError(
-            "--write and --report need a workload. Give --recipe=NAME or --workload=package.module:function."
+            f"--{given[0]} needs a workload. Give --recipe=NAME or --workload=package.module:function as well."
         )
     found = ceilings_of_plan(
         fixed_fields(values),
@@ -142,3 +145,7 @@ def _print(roofline: Roofline) -> None:
     if cost.num_unsized:
         console.print(Text(f"{cost.num_unsized} tensors of unknown size were not counted."))
     console.print(Text(roofline.text))
+
+
+if __name__ == "__main__":
+    sys.exit(run(["roofline", *sys.argv[1:]]))

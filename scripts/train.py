@@ -36,7 +36,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.autotune import autotune
-from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.command import INTERRUPTED, run_command, table_console
 from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
 from tfaccel.scripts.train_flags import (
@@ -56,8 +56,10 @@ from tfaccel.training.run.step_range import StepRange
 # Fields of the plan that are shown before training; others are shown only if the user set them.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 _RESTARTED = "TFACCEL_RESTARTED"  # set in the environment of a command that has started itself again
-_NO_MFU = "unknown: `tfaccel roofline` measures this machine's limits once, for all later runs"
-_INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
+_NO_MFU = (
+    "unknown: `tfaccel roofline` with the same --recipe (or --workload) and flags measures this machine's limits for "
+    "this plan"
+)
 
 
 def run(argv: list[str]) -> int:
@@ -93,7 +95,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             result = _train(workload, plan, directory, values)
         except KeyboardInterrupt:
             print("\nStopped. Continue from the newest checkpoint: the same command, --resume=auto.", file=sys.stderr)
-            return _INTERRUPTED
+            return INTERRUPTED
     if values.json:
         print(json.dumps(result.to_json(), indent=2))
     else:
@@ -214,7 +216,9 @@ def _print_result(result: TrainResult) -> None:
         table.add_row("peak rate", f"{rates} ({scaled['rule']} scaling: {sizes})")
     if result.performance is not None:
         mfu = result.performance.mfu
-        table.add_row("MFU", _NO_MFU if mfu is None else f"{mfu:.2f}")
+        is_one_machine = result.plan.num_workers == 1 and result.plan.strategy != "tpu"
+        unknown = _NO_MFU if is_one_machine else "unknown on TPUs, and with several workers"
+        table.add_row("MFU", unknown if mfu is None else f"{mfu:.2f}")
         table.add_row("limit", result.performance.bottleneck.text)
     folder = Path(result.run_dir)  # the chief's folder, which other workers may not see
     to_look_at = sorted(path.name for path in folder.glob("*") if path.suffix in (".png", ".csv", ".txt"))

@@ -25,14 +25,13 @@ from rich.text import Text
 
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.recipe_list import list_recipes
-from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.command import INTERRUPTED, run_command, table_console
 from tfaccel.scripts.train_flags import run_dir
 from tfaccel.scripts.tune_flags import define_tune_flags, search_options
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.tuning.search_result import SearchResult
 from tfaccel.tuning.trial_row import TrialRow
 
-_INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 _MAX_ROWS = 30
 
 
@@ -61,7 +60,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             )
         except KeyboardInterrupt:
             print("\nStopped. Continue: the same command, --resume=auto. No finished trial is lost.", file=sys.stderr)
-            return _INTERRUPTED
+            return INTERRUPTED
     if values.json:
         print(json.dumps(result.to_json(), indent=2))
     else:

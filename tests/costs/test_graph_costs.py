@@ -11,6 +11,7 @@ from tfaccel.costs.graph_costs import graph_costs
 from tfaccel.costs.model_cost import LayerCost, ModelCost, StepCost
 from tfaccel.errors import WorkloadError
 from tfaccel.measuring.cost_of import cost_of
+from tfaccel.planning.workload import Workload
 
 ROWS = 8
 
@@ -120,6 +121,51 @@ def test_model_without_data(logical_devices):
     assert (cost.step, cost.forward.matrix_flops, cost.replica_batch_size) == (None, 2 * 16 * 4 * 2, 16)
     with pytest.raises(WorkloadError, match=r"cost_of takes a Keras model with known inputs .* without data\."):
         cost_of(keras.Sequential([keras.layers.Dense(2)]))
+
+
+def test_arguments_that_need_data_are_refused_without(logical_devices):
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with pytest.raises(WorkloadError, match=r"Received as well: y, replica_batchsize, loss\. Leave them out, or give"):
+        cost_of(model, None, [1, 2], replica_batchsize=8, loss="nonsense")
+    with pytest.raises(WorkloadError, match="y without x"):
+        cost_of("image_classification", y=[1, 2])
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_accumulation_updates_the_weights_once_per_step(logical_devices, policy):
+    import keras
+    import tensorflow as tf
+
+    from tfaccel.planning.plan import Plan
+    from tfaccel.training.run.timed_steps import TimedSteps
+
+    def build():
+        return keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, dtype=policy)])
+
+    def cost(accumulation_steps):
+        fields = {"global_batch_size": 32, "accumulation_steps": accumulation_steps, "dtype_policy": policy}
+        plan = Plan(strategy="none", devices=("CPU:0",), **fields)
+        steps = TimedSteps(work, plan, tf.distribute.get_strategy(), seed=0)
+        try:
+            return steps.cost()
+        finally:
+            steps.close()
+
+    def optimizer():
+        adam = keras.optimizers.Adam()
+        return keras.optimizers.LossScaleOptimizer(adam) if policy == "mixed_float16" else adam
+
+    x = np.zeros((64, 64), "float32")
+    work = Workload.of(build, x, x, batch_size=32, loss="mse", optimizer=optimizer)
+    one, four = cost(1), cost(4)
+    assert one.matrix_flops == four.matrix_flops
+    once, in_four = (next(row for row in found.rows if row.name == "optimizer") for found in (one, four))
+    gradients = 4 * (64 * 64 + 64)
+    accumulated = in_four.least_bytes - once.least_bytes  # read a gradient, read and write the sum; later, clear it
+    assert 6 * gradients < accumulated < 12 * gradients
+    assert once.least_bytes > 7 * gradients
 
 
 def test_repeated_cost():

@@ -1,21 +1,25 @@
 """`estimate_scaling` and `compare_devices` for workloads in files beside the user, in child processes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tfaccel.errors import WorkloadError
-from tfaccel.hardware.hardware import Device
-from tfaccel.measuring.compare_devices import estimated_gpu
+from tfaccel.hardware.hardware import Device, Hardware
+from tfaccel.measuring.compare_devices import estimated_gpu, gpu_of, plan_on
 from tfaccel.measuring.step_facts import StepFacts
 from tfaccel.planning.device_comparison import GpuAssumptions
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_cache import keep_plan
+from tfaccel.planning.workload import Workload
 
 HERE = Path(__file__).parent
 NUM_BYTES = 4 * (16 * 64 + 64 + 64 * 2 + 2)
 PLAN = Plan(strategy="none", devices=("GPU:0",), global_batch_size=32)
 T4 = Device(kind="GPU", index=0, model="Tesla T4")
+WORKLOAD = Workload("made_up", object, dict, list, global_batch_size=64)
 START = """
 import json
 from tfaccel import ComparisonOptions, Device, Hardware, Interconnect, ScalingOptions, compare_devices, estimate_scaling
@@ -66,6 +70,32 @@ print(json.dumps([compared(gpu_step_seconds=0.001), *map(refused, calls)]))
     assert "The hardware file describes no GPU. Give --hardware=FILE with a GPU" in no_gpu
     assert "The comparison chooses devices. Received: devices=('CPU:0',). Leave it out." in chosen
     assert epochs == "epochs must be positive. Received: epochs=0."
+
+
+def test_the_gpu_of_a_model_is_the_one_that_is_here():
+    other = Device(kind="GPU", index=0, model="NVIDIA A100-SXM4-40GB", compute_capability=(8, 0))
+    second = replace(T4, index=1, compute_capability=(7, 5))
+    here = Hardware(devices=(other, second))
+    assert gpu_of(None, here) == (other, True)
+    assert gpu_of(Hardware(devices=(T4,)), here) == (second, True)
+    gpu, is_here = gpu_of(Hardware(devices=(replace(T4, index=3),)), Hardware())
+    assert (gpu.name, gpu.compute_capability, is_here) == ("GPU:0", (7, 5), False)
+    assert plan_on(second, here, WORKLOAD, {}).devices == ("GPU:1",)
+
+
+def test_kept_plans_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path))
+    here = Hardware(num_usable_cores=2)
+    rules = plan_on(None, here, WORKLOAD, {})
+    kept = replace(rules, jit_compile=True, strategy="one_device")
+    keep_plan(here, WORKLOAD, {}, kept, speedup=2.0, report={})
+    assert plan_on(None, here, WORKLOAD, {}) == kept
+    assert plan_on(None, here, WORKLOAD, {"jit_compile": False}) == rules
+    assert plan_on(T4, here, WORKLOAD, {}).devices == ("GPU:0",)  # estimated: not here
+    here = replace(here, devices=(T4,))
+    keep_plan(here, WORKLOAD, {}, replace(PLAN, global_batch_size=64), speedup=2.0, report={})
+    assert plan_on(T4, here, WORKLOAD, {}).jit_compile is False
+    assert plan_on(None, here, WORKLOAD, {}) == rules
 
 
 def test_estimate_says_what_it_rests_on():

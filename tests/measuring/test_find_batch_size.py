@@ -25,8 +25,8 @@ except TfaccelError as error:
 def find(run_python):
     """A function that searches a case's batch sizes: the report, or the error's type and message."""
 
-    def find(case, **options):
-        child = run_python(PROGRAM, case, json.dumps(options), cwd=HERE, fresh=True)
+    def find(case, env=None, **options):
+        child = run_python(PROGRAM, case, json.dumps(options), cwd=HERE, fresh=True, env=env)
         found = json.loads(child.stdout.splitlines()[-1])
         return BatchReport.from_json(found) if isinstance(found, dict) else found
 
@@ -79,3 +79,18 @@ def test_batches_of_a_fixed_size_are_refused(find):
     kind, message = find("fixed_batches")
     assert kind == "WorkloadError"
     assert "has batches of 32 rows, which a search cannot change. Give arrays" in message
+
+
+@pytest.mark.slow
+def test_what_happens_while_two_batches_are_timed_counts_for_the_right_one(find, tmp_path):
+    limits = {"memory_limit_bytes": 4000 * MIB, "head_room": 0.6, "max_replica_batch_size": 64}
+    report = find("disturbed", env={"TFACCEL_CACHE": str(tmp_path)}, budget_seconds=600, **limits)
+    trials = {trial.replica_batch_size: trial for trial in report.trials}
+    small, medium, large = (trials[size] for size in (16, 32, 64))
+    assert (small.fits, medium.fits, large.fits) == (True, True, False)
+    assert not small.candidate.failure and not medium.candidate.failure  # 16 died while 32 was timed
+    assert medium.candidate.speedup > 1.2
+    assert len(medium.candidate.windows) >= 4
+    assert large.candidate.peak_bytes > 1600 * MIB  # only while it was timed
+    assert (report.fastest, report.largest) == (32, 32)
+    assert "--global_batch_size=32" in report.recommendation

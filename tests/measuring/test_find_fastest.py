@@ -306,3 +306,29 @@ def test_losses_are_compared_with_those_of_float32(losses, reason):
 def test_limits_are_positive(name):
     with pytest.raises(PlanError, match=f"{name} must be positive. Received: {name}=0"):
         MeasureOptions(**{name: 0})
+
+
+MODEL_PROGRAM = """
+import json, sys
+import keras
+import tfaccel
+from fastest_cases import X, Y, build_model
+
+keras.config.set_dtype_policy("mixed_bfloat16")
+model = build_model()
+measure = tfaccel.MeasureOptions(max_candidates=3)
+report = tfaccel.find_fastest(model, X, Y, batch_size=32, measure=measure)
+result = tfaccel.train(model, X, Y, batch_size=32, epochs=1, run_dir=sys.argv[1], verbose=0)
+print(json.dumps([report.to_json(), result.plan.to_json()]))
+"""
+
+
+@pytest.mark.slow
+def test_a_model_is_measured_in_its_dtype_policy_and_trained_with_the_kept_plan(run_python, tmp_path):
+    environment = {"TFACCEL_CACHE": str(tmp_path / "cache")}
+    child = run_python(MODEL_PROGRAM, str(tmp_path / "run"), cwd=HERE, env=environment, fresh=True)
+    report, trained = json.loads(child.stdout.splitlines()[-1])
+    report = Report.from_json(report)
+    assert {one.plan.dtype_policy for one in report.candidates if not one.failure} == {"mixed_bfloat16"}
+    assert dict(trained["reasons"]) == dict(report.plan.reasons)
+    assert Plan.from_json(trained) == report.plan

@@ -110,6 +110,31 @@ def test_policies_optimizers_and_micro_batches(logical_devices):
         estimate_here(workload(optimizer="sgd"), two, batch_sizes=(255,))
 
 
+def test_a_plan_that_recomputes_keeps_fewer_activations(logical_devices):
+    import keras
+    import numpy as np
+
+    from tfaccel import Workload
+    from tfaccel.measuring.step_estimate import estimate_here
+
+    def build():
+        hidden = [keras.layers.Dense(256, activation="gelu") for _ in range(4)]
+        return keras.Sequential([keras.Input((8,)), *hidden, keras.layers.Dense(1)])
+
+    x = np.zeros((2048, 8), "float32")
+    work = Workload.of(build, x, x[:, :1], batch_size=1024, loss="mse", optimizer="sgd")
+    fields = {"strategy": "none", "devices": ("GPU:0",), "global_batch_size": 1024}
+    kept, recomputed = (
+        estimate_here(work, Plan(**fields, rematerialization=recomputes), batch_sizes=(1024,), device_bytes=2**30)
+        for recomputes in (False, True)
+    )
+    inputs_of_layers = 4 * 1024 * 4 * 256
+    assert recomputed.batches[0].activations_bytes == pytest.approx(inputs_of_layers, rel=0.05)
+    assert recomputed.batches[0].activations_bytes < 0.6 * kept.batches[0].activations_bytes
+    assert recomputed.total_bytes(1024) < 0.8 * kept.total_bytes(1024)
+    assert recomputed.largest_replica_batch_size > 1.2 * kept.largest_replica_batch_size
+
+
 def test_a_model_of_one_batch_size(logical_devices):
     import keras
     import numpy as np
@@ -145,6 +170,14 @@ def test_bad_requests():
         BatchOptions(budget_seconds=0)
     with pytest.raises(PlanError, match=r"head_room must be a number from 0 to below 1"):
         BatchOptions(head_room=-0.1)
+
+
+def test_targets_without_inputs_are_refused():
+    from tfaccel import estimate_memory, find_batch_size, find_fastest, find_learning_rate, roofline
+
+    for verb in (estimate_memory, find_batch_size, find_fastest, find_learning_rate, roofline):
+        with pytest.raises(WorkloadError, match=r"y is the target of x\. Received: y without x\. Pass both"):
+            verb("image_classification", y=[1, 2])
 
 
 def test_memory_of_the_smallest_device():

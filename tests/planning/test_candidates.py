@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 from planning_machines import (
     CONTAINER,
@@ -27,8 +28,10 @@ from planning_machines import (
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Cluster, Hardware
 from tfaccel.planning.candidates import candidate_plans, default_plan
+from tfaccel.planning.moves import moves
 from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
+from tfaccel.planning.workload import Workload
 
 WORKLOADS = {
     "nothing known": workload(),
@@ -333,3 +336,21 @@ def test_gpu_memory_limit_stops_growth():
 )
 def test_refused(hardware, fixed, message):
     refused(message, hardware, **fixed)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_a_model_keeps_its_dtype_policy(logical_devices, policy):
+    import keras
+
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    keras.config.set_dtype_policy(before)
+    model.compile("sgd", "mse")
+    work = Workload.of(model, np.zeros((512, 2)), np.zeros(512), batch_size=256)
+    for machine in (MANY_CORES, EIGHT_H100):
+        assert values(candidate_plans(machine, work), "dtype_policy") == [policy]
+        assert "precision" not in [move.axis for move in moves(machine, work, {}, step_operations=10**9)]
+    assert dict(default_plan(MANY_CORES, work).reasons)["dtype_policy"].startswith("The model's own.")
+    with pytest.raises(PlanError, match=f"with the dtype policy {policy}, which the plan cannot change"):
+        default_plan(MANY_CORES, work, dtype_policy="mixed_bfloat16")

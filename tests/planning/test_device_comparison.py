@@ -10,8 +10,10 @@ from tfaccel.planning.device_comparison import (
     GpuAssumptions,
     break_even_examples,
     gpu_step,
+    max_gpu_examples,
 )
 from tfaccel.planning.gpu_peaks import GPUS, gpu_peaks, known_gpu
+from tfaccel.scripts.plan_compare import verdict
 
 
 def time_of(kind, step_seconds, start_seconds=0.0, batch_size=10):
@@ -42,6 +44,22 @@ def test_batches_may_differ():
 def test_gpu_never_pays_if_its_steps_are_not_shorter():
     assert break_even_examples(time_of("cpu", 1.0), time_of("gpu", 1.0, 5.0), 1) is None
     assert break_even_examples(time_of("cpu", 1.0), time_of("gpu", 2.0, 5.0), 100) is None
+
+
+def test_gpu_that_starts_earlier_pays_for_few_examples_if_it_is_slower():
+    cpu, gpu = time_of("cpu", 1.0, 5.0, batch_size=1), time_of("gpu", 2.0, batch_size=1)
+    found = DeviceComparison(workload="a", epochs=1, num_examples=4, cpu=cpu, gpu=gpu)
+    assert (found.break_even_examples, found.max_gpu_examples, found.gpu_pays) == (None, 4, True)
+    assert not DeviceComparison(workload="a", epochs=1, num_examples=5, cpu=cpu, gpu=gpu).gpu_pays
+    assert verdict(found) == (
+        "The GPU takes less time up to 4 examples per epoch, with 1 epoch(s): it starts sooner, but takes longer per "
+        "example. With 4 it pays."
+    )
+    assert found.to_json()["max_gpu_examples"] == 4
+    assert max_gpu_examples(cpu, gpu, 10) is None  # 0.4 examples
+    assert max_gpu_examples(gpu, cpu, 1) is None
+    never = DeviceComparison(workload="a", epochs=1, num_examples=None, cpu=gpu, gpu=cpu)
+    assert verdict(never).startswith("The GPU takes less time from 6 examples per epoch on")
 
 
 def test_gpu_pays_at_once_if_it_starts_earlier():
@@ -81,6 +99,13 @@ def test_step_is_bound_by_launches_if_those_take_longer():
         ("Tesla V100-SXM2-16GB", "V100"),
         ("NVIDIA A100-SXM4-40GB", "A100"),
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
+        ("Tesla V100-PCIE-16GB", "V100 PCIe"),
+        ("Tesla P100-PCIE-16GB", "P100"),
+        ("Tesla P100-SXM2-16GB", "P100 SXM2"),
+        ("NVIDIA GeForce RTX 3090 Ti", "RTX 3090 Ti"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
         ("NVIDIA A10", "A10"),
         ("NVIDIA A10G", "A10G"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
@@ -93,6 +118,14 @@ def test_step_is_bound_by_launches_if_those_take_longer():
 )
 def test_models_as_the_driver_names_them(model, name):
     assert known_gpu(model).name == name
+
+
+def test_bfloat16_is_fast_from_compute_capability_8_on():
+    t4, a100 = known_gpu("T4"), known_gpu("A100")
+    assert t4.operations_per_second("mixed_bfloat16") == t4.float32
+    assert t4.operations_per_second("mixed_float16") == t4.half
+    assert a100.operations_per_second("mixed_bfloat16") == a100.half
+    assert known_gpu("NVIDIA GeForce RTX 4090 Laptop GPU") is None
 
 
 def test_table_is_plausible():

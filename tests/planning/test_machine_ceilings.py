@@ -9,7 +9,13 @@ import pytest
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning import machine_ceilings
-from tfaccel.planning.machine_ceilings import MachineCeilings, cached_ceilings, ceilings_file, keep_ceilings
+from tfaccel.planning.machine_ceilings import (
+    MachineCeilings,
+    cached_ceilings,
+    ceilings_file,
+    compute_dtype,
+    keep_ceilings,
+)
 from tfaccel.planning.plan import Plan
 
 MACHINE = Hardware(cpu_model="EPYC", num_usable_cores=2)
@@ -74,6 +80,12 @@ def test_ceilings_of_dtypes():
         replace(CEILINGS, bytes_per_second=0)
     with pytest.raises(PlanError, match="The ceilings lack float32"):
         replace(CEILINGS, matrix_flops_per_second={"bfloat16": 1.0})
+
+
+def test_products_under_a_plan():
+    assert compute_dtype(PLAN) == "float32"
+    assert compute_dtype(replace(PLAN, dtype_policy="mixed_bfloat16")) == "bfloat16"
+    assert compute_dtype(replace(PLAN, grappler_bfloat16=True)) == "bfloat16"
 
 
 def test_examples():

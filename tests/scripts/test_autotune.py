@@ -1,6 +1,10 @@
 """`tfaccel autotune` measures a workload in files beside the user, and `tfaccel train` uses what it found."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +39,26 @@ def test_measured_plan_is_written_kept_and_used(run_python, tmp_path):
     assert "(measured by `tfaccel autotune`, " in trained.stderr
     other = tfaccel("train", ARGUMENTS[0], "--epochs=1", "--run_dir=other", "--json", "--num_threads=1")
     assert "(by rules; --autotune measures)" in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["autotune", "train --autotune --epochs=1 --run_dir=run"])
+def test_after_ctrl_c_what_was_measured_is_shown_and_the_command_continues(tmp_path, command):
+    environment = {**os.environ, "TFACCEL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(CASES)}
+    name, *flags = command.split()
+    words = [sys.executable, "-m", "tfaccel.scripts.main", name, ARGUMENTS[0], *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, start_new_session=True, **pipes) as child:
+        for line in child.stderr:
+            if "measuring plan 3" in line:
+                os.killpg(child.pid, signal.SIGINT)
+                break
+        shown, errors = child.communicate(timeout=60)
+    assert errors.endswith(f"tfaccel {name}: Interrupted. The same command continues.\n")
+    assert "Traceback" not in errors
+    assert child.returncode == 130
+    if name == "autotune":
+        assert "Plans for " in shown and "It was interrupted." in shown
+    assert not (tmp_path / "run").exists()
+    (file,) = (tmp_path / "cache").rglob("*.json")
+    assert not json.loads(file.read_text())["report"]["complete"]

@@ -43,6 +43,22 @@ def test_flags_stand_in_groups(train_help):
     assert len(listed) == len(set(listed)) > 35
 
 
+def test_every_command_that_builds_a_workload_takes_its_options(run_python):
+    names = ("plan", "autotune", "estimate-memory", "find-batch-size", "lr-find", "roofline", "estimate-scaling")
+    code = (
+        "from tfaccel.scripts import main\n"
+        f"for name in {names}:\n"
+        "    print('#', name)\n"
+        "    main.main(['tfaccel', name, '--recipe=image_classification', '--help'])\n"
+    )
+    texts = re.split(r"^# ", run_python(code).stdout, flags=re.MULTILINE)[1:]
+    assert len(texts) == len(names)
+    for text in texts:
+        listed = re.findall(r"^  --(\w+)$", text, re.MULTILINE)
+        assert len(listed) == len(set(listed)), text
+        assert {"data_dir", "width", "optimizer", "learning_rate", "schedule", "remat", "dtype_policy"} <= {*listed}
+
+
 def test_without_a_recipe_there_are_no_options_of_one(train_help):
     text = train_help()
     assert "Options of this workload" not in text

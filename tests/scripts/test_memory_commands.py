@@ -40,6 +40,15 @@ def test_estimates_for_this_machine_and_another(tfaccel, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_optimizer_of_the_flags_is_estimated(tfaccel):
+    flags = ("--recipe=image_classification", "--width=8", "--json", "--quiet")
+    found = [json.loads(tfaccel("estimate-memory", *flags, f"--optimizer={name}").stdout) for name in ("sgd", "adam")]
+    sgd, adam = map(MemoryEstimate.from_json, found)
+    assert (sgd.optimizer, adam.optimizer) == ("SGD", "Adam")
+    assert adam.optimizer_bytes > 1.5 * sgd.optimizer_bytes
+
+
+@pytest.mark.slow
 def test_batch_sizes_are_shown_and_saved(tfaccel, tmp_path):
     shown = tfaccel("find-batch-size", ARGUMENT, "--max_replica_batch_size=32", "--out=batches.json")
     saved = BatchReport.from_json(json.loads((tmp_path / "batches.json").read_text()))

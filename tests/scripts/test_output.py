@@ -1,14 +1,17 @@
 """What all commands print: numbers with bounds, errors on one line, and nothing wrapped where there is no terminal."""
 
 import errno
+import importlib
+import inspect
 import io
+import signal
 import sys
 
 import pytest
 from rich.table import Table
 
 from tfaccel.errors import ClusterError, TfaccelError, WorkloadError
-from tfaccel.scripts import command
+from tfaccel.scripts import command, main
 from tfaccel.scripts.command_flags import command_flags
 from tfaccel.scripts.train_flags import COUNT, NUMBER, TEXT, value_of
 
@@ -57,6 +60,25 @@ def test_errors_take_one_line(capsys, error, status, message):
     found = status_and_error(capsys, raising(error))
     assert found[0] == status
     assert found[1].startswith(f"made_up: {message}") and found[1].count("\n") == 1
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_runs_as_a_module(name):
+    module = importlib.import_module(f"tfaccel.scripts.{name.replace('-', '_')}")
+    assert 'if __name__ == "__main__":\n    sys.exit(run(' in inspect.getsource(module)
+
+
+def test_ctrl_c_takes_one_line(capsys):
+    assert status_and_error(capsys, lambda: signal.raise_signal(signal.SIGINT)) == (130, "made_up: Interrupted.\n")
+    told = raising(KeyboardInterrupt("The same command continues."))
+    assert status_and_error(capsys, told) == (130, "made_up: Interrupted. The same command continues.\n")
+
+
+def test_ctrl_c_while_a_workload_is_loaded_takes_one_line(capsys, tmp_path, monkeypatch):
+    (tmp_path / "slow_to_import.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main.main(["tfaccel", "plan", "--workload=slow_to_import:workload"]) == 130
+    assert capsys.readouterr() == ("", "tfaccel plan: Interrupted.\n")
 
 
 def test_errors_of_tensorflow_for_memory_and_disk_take_one_line(capsys, logical_devices):

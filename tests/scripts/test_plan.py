@@ -6,9 +6,13 @@ import sys
 
 import pytest
 
+from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.load_workload import load_workload
 from tfaccel.planning.override_flags import OVERRIDE_FLAGS
 from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan_cache import keep_plan
 from tfaccel.scripts import plan as plan_command
 
 WORKLOAD = """
@@ -16,6 +20,10 @@ from tfaccel.planning.workload import Workload
 
 def workload():
     return Workload("mine", object, dict, list, global_batch_size=64)
+
+def sized(size: int = 64, optimizer: str = "adam"):
+    assert optimizer == "sgd"
+    return Workload("mine", object, dict, list, global_batch_size=size)
 """
 OURS = "--workload=my_planned_module:workload"
 EIGHT_GPUS = Hardware(
@@ -61,6 +69,16 @@ def test_prints_candidates_chosen_plan_and_every_reason_with_its_flag(plan):
     assert "--set=bytes_per_pack=VALUE" in chosen
     assert "compute capability 9.0 has fast bfloat16" in chosen
     assert "dtype_policy=float32: Full precision, for comparison" in out[out.index("Why the other") :]
+
+
+def test_says_that_a_measured_plan_is_used_instead(plan, folder, monkeypatch):
+    monkeypatch.setenv("TFACCEL_CACHE", str(folder / "cache"))
+    assert "does not use plan 1" not in plan(OURS)[1]
+    machine, work = detect_hardware(), load_workload(OURS.partition("=")[2])
+    file = keep_plan(machine, work, {}, default_plan(machine, work, jit_compile=True), speedup=2.0, report={})
+    assert f"does not use plan 1, but the one that `tfaccel autotune` measured: {file}" in plan(OURS)[1]
+    assert "does not use plan 1" not in plan(OURS, "--xla=off")[1]
+    assert "does not use plan 1" not in plan(OURS, "--hardware=gpus.json")[1]
 
 
 def test_json_has_the_same(plan):
@@ -125,6 +143,15 @@ def test_flags_fix_fields(plan):
         assert expected.items() <= candidate.items()
         reasons = dict(candidate["reasons"])
         assert {name for name in reasons if reasons[name] == "Set by you."} == set(expected)
+
+
+def test_flags_set_options_of_the_workload(plan):
+    status, out, _ = plan("--workload=my_planned_module:sized", "--json", "--size=128", "--optimizer=sgd")
+    assert status == 0
+    assert json.loads(out)["chosen"]["global_batch_size"] == 128
+    status, _, err = plan(OURS, "--optimizer=sgd")
+    assert status == 2
+    assert "cannot be called like this: got an unexpected keyword argument 'optimizer'" in err
 
 
 def test_auto_fixes_nothing(plan):

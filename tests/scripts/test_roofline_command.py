@@ -38,7 +38,12 @@ def test_known_limits_are_printed(kept, capsys):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--write=roofline.png", "--write and --report need a workload."),
+        (
+            "--write=roofline.svg",
+            "--write must be a PNG file in an existing directory.",
+        ),
+        ("--write=roofline.png", "--write needs a workload."),
+        ("--optimizer=sgd", "--optimizer needs a workload."),
         ("--limit_seconds=0", "--limit_seconds must be positive. Received: --limit_seconds=0."),
         ("--report=nowhere/report.json", "--report must be a file in an existing directory."),
     ],

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tfaccel
 from tfaccel import LearningRateReport, LearningRateTest, find_learning_rate
 from tfaccel.errors import DataError, PlanError, WorkloadError
+from tfaccel.planning.plan_cache import keep_plan
 from tfaccel.training.steps.model_parts import variables_of
 from tfaccel.tuning.learning_rate_curve import SmoothedLoss, suggestion
 
@@ -174,6 +175,19 @@ def test_a_new_model_of_a_function_or_workload_is_trained(logical_devices):
     seeded = dataclasses.replace(SHORT, seed=1)
     assert find_learning_rate(build, X, Y, plan=plan, test=seeded, **options).losses != report.losses
     assert LearningRateReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_a_measured_plan_is_used_without_what_needs_a_new_process(logical_devices, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path))
+    work = tfaccel.Workload.of(build_model, X, Y, optimizer="sgd", loss="mse", batch_size=32)
+    machine = tfaccel.detect_hardware()
+    plan = dataclasses.replace(tfaccel.default_plan(machine, work), memory_allocator="glibc_huge_pages")
+    keep_plan(machine, work, {}, plan, speedup=2.0, report={})
+    assert find_learning_rate(work, test=SHORT).learning_rates
+    assert "The measured plan is used without its memory_allocator." in caplog.text
+    keep_plan(machine, work, {"memory_allocator": "glibc_huge_pages"}, plan, speedup=2.0, report={})
+    with pytest.raises(PlanError, match="this process started without it"):
+        find_learning_rate(work, test=SHORT, memory_allocator="glibc_huge_pages")
 
 
 def test_compile_arguments_are_for_a_copy(logical_devices):

@@ -38,6 +38,7 @@ _MOVES = {
     *("TensorListGetItem", "TensorListSetItem", "TensorListStack", "TensorListPushBack", "TensorListPopBack"),
     *("AssignVariableOp", "Range", "Where", "Copy", "DeepCopy"),
 }
+_OTHERWISE = 1  # the branch of a conditional whose condition does not hold
 _HOST_DTYPES = {"int32", "int64", "string", "bool", "resource", "variant"}  # mostly shapes, counters and conditions
 
 
@@ -46,13 +47,17 @@ def layer_scope(index: int) -> str:
     return f"tfaccel_layer.{index}"
 
 
-def graph_costs(graph: Any, layers: Mapping[int, str], *, optimizers: tuple[str, ...] = ()) -> StepCost:
+def graph_costs(
+    graph: Any, layers: Mapping[int, str], *, optimizers: tuple[str, ...] = (), updates: bool = True
+) -> StepCost:
     """Counts what one run of a graph computes, by layer.
 
     Args:
         graph: of a concrete `tf.function`, with static shapes.
         layers: number of each layer's name scope (`layer_scope`) -> its name.
         optimizers: names of the optimizers, which open name scopes of that name.
+        updates: whether optimizers that accumulate gradients update the weights in this run; otherwise they add
+            gradients up.
 
     Raises:
         WorkloadError: if the shape of a matrix product, or the number of iterations of a loop, depends on the data.
@@ -63,7 +68,7 @@ def graph_costs(graph: Any, layers: Mapping[int, str], *, optimizers: tuple[str,
         >>> cost.matrix_flops, cost.flops, cost.num_bytes
         (60, 70, {'float32': 204})
     """
-    counted: Any = _CostCounter(graph, optimizers).count(graph)
+    counted: Any = _CostCounter(graph, optimizers, updates=updates).count(graph)
     tally = counted if isinstance(counted, _Tally) else _Tally()
     names: dict[Any, str] = {**layers, **{name: name for name in (OPTIMIZER, LOSS, OTHER)}}
     rows = [_row(name, tally.rows[key]) for key, name in names.items() if key in tally.rows]
@@ -119,9 +124,9 @@ class _Tally:
 
 
 class _CostCounter(GraphCounter):
-    def __init__(self, graph: Any, optimizers: tuple[str, ...]) -> None:
+    def __init__(self, graph: Any, optimizers: tuple[str, ...], *, updates: bool) -> None:
         super().__init__(graph)
-        self._optimizers = optimizers
+        self._optimizers, self._updates = optimizers, updates
         self._callers: list[Any] = [OTHER]  # the row of each loop, branch or call that is being counted
         self._path: tuple[str, ...] = ()  # their names
         self._bodies: set[Any] = set()  # inputs of loop bodies: their values differ between iterations
@@ -151,6 +156,19 @@ class _CostCounter(GraphCounter):
         if any(part in (name, re.sub(r"_\d+$", "", name)) for part in parts[:-1] for name in self._optimizers):
             return OPTIMIZER
         return LOSS if "compile_loss" in parts else self._callers[-1]
+
+    def of_branches(self, operation: Any) -> Any:
+        """The most expensive branch; without updates, that of an accumulating optimizer which adds gradients up."""
+        if not self._updates and self._callers[-1] == OPTIMIZER and self._is_every_so_often(operation):
+            return self.count(self.branches(operation)[_OTHERWISE])
+        return super().of_branches(operation)
+
+    def _is_every_so_often(self, operation: Any) -> bool:
+        """Whether a conditional depends on a number of steps being a multiple, as Keras decides on updates."""
+        condition = self._origin(operation.inputs[0]).op
+        return condition.type == "Equal" and any(
+            self._origin(tensor).op.type in ("FloorMod", "Mod") for tensor in condition.inputs
+        )
 
     def of_operation(self, operation: Any) -> Any:
         """The bytes and floating-point operations of one operation."""

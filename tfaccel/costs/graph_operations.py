@@ -167,12 +167,16 @@ class GraphCounter(LoopCounts):
             self.enter_call(called, operation)
             return self.count(called)
         if kind in BRANCHES:
-            return max(map(self.count, self.branches(operation)))
+            return self.of_branches(operation)
         if kind in LOOPS:
             condition, body = self.enter(operation)
             once = self.count(body)
             return once * self._turns(operation, condition, body) if once else 0
         return self.of_operation(operation)
+
+    def of_branches(self, operation: Any) -> int:
+        """What a conditional counts: its most expensive branch."""
+        return max(map(self.count, self.branches(operation)))
 
     def of_operation(self, operation: Any) -> int:
         """What an operation counts that is no loop, branch or call: here the floating-point operations."""

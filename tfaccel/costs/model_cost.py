@@ -53,6 +53,19 @@ class LayerCost:
         return self.matrix_flops / self.least_bytes if self.least_bytes else 0.0
 
 
+def _sum(one: LayerCost, other: LayerCost) -> LayerCost:
+    """The costs of one layer added up."""
+    names = {**one.num_bytes, **other.num_bytes}
+    return LayerCost(
+        name=one.name,
+        matrix_flops=one.matrix_flops + other.matrix_flops,
+        other_flops=one.other_flops + other.other_flops,
+        num_bytes={name: one.num_bytes.get(name, 0) + other.num_bytes.get(name, 0) for name in names},
+        least_bytes=one.least_bytes + other.least_bytes,
+        num_kernels=one.num_kernels + other.num_kernels,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
     """What one step, or one forward pass, computes.
@@ -116,6 +129,12 @@ class StepCost:
             for row in self.rows
         ]
         return StepCost(rows=tuple(rows), num_unsized=self.num_unsized)
+
+    def __add__(self, other: StepCost) -> StepCost:
+        """The cost of this and another one, row by row."""
+        theirs = {row.name: row for row in other.rows}
+        rows = [_sum(row, theirs.pop(row.name)) if row.name in theirs else row for row in self.rows]
+        return StepCost(rows=(*rows, *theirs.values()), num_unsized=max(self.num_unsized, other.num_unsized))
 
     def to_json(self) -> dict[str, Any]:
         """The fields and totals as JSON values."""

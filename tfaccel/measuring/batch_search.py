@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ _PROBED_STEPS = 3
 _ROUNDS = 4
 _GRANULARITY = 8  # bisection ends when the step is an eighth of the size
 _MARGIN = 1.1  # an expectation from smaller batches may be this much too low
+
+_LOGGER = logging.getLogger(__name__)
 
 OnTrial = Callable[[BatchTrial], None]
 
@@ -160,8 +163,7 @@ class BatchSearch:
         try:
             child.build(_PROBED_STEPS)
             child.warm_up(_PROBED_STEPS)
-            fits = self._usable_bytes is None or (child.candidate.peak_bytes or 0) <= self._usable_bytes
-            if fits:
+            if self._fits(child):
                 self._time(child)
         except CandidateFailed as error:
             if self._best_runs and OUT_OF_MEMORY in str(error):  # it had only what the best one left
@@ -177,9 +179,12 @@ class BatchSearch:
             self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
         if child is not self._best:
             child.end()
-        fits = self._usable_bytes is None or (child.candidate.peak_bytes or 0) <= self._usable_bytes
-        self._note(BatchTrial(candidate=child.candidate, fits=fits, estimated_bytes=expected))
-        return fits
+        self._note(BatchTrial(candidate=child.candidate, fits=self._fits(child), estimated_bytes=expected))
+        return self._fits(child)
+
+    def _fits(self, child: CandidateChild) -> bool:
+        """Whether a batch size has stayed within the usable memory so far."""
+        return self._usable_bytes is None or (child.candidate.peak_bytes or 0) <= self._usable_bytes
 
     def _expected_bytes(self, size: int) -> int | None:
         """The peak memory of a larger batch, on the line through the two largest that were measured."""
@@ -199,24 +204,35 @@ class BatchSearch:
         """Times a batch size: in turn with the best one so far if both fit into memory, otherwise alone."""
         best = self._best
         if best is None or not self._best_runs:
-            num_steps = steps_of_window(child)
-            for _ in range(_ROUNDS):
-                child.window(num_steps)
-            speedup = None if best is None else self._speed_against(best, child)
-            child.candidate = replace(child.candidate, speedup=speedup)
-            if speedup is None or _is_faster(child, speedup, best):
-                self._best, self._best_runs = child, True
+            self._time_alone(child)
             return
         ratios = []
         num_steps, of_best = steps_of_window(child), steps_of_window(best)
         for _ in range(_ROUNDS):
-            incumbent = rate_of(best.window(of_best), best.candidate.plan)
+            try:
+                incumbent = rate_of(best.window(of_best), best.candidate.plan)
+            except CandidateFailed as error:  # what was measured of it before still counts
+                ended, timed = best.candidate.axis, child.candidate.axis
+                _LOGGER.info("The process of %s ended while %s was timed: %s", ended, timed, error)
+                self._end_best()
+                self._time_alone(child)
+                return
             ratios.append(rate_of(child.window(num_steps), child.candidate.plan) / incumbent)
         child.candidate = replace(child.candidate, speedup=statistics.median(ratios))
         self._renew(best)
-        if _is_faster(child, statistics.median(ratios), best):
+        if self._fits(child) and (not self._fits(best) or _is_faster(child, statistics.median(ratios), best)):
             best.end()
             self._best = child  # which runs
+
+    def _time_alone(self, child: CandidateChild) -> None:
+        """Times a batch size, and compares it with earlier windows of the best one."""
+        best, num_steps = self._best, steps_of_window(child)
+        for _ in range(_ROUNDS):
+            child.window(num_steps)
+        speedup = None if best is None else self._speed_against(best, child)
+        child.candidate = replace(child.candidate, speedup=speedup)
+        if self._fits(child) and (speedup is None or _is_faster(child, speedup, best)):
+            self._best, self._best_runs = child, True
 
     def _speed_against(self, best: CandidateChild, child: CandidateChild) -> float | None:
         rates = [one.candidate.examples_per_second for one in (child, best)]
@@ -225,7 +241,7 @@ class BatchSearch:
     def _renew(self, child: CandidateChild) -> None:
         """Keeps the windows that were added to a batch size."""
         size = child.candidate.plan.replica_batch_size
-        self._trials[size] = replace(self._trials[size], candidate=child.candidate)
+        self._trials[size] = replace(self._trials[size], candidate=child.candidate, fits=self._fits(child))
 
     def _limit_beside_best(self, expected: int | None) -> int | None:
         """The limit for a new process on the CPU; ends that of the best size if both might not fit together.
@@ -253,8 +269,6 @@ class BatchSearch:
         left = self._options.budget_seconds - (time.monotonic() - self._began)
         if left < self._longest_seconds:
             raise OutOfTime
-        if left <= 0:
-            raise PlanError(f"budget_seconds={self._options.budget_seconds:g} is too small to try a batch size.")
 
     def _note(self, trial: BatchTrial) -> None:
         self._trials[trial.replica_batch_size] = trial
@@ -270,7 +284,7 @@ class BatchSearch:
             seconds=time.monotonic() - self._began,
             stopped_because=self._stopped_because,
             complete=self._complete,
-            fastest=None if self._best is None else self._best.candidate.plan.replica_batch_size,
+            fastest=self._best.candidate.plan.replica_batch_size if self._best and self._fits(self._best) else None,
         )
 
 

@@ -16,7 +16,10 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.device_comparison import DeviceComparison, DeviceTime, GpuAssumptions, gpu_step
 from tfaccel.planning.gpu_peaks import GPUS, gpu_peaks, known_gpu
 from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan_cache import cached_plan
+from tfaccel.planning.workload import Workload
 
 LIMIT_SECONDS = 120.0
 _SEED = 0
@@ -60,8 +63,9 @@ def compare_devices(
 ) -> DeviceComparison:
     """Compares training on a CPU and on a GPU: time of an epoch, and the data size from which the GPU pays.
 
-    The CPU's step is measured on this machine. The GPU's is measured if this machine has that GPU. Otherwise it is
-    estimated from the operations, bytes and kernels of the traced step and the GPU's published peak rates; see
+    The CPU's step is measured on this machine, with the plan that `tfaccel.find_fastest` has kept for these fixed
+    fields, or with that of the rules. The GPU's is measured if this machine has that GPU. Otherwise it is estimated
+    from the operations, bytes and kernels of the traced step and the GPU's published peak rates; see
     `tfaccel.planning.device_comparison.gpu_step`.
 
     Args:
@@ -88,22 +92,19 @@ def compare_devices(
         assume or GpuAssumptions(),
         given or ComparisonOptions(),
     )
-    gpu, is_here = _gpu_of(hardware, here)
+    gpu, is_here = gpu_of(hardware, here)
     fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
     for name in ("strategy", "devices"):
         if name in fixed:
             raise PlanError(f"The comparison chooses {name}. Received: {name}={fixed[name]!r}. Leave it out.")
     made = as_workload(workload, **options)
-    one = {**fixed, "strategy": "none"}
-    cpu_plan = default_plan(replace(here, devices=()), made, **{**one, "devices": ("CPU:0",)})
-    gpu_machine = replace(here, devices=(replace(gpu, index=0),))
-    gpu_plan = default_plan(gpu_machine, made, **{**one, "devices": ("GPU:0",)})
+    cpu_plan, gpu_plan = (plan_on(device, here, made, fixed) for device in (None, gpu))
     by_name = isinstance(workload, str)
     task = task_of(workload if by_name else made, options if by_name else {}, seed=_SEED)
     measured = _measured(task, cpu_plan, gpu_plan if is_here else None, given, progress)
     cpu = _cpu_time(cpu_plan, here, measured.get("cpu"), given, hardware)
     if "gpu" in measured:
-        gpu_time = _measured_time("gpu", gpu.model, measured["gpu"], (f"dtype policy {gpu_plan.dtype_policy}",))
+        gpu_time = _measured_time("gpu", gpu.model, measured["gpu"], _plan_notes(gpu_plan))
     elif given.gpu_step_seconds is not None:
         gpu_time = DeviceTime(
             kind="gpu",
@@ -126,6 +127,25 @@ def compare_devices(
         cpu=cpu,
         gpu=gpu_time,
     )
+
+
+def plan_on(gpu: Device | None, here: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> Plan:
+    """The plan for one GPU, or for the CPU: the one that `find_fastest` has kept if it is for that, or the rules'."""
+    device = "CPU:0" if gpu is None else gpu.name
+    known = cached_plan(here, workload, fixed)
+    if known is not None and (gpu is None or gpu in here.gpus):
+        devices = known.plan.devices
+        if devices == (device,) or (gpu is None and devices[0].startswith("CPU")):
+            return known.plan
+    machine = replace(here, devices=() if gpu is None else (gpu,))
+    return default_plan(machine, workload, **fixed, strategy="none", devices=(device,))
+
+
+def _plan_notes(plan: Plan) -> list[str]:
+    """Which plan was measured."""
+    is_kept = any(reason.startswith(MEASURED) for _, reason in plan.reasons)
+    whose = "the plan that `tfaccel autotune` has measured" if is_kept else "the plan of the rules"
+    return [f"{whose}, dtype policy {plan.dtype_policy}"]
 
 
 def estimated_gpu(
@@ -154,7 +174,7 @@ def estimated_gpu(
         f"over PCIe, at {assume.reached_bandwidth_fraction:.0%} of {peaks.memory / 1e9:.4g} and {peaks.pcie / 1e9:.4g} "
         "GB/s",
         f"{facts.num_kernels:,} operations launched by the host, {1e6 * assume.kernel_seconds:.3g} microseconds each; "
-        "XLA and fused kernels, which launch fewer, are not counted on",
+        "XLA and fused kernels launch fewer; the estimate does not assume them",
         _start_note(assume),
     )
     return DeviceTime(
@@ -169,7 +189,7 @@ def estimated_gpu(
     )
 
 
-def _gpu_of(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
+def gpu_of(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
     """The GPU to compare with, and whether this machine has it."""
     machine = hardware or here
     if not machine.gpus:
@@ -180,10 +200,13 @@ def _gpu_of(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
             f"Known models: {', '.join(gpu.name for gpu in GPUS)}."
         )
     gpu = machine.gpus[0]
+    same = next((one for one in here.gpus if one.model == gpu.model), None)
+    if same is not None:
+        return same, True
     peaks = known_gpu(gpu.model)
     if peaks is not None and gpu.compute_capability is None:  # which decides about mixed precision
         gpu = replace(gpu, compute_capability=peaks.compute_capability)
-    return gpu, any(one.model == gpu.model for one in here.gpus)
+    return replace(gpu, index=0), False
 
 
 def _measured(
@@ -213,7 +236,7 @@ def _cpu_time(
             start_seconds=0.0,
             notes=("the time to start is not known, and counts as 0",),
         )
-    notes = [f"dtype policy {plan.dtype_policy}"]
+    notes = _plan_notes(plan)
     if hardware is not None and hardware.cpu_model not in ("unknown", here.cpu_model):
         notes.append(f"this machine's CPU, not the {hardware.cpu_model} of the hardware file")
     return _measured_time("cpu", here.cpu_model, measured, notes)

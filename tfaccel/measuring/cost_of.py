@@ -8,7 +8,7 @@ from typing import Any
 
 from tfaccel.costs.model_cost import ModelCost
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.option_checks import check_counts
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
@@ -37,8 +37,8 @@ def cost_of(
         A `ModelCost`.
 
     Raises:
-        WorkloadError: if the model does not take the data, has no known inputs, or a shape or the length of a loop
-            depends on the data; the message names the operation.
+        WorkloadError: for arguments that need data, if there are none; if the model does not take the data or has no
+            known inputs; if a shape or the length of a loop depends on the data (the message names the operation).
 
     Example:
         >>> import keras
@@ -50,8 +50,14 @@ def cost_of(
         check_counts(replica_batch_size=replica_batch_size)
     is_model = x is None and not isinstance(workload, str | Workload) and not inspect.isroutine(workload)
     if is_model:
+        ignored = [*(["y"] if y is not None else []), *options]
+        if ignored:
+            raise WorkloadError(
+                f"Without data, cost_of takes a model and replica_batch_size. Received as well: {', '.join(ignored)}. "
+                "Leave them out, or give the data: cost_of(model, x, y, ...)."
+            )
         return _without_data(workload, replica_batch_size or 32)
-    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    made = given_workload(workload, x, y, **options)
     return _with_data(made, replica_batch_size or made.global_batch_size)
 
 

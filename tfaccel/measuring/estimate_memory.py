@@ -16,9 +16,8 @@ from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.memory_estimate import MemoryEstimate
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.plan import Plan, plan_field_names
-from tfaccel.planning.workload import Workload
 
 _LOGGER = logging.getLogger(__name__)
 _PROGRAM = "tfaccel.measuring.memory_program"
@@ -65,7 +64,7 @@ def estimate_memory(
         (True, True)
     """
     fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
-    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    made = given_workload(workload, x, y, **options)
     hardware = hardware or detect_hardware()
     plan = default_plan(hardware, made, **fixed)
     _check(batch_sizes, head_room)

@@ -120,7 +120,7 @@ def _times(
     if given is not None:
         return {"step_seconds": given, "fixed_seconds": fixed or 0.0}
     plans = {"whole batch": plan}
-    small = max(1, plan.global_batch_size // _SMALLER)
+    small = smaller_batch(plan.global_batch_size, plan.accumulation_steps)
     if assume.scaling == "strong" and fixed is None and small < plan.global_batch_size:
         plans["smaller batch"] = replace(plan, global_batch_size=small)
     progress("measuring the training step")
@@ -134,6 +134,17 @@ def _times(
         "source": "measured",
         "spread": whole.spread,
     }
+
+
+def smaller_batch(global_batch_size: int, accumulation_steps: int) -> int:
+    """The second batch size: about a quarter of the first one, which the micro-batches divide.
+
+    Example:
+        >>> smaller_batch(36, 1), smaller_batch(36, 4), smaller_batch(4, 4)
+        (9, 8, 4)
+    """
+    micro_batch_size = global_batch_size // _SMALLER // accumulation_steps
+    return accumulation_steps * max(1, micro_batch_size)
 
 
 def fixed_part(seconds: float, batch_size: int, smaller_seconds: float, smaller_batch_size: int) -> float:

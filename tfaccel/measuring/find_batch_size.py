@@ -19,7 +19,7 @@ from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.estimate_memory import device_bytes
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.workload import Workload
 
@@ -66,7 +66,7 @@ def find_batch_size(
         64
     """
     fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
-    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    made = given_workload(workload, x, y, **options)
     _check_batches(made)
     hardware = hardware or detect_hardware()
     plan = default_plan(hardware, made, **fixed)

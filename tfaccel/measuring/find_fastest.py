@@ -19,12 +19,11 @@ from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import checked_fields, default_plan
-from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.moves import PROCESS_AXES
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.planning.plan_cache import CachedPlan, cached_plan, ignored, keep_plan
 from tfaccel.planning.train_command import train_command
-from tfaccel.planning.workload import Workload
 from tfaccel.training.process_settings import unavailable_settings
 
 logger = logging.getLogger("tfaccel")
@@ -80,7 +79,7 @@ def find_fastest(
         'float32'
     """
     fixed = checked_fields({name: options.pop(name) for name in plan_field_names() if name in options})
-    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    made = given_workload(workload, x, y, **options)
     hardware = hardware or detect_hardware()
     measure = measure or MeasureOptions()
     key = {**fixed, "tune_batch": True} if measure.tune_batch else fixed

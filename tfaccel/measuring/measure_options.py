@@ -1,4 +1,4 @@
-"""How `find_fastest` measures, and whom it tells."""
+"""Options of `find_fastest`, and the callbacks that report its progress."""
 
 from __future__ import annotations
 

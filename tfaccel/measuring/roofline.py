@@ -21,7 +21,7 @@ from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.measuring.workload_task import task_of
-from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.planning.plan_cache import chosen_plan
@@ -72,12 +72,12 @@ def roofline(
         (512, True)
     """
     fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
-    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    made = given_workload(workload, x, y, **options)
     hardware = detect_hardware()
     plan = chosen_plan(hardware, made, **fixed)
     if plan.num_workers > 1 or plan.strategy == "tpu":
         raise PlanError(
-            "The limits can be measured of one machine with CPUs or GPUs. Received a plan with "
+            "A roofline is measured on a single machine, with CPUs or GPUs. Received: a plan with "
             f"strategy={plan.strategy!r}, num_workers={plan.num_workers}. Unset TF_CONFIG, or choose --devices."
         )
     by_name = isinstance(workload, str)

@@ -15,7 +15,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.training.run.performance import INPUT_BOUND_FROM
 
 EXPLAINED_FROM = 0.5  # fraction of the step time that arithmetic and memory must explain to be what bounds it
-LAYER_HEADINGS = ("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "share")
+LAYER_HEADINGS = ("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "share of least times")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,7 @@ def estimate_here(
         accumulation_steps=plan.accumulation_steps,
         sum_duplicate_indices=plan.sum_duplicate_indices,
         fused_kernels=plan.fused_kernels,
+        rematerialization=plan.rematerialization,
     )
     with Runtime(alone, seed=0):
         next(iter(workload.train_data(workload.global_batch_size, seed=0, epoch=0)))

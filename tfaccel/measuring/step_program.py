@@ -46,7 +46,7 @@ class Node:
         inputs, outputs: the numbers of its tensors in the program.
         given, made: their sizes.
         multiplications: in a matrix product or a convolution.
-        in_backward: whether it belongs to the backward pass.
+        in_backward: whether it belongs to the backward pass, or to what follows.
         body: what a loop or a branch runs.
         turns: how often; None if that depends on data.
         length: of the list that it makes, if it makes one.
@@ -122,10 +122,15 @@ class _Reader:
         nodes: list[Node] = []
         waits: list[tuple[int, Any]] = []
         by_operation: dict[int, int] = {}
+        late: set[int] = set()  # the tensors of the backward pass
         for operation, inner, name in self._flat(graph, numbers, scope):
             by_operation[id(operation)] = len(nodes)
             waits += [(len(nodes), one) for one in operation.control_inputs]
-            nodes.append(self._node(operation, inner, name))
+            node = self._node(operation, inner, name)
+            if node.in_backward or not late.isdisjoint(node.inputs):  # recomputed activations wait for a gradient
+                node = replace(node, in_backward=True)
+                late.update(node.outputs)
+            nodes.append(node)
         results = [self._number(numbers, tensor) for tensor in graph.outputs]
         edges = [(by_operation[id(one)], node) for node, one in waits if id(one) in by_operation]
         sizes = tuple(map(size_of, graph.inputs))

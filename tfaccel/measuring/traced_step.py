@@ -19,6 +19,7 @@ from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.run.compiled_model import compiled_model
 from tfaccel.training.run.workload_fit import build_for
 from tfaccel.training.steps.model_parts import optimizers_of
+from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,11 @@ def traced_step(workload: Workload, plan: Plan) -> TracedStep:
     build_for(model, _spec(batch, plan.micro_batch_size), workload)
     step = tf.function(model.train_step, autograph=False)
     programs = {}
-    with fused_kernels(model) if plan.fused_kernels else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:  # as in `Engine`
+        if plan.fused_kernels:
+            stack.enter_context(fused_kernels(model))
+        if plan.rematerialization:
+            stack.enter_context(recomputed_blocks(model))
         programs[plan.micro_batch_size] = _program(step, batch, plan.micro_batch_size)
         with contextlib.suppress(Exception):  # whatever a model with a fixed batch size raises
             for factor in (2, 4):  # small tensors may be made in another way

@@ -9,6 +9,7 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning import batch_rules, precision_rules, process_rules
 from tfaccel.planning.case import Case, Choice, Rule
+from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.placements import SET_BY_YOU, placements
 from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.plan_fields import check_value
@@ -86,6 +87,8 @@ def candidate_plans(
             f"Received: {type(hardware).__name__} and {type(workload).__name__}."
         )
     fixed = checked_fields(fixed)
+    if "dtype_policy" in fixed and isinstance(workload.build_model, RebuiltModel):
+        workload.build_model.check_dtype_policy(fixed["dtype_policy"])
     given: Any = {"hardware": hardware, "workload": workload, "fixed": fixed, "step_operations": step_operations}
     drafts = [
         _Draft(Case(**given, choices=placement), rank * _PLACEMENT_COST)

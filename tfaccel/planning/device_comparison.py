@@ -100,8 +100,13 @@ class DeviceComparison:
 
     @property
     def break_even_examples(self) -> int | None:
-        """The number of examples from which the GPU takes less time in all; None if it never does."""
+        """The number of examples from which on the GPU takes less time in all; None if there is none."""
         return break_even_examples(self.cpu, self.gpu, self.epochs)
+
+    @property
+    def max_gpu_examples(self) -> int | None:
+        """The number of examples up to which the GPU takes less time, if it starts sooner and then is slower."""
+        return max_gpu_examples(self.cpu, self.gpu, self.epochs)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, and what follows from them."""
@@ -121,6 +126,7 @@ class DeviceComparison:
             "num_examples": self.num_examples,
             **rows,
             "break_even_examples": self.break_even_examples,
+            "max_gpu_examples": self.max_gpu_examples,
             "gpu_pays": None if self.num_examples is None else self.gpu_pays,
         }
 
@@ -142,7 +148,7 @@ class DeviceComparison:
 
 
 def break_even_examples(cpu: DeviceTime, gpu: DeviceTime, epochs: int) -> int | None:
-    """The smallest number of examples in an epoch for which the GPU takes less time in all; None if there is none.
+    """The smallest number of examples in an epoch from which on the GPU takes less time in all; None if there is none.
 
     Example:
         >>> def time(kind, step_seconds, start_seconds):
@@ -160,6 +166,26 @@ def break_even_examples(cpu: DeviceTime, gpu: DeviceTime, epochs: int) -> int | 
     if lost < 0 and gained >= 0:
         return 1
     return None if gained <= 0 else max(1, math.floor(lost / gained) + 1)
+
+
+def max_gpu_examples(cpu: DeviceTime, gpu: DeviceTime, epochs: int) -> int | None:
+    """The largest number of examples in an epoch for which a GPU that starts sooner, but takes longer per example,
+    takes less time in all; None if there is none.
+
+    Example:
+        >>> def time(kind, step_seconds, start_seconds):
+        ...     return DeviceTime(
+        ...         kind=kind, device="", source="given", batch_size=1, step_seconds=step_seconds,
+        ...         start_seconds=start_seconds,
+        ...     )
+        >>> max_gpu_examples(time("cpu", 1.0, 5.0), time("gpu", 2.0, 0.0), 1)
+        4
+    """
+    lost = epochs * (gpu.example_seconds - cpu.example_seconds)  # by each example
+    gained = cpu.start_seconds - gpu.start_seconds
+    if lost <= 0 or gained <= 0:
+        return None
+    return math.ceil(gained / lost) - 1 or None
 
 
 def gpu_step(

@@ -64,6 +64,30 @@ def as_workload(given: Workload | str | Callable[..., Any], **options: Any) -> W
     return _from_object(f"{given.__module__}:{getattr(given, '__qualname__', type(given).__name__)}", given, options)
 
 
+def given_workload(given: Any, x: Any = None, y: Any = None, **options: Any) -> Workload:
+    """The workload that is meant by the arguments of a verb: a model and its data, or all that `as_workload` takes.
+
+    Args:
+        given: what is trained.
+        x, y: data, as `Workload.of` takes them; None for a workload that has its own.
+        **options: arguments of `Workload.of` with data, otherwise of `as_workload`.
+
+    Raises:
+        WorkloadError: as `Workload.of` and `as_workload`; and for y without x.
+
+    Example:
+        >>> given_workload("image_classification", y=[1, 2])
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: y is the target of x. Received: y without x. Pass both, or leave y out.
+    """
+    if x is not None:
+        return Workload.of(given, x, y, **options)
+    if y is not None:
+        raise WorkloadError("y is the target of x. Received: y without x. Pass both, or leave y out.")
+    return as_workload(given, **options)
+
+
 def _from_object(name: str, given: Any, options: dict[str, Any]) -> Workload:
     """The workload that an object is, or that a function returns."""
     if isinstance(given, Workload):

@@ -85,12 +85,14 @@ class MachineCeilings:
 
 
 def compute_dtype(plan: Plan) -> str:
-    """The dtype in which layers compute under a plan.
+    """The dtype in which layers multiply matrices under a plan.
 
     Example:
         >>> compute_dtype(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, dtype_policy="mixed_bfloat16"))
         'bfloat16'
     """
+    if plan.grappler_bfloat16:
+        return "bfloat16"
     return _COMPUTE_DTYPES.get(plan.dtype_policy, "float32")
 
 

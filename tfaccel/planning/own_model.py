@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.known_names import check_names
 from tfaccel.planning.private_models import given_compile_arguments
 
@@ -159,6 +159,9 @@ class RebuiltModel:
     Args:
         model: a compiled model. It is not trained itself.
 
+    Attributes:
+        dtype_policy: that of the model.
+
     Raises:
         WorkloadError: if it is not compiled.
     """
@@ -169,11 +172,17 @@ class RebuiltModel:
         self.model = model
         given = given_compile_arguments(model)
         self.compile_args = {name: value for name, value in given.items() if name in COMPILE_ARGUMENTS}
+        # The layers' config preserves it, whatever the plan says. The model's does not: in another process, the
+        # model has the policy that is set there.
+        self.dtype_policy = str(model.dtype_policy.name)
 
-    @property
-    def dtype_policy(self) -> str:
-        """The model's dtype policy, which its config preserves regardless of the plan."""
-        return str(self.model.dtype_policy.name)
+    def check_dtype_policy(self, dtype_policy: str) -> None:
+        """Raises PlanError for a plan's dtype policy that is not the model's."""
+        if dtype_policy != self.dtype_policy:
+            raise PlanError(
+                f"The model was built with the dtype policy {self.dtype_policy}, which the plan cannot change. "
+                f"Received: dtype_policy={dtype_policy!r}. Pass the function that builds the model."
+            )
 
     def __call__(self) -> Any:
         """The recreated model."""

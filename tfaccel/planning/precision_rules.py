@@ -1,6 +1,7 @@
 """Rules for precision and XLA."""
 
 from tfaccel.planning.case import Case, Choice
+from tfaccel.planning.own_model import RebuiltModel
 
 _CPU_BFLOAT16_FEATURES = ("AMX_BF16", "AVX512_BF16")
 # From so many floating-point operations on. On two cores with AVX512_BF16, steps of 2e8 and more (dense, convolution,
@@ -9,7 +10,13 @@ _LARGE_STEP = 100_000_000
 
 
 def dtype_policy_rule(case: Case) -> list[Choice]:
-    """16 bits if the device computes faster with them; bfloat16 before float16, which needs a loss scale."""
+    """16 bits if the device computes faster with them; bfloat16 before float16, which needs a loss scale.
+
+    A Keras model, in place of the function that builds one, keeps its own.
+    """
+    if isinstance(case.workload.build_model, RebuiltModel):
+        reason = "The model's own. To try others, pass the function that builds the model."
+        return [Choice(case.workload.build_model.dtype_policy, reason)]
     if case.kind == "CPU":
         return _cpu_dtype_policies(case)
     if case.kind == "TPU":

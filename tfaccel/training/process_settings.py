@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import READ_AT_START, environment_of
+
+logger = logging.getLogger("tfaccel")
 
 # Plan field -> the variables that it sets.
 _VARIABLES: Mapping[str, tuple[str, ...]] = {
@@ -51,6 +56,16 @@ def unavailable_settings(plan: Plan) -> dict[str, str]:
                 + f" Set the environment variable {needed} before Python starts, or use {field}={_neutral(field)}."
             )
     return found
+
+
+def without_unavailable(plan: Plan, fixed: Mapping[str, Any]) -> Plan:
+    """A measured plan without the settings that would need a new process; those that the user fixed stay."""
+    for field, problem in unavailable_settings(plan).items():
+        if field not in fixed:
+            logger.warning("The measured plan is used without its %s. %s", field, problem)
+            default: Any = _neutral(field)
+            plan = replace(plan, **{field: default})
+    return plan
 
 
 def _neutral(field: str) -> object:

@@ -135,8 +135,7 @@ def train(
     steps_to_profile = None if profile is None else StepRange.of(profile)
     hardware = detect_hardware()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
-    fixed: dict[str, Any] = {"dtype_policy": own.dtype_policy} if own else {}
-    plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume, **fixed)
+    plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume)
     scaling = _scaling(workload, plan, learning_rate_scaling, scaling_warm_up)
     config = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
     directory = RunDir(run_dir, {**_config(workload, plan, scaling), **config}, resume=resume)

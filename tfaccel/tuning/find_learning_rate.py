@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import check_names
-from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.own_model import COMPILE_ARGUMENTS, FreshArguments, is_model, name_of, recreated
 from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.private_models import given_compile_arguments
 from tfaccel.planning.workload import Workload
+from tfaccel.training.process_settings import without_unavailable
 from tfaccel.tuning.learning_rate_report import LearningRateReport, LearningRateTest
 
 if TYPE_CHECKING:
@@ -85,10 +86,11 @@ def find_learning_rate(
             raise WorkloadError("A Keras model is tested on its data: find_learning_rate(model, x, y).")
         return _of_model(workload, x, y, test=test, on_step=on_step, options=options)
     fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
-    made = Workload.of(workload, x, y, **options) if x is not None else as_workload(workload, **options)
+    made = given_workload(workload, x, y, **options)
     if plan is not None and fixed:
         raise PlanError(f"Give a plan, or fields of one. Received both: plan, {', '.join(fixed)}.")
-    return _of_workload(made, plan or chosen_plan(detect_hardware(), made, **fixed), test=test, on_step=on_step)
+    plan = plan or without_unavailable(chosen_plan(detect_hardware(), made, **fixed), fixed)
+    return _of_workload(made, plan, test=test, on_step=on_step)
 
 
 def _of_workload(workload: Workload, plan: Plan, *, test: LearningRateTest, on_step: OnStep) -> LearningRateReport:

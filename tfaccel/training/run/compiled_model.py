@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.errors import WorkloadError
 from tfaccel.planning.own_model import CompiledByModel, RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments
@@ -41,11 +41,8 @@ def compiled_model(
             f"build_model of workload {workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
         )
     refuse_own_methods(model, workload.name)
-    if isinstance(workload.build_model, RebuiltModel) and workload.build_model.dtype_policy != plan.dtype_policy:
-        raise PlanError(
-            f"The model was built with the dtype policy {workload.build_model.dtype_policy}, which the plan cannot "
-            f"change. Received: dtype_policy={plan.dtype_policy!r}. Pass the function that builds the model."
-        )
+    if isinstance(workload.build_model, RebuiltModel):
+        workload.build_model.check_dtype_policy(plan.dtype_policy)
     if plan.synchronize_batch_norm:
         synchronize_batch_norm(model)
     say_if_accumulated(model, plan.accumulation_steps)

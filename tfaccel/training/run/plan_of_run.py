@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,7 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.process_settings import unavailable_settings
-
-logger = logging.getLogger("tfaccel")
+from tfaccel.training.process_settings import without_unavailable
 
 
 def plan_of_run(
@@ -55,17 +50,7 @@ def plan_of_run(
             fits = all(getattr(saved, name) == value for name, value in fixed.items())
             return saved if fits and places[0] == places[1] else rules
     plan = chosen_plan(hardware, workload, **fixed)
-    return plan if can_restart else _without_unavailable(plan, fixed)
-
-
-def _without_unavailable(plan: Plan, fixed: Mapping[str, Any]) -> Plan:
-    """A measured plan without the settings that would need a new process."""
-    for field, problem in unavailable_settings(plan).items():
-        if field not in fixed:
-            logger.warning("The measured plan is used without its %s. %s", field, problem)
-            default: Any = Plan.__dataclass_fields__[field].default
-            plan = replace(plan, **{field: default})
-    return plan
+    return plan if can_restart else without_unavailable(plan, fixed)
 
 
 def _saved_plan(file: Path) -> Plan | None:

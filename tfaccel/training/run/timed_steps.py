@@ -117,8 +117,8 @@ class TimedSteps:
 
     def cost(self) -> StepCost:
         """What one optimizer step computes on all replicas; see `train_step_cost`."""
-        cost = train_step_cost(self._engine, self._source.batch_spec, rows=self._source.batch_size)
-        return cost.repeated(self._batches_per_step)
+        source, num_batches = self._source, self._batches_per_step
+        return train_step_cost(self._engine, source.batch_spec, rows=source.batch_size, batches_per_step=num_batches)
 
     def close(self) -> None:
         """Lets the input pipeline go."""

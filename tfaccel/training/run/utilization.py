@@ -123,9 +123,15 @@ class Utilization(keras.callbacks.Callback):
 
     def _seconds_at_ceiling(self) -> float | None:
         """Seconds that the matrix products of a batch would take at the ceiling; None if unknown."""
-        ceilings = None if self._engine.replicas.num_workers > 1 else cached_ceilings(self._hardware, self._plan)
+        if self._engine.replicas.num_workers > 1:
+            logger.info("MFU is not reported with several workers.")
+            return None
+        ceilings = cached_ceilings(self._hardware, self._plan)
         if ceilings is None:
-            logger.info("MFU is not reported: run `tfaccel roofline` once, which measures this machine's limits.")
+            logger.info(
+                "MFU is not reported: run `tfaccel roofline` for this workload and its flags (or `tfaccel.roofline`), "
+                "which measures this machine's limits for this plan."
+            )
             return None
         try:
             cost = train_step_cost(self._engine, self._batch_spec, rows=self._examples)

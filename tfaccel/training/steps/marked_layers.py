@@ -16,11 +16,11 @@ from tfaccel.costs.model_cost import StepCost
 from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
-from tfaccel.training.steps.model_parts import optimizers_of
+from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
 
 
-def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int) -> StepCost:
+def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int, batches_per_step: int = 1) -> StepCost:
     """The cost of one training step of a compiled and built model, over all replicas, counted in Keras's operations.
 
     Nothing is trained, and random states are left as they are. Operations are counted before they are fused.
@@ -29,6 +29,7 @@ def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int) -> StepCost:
         engine: whose step is traced, once more.
         batch_spec: specs of a global batch.
         rows: the number of examples in it.
+        batches_per_step: micro-batches whose gradients are accumulated; only the last one updates the weights.
 
     Raises:
         WorkloadError: if a shape or the length of a loop depends on the data.
@@ -37,7 +38,10 @@ def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int) -> StepCost:
     batches = IteratorBatches()
     steps = engine.new_steps()
     graph = _traced(engine.model, lambda batch: steps.train(batches, batch), spec)
-    return _counted(engine.model, graph)
+    cost = _counted(engine.model, graph)
+    if batches_per_step > 1:
+        cost += _counted(engine.model, graph, updates=False).repeated(batches_per_step - 1)
+    return cost
 
 
 def forward_cost(model: keras.Model, inputs_spec: Any, *, rows: int) -> StepCost:
@@ -72,10 +76,11 @@ def _traced(model: keras.Model, function: Any, spec: Any) -> Any:
         np.random.set_state(states[1])
 
 
-def _counted(model: keras.Model, graph: Any) -> StepCost:
+def _counted(model: keras.Model, graph: Any, *, updates: bool = True) -> StepCost:
     layers = {number: layer.path or layer.name for number, layer in enumerate(private_api.all_layers(model))}
-    names = tuple(one.name for one in optimizers_of(model).values()) if model.compiled else ()
-    return graph_costs(graph, layers, optimizers=names)
+    optimizers = optimizers_of(model).values() if model.compiled else ()
+    names = {one.name for outer in optimizers for one in (outer, *stepping_optimizers(outer))}
+    return graph_costs(graph, layers, optimizers=tuple(names), updates=updates)
 
 
 @contextlib.contextmanager
