@@ -150,7 +150,9 @@ class _Shown(SearchProgress):
 
 
 def _print(report: Report, *, tune_batch: bool) -> None:
-    table = Table(title=f"Plans for {report.workload}, measured in {report.seconds:.0f} s", title_justify="left")
+    when = " in an earlier call (--again measures again)" if report.from_cache else ""
+    title = f"Plans for {report.workload}, measured in {report.seconds:.0f} s{when}"
+    table = Table(title=title, title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, overflow="fold")
     for row in report.rows():
@@ -164,8 +166,9 @@ def _print(report: Report, *, tune_batch: bool) -> None:
         console.print(
             Text("The batch may be another one: pass the plan to `tfaccel train --plan=FILE` (--write=FILE).")
         )
-    else:
+    elif report.kept_in is not None:
         console.print(Text("`tfaccel train` with the same workload and flags uses the chosen plan from now on."))
+    console.print(Text(f"To repeat it anywhere: {report.command}"), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,13 @@ def test_measured_plan_is_written_kept_and_used(run_python, tmp_path):
     assert len(report.candidates) == 2
     assert report.plan == Plan.load(tmp_path / "plan.json")
     assert "Plans for " in shown.stdout
-    assert "2 plans were measured (max_candidates)." in shown.stdout
+    assert "2 plans were measured (max_candidates=2)." in shown.stdout
+    assert report.command.startswith("tfaccel train --workload=fastest_cases:workload ")
+    assert f"To repeat it anywhere: {report.command}\n" in shown.stdout
     assert f"{report.candidates[1].axis}: " in shown.stderr
     again = tfaccel("autotune", *ARGUMENTS, "--json")
     assert json.loads(again.stdout) == {**written, "from_cache": True}
+    assert "in an earlier call (--again measures again)" in tfaccel("autotune", *ARGUMENTS).stdout
     trained = tfaccel("train", ARGUMENTS[0], "--epochs=1", "--run_dir=run", "--json")
     assert json.loads(trained.stdout)["plan"]["jit_compile"] == report.plan.jit_compile
     assert Plan.load(tmp_path / "run" / "plan.json") == report.plan
