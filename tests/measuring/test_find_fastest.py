@@ -236,11 +236,14 @@ def test_micro_batches_keep_batch_normalization(find):
     fixed = {"inter_op_threads": None, "intra_op_threads": None, "jit_compile": False, "fused_kernels": False}
     report = find("normalized", **fixed)
     [halved] = [one for one in report.candidates if one.axis == "micro-batches"]
-    assert halved.rejection.startswith("Batch normalization (batch_normalization) would take its statistics over other")
+    assert halved.rejection == (
+        "Micro-batches would change the results: batch normalization (batch_normalization) would take its statistics "
+        "over fewer rows."
+    )
     plain = find("workload", **fixed)
     [halved] = [one for one in plain.candidates if one.axis == "micro-batches"]
     assert halved.plan.accumulation_steps == 2
-    assert not halved.rejection.startswith("Batch normalization")
+    assert not halved.rejection.startswith("Micro-batches")
 
 
 @pytest.mark.slow
@@ -264,7 +267,11 @@ def test_batches_that_exceed_the_memory_are_not_tried(find):
 @pytest.mark.slow
 def test_a_plan_that_runs_out_of_memory_is_measured_with_recomputed_activations(find):
     limit = {"TF_MKL_ALLOC_MAX_BYTES": str(90 * 10**6)}
-    report = find("deep", measure={"max_candidates": 2}, env=limit)
+    for _ in range(4):
+        report = find("deep", measure={"max_candidates": 2}, env=limit)
+        if isinstance(report, Report):
+            break
+        assert "SIGSEGV" in report[1]  # what oneDNN sometimes does without memory, in place of an error
     kept, recomputed = report.candidates
     assert kept.failure
     assert recomputed.axis == "rematerialization"

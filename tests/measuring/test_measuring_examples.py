@@ -14,6 +14,7 @@ import pytest
         "measuring.candidate",
         "measuring.duel",
         "measuring.loss_check",
+        "measuring.reference_plan",
         "measuring.report",
         pytest.param("measuring.find_fastest", marks=pytest.mark.slow),
         pytest.param("measuring.estimate_scaling", marks=pytest.mark.slow),

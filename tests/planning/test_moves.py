@@ -35,6 +35,13 @@ def test_bfloat16_in_small_steps_is_measured_last():
     assert [place_of_precision(number) for number in (None, 10**6, 10**6 - 1)] == [0.0, 0.0, 1.0]
 
 
+@pytest.mark.parametrize("number", [4, 8])
+def test_small_batches_on_several_gpus_have_moves(number):
+    gpus = tuple(Device(kind="GPU", index=index, compute_capability=(9, 0)) for index in range(number))
+    work = Workload("small", object, dict, lambda *args, **kwargs: None, global_batch_size=32)
+    assert "devices" in {move.axis for move in moves(Hardware(devices=gpus), work, {})}
+
+
 def test_onednn_is_for_cpus():
     assert values_of("onednn", GPU) == []
 

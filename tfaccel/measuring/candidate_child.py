@@ -27,21 +27,21 @@ class CandidateChild(TimedChild):
 
     Attributes:
         candidate: what was measured so far.
-        batch_norm_layers: names of the model's layers whose statistics depend on the size of a micro-batch.
+        depends_on_micro_batches: what micro-batches change, if its plan has some; empty if nothing.
     """
 
     def __init__(
         self, server: ForkServer, task: dict[str, Any], plan: Plan, axis: str, *, limit_seconds: float
     ) -> None:
         self.candidate = Candidate(plan=plan, axis=axis)
-        self.batch_norm_layers: list[str] = []
+        self.depends_on_micro_batches = ""
         task = {**task, "plan": plan.to_json()}
         super().__init__(server, PROGRAM, task, name=f"candidate-{axis}", limit_seconds=limit_seconds)
 
     def build(self, num_steps: int) -> CandidateWindow:
         """See `TimedChild`."""
         first = super().build(num_steps)
-        self.batch_norm_layers = self.built["batch_norm_layers"]
+        self.depends_on_micro_batches = self.built["depends_on_micro_batches"]
         self.candidate = replace(self.candidate, build_seconds=self.built["seconds"], first_step_seconds=first.seconds)
         return first
 

@@ -76,7 +76,8 @@ def _measure(connection: Connection, workload: Workload, plan: Plan, *, seed: in
 
     with Runtime(plan, seed=seed) as runtime:
         steps = TimedSteps(workload, plan, runtime.strategy, seed=seed)
-        built = {"batch_norm_layers": steps.batch_norm_layers, "num_parameters": steps.num_parameters}
+        depends = steps.what_depends_on_micro_batches() if plan.accumulation_steps > 1 else ""
+        built = {"depends_on_micro_batches": depends, "num_parameters": steps.num_parameters}
         connection.send({"event": "built", "seconds": time.perf_counter() - started, **built})
         while (order := connection.recv()) is not None:
             if order == "cost":

@@ -74,9 +74,8 @@ def what_is_wrong(
         return departure(losses, losses)
     if not all(map(math.isfinite, reference_losses)):
         return "The loss of float32, with which it should be compared, is not finite."
-    if plan.accumulation_steps != reference.accumulation_steps and child.batch_norm_layers:
-        names = ", ".join(child.batch_norm_layers)
-        return f"Batch normalization ({names:.100}) would take its statistics over other micro-batches."
+    if plan.accumulation_steps != reference.accumulation_steps and child.depends_on_micro_batches:
+        return f"Micro-batches would change the results: {child.depends_on_micro_batches}."
     return departure(losses, reference_losses)
 
 

@@ -20,22 +20,16 @@ from tfaccel.measuring.gains import Gains
 from tfaccel.measuring.loss_check import first_losses, what_is_wrong
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
+from tfaccel.measuring.reference_plan import reference_of
 from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.moves import MEASURED, Move, moves
+from tfaccel.planning.moves import Move, moves
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import installed_versions
 
-_FLOAT32_ALONE: Mapping[str, Any] = {
-    "dtype_policy": "float32",
-    "jit_compile": False,
-    "grappler_bfloat16": False,
-    "xla_auto_clustering": False,
-}
-_REFERENCE_REASON = f"{MEASURED}: float32 without XLA, with which all plans are compared."
 _COUPLED = ("precision", "XLA")  # the gain of one depends on the other
 _INTERRUPTED = "It was interrupted."
 _WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
@@ -74,7 +68,7 @@ class PlanSearch:
         self._reference: Plan | None = None
         self._reference_losses: tuple[float, ...] | None = None
         self._step_operations: int | None = None
-        self._memory: MemoryEstimate | None = None
+        self._memory: dict[bool, MemoryEstimate] = {}
         self._longest_seconds = 0.0
         self._began = time.monotonic()
 
@@ -86,10 +80,7 @@ class PlanSearch:
         """
         self._servers, self._task = servers, task
         first = default_plan(self._hardware, self._workload, **self._fixed)
-        reasons = {**dict(first.reasons), **dict.fromkeys(_FLOAT32_ALONE, _REFERENCE_REASON)}
-        reference = replace(first, **_FLOAT32_ALONE)
-        reference = first if reference == first else replace(reference, reasons=tuple(reasons.items()))
-        self._reference = reference
+        self._reference = reference = reference_of(first, self._workload)
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
         if best is not None:
             self._step_operations = best.counted().step_operations
@@ -177,15 +168,17 @@ class PlanSearch:
         size = plan.micro_batch_size
         if size <= max(one.micro_batch_size for one in self._candidates):
             return False
-        if self._memory is None:
+        if plan.rematerialization not in self._memory:
             try:
                 limit = self._options.limit_seconds
-                self._memory = estimated_memory(self._servers, self._task, plan, self._hardware, limit_seconds=limit)
+                found = estimated_memory(self._servers, self._task, plan, self._hardware, limit_seconds=limit)
             except TfaccelError:  # then it is measured
                 return False
-        if self._memory.fits(size) is not False:
+            self._memory[plan.rematerialization] = found
+        memory = self._memory[plan.rematerialization]
+        if memory.fits(size) is not False:
             return False
-        needed = f"{mebibytes(self._memory.total_bytes(size))} of {mebibytes(self._memory.usable_bytes or 0)}"
+        needed = f"{mebibytes(memory.total_bytes(size))} of {mebibytes(memory.usable_bytes or 0)}"
         self._note(Candidate(plan=plan, axis=axis, rejection=f"It would need an estimated {needed}."))
         return True
 

@@ -130,7 +130,7 @@ def _between(first: Plan, other: Plan) -> Iterator[Move]:
     """The move from one plan to another, if it lies on one axis."""
     for axis, names in AXES.items():
         changes = tuple((name, getattr(other, name)) for name in names if getattr(other, name) != getattr(first, name))
-        if changes and replace(first, **dict(changes)) == other:
+        if changes and Move(axis, changes).applied_to(first) == other:
             yield Move(axis, changes)
             return
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
@@ -15,10 +15,11 @@ from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
+from tfaccel.training.row_checks.micro_batches import what_depends_on_micro_batches
+from tfaccel.training.run.changed_accumulation import why_epochs_differ
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.workload_fit import build_for
 from tfaccel.training.run.workload_source import WorkloadSource
-from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.engine import engine_of
 from tfaccel.training.steps.marked_layers import train_step_cost
 from tfaccel.training.steps.replicas import Replicas
@@ -65,6 +66,7 @@ class TimedSteps:
     def __init__(
         self, workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, seed: int, epochs: int | None = None
     ) -> None:
+        self._workload, self._plan = workload, plan
         # Epochs are prepared ahead, as in a long run.
         self._source = WorkloadSource(workload, plan, Replicas(strategy), seed=seed, epochs=_MANY_EPOCHS)
         num_steps = num_optimizer_steps(workload, plan, epochs=epochs, num_batches=self._source.num_batches)
@@ -77,10 +79,15 @@ class TimedSteps:
         self._feed: Feed | None = None
         self._meter = GpuMeter(visible_gpu_ids(plan.devices))
 
-    @property
-    def batch_norm_layers(self) -> list[str]:
-        """Names of the layers whose statistics depend on the size of a micro-batch."""
-        return batch_norm_layers(self._engine.model)
+    def what_depends_on_micro_batches(self) -> str:
+        """What micro-batches of another size would change, as the start of a sentence; empty if nothing is found."""
+        workload, plan = self._workload, self._plan
+        size = plan.global_batch_size // plan.accumulation_steps
+        batch = next(iter(workload.train_data(size, seed=0, epoch=0).take(1)))
+        replicas, summed = self._engine.replicas, plan.sum_duplicate_indices
+        found = what_depends_on_micro_batches(self._engine.model, replicas, batch, sums_duplicates=summed)
+        whole = replace(plan, accumulation_steps=1)
+        return found or why_epochs_differ(workload, whole) or ""
 
     @property
     def num_parameters(self) -> int:
