@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
     "adam": lambda **options: keras.optimizers.Adam(0.01, epsilon=EPSILON, **options),
     "adamw": lambda **options: keras.optimizers.AdamW(0.01, epsilon=EPSILON, weight_decay=0.05, **options),
     "lamb": lambda **options: keras.optimizers.Lamb(0.01, epsilon=EPSILON, **options),
-    "lars": lambda **options: Lars(2.0, nesterov=True, weight_decay=1e-3, **options),
+    "lars": lambda **options: Lars(0.5, nesterov=True, weight_decay=1e-3, **options),
     "ema": lambda **options: keras.optimizers.Adam(
         0.01, epsilon=EPSILON, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=6, **options
     ),
