@@ -79,6 +79,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     collect_less_often()  # importing and tracing create many objects that stay
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to their children
     for name in [name for name in os.environ if FOREIGN_NAMES.fullmatch(name)]:
         del os.environ[name]
     keras_home = tempfile.TemporaryDirectory(prefix="tfaccel-tests-")  # The user's keras.json must not matter.
