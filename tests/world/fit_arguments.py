@@ -45,13 +45,19 @@ ENDLESS = {("data", "repeated")}
 
 
 def excluded(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
-    """Whether two arguments cannot be given together."""
+    """Whether two arguments cannot be given together, or give what the clock decides.
+
+    Keras shuffles the batches of several workers in a thread, with numbers from the generator that the main thread uses
+    too: on a busy machine, 40 runs of Keras itself gave three different models.
+    """
     for first, second in ((one, other), (other, one)):
         if first[0] == "data" and first[1] != "arrays" and second in OF_ARRAYS:
             return True
         if first == ("data", "generator") and second == ("weights", "class_weight"):
             return True
         if first in ENDLESS and second == ("steps_per_epoch", None):
+            return True
+        if first == ("data", "workers") and second == ("shuffle", True):
             return True
         if first == ("validation", None) and second[0] == "validation_freq" and second[1] != 1:
             return True
