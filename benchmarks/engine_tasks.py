@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -116,22 +117,25 @@ def large_mlp(**fields: Any) -> Task:
     return Task(name="large MLP", build_model=build, input_shape=(784,), **{"global_batch_size": 128, **fields})
 
 
+def cnn_model(size: int) -> keras.Model:
+    """Six 3x3 convolutions, 32 to 128 filters, with batch normalization, for images of this height and width."""
+    model = keras.Sequential([keras.Input((size, size, 3))])
+    for filters in (32, 64, 128):
+        for _ in range(2):
+            model.add(keras.layers.Conv2D(filters, 3, padding="same", use_bias=False))
+            model.add(keras.layers.BatchNormalization())
+            model.add(keras.layers.ReLU())
+        model.add(keras.layers.MaxPooling2D())
+    model.add(keras.layers.GlobalAveragePooling2D())
+    model.add(keras.layers.Dense(NUM_CLASSES))
+    return model
+
+
 def cnn(**fields: Any) -> Task:
     """Six 3x3 convolutions, 32 to 128 filters, with batch normalization, on 32x32x3 images, batch 128."""
-
-    def build() -> keras.Model:
-        model = keras.Sequential([keras.Input((32, 32, 3))])
-        for filters in (32, 64, 128):
-            for _ in range(2):
-                model.add(keras.layers.Conv2D(filters, 3, padding="same", use_bias=False))
-                model.add(keras.layers.BatchNormalization())
-                model.add(keras.layers.ReLU())
-            model.add(keras.layers.MaxPooling2D())
-        model.add(keras.layers.GlobalAveragePooling2D())
-        model.add(keras.layers.Dense(NUM_CLASSES))
-        return model
-
-    return Task(name="CNN", build_model=build, input_shape=(32, 32, 3), **{"global_batch_size": 128, **fields})
+    return Task(
+        name="CNN", build_model=partial(cnn_model, 32), input_shape=(32, 32, 3), **{"global_batch_size": 128, **fields}
+    )
 
 
 def lstm(**fields: Any) -> Task:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import keras
 import numpy as np
 
+from tfaccel.benchmarks.engine_tasks import cnn_model
 from tfaccel.planning.workload import Workload
 
 NUM_CLASSES = 10
@@ -25,20 +27,7 @@ def mlp() -> Workload:
 
 def cnn() -> Workload:
     """Six 3x3 convolutions with batch normalization on 64x64 images; Adam."""
-
-    def build() -> keras.Model:
-        model = keras.Sequential([keras.Input((64, 64, 3))])
-        for filters in (32, 64, 128):
-            for _ in range(2):
-                model.add(keras.layers.Conv2D(filters, 3, padding="same", use_bias=False))
-                model.add(keras.layers.BatchNormalization())
-                model.add(keras.layers.ReLU())
-            model.add(keras.layers.MaxPooling2D())
-        model.add(keras.layers.GlobalAveragePooling2D())
-        model.add(keras.layers.Dense(NUM_CLASSES))
-        return model
-
-    return _workload("cnn", build, 128, (64, 64, 3))
+    return _workload("cnn", partial(cnn_model, 64), 128, (64, 64, 3))
 
 
 def transformer() -> Workload:

@@ -16,6 +16,7 @@ import contextlib
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from absl import flags
@@ -27,12 +28,12 @@ from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.report import HEADINGS, Report
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.plan import Plan, plan_field_names
-from tfaccel.scripts.command import INTERRUPTED, check_writable, interrupted, run_command, show_progress, table_console
+from tfaccel.scripts.command import INTERRUPTED, check_writable, interrupted, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
-from tfaccel.scripts.flag_help import grouped_flags_help
-from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
-from tfaccel.scripts.train_flags import define_option_flags, workload_options
-from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
+from tfaccel.scripts.plan_flags import fixed_fields
+from tfaccel.scripts.train_flags import workload_options
+from tfaccel.scripts.workload_command import run_workload_command
+from tfaccel.scripts.workload_flags import reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _FLAGS: dict[str, Flag] = {
@@ -52,16 +53,7 @@ _FLAGS: dict[str, Flag] = {
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    for define in (define_workload_flags, define_plan_flags, define_option_flags):
-        define(values)
-    parameters = WorkloadParameters(argv, values)
-    return run_command(
-        lambda: _main(values, parameters, argv[0]),
-        argv,
-        values,
-        description=(__doc__ or "").strip(),
-        flags_help=lambda: grouped_flags_help(values, parameters),
-    )
+    return run_workload_command(partial(_main, program=argv[0]), argv, values, description=(__doc__ or "").strip())
 
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str) -> int:

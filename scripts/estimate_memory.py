@@ -21,13 +21,13 @@ from rich.text import Text
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.memory_estimate import HEADINGS, MemoryEstimate, mebibytes
-from tfaccel.scripts.command import check_writable, run_command, table_console
+from tfaccel.scripts.command import check_writable, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
-from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.model_flags import shown_log
-from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
-from tfaccel.scripts.train_flags import define_option_flags, workload_options
-from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
+from tfaccel.scripts.plan_flags import fixed_fields
+from tfaccel.scripts.train_flags import workload_options
+from tfaccel.scripts.workload_command import run_workload_command
+from tfaccel.scripts.workload_flags import reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _FLAGS: dict[str, Flag] = {
@@ -43,16 +43,7 @@ _FLAGS: dict[str, Flag] = {
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    for define in (define_workload_flags, define_plan_flags, define_option_flags):
-        define(values)
-    parameters = WorkloadParameters(argv, values)
-    return run_command(
-        lambda: _main(values, parameters),
-        argv,
-        values,
-        description=(__doc__ or "").strip(),
-        flags_help=lambda: grouped_flags_help(values, parameters),
-    )
+    return run_workload_command(_main, argv, values, description=(__doc__ or "").strip())
 
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:

@@ -24,12 +24,12 @@ from tfaccel.errors import HardwareError, PlanError
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.hardware.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
 from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, ScalingRow, checked_replicas
-from tfaccel.scripts.command import check_picture, run_command, show_progress, table_console
+from tfaccel.scripts.command import check_picture, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
-from tfaccel.scripts.flag_help import grouped_flags_help
-from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
-from tfaccel.scripts.train_flags import define_option_flags, workload_options
-from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
+from tfaccel.scripts.plan_flags import fixed_fields
+from tfaccel.scripts.train_flags import workload_options
+from tfaccel.scripts.workload_command import run_workload_command
+from tfaccel.scripts.workload_flags import reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _FLAGS: dict[str, Flag] = {
@@ -54,16 +54,7 @@ _HEADINGS = ("replicas", "machines", "global batch", "step", "compute", "communi
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    for define in (define_workload_flags, define_plan_flags, define_option_flags):
-        define(values)
-    parameters = WorkloadParameters(argv, values)
-    return run_command(
-        lambda: _main(values, parameters),
-        argv,
-        values,
-        description=(__doc__ or "").strip(),
-        flags_help=lambda: grouped_flags_help(values, parameters),
-    )
+    return run_workload_command(_main, argv, values, description=(__doc__ or "").strip())
 
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:

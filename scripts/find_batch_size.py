@@ -20,12 +20,12 @@ from rich.text import Text
 
 from tfaccel.measuring.batch_report import HEADINGS, BatchReport, BatchTrial
 from tfaccel.measuring.memory_estimate import mebibytes
-from tfaccel.scripts.command import INTERRUPTED, check_writable, run_command, table_console
+from tfaccel.scripts.command import INTERRUPTED, check_writable, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
-from tfaccel.scripts.flag_help import grouped_flags_help
-from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
-from tfaccel.scripts.train_flags import define_option_flags, workload_options
-from tfaccel.scripts.workload_flags import define_workload_flags, reference_of_workload
+from tfaccel.scripts.plan_flags import fixed_fields
+from tfaccel.scripts.train_flags import workload_options
+from tfaccel.scripts.workload_command import run_workload_command
+from tfaccel.scripts.workload_flags import reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _NOTHING_FITS = 1
@@ -48,16 +48,7 @@ def run(argv: list[str]) -> int:
     flags.DEFINE_integer("memory_limit_bytes", None, text, lower_bound=1, upper_bound=2**60, flag_values=values)
     text = "try no larger batch per replica"
     flags.DEFINE_integer("max_replica_batch_size", None, text, lower_bound=1, upper_bound=2**31, flag_values=values)
-    for define in (define_workload_flags, define_plan_flags, define_option_flags):
-        define(values)
-    parameters = WorkloadParameters(argv, values)
-    return run_command(
-        lambda: _main(values, parameters),
-        argv,
-        values,
-        description=(__doc__ or "").strip(),
-        flags_help=lambda: grouped_flags_help(values, parameters),
-    )
+    return run_workload_command(_main, argv, values, description=(__doc__ or "").strip())
 
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:

@@ -16,6 +16,7 @@ import contextlib
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.planning.workload import Workload
-from tfaccel.scripts.command import check_picture, check_writable, run_command, show_progress, table_console
+from tfaccel.scripts.command import check_picture, check_writable, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
-from tfaccel.scripts.flag_help import grouped_flags_help
-from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
-from tfaccel.scripts.train_flags import define_option_flags, workload_options
-from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
+from tfaccel.scripts.plan_flags import fixed_fields
+from tfaccel.scripts.train_flags import workload_options
+from tfaccel.scripts.workload_command import run_workload_command
+from tfaccel.scripts.workload_flags import chosen_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.tuning.learning_rate_report import EXPONENTIAL, LearningRateReport, LearningRateTest
 
@@ -58,16 +59,7 @@ _PROGRESS_SECONDS = 1.0
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags({**_TEST, **_OUTPUT})
-    for define in (define_workload_flags, define_plan_flags, define_option_flags):
-        define(values)
-    parameters = WorkloadParameters(argv, values)
-    return run_command(
-        lambda: _main(values, parameters, argv[0]),
-        argv,
-        values,
-        description=(__doc__ or "").strip(),
-        flags_help=lambda: grouped_flags_help(values, parameters),
-    )
+    return run_workload_command(partial(_main, program=argv[0]), argv, values, description=(__doc__ or "").strip())
 
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str) -> int:

@@ -16,13 +16,13 @@ from tfaccel.planning.override_flags import explain
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
-from tfaccel.scripts.command import run_command, table_console
+from tfaccel.scripts.command import table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
-from tfaccel.scripts.flag_help import grouped_flags_help
 from tfaccel.scripts.plan_compare import COMPARE_FLAGS, compare, refuse_compare_flags
-from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
-from tfaccel.scripts.train_flags import define_option_flags, workload_options
-from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
+from tfaccel.scripts.plan_flags import fixed_fields
+from tfaccel.scripts.train_flags import workload_options
+from tfaccel.scripts.workload_command import run_workload_command
+from tfaccel.scripts.workload_flags import chosen_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _FLAGS: dict[str, Flag] = {
@@ -42,16 +42,7 @@ def run(argv: list[str]) -> int:
         "takes on each, and the data size from which the GPU pays."
     )
     values = command_flags(_FLAGS)
-    for define in (define_workload_flags, define_plan_flags, define_option_flags):
-        define(values)
-    parameters = WorkloadParameters(argv, values)
-    return run_command(
-        lambda: _main(values, parameters),
-        argv,
-        values,
-        description=description,
-        flags_help=lambda: grouped_flags_help(values, parameters),
-    )
+    return run_workload_command(_main, argv, values, description=description)
 
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:

@@ -36,9 +36,8 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.autotune import autotune
-from tfaccel.scripts.command import INTERRUPTED, run_command, table_console
-from tfaccel.scripts.flag_help import grouped_flags_help
-from tfaccel.scripts.plan_flags import define_plan_flags, fixed_fields
+from tfaccel.scripts.command import INTERRUPTED, table_console
+from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.train_flags import (
     define_train_flags,
     run_dir,
@@ -47,7 +46,8 @@ from tfaccel.scripts.train_flags import (
     with_teacher,
     workload_options,
 )
-from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags, reference_of_workload
+from tfaccel.scripts.workload_command import run_workload_command
+from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import checked_place
@@ -65,15 +65,8 @@ _NO_MFU = (
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = flags.FlagValues()
-    for define in (define_workload_flags, define_plan_flags, define_train_flags):
-        define(values)
-    parameters = WorkloadParameters(argv, values)
-    return run_command(
-        lambda: _main(values, parameters),
-        argv,
-        values,
-        description=(__doc__ or "").strip(),
-        flags_help=lambda: grouped_flags_help(values, parameters),
+    return run_workload_command(
+        _main, argv, values, description=(__doc__ or "").strip(), define_options=define_train_flags
     )
 
 

@@ -90,7 +90,6 @@ def find_fastest(
     if elsewhere:
         logger.info("The kept plan needs a new process, so plans are measured again, without what only that can set.")
         earlier = None
-    rules = default_plan(hardware, made)
     if earlier is not None and earlier.covers(measure, left_out):
         return replace(earlier, from_cache=True, kept_in=str(known.file) if known else None)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
@@ -107,7 +106,8 @@ def find_fastest(
 
     def kept() -> Report:
         report = search.report()
-        report = replace(report, command=train_command(workload, options, report.plan, rules))
+        command = train_command(workload, options, report.plan, rules=default_plan(hardware, made))
+        report = replace(report, command=command)
         if elsewhere:
             return report
         file = keep_plan(hardware, made, key, report.plan, speedup=report.speedup, report=report.to_json())

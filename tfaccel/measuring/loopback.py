@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from tfaccel.errors import ClusterError, TfaccelError
-from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.interconnect import Interconnect
-from tfaccel.planning.plan_cache import cache_dir
+from tfaccel.planning.plan_cache import cache_dir, keep_in_cache
 from tfaccel.processes.local_cluster import WorkerError, run_local_cluster
 from tfaccel.training.run.result import installed_versions
 
@@ -130,7 +129,7 @@ def loopback_interconnect(
         source="measured between two worker processes on this machine (gRPC), each counted as a machine; the model "
         f"is off by at most {link.max_error:.0%} for {link.num_bytes[0]:,} to {link.num_bytes[-1]:,} bytes",
     )
-    _keep(file, {"machine": machine, "interconnect": found.to_json()})
+    keep_in_cache(file, {"machine": machine, "interconnect": found.to_json()}, "The measured network was")
     return found
 
 
@@ -143,11 +142,3 @@ def _kept(file: Path, machine: Any) -> Interconnect | None:
     except (OSError, ValueError, KeyError, TypeError, TfaccelError) as error:
         logger.warning(f"The measured network in {file} is ignored: {type(error).__name__}: {error}")
         return None
-
-
-def _keep(file: Path, entry: dict[str, Any]) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, entry)
-    except OSError as error:
-        logger.warning(f"The measured network was not kept: {error}. Set TFACCEL_CACHE to a directory to write to.")

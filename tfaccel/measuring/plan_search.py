@@ -103,8 +103,9 @@ class PlanSearch:
 
     def _continued(self, best: CandidateChild | None, earlier: Report) -> CandidateChild | None:
         """Takes over what an earlier search has measured; returns the best plan, running."""
-        known = {one.plan: one for one in earlier.candidates if one.speedup is not None or one.failure}
-        self._candidates = {**self._candidates, **known, **self._candidates}
+        for one in earlier.candidates:
+            if one.speedup is not None or one.failure:
+                self._candidates.setdefault(one.plan, one)
         chosen = earlier.candidates[earlier.chosen]
         runs_already = best is not None and best.candidate.plan == earlier.plan
         if runs_already or chosen.failure:

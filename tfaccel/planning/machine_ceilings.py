@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import PlanError
-from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_cache import CACHE_VARIABLE, cache_dir
+from tfaccel.planning.plan_cache import cache_dir, keep_in_cache
 from tfaccel.planning.plan_environment import environment_of
 
 logger = logging.getLogger("tfaccel")
@@ -140,13 +139,7 @@ def keep_ceilings(hardware: Hardware, plan: Plan, ceilings: MachineCeilings) -> 
     """Saves ceilings; returns their file, or None with one warning if it cannot be written."""
     file = ceilings_file(hardware, plan)
     entry = {"format": _FORMAT, "ceilings": ceilings.to_json()}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, entry)
-    except OSError as error:
-        logger.warning(f"The ceilings were not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to.")
-        return None
-    return file
+    return keep_in_cache(file, entry, "The ceilings were")
 
 
 def today() -> str:

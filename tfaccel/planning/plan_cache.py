@@ -55,6 +55,17 @@ def cache_dir() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tfaccel") / "plans"
 
 
+def keep_in_cache(file: Path, entry: Mapping[str, Any], what: str) -> Path | None:
+    """Writes a JSON file; returns it, or None with one warning, which begins with `what`, if it cannot be written."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, entry)
+    except OSError as error:
+        logger.warning(f"{what} not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to.")
+        return None
+    return file
+
+
 def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> str:
     """A digest of all that a measured plan depends on.
 
@@ -129,13 +140,7 @@ def keep_plan(
         "speedup": speedup,
         "report": dict(report),
     }
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, entry)
-    except OSError as error:
-        logger.warning(f"The measured plan was not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to.")
-        return None
-    return file
+    return keep_in_cache(file, entry, "The measured plan was")
 
 
 def chosen_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
