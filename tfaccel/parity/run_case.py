@@ -16,7 +16,7 @@ from tfaccel.parity.checks import CHECKS
 from tfaccel.parity.compare import largest_difference
 from tfaccel.parity.datasets import global_batch_size
 from tfaccel.parity.models import MODELS
-from tfaccel.parity.references import Reference, reference, tolerance_over_row_orders
+from tfaccel.parity.references import Reference, reference, tolerance_over_roundings
 from tfaccel.parity.training_run import TFACCEL, Trainer, compiled_model, training_run
 from tfaccel.training.fit_plan import plan_of_model
 
@@ -58,7 +58,7 @@ def run_case(
             extra["exact_kernels"] = case.exact_kernels
         distance, where = largest_difference(training_run(case, trainer, model, **extra), expected)
         if distance > allowed and case.layer_dtype != "float32" and MODELS[case.model].any_row_order:
-            allowed = max(allowed, tolerance_over_row_orders(case))
+            allowed = max(allowed, tolerance_over_roundings(case))
     return ParityRow(
         case=case.name,
         strategy=str(case.placement),
