@@ -116,6 +116,15 @@ class LossesOfLayers(keras.Model):
         return {"loss": loss, "tracked": self.tracker.result(), "seen": self.layer.seen}
 
 
+def unreduced():
+    """Two outputs, each with a loss that has one value per row."""
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, [keras.layers.Dense(2, name=name)(inputs) for name in ("left", "right")])
+    losses = [loss(reduction=None) for loss in (keras.losses.MeanSquaredError, keras.losses.MeanAbsoluteError)]
+    model.compile(keras.optimizers.Adam(0.02), losses, metrics=["mse", "mae"])
+    return model
+
+
 WITH_ALL = sequential(Positions, AddsLosses, optimizer=lambda: keras.optimizers.Adam(0.02, clipnorm=0.5))
 CASES = {
     "added losses and tables": (WITH_ALL, lambda: (batches(X, Y, batch_size=3),), 4),
@@ -135,8 +144,9 @@ CASES = {
     ),
     "losses read behind the optimizer": (LossesOfLayers, lambda: (batches(X, Y),), 2),
     "optimizers of layers, logs of other names": (LayerByLayer, lambda: (batches(X),), 2),
+    "losses that are not reduced": (unreduced, lambda: (X, [Y, Y]), 3),
 }
-QUICK = ("losses read behind the optimizer", "own apply_gradients")
+QUICK = ("losses read behind the optimizer", "losses that are not reduced", "own apply_gradients")
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")

@@ -91,6 +91,12 @@ def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict
     return {name: functools.partial(sum_fn, private_part(model, name))}
 
 
+def loss_trackers(model: keras.Model) -> list[keras.metrics.Mean]:
+    """The metrics in which Keras logs the loss of a compiled model, and that of each of its outputs."""
+    compiled = private_part(model, "_compile_loss")
+    return [private_part(model, "_loss_tracker"), *(compiled.metrics if compiled is not None else ())]
+
+
 def merge_mask(sample_weight: Any, mask: Any, *, dtype: Any, values: Any) -> Any:
     """Merges weights and mask as Keras does for a sum; the result has the rank of `values` if possible."""
     from keras.src.losses import loss as loss_module

@@ -107,7 +107,7 @@ def _check(
                 break
         reset()
         with global_losses(model):
-            mark_gathered(runs["AB"].updates, num_rows_of(parts["AB"]))
+            mark_gathered(model, runs["AB"].updates, num_rows_of(parts["AB"]))
     return problem, draws, any(run.gathers for run in runs.values())
 
 

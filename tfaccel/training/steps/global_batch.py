@@ -14,6 +14,7 @@ masked or weighted examples it is the replica's weighted sum, divided by the den
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -99,7 +100,8 @@ def global_losses(model: keras.Model) -> Iterator[None]:
     loss per example, Keras sums them, and so does `sum_of_added`.
     """
     added = private_losses.added_loss_reduction(model, sum_of_added)
-    reduction = private_losses.loss_reduction(_reduce, _update_mean, _gradient)
+    update_mean = functools.partial(_update_mean, private_losses.loss_trackers(model))
+    reduction = private_losses.loss_reduction(_reduce, update_mean, _gradient)
     with reduction, instance_attributes(model, added), own_tensors(model):
         yield
 
@@ -118,7 +120,9 @@ def _reduce(
         return original(values, sample_weight, mask, reduction, dtype)
     if reduction in (None, "none", "sum"):
         total = original(values, sample_weight, mask, reduction, dtype)
-        if share.gathers:  # the values may be those of all rows; their sum then already counts once
+        if (
+            share.gathers and not share.counting
+        ):  # the values may be those of all rows; their sum then already counts once
             is_own = tf.equal(tf.shape(values)[0], tf.shape(keras.tree.flatten(share.data)[0])[0])
             return tf.where(is_own, _of_all_rows(total, share), total)
         return _of_all_rows(total, share)
@@ -204,11 +208,25 @@ def _global_denominator(share: Share, own: tf.Tensor) -> tf.Tensor | None:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
 
-def _update_mean(original: Callable[..., Any], metric: keras.metrics.Mean, values: Any, sample_weight: Any) -> Any:
-    """Weights a replica by its fraction of the rows in a loss tracker that is updated with one scalar per step."""
+def _update_mean(
+    loss_trackers: list[keras.metrics.Mean],
+    original: Callable[..., Any],
+    metric: keras.metrics.Mean,
+    values: Any,
+    sample_weight: Any,
+) -> Any:
+    """Weights a replica by its fraction of the rows in a loss tracker that is updated with one scalar per step.
+
+    The values of a loss that is not reduced (`reduction=None`) were divided by that fraction; Keras logs their mean.
+    """
     share = current_share()
-    if share is not None and sample_weight is None and len(tf.convert_to_tensor(values).shape) == 0:
-        sample_weight = tf.cast(share.row_weight, tf.float32) * share.num_replicas
+    if share is None or share.observe is not None:
+        return original(metric, values, sample_weight)
+    values, weight = tf.convert_to_tensor(values), tf.cast(share.row_weight, tf.float32)
+    if len(values.shape) == 0:
+        return original(metric, values, weight * share.num_replicas if sample_weight is None else sample_weight)
+    if any(metric is tracker for tracker in loss_trackers):
+        values = values * tf.cast(weight, values.dtype)
     return original(metric, values, sample_weight)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_api
+from tfaccel.training.private import private_api, private_losses
 from tfaccel.training.row_checks.numbers_alike import are_close
 from tfaccel.training.steps.gather_rows import all_gather_rows
 from tfaccel.training.steps.global_batch import Share, replica_share
@@ -186,15 +186,17 @@ class NotedResults:
         return logs
 
 
-def mark_gathered(updates: list[tuple[keras.metrics.Metric, Any, Any]], num_rows: int) -> None:
+def mark_gathered(model: keras.Model, updates: list[tuple[keras.metrics.Metric, Any, Any]], num_rows: int) -> None:
     """Adds metrics whose states do not add up to `GATHERED`.
 
     Args:
+        model: the model that the metrics belong to; the metrics of its losses are never gathered.
         updates: recorded `update_state` calls, as metric, args and kwargs.
         num_rows: number of rows in the batch that the arguments come from.
     """
+    of_losses = {id(tracker) for tracker in private_losses.loss_trackers(model)}
     for metric, args, kwargs in updates:
-        if merges_itself(metric) or metric in GATHERED or not metric.variables:
+        if merges_itself(metric) or metric in GATHERED or not metric.variables or id(metric) in of_losses:
             continue
         tensors = [v for v in keras.tree.flatten((args, kwargs)) if isinstance(v, tf.Tensor)]
         by_row = [v for v in tensors if v.shape.rank and v.shape[0] == num_rows]
