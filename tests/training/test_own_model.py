@@ -83,3 +83,18 @@ assert first.recipe == digits.result.recipe == "digits", digits.result
 
 def test_a_script_that_is_imported_continues_its_own_run(run_python, tmp_path):
     run_python(RUN_AND_IMPORT, tmp_path, SCRIPT)
+
+
+def test_a_model_is_recreated_with_the_states_of_its_recurrent_layers(logical_devices):
+    import keras
+    import numpy as np
+
+    from tfaccel.planning.own_model import RebuiltModel
+
+    model = keras.Sequential([keras.Input((3, 2), batch_size=4), keras.layers.LSTM(5, stateful=True)])
+    model.compile("sgd", "mse")
+    model.predict(np.ones((4, 3, 2)), verbose=0)
+    again = RebuiltModel(model)()
+    states = [[value.numpy() for value in one.layers[0].states] for one in (model, again)]
+    assert np.abs(states[0][0]).max() > 0.01
+    np.testing.assert_array_equal(*states)

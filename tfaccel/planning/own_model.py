@@ -11,7 +11,7 @@ from typing import Any
 
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.known_names import check_names
-from tfaccel.planning.private_models import given_compile_arguments
+from tfaccel.planning.private_models import given_compile_arguments, recurrent_states
 
 COMPILE_ARGUMENTS = (
     "optimizer",
@@ -196,7 +196,7 @@ class RebuiltModel:
 
 
 def recreated(model: Any) -> Any:
-    """A new model with the config, weights and seeds of a Keras model, not compiled.
+    """A new model with the config, weights, seeds and recurrent states of a Keras model, not compiled.
 
     Raises:
         WorkloadError: if the model cannot be recreated from its config.
@@ -218,8 +218,9 @@ def recreated(model: Any) -> Any:
 
 
 def _state(model: Any) -> list[Any]:
-    """The weights, and the seeds of dropout, which are not among the weights."""
-    return [*model.weights, *(one for one in model.variables if one.name == "seed_generator_state")]
+    """The weights, and what is not among them: the seeds of dropout, and the states of recurrent layers."""
+    seeds = [one for one in model.variables if one.name == "seed_generator_state"]
+    return [*model.weights, *seeds, *recurrent_states(model)]
 
 
 def checked_build_model(build_model: Any, compile_args: Mapping[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
