@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib
+import json
+import sys
 import threading
 
 import numpy as np
@@ -149,3 +151,12 @@ def test_what_is_fixed_is_not_searched():
 def test_a_function_without_parameters_has_no_space():
     with pytest.raises(SearchError, match=r"has no parameter that the default space searches. Pass a space"):
         recipe_space(not_a_workload, made_up())
+
+
+def test_a_worker_imports_from_the_folders_of_this_process(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = json.loads(json.dumps(SearchSource.of(made_up, "some_module:build").to_json()))
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    SearchSource.from_json(told).prepare()
+    assert str(tmp_path) in sys.path

@@ -23,16 +23,14 @@ class SearchSource:
         workload: a recipe, a function that returns a `Workload`, or a `Workload`.
         space: `build(hp)` (a compiled model), a `HyperModel`, or `space(hp)` (arguments of the workload's function);
             "none" for the default space of the workload's function.
-        folder: directory to import modules from, in addition to installed packages.
-        main_file: the running script, if it defines something that is pickled.
+        origin: where the workers load these from.
         tuner: a subclass of `keras_tuner.Tuner` whose `run_trial` runs the trials; "none" otherwise.
         training: a dictionary of `TRAINING` arguments; "none" without any.
     """
 
     workload: Reference
     space: Reference
-    folder: str
-    main_file: str | None = None
+    origin: Origin
     tuner: Reference = field(default_factory=lambda: Reference(kind="none"))
     training: Reference = field(default_factory=lambda: Reference(kind="none"))
 
@@ -63,15 +61,14 @@ class SearchSource:
         return cls(
             workload=Reference.of(workload, "workload", plain_name="recipe", **how),
             space=Reference.of(space, "space", **how),
-            folder=origin.folder,
-            main_file=origin.main_file,
+            origin=origin,
             tuner=Reference.of(tuner, "tuner", **how),
             training=Reference.by_pickle(dict(training), "training", **how) if training else Reference(kind="none"),
         )
 
     def prepare(self) -> None:
         """Prepares a worker process to load the source."""
-        Origin(folder=self.folder, main_file=self.main_file).prepare()
+        self.origin.prepare()
 
     def make_workload(self, options: Mapping[str, Any]) -> Workload:
         """Creates the workload with these arguments; `global_batch_size` overrides its recommendation.
@@ -103,7 +100,8 @@ class SearchSource:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Restores a source from the output of `to_json`."""
         references = {name: Reference(**data[name]) for name in ("workload", "space", "tuner", "training")}
-        return cls(**{**data, **references})
+        origin = {**data["origin"], "import_paths": tuple(data["origin"]["import_paths"])}
+        return cls(**references, origin=Origin(**origin))
 
 
 def _no_data(*args: Any, **kwargs: Any) -> Any:
