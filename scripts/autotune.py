@@ -26,8 +26,7 @@ from rich.text import Text
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.report import HEADINGS, Report
-from tfaccel.planning.load_workload import as_workload
-from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan import Plan
 from tfaccel.scripts.command import INTERRUPTED, check_writable, interrupted, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.plan_flags import fixed_fields
@@ -72,11 +71,8 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         try:
             report = autotune(reference_of_workload(values), options, measure=measure, quiet=values.quiet)
-        except KeyboardInterrupt as error:
-            kept = _kept_report(reference_of_workload(values), options, measure)
-            if kept is None:
-                raise
-            report = kept
+        except _Interrupted as error:
+            report = error.report
             interrupted(program, error)
     if values.write is not None:
         report.plan.save(values.write)
@@ -95,50 +91,55 @@ def autotune(
     """`find_fastest`, showing each plan on standard error while it is measured, and what came of it.
 
     Raises:
-        KeyboardInterrupt: after Ctrl-C, with a text that says how the search continues.
+        KeyboardInterrupt: after Ctrl-C, with a text that says how the search continues, and what was measured.
     """
     from tfaccel.measuring.find_fastest import find_fastest
 
     measure = measure or MeasureOptions(for_new_process=True)
-    shown = None if quiet else _Shown(measure)
+    shown = _Shown(measure, quiet=quiet)
     try:
         return find_fastest(workload, measure=measure, progress=shown, **options)
     except KeyboardInterrupt:
         again = "The same command continues" if measure.use_cache else "The same command without --again continues"
-        raise KeyboardInterrupt(f"{again}.") from None
+        if shown.report is None:
+            raise KeyboardInterrupt(f"{again}.") from None
+        raise _Interrupted(f"{again}.", shown.report) from None
 
 
-def _kept_report(reference: str, options: dict[str, Any], measure: MeasureOptions) -> Report | None:
-    """What an interrupted search has kept; None if it had no result yet."""
-    from tfaccel.hardware.detect import detect_hardware
-    from tfaccel.planning.plan_cache import cached_plan
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C, and the report of what was measured before."""
 
-    fields = plan_field_names()
-    fixed = {name: value for name, value in options.items() if name in fields}
-    made = as_workload(reference, **{name: value for name, value in options.items() if name not in fields})
-    known = cached_plan(detect_hardware(), made, {**fixed, **({"tune_batch": True} if measure.tune_batch else {})})
-    report = None if known is None else Report.from_json(known.report)
-    return None if report is None or report.complete else report
+    def __init__(self, text: str, report: Report) -> None:
+        super().__init__(text)
+        self.report = report
 
 
 class _Shown(SearchProgress):
-    """Shows each plan on standard error."""
+    """Shows each plan on standard error, unless quiet; keeps the report of an interrupted search."""
 
-    def __init__(self, measure: MeasureOptions) -> None:
-        self._measure = measure
+    def __init__(self, measure: MeasureOptions, *, quiet: bool) -> None:
+        self.report: Report | None = None
+        self._measure, self._quiet = measure, quiet
         self._began = time.monotonic()
         self._count = 0
 
     def started(self, plan: Plan, axis: str) -> None:
+        if self._quiet:
+            return
         self._count += 1
         number = f"plan {self._count} of at most {self._measure.max_candidates}"
         seconds = f"{time.monotonic() - self._began:.0f} s of {self._measure.budget_seconds:g} s"
         show_progress("autotune", f"measuring {number}, {seconds}: {axis}")
 
     def measured(self, candidate: Candidate) -> None:
+        if self._quiet:
+            return
         show_progress("autotune", "")
         faster = "measured" if candidate.speedup is None else f"{candidate.speedup:.2f} times the speed"
         print(f"{candidate.axis}: {candidate.failure or candidate.rejection or faster}", file=sys.stderr)
+
+    def interrupted(self, report: Report) -> None:
+        self.report = report
 
 
 def _print(report: Report, *, tune_batch: bool) -> None:

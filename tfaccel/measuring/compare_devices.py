@@ -99,8 +99,7 @@ def compare_devices(
             raise PlanError(f"The comparison chooses {name}. Received: {name}={fixed[name]!r}. Leave it out.")
     made = as_workload(workload, **options)
     cpu_plan, gpu_plan = (plan_on(device, here, made, fixed) for device in (None, gpu))
-    by_name = isinstance(workload, str)
-    task = task_of(workload if by_name else made, options if by_name else {}, seed=_SEED)
+    task = task_of(workload, options, made=made, seed=_SEED)
     measured = _measured(task, cpu_plan, gpu_plan if is_here else None, given, progress)
     cpu = _cpu_time(cpu_plan, here, measured.get("cpu"), given, hardware)
     if "gpu" in measured:

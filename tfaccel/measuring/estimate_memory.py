@@ -69,11 +69,8 @@ def estimate_memory(
     plan = default_plan(hardware, made, **fixed)
     _check(batch_sizes, head_room)
     _LOGGER.info("tracing the training step of %s", made.name)
-    by_name = isinstance(workload, str)
-    with_options = options if by_name else {}
-    return estimate_of_plan(
-        workload if by_name else made, plan, hardware, with_options, batch_sizes=batch_sizes, head_room=head_room
-    )
+    given = workload if isinstance(workload, str) else made
+    return estimate_of_plan(given, plan, hardware, options, batch_sizes=batch_sizes, head_room=head_room)
 
 
 def estimate_of_plan(

@@ -83,8 +83,7 @@ def estimate_scaling(
             f"num_workers={plan.num_workers}. Leave strategy and devices out, or give one device."
         )
     _check(plan, numbers, step_seconds, assume)
-    by_name = isinstance(workload, str)
-    task = task_of(workload if by_name else made, options if by_name else {}, seed=_SEED)
+    task = task_of(workload, options, made=made, seed=_SEED)
     progress("building the model")
     facts = step_facts(task, plan, limit_seconds=LIMIT_SECONDS)
     step = StepOfOneDevice(

@@ -92,6 +92,7 @@ def find_fastest(
         earlier = None
     if earlier is not None and earlier.covers(measure, left_out):
         return replace(earlier, from_cache=True, kept_in=str(known.file) if known else None)
+    progress = progress or SearchProgress()
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
     search = PlanSearch(
@@ -99,7 +100,7 @@ def find_fastest(
         hardware,
         fixed,
         measure,
-        progress=progress or SearchProgress(),
+        progress=progress,
         left_out=left_out,
         earlier=earlier,
     )
@@ -114,12 +115,11 @@ def find_fastest(
         return replace(report, kept_in=None if file is None else str(file))
 
     try:
-        given, made_with = (workload, options) if isinstance(workload, str) else (made, {})
-        search.run(servers, task_of(given, made_with, seed=measure.seed, folder=folder))
+        search.run(servers, task_of(workload, options, made=made, seed=measure.seed, folder=folder))
         return kept()
     except BaseException:
         if search.has_result:
-            kept()
+            progress.interrupted(kept())
         raise
     finally:
         servers.close()

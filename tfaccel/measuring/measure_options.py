@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tfaccel.errors import PlanError
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from tfaccel.measuring.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +58,6 @@ class SearchProgress:
 
     def measured(self, candidate: Candidate) -> None:
         """A plan has been measured."""
+
+    def interrupted(self, report: Report) -> None:
+        """The search is interrupted, by Ctrl-C or an error; `report` has what was measured, and is kept."""

@@ -80,8 +80,7 @@ def roofline(
             "A roofline is measured on a single machine, with CPUs or GPUs. Received: a plan with "
             f"strategy={plan.strategy!r}, num_workers={plan.num_workers}. Unset TF_CONFIG, or choose --devices."
         )
-    by_name = isinstance(workload, str)
-    task = task_of(workload if by_name else made, options if by_name else {}, seed=0)
+    task = task_of(workload, options, made=made)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
     try:

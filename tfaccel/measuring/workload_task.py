@@ -12,18 +12,28 @@ from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 
 
-def task_of(given: Any, options: Mapping[str, Any], *, seed: int = 0, folder: Path | None = None) -> dict[str, Any]:
+def task_of(
+    given: Any,
+    options: Mapping[str, Any],
+    *,
+    made: Workload | None = None,
+    seed: int = 0,
+    folder: Path | None = None,
+) -> dict[str, Any]:
     """What a child process needs to know to make a workload.
 
     Args:
-        given: a recipe's name, an import path, or a `Workload`.
+        given: a recipe's name or an import path, from which the child makes the workload; or what else the caller got.
         options: arguments of the recipe or the function.
+        made: the workload made from `given`, which is sent if `given` has no name; None if `given` is a `Workload`.
         seed: determines weights and data.
         folder: where to keep the arrays of a `Workload`, for several children; None to send them.
 
     Raises:
         WorkloadError: if the workload cannot be sent to another process.
     """
+    if not isinstance(given, str):
+        given, options = made or given, {}
     origin, by_value = Origin.of([given])
     if isinstance(given, str) or folder is None:
         reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)
