@@ -155,13 +155,13 @@ def choice_figures(raw: Mapping[str, Any]) -> tuple[Figure, ...]:
             to_best.append(best.median)
             to_fit.append(fit.median)
     if to_best:
-        names = f"chosen plan / best of a sweep, {len(to_best)} families"
+        names = f"chosen plan / best of a sweep, {len(to_best)} of {len(FAMILIES)} families"
         figures += [
             Figure(name=ALL, quantity=f"{names}, median", values=(statistics.median(to_best),), at_least=0.95),
             Figure(name=ALL, quantity=f"{names}, worst", values=(min(to_best),), at_least=0.90),
             Figure(
                 name=ALL,
-                quantity=f"chosen plan / {MODEL_FIT.name}, {len(to_fit)} families, geometric mean",
+                quantity=f"chosen plan / {MODEL_FIT.name}, {len(to_fit)} of {len(FAMILIES)} families, geometric mean",
                 values=(statistics.geometric_mean(to_fit),),
                 at_least=1.5,
             ),

@@ -11,6 +11,7 @@ from tfaccel.benchmarks import engine_tasks
 from tfaccel.benchmarks.comparison import PARTS, step_time_ratio, tail_share, throughput_ratio
 from tfaccel.benchmarks.engine_tasks import Task
 from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.kernel_tasks import KERNEL_TASKS
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.training_programs import FitProgram, HandWrittenLoop, TrainedModel
@@ -175,6 +176,7 @@ ENGINE_FIGURES: dict[str, Callable[[str, SuiteOptions], Findings]] = {
     "kernels_mlp": fused_kernels(engine_tasks.large_mlp(steps_per_epoch=40, optimizer="adamw"), 1.05),
     "kernels_lstm": fused_kernels(engine_tasks.lstm(steps_per_epoch=24), 1.2),
     "kernels_gru": fused_kernels(engine_tasks.gru(steps_per_epoch=24), 1.2),
+    **{name: fused_kernels(task, 1.0) for name, task in KERNEL_TASKS.items()},
     "rematerialization": rematerialization(engine_tasks.transformer(steps_per_epoch=3), 0.65),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ class Task:
     steps_per_epoch: int
     num_epochs: int = 1
     jit_compile: bool | str = "auto"
-    optimizer: str = "adam"
+    optimizer: str | Mapping[str, Any] = "adam"
     dtype_policy: str = "float32"
 
     @property

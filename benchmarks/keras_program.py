@@ -1,4 +1,7 @@
-"""`Model.fit` with its defaults on a family, in timed windows. The environment decides on Keras's backend."""
+"""`Model.fit` on a family, in timed windows: with its defaults, or another dtype policy.
+
+The environment decides on Keras's backend.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ def _train(connection: Connection, task: dict[str, Any]) -> None:
     if keras.backend.backend() != task["backend"]:
         raise RuntimeError(f"Keras runs on the backend {keras.backend.backend()!r}, not on {task['backend']!r}.")
     family = FAMILIES[task["family"]]
+    keras.config.set_dtype_policy(task.get("dtype_policy", "float32"))
     keras.utils.set_random_seed(task["seed"])
     model = family.build_model()
     model.compile(**compile_args())

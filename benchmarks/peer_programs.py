@@ -37,7 +37,16 @@ class Peer:
 
 
 MODEL_FIT = Peer(name="Model.fit", program=_KERAS, options={"backend": "tensorflow"})
-KERAS_ON_JAX = Peer(name="Keras on JAX", program=_KERAS, package="jax", options={"backend": "jax"}, backend="jax")
+KERAS_ON_JAX = tuple(
+    Peer(
+        name=f"Keras on JAX, {policy}",
+        program=_KERAS,
+        package="jax",
+        options={"backend": "jax", "dtype_policy": policy},
+        backend="jax",
+    )
+    for policy in ("float32", "mixed_bfloat16")
+)
 
 
 def torch_peers(family: Family) -> list[Peer]:

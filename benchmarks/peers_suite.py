@@ -21,7 +21,7 @@ from tfaccel.planning.plan import Plan
 PEER_PACKAGES = ("torch", "jax")
 PEERS_FIGURES = tuple(f"{family}_{package}" for family in FAMILIES for package in PEER_PACKAGES)
 ALL = "all families"
-NAMES: Mapping[str, str] = {"torch": "the best of PyTorch", "jax": KERAS_ON_JAX.name}
+NAMES: Mapping[str, str] = {"torch": "the best of PyTorch", "jax": "the best of Keras on JAX"}
 MIN_MEAN: Mapping[str, float] = {"torch": 1.15, "jax": 1.3}  # geometric mean over the families
 MIN_EACH: Mapping[str, float | None] = {"torch": 0.95, "jax": None}
 _NUM_BEST = 2  # of PyTorch's variants: those that take part in the race
@@ -94,7 +94,7 @@ def _stages(name: str, results: dict[str, Any], known: Any, options: SuiteOption
     def raced() -> dict[str, Any]:
         chosen = chosen_plan(results["search"])
         if package == "jax":
-            return _race(family, chosen, [KERAS_ON_JAX], options)
+            return _race(family, chosen, list(KERAS_ON_JAX), options)
         variants = {peer.name: peer for peer in torch_peers(FAMILIES[family])}
         speeds = {one: trial["speed"] for one, trial in results["trials"].items() if not trial["failure"]}
         if not speeds:
@@ -184,10 +184,11 @@ def peers_figures(raw: Mapping[str, Any]) -> tuple[Figure, ...]:
             figures.append(figure)
             medians.append(figure.median)
         if medians:
+            count = f"{len(medians)} of {len(FAMILIES)} families"
             figures.append(
                 Figure(
                     name=ALL,
-                    quantity=f"chosen plan / {NAMES[package]}, {len(medians)} families, geometric mean",
+                    quantity=f"chosen plan / {NAMES[package]}, {count}, geometric mean",
                     values=(statistics.geometric_mean(medians),),
                     at_least=MIN_MEAN[package],
                 )

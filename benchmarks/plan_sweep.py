@@ -40,7 +40,7 @@ class SweepSpace:
     Attributes:
         reference: float32, without XLA and fused kernels.
         combined: all combinations of precision, compilation and threads that do not contradict themselves.
-        single: moves along the other axes, to be applied to the best of those.
+        single: moves along the other axes, each to be applied to the best plan so far.
     """
 
     reference: Plan
@@ -110,9 +110,8 @@ class PlanSweep:
             self._losses = first_losses(reference, None)
             for number, plan in enumerate(self._space.combined[:max_plans], 1):
                 self._measure(reference, plan, f"{number} of {len(self._space.combined[:max_plans])}")
-            best = self._best()
             for number, move in enumerate(self._space.single[:max_plans], 1):
-                changed = move.applied_to(best)
+                changed = move.applied_to(self._best())
                 if changed is not None and changed not in self._done:
                     self._measure(
                         reference, changed, f"single change {number} of {len(self._space.single[:max_plans])}"

@@ -16,7 +16,7 @@
     tfaccel benchmark peers --out=benchmarks/peers.json
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
-compared with Keras's operations; CPU only, about twelve minutes on two cores), `recipes` (trains each recipe to its
+compared with Keras's operations; CPU only, about sixteen minutes on two cores), `recipes` (trains each recipe to its
 stated result with `tfaccel.train`, with `Model.fit` and Keras's defaults, and with `Model.fit` and the recipe's
 settings; one to ten minutes per recipe), `search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same
 trials; ten minutes per repetition), `samplers` (30 trials of an MLP with Optuna's own loop and with `tfaccel.search`,
@@ -72,7 +72,9 @@ MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
 ENGINE_FIGURE_NAMES = (
     *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
     *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
-    *("kernels_lstm", "kernels_gru", "rematerialization"),
+    *("kernels_lstm", "kernels_gru"),
+    *("kernel_batch_normalization", "kernel_layer_normalization", "kernel_gelu", "kernel_attention"),
+    *("kernel_attention_masked", "kernel_adam", "kernel_momentum", "rematerialization"),
 )
 MEMORY_FIGURE_NAMES = (
     *("mlp", "cnn", "transformer", "lstm", "embedding", "mlp_bfloat16", "cnn_bfloat16", "transformer_bfloat16"),

@@ -83,9 +83,9 @@ def test_figures_of_families_and_of_all():
     ours = figures["cnn", "throughput chosen plan (jit_compile=True) / best of 2 swept (jit_compile=True)"]
     assert ours.values == (1.0, 1.0, 1.0)
     everything = {quantity: figure for (name, quantity), figure in figures.items() if name == "all families"}
-    assert everything["chosen plan / best of a sweep, 2 families, worst"].values == pytest.approx((0.9,))
-    assert everything["chosen plan / best of a sweep, 2 families, median"].median == pytest.approx(0.95)
-    mean = everything["chosen plan / Model.fit, 2 families, geometric mean"]
+    assert everything["chosen plan / best of a sweep, 2 of 7 families, worst"].values == pytest.approx((0.9,))
+    assert everything["chosen plan / best of a sweep, 2 of 7 families, median"].median == pytest.approx(0.95)
+    mean = everything["chosen plan / Model.fit, 2 of 7 families, geometric mean"]
     assert (mean.median, mean.met) == (pytest.approx(1.0), False)
     assert figures["cnn", "throughput chosen plan / Model.fit"].met is False
     assert figures["mlp", "seconds of choosing"].met is True

@@ -9,8 +9,11 @@ import tfaccel
 from tfaccel.benchmarks import engine_tasks
 from tfaccel.benchmarks.engine_suite import ENGINE_FIGURES
 from tfaccel.benchmarks.epoch_clock import EpochClock
+from tfaccel.benchmarks.kernel_tasks import KERNEL_TASKS
 from tfaccel.benchmarks.training_programs import FitProgram, HandWrittenLoop, TrainedModel
 from tfaccel.scripts.benchmark import ENGINE_FIGURE_NAMES
+from tfaccel.training.kernels.fused_kernels import LAYER_KERNELS
+from tfaccel.training.kernels.optimizer_updates import fused_update
 
 task = engine_tasks.mlp(steps_per_epoch=6, num_epochs=2)
 weights = TrainedModel(task).weights
@@ -62,6 +65,11 @@ for task in (engine_tasks.cnn, engine_tasks.lstm, engine_tasks.transformer, engi
     x, y = small.arrays()
     assert small.compiled_model()(x[:2]).shape == (2, 10), small.name
     assert len(x) == len(y) == 4 and 0 <= y.min() <= y.max() < 10, small.name
+for name, task in KERNEL_TASKS.items():  # each has its fused kernel in the step
+    model = task.compiled_model()
+    used = [kernel.__name__ for layer in model.layers for kernel in LAYER_KERNELS if kernel(layer)]
+    wanted = "fused_" + name.removeprefix("kernel_").removesuffix("_masked")
+    assert wanted in used or name in ("kernel_adam", "kernel_momentum") and fused_update(model.optimizer), (name, used)
 assert tuple(ENGINE_FIGURES) == ENGINE_FIGURE_NAMES
 names = [layer.name for layer in engine_tasks.cnn(steps_per_epoch=2).build_model().layers]
 assert sum(name.startswith("conv2d") for name in names) == 6, names

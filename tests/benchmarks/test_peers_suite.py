@@ -64,15 +64,25 @@ def test_figures_compare_with_the_fastest_variant():
         "mlp_torch": raced(**{"chosen plan": timing(1.0, 1.0), slow: timing(9.0, 9.0), fast: timing(2.0, 2.0)}),
         "cnn_torch": raced(**{"chosen plan": timing(2.0, 2.0), slow: timing(1.0, 1.0)}),
         "gru_torch": {"search": {}},
-        "mlp_jax": raced(**{"chosen plan": timing(1.0, 1.0), "Keras on JAX": timing(1.5, 1.5)}),
+        "mlp_jax": raced(**{"chosen plan": timing(1.0, 1.0), "Keras on JAX, float32": timing(1.5, 1.5)}),
     }
     figures = [(figure.name, figure.quantity, figure.median, figure.met) for figure in peers_figures(raw)]
     assert figures == [
         ("mlp_torch", f"throughput chosen plan / {fast}", 2.0, True),
         ("cnn_torch", f"throughput chosen plan / {slow}", 0.5, False),
-        ("all families", "chosen plan / the best of PyTorch, 2 families, geometric mean", pytest.approx(1.0), False),
-        ("mlp_jax", "throughput chosen plan / Keras on JAX", 1.5, None),
-        ("all families", "chosen plan / Keras on JAX, 1 families, geometric mean", pytest.approx(1.5), True),
+        (
+            "all families",
+            "chosen plan / the best of PyTorch, 2 of 7 families, geometric mean",
+            pytest.approx(1.0),
+            False,
+        ),
+        ("mlp_jax", "throughput chosen plan / Keras on JAX, float32", 1.5, None),
+        (
+            "all families",
+            "chosen plan / the best of Keras on JAX, 1 of 7 families, geometric mean",
+            pytest.approx(1.5),
+            True,
+        ),
     ]
 
 
@@ -81,9 +91,9 @@ def test_models_of_another_size_are_not_compared():
         def __init__(self, num_parameters):
             self.built = {"num_parameters": num_parameters}
 
-    peer = peer_programs.KERAS_ON_JAX
+    peer = peer_programs.KERAS_ON_JAX[0]
     assert peers_suite._checked(Child(5), Child(5), peer).built["num_parameters"] == 5
-    with pytest.raises(TfaccelError, match="5 trainable parameters in Keras, 6 in Keras on JAX"):
+    with pytest.raises(TfaccelError, match="5 trainable parameters in Keras, 6 in Keras on JAX, float32"):
         peers_suite._checked(Child(6), Child(5), peer)
 
 

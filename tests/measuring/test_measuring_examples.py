@@ -13,6 +13,7 @@ import pytest
         "measuring.interleaved",
         "measuring.candidate",
         "measuring.duel",
+        "measuring.plan_times",
         "measuring.loss_check",
         "measuring.reference_plan",
         "measuring.report",

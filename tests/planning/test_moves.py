@@ -47,9 +47,11 @@ def test_onednn_is_for_cpus():
 
 
 def test_bfloat16_by_grappler_is_measured_where_the_cpu_computes_in_it():
-    assert values_of("grappler_bfloat16", Hardware(cpu_features=("AVX2",))) == []
-    assert values_of("grappler_bfloat16", Hardware(cpu_features=("AVX512_BF16",))) == [True]
-    assert values_of("grappler_bfloat16", GPU) == []
+    def has_grappler(hardware):
+        return "Grappler" in {move.axis for move in moves(hardware, DIGITS, {})}
+
+    assert has_grappler(Hardware(cpu_features=("AVX512_BF16",)))
+    assert not has_grappler(Hardware(cpu_features=("AVX2",))) and not has_grappler(GPU)
 
 
 def test_installed_allocators_are_measured_on_cpus():
@@ -81,6 +83,19 @@ def test_xla_replaces_what_it_excludes():
     changed = move.applied_to(best)
     assert (changed.jit_compile, changed.fused_kernels) == (True, False)
     assert not [move for move in moves(Hardware(), DIGITS, {"fused_kernels": True}) if move.axis == "XLA"]
+
+
+def test_bfloat16_comes_from_the_dtype_policy_or_from_grappler():
+    machine = Hardware(cpu_features=("AVX512_BF16",), num_usable_cores=2)
+    found = {move.axis: move for move in moves(machine, DIGITS, {"dtype_policy": "float32"})}
+    plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, dtype_policy="mixed_bfloat16")
+    changed = found["Grappler"].applied_to(plan)
+    assert (changed.dtype_policy, changed.grappler_bfloat16) == ("float32", True)
+    assert "precision" not in found and "Grappler" not in {
+        one.axis for one in moves(machine, DIGITS, {"dtype_policy": "mixed_bfloat16"})
+    }
+    [back] = [move for move in moves(machine, DIGITS, {}) if move.axis == "precision"]
+    assert back.applied_to(changed).grappler_bfloat16 is False
 
 
 def test_turning_a_default_off_comes_last():

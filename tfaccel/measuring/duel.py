@@ -16,7 +16,9 @@ WINDOW_SECONDS = 0.3
 MIN_GAIN = 0.02  # smaller gains are not worth a less simple plan
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 7
 _CLEARLY_SLOWER = 0.9
-_HOPELESS = 1 / 3
+_HOPELESS = 1 / 3  # of the best plan's speed, in a window beside none of its own
+_HOPELESS_IN_LONG_WINDOW = 0.6
+_LONG_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,11 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
         CandidateFailed: if one of them fails.
     """
     probe, rate = challenger.last_window, best.candidate.examples_per_second
-    if probe is not None and rate is not None and rate_of(probe, challenger.candidate.plan) < _HOPELESS * rate:
-        challenger.candidate = replace(challenger.candidate, windows=(probe,))
-        return Duel((rate_of(probe, challenger.candidate.plan) / rate,))
+    if probe is not None and rate is not None:
+        ratio = rate_of(probe, challenger.candidate.plan) / rate
+        if ratio < (_HOPELESS if probe.seconds < _LONG_SECONDS else _HOPELESS_IN_LONG_WINDOW):
+            challenger.candidate = replace(challenger.candidate, windows=(probe,))
+            return Duel((ratio,))
     ratios: list[float] = []
     num_steps = [steps_of_window(one) for one in (best, challenger)]
     for turn in range(_MAX_ROUNDS):
@@ -84,11 +88,13 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
 
 
 def steps_of_window(child: CandidateChild) -> int:
-    """The number of steps of about `WINDOW_SECONDS`, estimated by an untimed window."""
+    """The number of steps of about `WINDOW_SECONDS`, estimated by its last window or, if that was short, another."""
     if child.candidate.windows:
         return child.candidate.windows[0].num_steps
-    probe = child.warm_up(CHECKED_STEPS)
-    return max(2, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
+    probe = child.last_window
+    if probe is None or probe.seconds < WINDOW_SECONDS:
+        probe = child.warm_up(CHECKED_STEPS)
+    return max(1, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
 
 
 def rate_of(window: CandidateWindow, plan: Plan) -> float:

@@ -20,6 +20,7 @@ from tfaccel.measuring.gains import Gains
 from tfaccel.measuring.loss_check import first_losses, what_is_wrong
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
+from tfaccel.measuring.plan_times import PlanTimes
 from tfaccel.measuring.reference_plan import reference_of
 from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
 from tfaccel.measuring.timed_child import CandidateFailed
@@ -69,7 +70,7 @@ class PlanSearch:
         self._reference_losses: tuple[float, ...] | None = None
         self._step_operations: int | None = None
         self._memory: dict[bool, MemoryEstimate] = {}
-        self._longest_seconds = 0.0
+        self._times = PlanTimes()
         self._began = time.monotonic()
 
     def run(self, servers: CandidateServers, task: dict[str, Any]) -> None:
@@ -129,18 +130,23 @@ class PlanSearch:
         if best.share_of_waiting > _MOSTLY_WAITING:
             waiting.sort(key=lambda move: move.axis != "input")
         lost: list[Move] = []
+        skipped = ""
         while waiting:
             move = waiting.pop(0)
             plan = move.applied_to(best.candidate.plan)
-            if plan is None or plan in self._candidates:
+            waits_little = best.share_of_waiting < _WAITING_SHARE
+            if plan is None or plan in self._candidates or (move.axis == "input" and waits_little):
                 continue
-            if move.axis == "input" and best.share_of_waiting < _WAITING_SHARE:
+            if self._is_over(plan):
+                if not plan.jit_compile:
+                    break
+                skipped, self._stopped_because = self._stopped_because, _INTERRUPTED  # others compile faster
                 continue
-            if self._is_over():
-                break
             if self._exceeds_memory(plan, move.axis):
                 continue
+            began = time.monotonic()
             before, best = best, self._better(best, self._started(plan, move.axis)) or best
+            self._times.note(plan, time.monotonic() - began)
             if best is before:
                 lost.append(move)
                 if self._can_recompute(plan):
@@ -148,7 +154,7 @@ class PlanSearch:
             elif move.axis in _COUPLED:  # what lost before may win now
                 waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
         else:
-            self._stopped_because = NO_MOVE_LEFT
+            self._stopped_because = skipped or NO_MOVE_LEFT
         if not best.candidate.windows:  # no other plan could be compared with it
             try:
                 best.window(steps_of_window(best))
@@ -183,17 +189,17 @@ class PlanSearch:
         self._note(Candidate(plan=plan, axis=axis, rejection=f"It would need an estimated {needed}."))
         return True
 
-    def _is_over(self) -> bool:
-        """Whether a limit allows no further plan; notes which."""
+    def _is_over(self, plan: Plan) -> bool:
+        """Whether a limit does not allow this further plan; notes which."""
         options = self._options
         measured = [one for one in self._candidates.values() if one.windows or one.failure or one.build_seconds]
         if len(measured) >= options.max_candidates:
             count = "One plan was" if len(measured) == 1 else f"{len(measured)} plans were"
             self._stopped_because = f"{count} measured (max_candidates={options.max_candidates})."
             return True
-        if time.monotonic() - self._began + self._longest_seconds > options.budget_seconds:
+        if time.monotonic() - self._began + self._times.expected(plan) > options.budget_seconds:
             if len(self._candidates) == 1:
-                longest = self._longest_seconds
+                longest = self._times.longest
                 raise PlanError(
                     f"budget_seconds={options.budget_seconds:g} is too small to compare plans: to start and warm up "
                     f"the first one took {longest:.1f} seconds. Use at least {math.ceil(4 * longest)}."
@@ -214,7 +220,7 @@ class PlanSearch:
         except CandidateFailed as error:
             self._note(child.fail(str(error)))
             return None
-        self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
+        self._times.note(plan, time.monotonic() - began)
         if self._reference_losses is None:
             self._reference_losses = losses
         reference = self._reference or plan

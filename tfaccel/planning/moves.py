@@ -10,6 +10,7 @@ from typing import Any
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import candidate_plans
+from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 
@@ -23,8 +24,8 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "XLA": ("jit_compile",),
     "batch": ("global_batch_size",),
     "devices": ("strategy", "devices", "num_logical_cpus", "communication"),
-    "threads": ("intra_op_threads", "inter_op_threads"),
     "Grappler": ("grappler_bfloat16",),
+    "threads": ("intra_op_threads", "inter_op_threads"),
     "input": ("data_threads", "prefetch_batches", "prefetch_to_device", "cache_data", "augment_on"),
     "communication": ("communication", "bytes_per_pack"),
     "GPU threads": ("gpu_thread_mode",),
@@ -109,6 +110,8 @@ def moves(
     order = list(AXES)
     further += _input_moves(first, hardware, workload)
     found = [_alone(move) for move in [*found, *further]]
+    if isinstance(workload.build_model, RebuiltModel):
+        fixed = {**fixed, "dtype_policy": workload.build_model.dtype_policy}
     found = [move for move in found if all(fixed.get(name, value) == value for name, value in move.changes)]
     on_cpu = first.devices[0].startswith("CPU")
     is_small = on_cpu and step_operations is not None and step_operations < _SMALL_STEP
@@ -116,9 +119,13 @@ def moves(
 
 
 def _alone(move: Move) -> Move:
-    """The move to XLA without what it excludes; that to training without XLA as it is."""
-    without = (("fused_kernels", False), ("grappler_bfloat16", False), ("xla_auto_clustering", False))
-    return Move(move.axis, (*move.changes, *without)) if ("jit_compile", True) in move.changes else move
+    """The move, away from what it excludes: XLA from kernels and Grappler, a dtype policy from Grappler's bfloat16."""
+    without: tuple[tuple[str, Any], ...] = ()
+    if ("jit_compile", True) in move.changes:
+        without = (("fused_kernels", False), ("grappler_bfloat16", False), ("xla_auto_clustering", False))
+    elif dict(move.changes).get("dtype_policy", "float32") != "float32":
+        without = (("grappler_bfloat16", False),)
+    return Move(move.axis, (*move.changes, *without))
 
 
 def _is_doubtful(move: Move, is_small: bool) -> bool:
@@ -164,7 +171,7 @@ def _graph_moves(first: Plan, hardware: Hardware) -> list[Move]:
     """What TensorFlow may do to the graph; and single steps in place of a loop."""
     found = [Move("clustering", (("xla_auto_clustering", True),)), Move("steps", (("steps_per_execution", 1),))]
     if first.devices[0].startswith("CPU") and {"AVX512_BF16", "AMX_BF16"} & {*hardware.cpu_features}:
-        found.append(Move("Grappler", (("grappler_bfloat16", True),)))
+        found.append(Move("Grappler", (("dtype_policy", "float32"), ("grappler_bfloat16", True))))
     return found
 
 

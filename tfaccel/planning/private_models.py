@@ -1,4 +1,4 @@
-"""The private names of Keras's models that planning needs; Keras is imported only where there is a model."""
+"""The private names of Keras's models that planning needs; Keras itself is not imported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ def given_compile_arguments(model: Any) -> dict[str, Any]:
 
 def recurrent_states(model: Any) -> list[Any]:
     """The states of a model's stateful recurrent layers, which `model.variables` omits."""
-    import keras
-
-    layers = private_part(model, "_flatten_layers")()
-    states = [one for layer in layers for one in keras.tree.flatten(getattr(layer, "states", None))]
-    return [one for one in states if isinstance(one, keras.Variable)]
+    found = []
+    parts = [getattr(layer, "states", None) for layer in private_part(model, "_flatten_layers")()]
+    while parts:
+        part = parts.pop(0)
+        if isinstance(part, list | tuple):
+            parts = [*part, *parts]
+        elif hasattr(part, "assign"):
+            found.append(part)
+    return found

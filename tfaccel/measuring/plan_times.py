@@ -1,0 +1,37 @@
+"""How long it took to measure plans, and how long another one is likely to take."""
+
+from __future__ import annotations
+
+from tfaccel.planning.plan import Plan
+
+_COMPILES_LONGER = 1.5  # a plan with XLA takes at least so many times as long, until one has been measured
+
+
+class PlanTimes:
+    """The seconds from the start of each plan's process to the end of its last window.
+
+    Example:
+        >>> plain = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> compiled = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32, jit_compile=True)
+        >>> times = PlanTimes()
+        >>> times.note(plain, 4.0)
+        >>> times.expected(plain), times.expected(compiled)
+        (4.0, 6.0)
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[Plan, float] = {}
+
+    def note(self, plan: Plan, seconds: float) -> None:
+        """Notes how long a plan took."""
+        self._seconds[plan] = seconds
+
+    def expected(self, plan: Plan) -> float:
+        """As long as the slowest one so far, of those with XLA or without; 0 before any was noted."""
+        alike = [seconds for one, seconds in self._seconds.items() if one.jit_compile == plan.jit_compile]
+        return max(alike) if alike else self.longest * (_COMPILES_LONGER if plan.jit_compile else 1.0)
+
+    @property
+    def longest(self) -> float:
+        """The longest time so far."""
+        return max(self._seconds.values(), default=0.0)
