@@ -20,7 +20,7 @@ from tfaccel.measuring.gains import Gains
 from tfaccel.measuring.loss_check import first_losses, what_is_wrong
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
-from tfaccel.measuring.plan_times import PlanTimes
+from tfaccel.measuring.plan_times import PlanTimes, compiles_long
 from tfaccel.measuring.reference_plan import reference_of
 from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
 from tfaccel.measuring.timed_child import CandidateFailed
@@ -31,7 +31,7 @@ from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import installed_versions
 
-_COUPLED = ("precision", "XLA")  # the gain of one depends on the other
+_COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler"}  # a gain on one may make the other pay
 _INTERRUPTED = "It was interrupted."
 _WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
 _MOSTLY_WAITING = 0.3  # then they come first
@@ -138,7 +138,7 @@ class PlanSearch:
             if plan is None or plan in self._candidates or (move.axis == "input" and waits_little):
                 continue
             if self._is_over(plan):
-                if not plan.jit_compile:
+                if not compiles_long(plan):
                     break
                 skipped, self._stopped_because = self._stopped_because, _INTERRUPTED  # others compile faster
                 continue
@@ -151,8 +151,8 @@ class PlanSearch:
                 lost.append(move)
                 if self._can_recompute(plan):
                     waiting.insert(0, Move("rematerialization", (*move.changes, ("rematerialization", True))))
-            elif move.axis in _COUPLED:  # what lost before may win now
-                waiting = [one for one in lost if one.axis in _COUPLED and one.axis != move.axis] + waiting
+            else:
+                waiting = [one for one in lost if one.axis == _COUPLED.get(move.axis)] + waiting
         else:
             self._stopped_because = skipped or NO_MOVE_LEFT
         if not best.candidate.windows:  # no other plan could be compared with it

@@ -7,6 +7,11 @@ from tfaccel.planning.plan import Plan
 _COMPILES_LONGER = 1.5  # a plan with XLA takes at least so many times as long, until one has been measured
 
 
+def compiles_long(plan: Plan) -> bool:
+    """Whether XLA compiles the plan's step, or parts of it."""
+    return plan.jit_compile or plan.xla_auto_clustering
+
+
 class PlanTimes:
     """The seconds from the start of each plan's process to the end of its last window.
 
@@ -28,8 +33,8 @@ class PlanTimes:
 
     def expected(self, plan: Plan) -> float:
         """As long as the slowest one so far, of those with XLA or without; 0 before any was noted."""
-        alike = [seconds for one, seconds in self._seconds.items() if one.jit_compile == plan.jit_compile]
-        return max(alike) if alike else self.longest * (_COMPILES_LONGER if plan.jit_compile else 1.0)
+        alike = [seconds for one, seconds in self._seconds.items() if compiles_long(one) == compiles_long(plan)]
+        return max(alike) if alike else self.longest * (_COMPILES_LONGER if compiles_long(plan) else 1.0)
 
     @property
     def longest(self) -> float:
