@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tfaccel.planning.plan import Plan
 
-_COMPILES_LONGER = 1.5  # a plan with XLA takes at least so many times as long, until one has been measured
+_COMPILES_LONGER = 1.5  # a plan that XLA compiles may take so many times as long as the others before
+_END_SECONDS = 1.5  # to end the processes, and to keep the report
 
 
 def compiles_long(plan: Plan) -> bool:
@@ -21,7 +22,7 @@ class PlanTimes:
         >>> times = PlanTimes()
         >>> times.note(plain, 4.0)
         >>> times.expected(plain), times.expected(compiled)
-        (4.0, 6.0)
+        (5.5, 7.5)
     """
 
     def __init__(self) -> None:
@@ -32,9 +33,10 @@ class PlanTimes:
         self._seconds[plan] = seconds
 
     def expected(self, plan: Plan) -> float:
-        """As long as the slowest one so far, of those with XLA or without; 0 before any was noted."""
+        """As long as the slowest one so far, of those that XLA compiles or the others, and the end of the search."""
         alike = [seconds for one, seconds in self._seconds.items() if compiles_long(one) == compiles_long(plan)]
-        return max(alike) if alike else self.longest * (_COMPILES_LONGER if compiles_long(plan) else 1.0)
+        longest = max(alike) if alike else self.longest
+        return longest * (_COMPILES_LONGER if compiles_long(plan) else 1.0) + _END_SECONDS
 
     @property
     def longest(self) -> float:
