@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.training.kernels.recurrent import before_each_step, differentiable_again, num_steps
-
-_STEPS_TOGETHER = 4  # in one iteration of the loop, whose own time is not small beside that of a step
+from tfaccel.training.kernels.recurrent import before_each_step, differentiable_again, num_steps, unrolled_loop
 
 
-def gate_gradients(arguments: Sequence[tf.Tensor], steps: Any, upstream: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+def gate_gradients(
+    arguments: Sequence[tf.Tensor],
+    steps: Mapping[str, tf.TensorArray],
+    hiddens: tf.Tensor,
+    upstream: Sequence[tf.Tensor],
+) -> Sequence[tf.Tensor]:
     """Gradients with respect to the gates before their activations, the recurrent kernel and the initial states.
 
     Args:
         arguments: inputs, initial hidden state and cell state, kernel, recurrent kernel and bias, as in `lstm`.
-        steps: the activations of all steps, as `tf.raw_ops.BlockLSTM` returns them.
+        steps: the values of each step, by their names in `tf.raw_ops.LSTMBlockCellGrad`.
+        hiddens: the hidden states after all steps.
         upstream: gradients with respect to the hidden states, of all steps or of the last one, and the last cell state.
 
     Returns:
@@ -26,27 +30,29 @@ def gate_gradients(arguments: Sequence[tf.Tensor], steps: Any, upstream: Sequenc
 
     return differentiable_again(
         (*arguments, *upstream),
-        fast=lambda *values: _in_closed_form(values[:6], steps, values[6:]),
+        fast=lambda *values: _in_closed_form(values[:6], steps, hiddens, values[6:]),
         differentiable=lambda *values: _by_automatic_differentiation(values[:6], values[6:]),
     )
 
 
 def _in_closed_form(
-    arguments: Sequence[tf.Tensor], steps: Any, upstream: Sequence[tf.Tensor]
+    arguments: Sequence[tf.Tensor],
+    steps: Mapping[str, tf.TensorArray],
+    hiddens: tf.Tensor,
+    upstream: Sequence[tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    inputs, hidden, cell, _, recurrent_kernel, bias = arguments
+    inputs, hidden, _, _, recurrent_kernel, bias = arguments
     of_hidden, of_cell = upstream
     of_all_steps = len(of_hidden.shape) == 3
     peephole, transposed = tf.zeros_like(bias[: hidden.shape[-1]]), tf.transpose(recurrent_kernel)
     shapes = {"x": hidden[:, :0], "h_prev": hidden, "w": recurrent_kernel, "b": bias}  # their values are not used
     fixed = {**shapes, "wci": peephole, "wcf": peephole, "wco": peephole, "use_peephole": False}
-    saved = {name: getattr(steps, name) for name in ("i", "cs", "f", "o", "ci", "co")}
-    saved["cs_prev"] = before_each_step(cell, steps.cs)
+    saved = {name: array for name, array in steps.items() if name != "h"}
 
     def one_step(done: Any, of_gates: tf.TensorArray, of_hidden_after: tf.Tensor, of_cell: tf.Tensor) -> Any:
         step = length - 1 - done
         gradient = tf.raw_ops.LSTMBlockCellGrad(
-            **{name: values[step] for name, values in saved.items()},
+            **{name: array.read(step) for name, array in saved.items()},
             **fixed,
             h_grad=of_hidden_after + of_hidden[step] if of_all_steps else of_hidden_after,
             cs_grad=of_cell,
@@ -54,22 +60,12 @@ def _in_closed_form(
         of_hidden_before = tf.matmul(gradient.dicfo, transposed)
         return done + 1, of_gates.write(step, gradient.dicfo), of_hidden_before, gradient.cs_prev_grad
 
-    def body(*state: Any) -> Any:
-        for _ in range(together):
-            state = one_step(*state)
-        return state
-
     length = num_steps(inputs)
-    together = _STEPS_TOGETHER if isinstance(length, int) else 1
-    whole = length - length % together
     of_gates = tf.TensorArray(tf.float32, length, element_shape=[hidden.shape[0], *bias.shape])
     start = (tf.constant(0), of_gates, tf.zeros_like(hidden) if of_all_steps else of_hidden, of_cell)
-    state = tf.while_loop(lambda done, *_: done < whole, body, start, maximum_iterations=whole)
-    for _ in range(length % together if together > 1 else 0):
-        state = one_step(*state)
-    _, of_gates, *of_states = state
+    _, of_gates, *of_states = unrolled_loop(one_step, start, length)
     of_gates = of_gates.stack()
-    before = tf.reshape(before_each_step(hidden, steps.h), [-1, hidden.shape[-1]])
+    before = tf.reshape(before_each_step(hidden, hiddens), [-1, hidden.shape[-1]])
     of_recurrent_kernel = tf.matmul(before, tf.reshape(of_gates, [-1, bias.shape[0]]), transpose_a=True)
     return (of_gates, of_recurrent_kernel, *of_states)
 

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_recurrent
 
+_STEPS_TOGETHER = 4  # in one iteration of a loop
+
 Run = Callable[[tf.Tensor, Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
 
@@ -105,6 +107,34 @@ def num_steps(sequences: tf.Tensor) -> Any:
         5
     """
     return tf.shape(sequences)[0] if sequences.shape[0] is None else sequences.shape[0]
+
+
+def unrolled_loop(one_step: Callable[..., Any], start: tuple[Any, ...], length: Any) -> tuple[Any, ...]:
+    """Calls `one_step` so many times, on what it returned before; several calls in each iteration of a loop.
+
+    An iteration's own time is not small beside that of a step.
+
+    Args:
+        one_step: takes and returns a number, which it increments, and any further values.
+        start: its first arguments; the number is 0.
+        length: how often, as `num_steps` returns it.
+
+    Example:
+        >>> unrolled_loop(lambda done, x: (done + 1, 2 * x), (tf.constant(0), tf.constant(1)), 6)[1].numpy()
+        64
+    """
+    together = _STEPS_TOGETHER if isinstance(length, int) else 1
+    whole = length - length % together
+
+    def body(*values: Any) -> Any:
+        for _ in range(together):
+            values = one_step(*values)
+        return values
+
+    values = tf.while_loop(lambda done, *_: done < whole, body, start, maximum_iterations=whole)
+    for _ in range(length % together if together > 1 else 0):
+        values = one_step(*values)
+    return tuple(values)
 
 
 def before_each_step(first: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
