@@ -65,7 +65,7 @@ KERNEL_TASKS: Mapping[str, Task] = {
     "kernel_attention_masked": one_layer(
         "masked attention", partial(_attention, use_causal_mask=True), _SEQUENCES, steps_per_epoch=4
     ),
-    "kernel_adam": large_mlp(steps_per_epoch=40),
+    "kernel_adam": large_mlp(steps_per_epoch=40, optimizer={"class_name": "Adam", "config": {"learning_rate": 1e-4}}),
     "kernel_momentum": large_mlp(
         steps_per_epoch=40, optimizer={"class_name": "SGD", "config": {"learning_rate": 0.01, "momentum": 0.9}}
     ),
