@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.kernels.gru_gradients import recurrent_gradients
-from tfaccel.training.kernels.recurrent import fused_recurrence, num_steps
+from tfaccel.training.kernels.recurrent import fused_recurrence, num_steps, unrolled_loop
 
 
 def fused_gru(layer: keras.layers.Layer) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _all_steps(
     names = ("state", "update", "reset", "candidate", "product")
     arrays = [tf.TensorArray(tf.float32, length, element_shape=[state.shape[0], units]) for _ in names]
 
-    def body(step: tf.Tensor, state: tf.Tensor, *arrays: tf.TensorArray) -> Any:
+    def one_step(step: Any, state: tf.Tensor, *arrays: tf.TensorArray) -> Any:
         products = tf.nn.bias_add(tf.matmul(state, recurrent_kernel), recurrent_bias)
         for_gates, product = tf.split(products, [2 * units, units], 1)
         update, reset = tf.split(tf.sigmoid(of_gates[step] + for_gates), 2, 1)
@@ -95,7 +95,7 @@ def _all_steps(
         return step + 1, state, *(array.write(step, value) for array, value in zip(arrays, values, strict=True))
 
     start = (tf.constant(0), state, *arrays)
-    _, _, *arrays = tf.while_loop(lambda step, *_: step < length, body, start, maximum_iterations=length)
+    _, _, *arrays = unrolled_loop(one_step, start, length)
     states, *others = arrays
     outputs = states.stack()
     return outputs, {"outputs": outputs, **dict(zip(names[1:], others, strict=True))}

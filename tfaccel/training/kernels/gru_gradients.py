@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.training.kernels.recurrent import before_each_step, differentiable_again, num_steps
+from tfaccel.training.kernels.recurrent import before_each_step, differentiable_again, num_steps, unrolled_loop
 
 
 def recurrent_gradients(
@@ -39,7 +39,7 @@ def _in_closed_form(
     units, length, of_all_steps = recurrent_kernel.shape[0], num_steps(inputs), len(upstream.shape) == 3
     before, transposed = before_each_step(state, saved["outputs"]), tf.transpose(recurrent_kernel)
 
-    def body(done: tf.Tensor, of_state: tf.Tensor, of_inner: tf.TensorArray, of_outer: tf.TensorArray) -> Any:
+    def one_step(done: Any, of_state: tf.Tensor, of_inner: tf.TensorArray, of_outer: tf.TensorArray) -> Any:
         step = length - 1 - done
         of_state = of_state + upstream[step] if of_all_steps else of_state
         names = ("update", "reset", "candidate", "product")
@@ -54,7 +54,7 @@ def _in_closed_form(
 
     arrays = [tf.TensorArray(tf.float32, length, element_shape=[state.shape[0], size * units]) for size in (3, 1)]
     start = (tf.constant(0), tf.zeros_like(state) if of_all_steps else upstream, *arrays)
-    _, of_state, *arrays = tf.while_loop(lambda done, *_: done < length, body, start, maximum_iterations=length)
+    _, of_state, *arrays = unrolled_loop(one_step, start, length)
     of_inner, of_candidate = (array.stack() for array in arrays)
     of_outer = tf.concat([of_inner[..., : 2 * units], of_candidate], -1)
     rows = tf.reshape(of_inner, [-1, 3 * units])

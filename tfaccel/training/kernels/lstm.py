@@ -59,7 +59,7 @@ def lstm(
     def computed(*arguments: tf.Tensor) -> tuple[Any, Any]:
         inputs, *_, kernel, _, bias = arguments
         steps, last_hidden, last_cell = _all_steps(arguments)
-        hiddens = steps["h"].stack()
+        hiddens = steps.pop("h").stack()
 
         def gradients(*upstream: tf.Tensor) -> list[tf.Tensor]:
             of_gates, of_recurrent_kernel, *of_states = gate_gradients(arguments, steps, hiddens, upstream)

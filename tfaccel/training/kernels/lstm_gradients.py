@@ -47,12 +47,11 @@ def _in_closed_form(
     peephole, transposed = tf.zeros_like(bias[: hidden.shape[-1]]), tf.transpose(recurrent_kernel)
     shapes = {"x": hidden[:, :0], "h_prev": hidden, "w": recurrent_kernel, "b": bias}  # their values are not used
     fixed = {**shapes, "wci": peephole, "wcf": peephole, "wco": peephole, "use_peephole": False}
-    saved = {name: array for name, array in steps.items() if name != "h"}
 
     def one_step(done: Any, of_gates: tf.TensorArray, of_hidden_after: tf.Tensor, of_cell: tf.Tensor) -> Any:
         step = length - 1 - done
         gradient = tf.raw_ops.LSTMBlockCellGrad(
-            **{name: array.read(step) for name, array in saved.items()},
+            **{name: array.read(step) for name, array in steps.items()},
             **fixed,
             h_grad=of_hidden_after + of_hidden[step] if of_all_steps else of_hidden_after,
             cs_grad=of_cell,

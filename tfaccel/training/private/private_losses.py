@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
+from tfaccel.training.private import private_api
 
 patch_lock = threading.RLock()
 
@@ -94,7 +95,7 @@ def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict
 def loss_trackers(model: keras.Model) -> list[keras.metrics.Mean]:
     """The metrics in which Keras logs the loss of a compiled model, and that of each of its outputs."""
     compiled = private_part(model, "_compile_loss")
-    return [private_part(model, "_loss_tracker"), *(compiled.metrics if compiled is not None else ())]
+    return [private_api.loss_tracker(model), *(compiled.metrics if compiled is not None else ())]
 
 
 def merge_mask(sample_weight: Any, mask: Any, *, dtype: Any, values: Any) -> Any:

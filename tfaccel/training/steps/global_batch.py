@@ -120,9 +120,8 @@ def _reduce(
         return original(values, sample_weight, mask, reduction, dtype)
     if reduction in (None, "none", "sum"):
         total = original(values, sample_weight, mask, reduction, dtype)
-        if (
-            share.gathers and not share.counting
-        ):  # the values may be those of all rows; their sum then already counts once
+        if share.gathers and not share.counting:
+            # The values may be those of all rows; their sum then already counts once.
             is_own = tf.equal(tf.shape(values)[0], tf.shape(keras.tree.flatten(share.data)[0])[0])
             return tf.where(is_own, _of_all_rows(total, share), total)
         return _of_all_rows(total, share)
