@@ -3,12 +3,12 @@
     python -m tfaccel.benchmarks.input_program '{"num_images": 2048, "repetitions": 7}'
 
 Each run makes a new pipeline, shuffles in each epoch, and reads three epochs of full batches; nothing is trained. The
-files are 256x256 pixels and become 128x128. "tfaccel" is what `tfaccel train` reads; it decodes all images into memory
-before the first batch, which counts as part of the first epoch. "tfaccel, without a cache" is what it reads if the
-images do not fit. "tf.data" decodes and resizes with the same operations, with `AUTOTUNE` for its threads and
-prefetching. A fourth one is Keras's `image_dataset_from_directory`, which resizes without anti-aliasing. Listing the
-files comes before and does not count. The runs are interleaved; the first of each is discarded. The program writes the
-seconds of each epoch to standard output, as JSON.
+files are 256x256 pixels and become 128x128. "tfaccel" is what `tfaccel train` reads; it decodes each image once, in the
+first epoch, and keeps it in memory. "tfaccel, without a cache" is what it reads if the images do not fit. "tf.data"
+decodes and resizes with the same operations, with `AUTOTUNE` for its threads and prefetching. A fourth one is Keras's
+`image_dataset_from_directory`, which resizes without anti-aliasing. Listing the files comes before and does not count.
+The runs are interleaved; the first of each is discarded. The program writes the seconds of each epoch to standard
+output, as JSON.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tfaccel.errors import DataError
 Place = Literal["auto", "memory", "disk", "none"]
 PLACES = ("auto", "memory", "disk", "none")
 
-# Filling the memory cache makes a copy of its content; another third of the memory is left for training.
+# The rest is left for training.
 _PART_OF_MEMORY = 1 / 3
 _PART_OF_DISK = 1 / 2
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.cache_choice import CacheChoice, CacheOptions, choose_cache
+from tfaccel.data.memory_cache import MemoryCache, Reader
 from tfaccel.data.ordered_map import ordered_map
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.machine import Machine
 
 logger = logging.getLogger("tfaccel")
-
-Reader = Callable[[tf.Tensor], Any]
 
 _NUM_MEASURED = 8  # examples, spread over the set
 _ROWS_AT_ONCE = 64
@@ -33,7 +32,7 @@ class ExampleCache:
     """Caches the examples of a function that reads them by row number, wherever they fit.
 
     The place depends on the size of a few decoded examples and on the free space. The choice is logged once with its
-    reason. Examples are read and decoded in parallel before the first batch.
+    reason. Memory is filled as examples are first read; a file is filled, in parallel, before the first batch.
 
     Args:
         read: `read(rows)` takes row numbers (an int64 tensor of shape (num_rows,)) and returns a nest of tensors with
@@ -80,14 +79,10 @@ class ExampleCache:
             self.choice.reason,
         )
         if self.choice.place == "memory":
-            self.read = self._in_memory(traced, leaves)
+            specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), self._sample)
+            self.read = MemoryCache(read, specs=specs, num_examples=num_examples).read
         elif self.choice.place == "disk":
             self.read = self._on_disk(traced, leaves)
-
-    def _in_memory(self, read: Reader, leaves: Sequence[np.ndarray]) -> Reader:
-        arrays = [np.empty((self._num_examples, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-        self._fill(arrays, read)
-        return gathered(tf.nest.pack_sequence_as(self._sample, arrays))
 
     def _on_disk(self, read: Reader, leaves: Sequence[np.ndarray]) -> Reader:
         folder = self._folder(leaves)

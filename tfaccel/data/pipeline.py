@@ -143,7 +143,7 @@ class Pipeline:
 
     @functools.cached_property
     def _prepared(self) -> Reader:
-        """Reads and prepares examples; the cache is filled on first access, outside of any graph."""
+        """Reads and prepares examples; the cache is created on first access, outside of any graph."""
         read, prepare = self._source, self._prepare
         if self._cache is not None:
             read = ExampleCache(read, num_examples=self._num_examples, options=self._cache, noun=self._noun).read
