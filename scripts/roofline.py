@@ -6,7 +6,7 @@
     tfaccel roofline --workload=my_project.digits:workload --dtype_policy=mixed_bfloat16 --global_batch_size=256
 
 The machine's limits are the speed of large matrix products in each dtype, and that of copying memory. They are
-measured once for a plan's device, threads and environment, and kept in TFACCEL_CACHE or ~/.cache/tfaccel; `tfaccel
+measured once for a plan's device and environment, and kept in TFACCEL_CACHE or ~/.cache/tfaccel; `tfaccel
 train` with such a plan then reports MFU. The operations of a step are counted from its graph, and its time is measured
 in a process of its own. Run nothing else meanwhile: other programs disturb the measurements.
 """

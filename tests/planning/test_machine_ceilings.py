@@ -37,8 +37,9 @@ def test_kept_for_the_machine_and_the_settings_of_the_process():
     assert cached_ceilings(MACHINE, PLAN) == CEILINGS
     assert ceilings_file(MACHINE, replace(PLAN, dtype_policy="mixed_bfloat16", global_batch_size=64)) == file
     assert ceilings_file(replace(MACHINE, memory_bytes=5), PLAN) == file
-    for other in (replace(PLAN, intra_op_threads=1), replace(PLAN, onednn=False)):
-        assert cached_ceilings(MACHINE, other) is None
+    on_two_logical_cpus = {"strategy": "mirrored", "devices": ("CPU:0", "CPU:1"), "num_logical_cpus": 2}
+    assert ceilings_file(MACHINE, replace(PLAN, **on_two_logical_cpus, intra_op_threads=1)) == file
+    assert cached_ceilings(MACHINE, replace(PLAN, onednn=False)) is None
     assert cached_ceilings(replace(MACHINE, num_usable_cores=4), PLAN) is None
 
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def ceilings_of_plan(
     """The limits of this machine, measured if they are not known, and kept for later runs.
 
     Args:
-        fixed: plan fields that matter: devices, threads, oneDNN. The rules choose what is left out.
+        fixed: plan fields that matter: devices, oneDNN, the memory allocator. The rules choose what is left out.
         measure_again: measure even if they are known.
         limit_seconds: time limit.
         on_progress: called with a line for each result.
@@ -66,11 +67,15 @@ def known_or_measured(
     limit_seconds: float,
     on_progress: Callable[[str], None],
 ) -> MachineCeilings:
-    """The kept ceilings of a plan's device; measured and kept if there are none, or with `again`."""
+    """The kept ceilings of a plan's device; measured and kept if there are none, or with `again`.
+
+    They are of all usable cores, whatever the plan's threads: logical CPUs of one thread each share these cores.
+    """
     known = None if again else cached_ceilings(hardware, plan)
     if known is None:
         on_progress("measuring the machine's limits, about half a minute; run nothing else meanwhile")
-        known = measure_ceilings(servers, plan, limit_seconds=limit_seconds, on_progress=on_progress)
+        all_cores = replace(plan, intra_op_threads=hardware.num_usable_cores, inter_op_threads=None)
+        known = measure_ceilings(servers, all_cores, limit_seconds=limit_seconds, on_progress=on_progress)
         keep_ceilings(hardware, plan, known)
     return known
 

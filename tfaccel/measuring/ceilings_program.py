@@ -7,7 +7,6 @@ copy reads and writes arrays much larger than the last-level cache.
 from __future__ import annotations
 
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -47,7 +46,7 @@ def _measure(connection: Connection, plan: Plan) -> None:
     from tfaccel.training.runtime import use_tensor_float_32
 
     on_gpu = plan.devices[0].startswith("GPU")
-    num_threads = min(len(os.sched_getaffinity(0)), plan.intra_op_threads or sys.maxsize)
+    num_threads = plan.intra_op_threads or len(os.sched_getaffinity(0))
     device = "/GPU:0" if on_gpu else "/CPU:0"
     sizes = _GPU_SIZES if on_gpu else _CPU_SIZES
     speeds: dict[str, float] = {}

@@ -23,14 +23,14 @@ from tfaccel.planning.plan_environment import environment_of
 logger = logging.getLogger("tfaccel")
 
 TENSOR_FLOAT_32 = "tensorfloat32"  # float32 tensors, whose products GPUs compute with 10 bits of mantissa
-_FORMAT = 1
+_FORMAT = 2
 _PACKAGES = ("keras", "tensorflow")
 _COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCeilings:
-    """The highest speeds that TensorFlow reached on one device of this machine.
+    """The highest speeds that TensorFlow reached on one device of this machine, a CPU with all of its usable cores.
 
     Args:
         device: "CPU" or "GPU".
@@ -101,7 +101,7 @@ def num_limited_devices(plan: Plan) -> int:
 
 
 def ceilings_file(hardware: Hardware, plan: Plan) -> Path:
-    """The file of the ceilings: it depends on the machine, the versions, and what the plan sets for the process."""
+    """The file of the ceilings: it depends on the machine, the versions, and the plan's environment variables."""
     import importlib.metadata
 
     machine = {name: value for name, value in hardware.to_json().items() if name not in ("memory_bytes", "cluster")}
@@ -110,7 +110,6 @@ def ceilings_file(hardware: Hardware, plan: Plan) -> Path:
         "hardware": machine,
         "device": _kind(plan),
         "versions": {"python": sys.version, **{name: importlib.metadata.version(name) for name in _PACKAGES}},
-        "threads": [plan.intra_op_threads, plan.inter_op_threads],
         "environment": environment_of(plan),
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -118,7 +117,7 @@ def ceilings_file(hardware: Hardware, plan: Plan) -> Path:
 
 
 def cached_ceilings(hardware: Hardware, plan: Plan) -> MachineCeilings | None:
-    """The ceilings that were measured on this machine with the plan's settings; None if there are none.
+    """The ceilings that were measured on this machine with the plan's environment; None if there are none.
 
     A file that cannot be read is ignored, with one warning.
     """
