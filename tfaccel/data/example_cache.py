@@ -56,7 +56,7 @@ class ExampleCache:
     ) -> None:
         self._options = options or CacheOptions()
         self._num_examples = num_examples
-        traced = tf.function(read, input_signature=[tf.TensorSpec([None], tf.int64)])
+        traced = tf.function(read, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
         rows = np.unique(np.linspace(0, num_examples - 1, _NUM_MEASURED).astype(np.int64))
         self._sample = traced(tf.constant(rows))
         leaves = [leaf.numpy() for leaf in tf.nest.flatten(self._sample)]
@@ -80,7 +80,7 @@ class ExampleCache:
         )
         if self.choice.place == "memory":
             specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), self._sample)
-            self.read = MemoryCache(read, specs=specs, num_examples=num_examples).read
+            self.read = MemoryCache(traced, specs=specs, num_examples=num_examples).read
         elif self.choice.place == "disk":
             self.read = self._on_disk(traced, leaves)
 

@@ -32,7 +32,7 @@ class MemoryCache:
     """
 
     def __init__(self, read: Reader, *, specs: Any, num_examples: int) -> None:
-        self._decode = tf.function(read, input_signature=[tf.TensorSpec([None], tf.int64)])
+        self._decode = read
         with ThreadPoolExecutor(1) as pool:  # strategies' scopes hold in their thread only, and these are not mirrored
             self._is_kept, self._examples = pool.submit(_variables, specs, num_examples).result()
 
