@@ -2,13 +2,11 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from fastest_search import finder
 
 from tfaccel.errors import PlanError
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
@@ -17,44 +15,10 @@ from tfaccel.measuring.measure_options import MeasureOptions
 from tfaccel.measuring.report import Report
 from tfaccel.planning.plan import Plan
 
-HERE = Path(__file__).parent
-PROGRAM = """
-import dataclasses, json, sys
-import tfaccel
-from tfaccel import find_fastest
-from tfaccel.errors import TfaccelError
-from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
-
-class Printed(SearchProgress):
-    def measured(self, candidate):
-        print(candidate.axis, flush=True)
-
-options = json.loads(sys.argv[4])
-limits = {"limit_seconds": float(sys.argv[2]), "budget_seconds": float(sys.argv[3])}
-if "memory_bytes" in options:
-    options["hardware"] = dataclasses.replace(tfaccel.detect_hardware(), memory_bytes=options.pop("memory_bytes"))
-measure = MeasureOptions(**limits, **options.pop("measure", {}))
-seen = []
-try:
-    report = find_fastest(f"fastest_cases:{sys.argv[1]}", measure=measure, progress=Printed(), **options)
-    print(json.dumps(report.to_json()))
-except TfaccelError as error:
-    print(json.dumps([type(error).__name__, str(error)]))
-"""
-
 
 @pytest.fixture
 def find(run_python, tmp_path):
-    """A function that searches for the fastest plan of a case: the report, or the error's type and message."""
-
-    def find(case, *, limit_seconds=60, budget_seconds=300, env=None, **options):
-        arguments = (case, limit_seconds, budget_seconds, json.dumps(options))
-        environment = {"TFACCEL_CACHE": str(tmp_path), **(env or {})}
-        child = run_python(PROGRAM, *arguments, cwd=HERE, env=environment, fresh=True)
-        found = json.loads(child.stdout.splitlines()[-1])
-        return Report.from_json(found) if isinstance(found, dict) else found
-
-    return find
+    return finder(run_python, tmp_path)
 
 
 def by_threads(report):
@@ -127,29 +91,6 @@ def test_the_best_plan_so_far_may_die(find):
 
 
 @pytest.mark.slow
-def test_a_search_with_wider_limits_continues(find):
-    first = find("workload", measure={"max_candidates": 2})
-    assert first.stopped_because == "2 plans were measured (max_candidates=2)."
-    assert find("workload", measure={"max_candidates": 1}).from_cache
-    further = find("workload", measure={"max_candidates": 4})
-    assert not further.from_cache
-    assert [one.plan for one in further.candidates][:2] == [one.plan for one in first.candidates]
-    assert len(further.candidates) == 4
-    assert Path(further.kept_in).parent.name == "plans"
-    assert further.command.startswith("tfaccel train --workload=fastest_cases:workload ")
-
-
-@pytest.mark.slow
-def test_a_damaged_report_is_measured_again(find, tmp_path):
-    find("workload", measure={"max_candidates": 2})
-    (file,) = tmp_path.rglob("*.json")
-    entry = json.loads(file.read_text())
-    for damage in ({}, {**entry["report"], "chosen": 7}, {**entry["report"], "candidates": []}):
-        file.write_text(json.dumps({**entry, "report": damage}))
-        assert not find("workload", measure={"max_candidates": 1}).from_cache
-
-
-@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_so(run_python, tmp_path):
     script = tmp_path / "unguarded.py"
     script.write_text("""
@@ -208,27 +149,6 @@ def test_bad_input_says_why(find):
     assert message.startswith("budget_seconds=0.5 is too small to compare plans: to start and warm up the first")
     kind, message = find("no_such_function")
     assert kind == "WorkloadError"
-
-
-@pytest.mark.slow
-def test_an_interrupted_search_goes_on(find, tmp_path):
-    command = [sys.executable, "-c", PROGRAM, "workload", "60", "300", "{}"]
-    environment = {**os.environ, "TFACCEL_CACHE": str(tmp_path)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE, env=environment) as child:
-        interrupted_after = child.stdout.readline().strip()
-        child.send_signal(signal.SIGINT)
-        assert child.wait(60) != 0
-    (file,) = tmp_path.rglob("*.json")
-    kept = json.loads(file.read_text())["report"]
-    assert not kept["complete"]
-    assert kept["stopped_because"] == "It was interrupted."
-    started = time.monotonic()
-    report = find("workload")
-    assert time.monotonic() - started > 1
-    assert report.complete
-    assert not report.from_cache
-    axes = [one.axis for one in report.candidates]
-    assert axes.count(interrupted_after) == 1
 
 
 @pytest.mark.slow
@@ -313,29 +233,3 @@ def test_losses_are_compared_with_those_of_float32(losses, reason):
 def test_limits_are_positive(name):
     with pytest.raises(PlanError, match=f"{name} must be positive. Received: {name}=0"):
         MeasureOptions(**{name: 0})
-
-
-MODEL_PROGRAM = """
-import json, sys
-import keras
-import tfaccel
-from fastest_cases import X, Y, build_model
-
-keras.config.set_dtype_policy("mixed_bfloat16")
-model = build_model()
-measure = tfaccel.MeasureOptions(max_candidates=3)
-report = tfaccel.find_fastest(model, X, Y, batch_size=32, measure=measure)
-result = tfaccel.train(model, X, Y, batch_size=32, epochs=1, run_dir=sys.argv[1], verbose=0)
-print(json.dumps([report.to_json(), result.plan.to_json()]))
-"""
-
-
-@pytest.mark.slow
-def test_a_model_is_measured_in_its_dtype_policy_and_trained_with_the_kept_plan(run_python, tmp_path):
-    environment = {"TFACCEL_CACHE": str(tmp_path / "cache")}
-    child = run_python(MODEL_PROGRAM, str(tmp_path / "run"), cwd=HERE, env=environment, fresh=True)
-    report, trained = json.loads(child.stdout.splitlines()[-1])
-    report = Report.from_json(report)
-    assert {one.plan.dtype_policy for one in report.candidates if not one.failure} == {"mixed_bfloat16"}
-    assert dict(trained["reasons"]) == dict(report.plan.reasons)
-    assert Plan.from_json(trained) == report.plan

@@ -1,4 +1,4 @@
-"""Machines and a workload made up for planning."""
+"""Machines and a workload made up for planning, and the values of a field in the plans for them."""
 
 from tfaccel.hardware.hardware import Cluster, Device, Hardware
 from tfaccel.planning.workload import Workload
@@ -58,3 +58,8 @@ def no_data(global_batch_size, *, seed=0, epoch=0):
 
 def workload(global_batch_size=256, **kwargs):
     return Workload("made_up", object, dict, no_data, global_batch_size=global_batch_size, **kwargs)
+
+
+def values(plans, field):
+    """The values of a field, each once, in the order of the plans."""
+    return list(dict.fromkeys(getattr(plan, field) for plan in plans))

@@ -1,6 +1,7 @@
-"""A small workload, and spaces whose trials end in every way there is."""
+"""A small workload, spaces whose trials end in every way there is, and what such a search has written."""
 
 import ctypes
+import json
 import os
 import signal
 import time
@@ -145,3 +146,13 @@ def uncompiled(hp):
 def wrong_argument(hp):
     """An argument that the workload's function does not take."""
     return {"lerning_rate": hp.Float("lerning_rate", 1e-3, 0.3)}
+
+
+def lines(run_dir):
+    """The trials that a search has written."""
+    return [json.loads(line) for line in (run_dir / "trials.jsonl").read_text().splitlines()]
+
+
+def by_ending(result):
+    """The rows of a search over ways to end, by these."""
+    return {row.hyperparameters["ending"]: row for row in result.rows}

@@ -1,21 +1,15 @@
-"""Searches with real processes: every way in which a trial can end, and what is left; goes on after any kill."""
+"""Searches with real processes: what their rows and files hold, for all kinds of spaces, options and plans."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import search_cases
+from search_cases import by_ending, lines
 
 from tfaccel.errors import RunDirError, SearchError
 from tfaccel.tuning.search import search
 from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.trial_row import read_rows
 
 HERE = Path(__file__).parent
 FLOAT32 = {"dtype_policy": "float32"}
@@ -24,14 +18,6 @@ FLOAT32 = {"dtype_policy": "float32"}
 @pytest.fixture(autouse=True)
 def where_workers_find_the_cases(monkeypatch):
     monkeypatch.chdir(HERE)
-
-
-def lines(run_dir):
-    return [json.loads(line) for line in (run_dir / "trials.jsonl").read_text().splitlines()]
-
-
-def by_ending(result):
-    return {row.hyperparameters["ending"]: row for row in result.rows}
 
 
 def sessions(folder):
@@ -48,10 +34,6 @@ def sessions(folder):
             scalars = {tag: events.Scalars(run, tag)[0].value for tag in events.Runs()[run]["scalars"]}
             found[run] = (set(start.hparams), scalars)
     return found
-
-
-def workers():
-    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("worker-")]
 
 
 def test_trials_fail_one_by_one_in_the_dtype_policy_of_the_plan(tmp_path):
@@ -106,44 +88,6 @@ def test_trials_fail_one_by_one_in_the_dtype_policy_of_the_plan(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_ending_is_a_row_with_its_cause(tmp_path):
-    before = psutil.Process().children(recursive=True)
-    result = search(
-        search_cases.workload,
-        search_cases.end_somehow,
-        run_dir=tmp_path,
-        algorithm="grid",
-        parallel=2,
-        trial_seconds=20.0,
-        plan_fields=FLOAT32,
-    )
-    rows = by_ending(result)
-    assert len(result.rows) == len(rows) == 9
-    assert {ending for ending, row in rows.items() if row.status == "completed"} == {"well", "well again"}
-    assert rows["killed"].cause == "Its process was killed by SIGKILL (often: out of memory)."
-    assert rows["faults"].cause == "Its process was killed by SIGSEGV (invalid memory access)."
-    assert rows["exits"].cause == "Its process ended with status 3."
-    assert rows["hangs"].cause == "It took longer than 20 seconds (trial_seconds)."
-    assert rows["memory"].cause == "Out of memory"
-    assert sorted(line["trial_id"] for line in lines(tmp_path)) == [row.trial_id for row in result.rows]
-    assert set(psutil.Process().children(recursive=True)) <= set(before)
-
-
-@pytest.mark.slow
-def test_a_trial_without_a_sign_of_life_is_ended(tmp_path):
-    result = search(
-        search_cases.workload,
-        search_cases.end_somehow,
-        run_dir=tmp_path,
-        algorithm="grid",
-        max_trials=7,
-        stall_seconds=15.0,
-        plan_fields=FLOAT32,
-    )
-    assert by_ending(result)["hangs"].cause == "It sent no heartbeat for 15 seconds (stall_seconds)."
-
-
-@pytest.mark.slow
 def test_metrics_may_be_nan_and_hyperparameters_conditional(tmp_path, logical_devices):
     result = search(
         search_cases.workload,
@@ -164,88 +108,6 @@ def test_metrics_may_be_nan_and_hyperparameters_conditional(tmp_path, logical_de
     }
     for row in result.rows:
         assert shown[row.trial_id][1] == pytest.approx({**row.finite_metrics, "score": row.score})
-
-
-@pytest.mark.slow
-def test_a_worker_killed_from_outside_costs_its_trial_only(tmp_path):
-    killed = []
-
-    def kill_one(row):
-        if not killed:
-            killed.append(workers()[0].pid)
-            os.kill(killed[0], signal.SIGKILL)
-
-    result = search(
-        search_cases.workload,
-        search_cases.slow_arguments,
-        run_dir=tmp_path,
-        max_trials=6,
-        parallel=2,
-        plan_fields=FLOAT32,
-        on_row=kill_one,
-    )
-    assert len(result.rows) == 6
-    failed = [row for row in result.rows if row.status == "failed"]
-    assert [row.cause for row in failed] in (
-        [],
-        ["Its process was killed by SIGKILL (often: out of memory)."],
-    )  # none, between two trials
-
-
-PROGRAM = """
-import search_cases, sys
-from tfaccel.tuning.search import search
-
-if __name__ == "__main__":
-    algorithm, run_dir = sys.argv[1:]
-    space = search_cases.slow_grid if algorithm == "grid" else search_cases.slow_arguments
-    search(search_cases.workload, space, run_dir=run_dir, algorithm=algorithm, max_trials=8, parallel=2, resume="auto",
-           epochs=9 if algorithm == "hyperband" else 2, plan_fields={"dtype_policy": "float32"})
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["random", "grid", "bayesian", "hyperband", "tpe"])
-def test_a_search_killed_again_and_again_loses_and_repeats_nothing(tmp_path, algorithm):
-    program, run_dir = tmp_path / "program.py", tmp_path / "run"
-    program.write_text(PROGRAM)
-    command = [sys.executable, str(program), algorithm, str(run_dir)]
-    finished = []
-    for fewest in (2, 5):
-        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HERE)}, start_new_session=True) as process:
-            deadline = time.monotonic() + 120
-            while time.monotonic() < deadline and len(read_rows(run_dir / "trials.jsonl")) < fewest:
-                time.sleep(0.02)
-            own = psutil.Process(process.pid).children(recursive=True)
-            process.kill()
-        _, alive = psutil.wait_procs(own, timeout=10)
-        assert alive == []  # chief and workers end with their parent
-        finished.append(lines(run_dir))
-        assert len(finished[-1]) >= fewest
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(HERE)}, check=True, timeout=200)
-    last = lines(run_dir)
-    assert last[: len(finished[0])] == finished[0]
-    assert last[: len(finished[1])] == finished[1]
-    values = [json.dumps(line["hyperparameters"], sort_keys=True) for line in last]
-    assert len(last) == len({line["trial_id"] for line in last}) == len(set(values)) == 8
-    assert {line["status"] for line in last} == {"completed"}
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow(tmp_path):
-    sizes = []
-
-    def weigh(row):
-        sizes.append(sum(process.memory_info().rss for process in workers()))
-
-    result = search(
-        search_cases.workload, search_cases.build, run_dir=tmp_path, max_trials=50, plan_fields=FLOAT32, on_row=weigh
-    )
-    assert len(result.rows) == 50
-    assert {row.status for row in result.rows} == {"completed"}
-    early, late = max(sizes[5:10]), max(sizes[45:])
-    assert late - early < 100 * 2**20, [size // 2**20 for size in sizes]
-    assert (tmp_path / "importance.png").exists()
 
 
 @pytest.mark.slow
