@@ -9,6 +9,7 @@ from keras import layers, ops
 from tfaccel import Workload
 
 NUM_ROWS = 60
+QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}
 
 
 def images(seed: int = 0, num_rows: int = NUM_ROWS) -> np.ndarray:

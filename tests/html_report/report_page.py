@@ -5,6 +5,8 @@ import hashlib
 import json
 from html.parser import HTMLParser
 
+from tfaccel import write_report
+
 
 class Page(HTMLParser):
     """The elements of a page as (tag, attributes), its texts, and the content of its scripts.
@@ -61,3 +63,9 @@ class Page(HTMLParser):
 
 def digest(script):
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def written(tmp_path, *run_dirs, **options):
+    """Writes a report of run directories; returns it and its page."""
+    report = write_report(*run_dirs, output=tmp_path / "report.html", **options)
+    return report, Page(report.path)

@@ -1,89 +1,21 @@
-"""`tfaccel predict`: files and folders of every kind, what cannot be read, and one clear line for bad input."""
+"""`tfaccel predict`: images, texts, arrays and JSON lines, what cannot be read, and one clear line for bad input."""
 
-import csv
 import json
-import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
-
-from tfaccel.data.raw_input import ImageInput, TableInput, TextInput
-from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
-from tfaccel.data.texts.vocabulary import Vocabulary
-from tfaccel.scripts import predict as predict_command
-
-IMAGES = ImageInput(image_size=8, num_channels=1, class_names=("dark", "light"))
-TEXTS = TextInput(vocabulary=Vocabulary(unit="words", tokens=("good", "bad")), num_tokens=4, class_names=("yes", "no"))
-TABLE = TableInput.of(
-    TableEncoding(
-        numeric=(NumericColumn("age", 4.0, 1.0, True),),
-        categorical=(CategoricalColumn("kind", ("cat",)),),
-        target="stays",
-        class_names=("no", "yes"),
-    )
-)
+from predict_runs import in_empty_folder, rows_of, write_runs
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, logical_devices):
-    """Run directories of three models, and a SavedModel without a signature."""
-    import keras
-
-    folder = tmp_path_factory.mktemp("runs")
-
-    def save(name, model, raw_input):
-        (folder / name).mkdir()
-        model.save(folder / name / "model.keras")
-        (folder / name / "config.json").write_text(json.dumps({"recipe": name}))
-        if raw_input is not None:
-            (folder / name / "raw_input.json").write_text(json.dumps(raw_input.to_json()))
-
-    constant = keras.initializers.Constant
-    layers = keras.layers
-    light = layers.Dense(2, kernel_initializer=constant([[-1.0, 1.0]]), bias_initializer=constant([127.0, -127.0]))
-    save(
-        "images",
-        keras.Sequential([keras.Input((8, 8, 1), name="pixels"), layers.GlobalAveragePooling2D(), light]),
-        IMAGES,
-    )
-    table = [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [9.0, 0.0], [0.0, 9.0]]
-    embedding = layers.Embedding(6, 2, embeddings_initializer=constant(table))
-    words = keras.Input((4,), dtype="int32", name="words")
-    save("texts", keras.Model(words, layers.GlobalAveragePooling1D()(embedding(words))), TEXTS)
-    inputs = {
-        "numbers": keras.Input((1,), name="numbers"),
-        "categories": keras.Input((1,), dtype="int32", name="categories"),
-    }
-    both = layers.Concatenate()(
-        [keras.ops.nan_to_num(inputs["numbers"]), keras.ops.cast(inputs["categories"], "float32")]
-    )
-    save(
-        "table",
-        keras.Model(inputs, layers.Dense(2, kernel_initializer=constant([[1.0, 0.0], [0.0, 1.0]]))(both)),
-        TABLE,
-    )
-    save("numbers", keras.Sequential([keras.Input((3,)), layers.Dense(2, kernel_initializer="ones", name="sum")]), None)
-    return folder
+    return write_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
 def predict(tmp_path, monkeypatch, capsys):
-    """A function that runs the command in an empty folder: status, standard output, standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-
-    def run(*arguments):
-        status = predict_command.run(["tfaccel predict", *arguments])
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return in_empty_folder(tmp_path, monkeypatch, capsys)
 
 
 def test_folder_of_images_with_one_that_is_broken(predict, runs, tmp_path):
@@ -136,110 +68,6 @@ def test_texts_by_line_by_file_and_by_column(predict, runs, tmp_path):
     assert [row["class"] for row in rows_of(tmp_path / "3.csv")] == ["yes", "no"]
 
 
-def test_tables_are_encoded_as_in_training(predict, runs, tmp_path):
-    (tmp_path / "rows.csv").write_text("kind;age;more\ncat;9;x\ndog;0.5;y\ncat;;z\n")
-    assert predict(f"--run_dir={runs}/table", "--input=rows.csv", "--output=out.csv")[0] == 0
-    assert [row["class"] for row in rows_of(tmp_path / "out.csv")] == ["no", "yes", "yes"]
-
-
-STRICT = TableInput.of(
-    TableEncoding(
-        numeric=(NumericColumn("age", 4.0, 1.0, False),),
-        categorical=(CategoricalColumn("kind", ("cat",), has_missing=False, has_rare=False),),
-        target="stays",
-        class_names=("no", "yes"),
-    )
-)
-
-
-@pytest.fixture
-def strict_run(runs):
-    """A run of the table's model, of whose training no row missed a value or had a rare category."""
-    folder = runs / "strict"
-    if not folder.exists():
-        shutil.copytree(runs / "table", folder)
-        (folder / "raw_input.json").write_text(json.dumps(STRICT.to_json()))
-    return f"--run_dir={folder}"
-
-
-def test_rows_with_what_training_did_not_have_are_named_and_left_out(predict, strict_run, tmp_path):
-    (tmp_path / "rows.csv").write_text("extra,kind,age\nx,cat,9\nx,cat,\nx,,\nx,dog,0.5\nx,dog,\nx,,3\n")
-    status, out, err = predict(strict_run, "--input=rows.csv", "--output=out.csv")
-    assert (status, out) == (1, "1 rows in out.csv (no: 1)\n")
-    assert err.splitlines() == [
-        "predict: 'age' is missing in 2 of 6 rows, but in no training row; these rows are not predicted",
-        "predict: 'kind' is missing in 1 of 6 rows, but in no training row; these rows are not predicted",
-        "predict: 'kind' has an unseen category in 2 of 6 rows; these rows are not predicted",
-        "predict: cannot predict 1: it lacks 'age' (no training row does)",
-        "predict: cannot predict 2: it has no value in any column that the model takes",
-        "predict: cannot predict 3: it has an unseen 'kind'",
-        "predict: cannot predict 4: it lacks 'age' (no training row does) and has an unseen 'kind'",
-        "predict: cannot predict 5: it lacks 'kind' (no training row does)",
-    ]
-    assert [row["input"] for row in rows_of(tmp_path / "out.csv")] == ["0"]
-    status, out, err = predict(strict_run, "--input=rows.csv", "--output=out.csv", "--unknown_values=fill", "--json")
-    assert (status, json.loads(out)["num_rows"]) == (1, 5)  # The empty row has no class in any case.
-    assert json.loads(out)["unreadable"] == {"2": "it has no value in any column that the model takes"}
-    assert json.loads(out)["notes"][0] == (
-        "'age' is missing in 2 of 6 rows, but in no training row; the median, 4, replaces it"
-    )
-    (tmp_path / "rows.jsonl").write_text('{"kind": "cat", "age": 9}\n{"kind": "cat", "age": null}\n')
-    assert predict(strict_run, "--input=rows.jsonl", "--output=out.csv")[0] == 1
-    (tmp_path / "none.csv").write_text("kind,age\n,\n")
-    status, out, err = predict(strict_run, "--input=none.csv", "--output=none_out.csv")
-    assert (status, err.count("\n")) == (2, 1)
-    assert "Nothing could be predicted. First: 0: it has no value in any column" in err
-    assert not (tmp_path / "none_out.csv").exists()
-
-
-def test_unknown_categories_of_a_model_that_knows_rare_ones_are_counted(predict, runs, tmp_path):
-    (tmp_path / "rows.csv").write_text("kind,age\ncat,1\ndog,\n,2\n,\n")
-    status, _, err = predict(f"--run_dir={runs}/table", "--input=rows.csv", "--output=out.csv")
-    assert (status, len(rows_of(tmp_path / "out.csv"))) == (1, 3)
-    assert err.splitlines() == [
-        "predict: 'kind' has an unseen category in 1 of 4 rows; it counts as rare",
-        "predict: cannot predict 3: it has no value in any column that the model takes",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            "kind,age\ncat,old\n",
-            "'age' of rows.csv holds numbers, but row 1 below the header has 'old'. Fix the row; "
-            "the model was trained on numbers there.",
-        ),
-        ("kind,age\ncat,inf\n", "row 1 below the header has 'inf'. Fix the row"),
-        ("kind,age\ncat,1\ncat,1e60\n", "has 1e+60 in row 2 below the header, which float32 cannot hold."),
-        ("kind,ago\ncat,1\n", "rows.csv has no column 'age'. Did you mean 'ago'?"),
-        ("a,b\n1,2\n", "has no column 'age'. The model takes these too, which are not there: 'kind'. Columns: a, b."),
-        (b"kind,age\nch\xe2t,1\n", "byte 0xe2 cannot be read. Say how it is encoded, for example --encoding=latin-1."),
-    ],
-)
-def test_tables_that_do_not_fit_are_refused_in_terms_of_flags(predict, strict_run, tmp_path, content, message):
-    (tmp_path / "rows.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
-    status, out, err = predict(strict_run, "--input=rows.csv", "--output=out.csv")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert message in err
-    assert "column_kinds" not in err and "encoding=" not in err.replace("--encoding=", "")
-    if isinstance(content, bytes):
-        assert (
-            predict(strict_run, "--input=rows.csv", "--output=out.csv", "--encoding=latin-1", "--unknown_values=fill")[
-                0
-            ]
-            == 0
-        )
-
-
-def test_order_of_columns_and_more_of_them_do_not_matter(predict, strict_run, tmp_path):
-    (tmp_path / "a.csv").write_text("kind,age\ncat,9\ncat,1\n")
-    (tmp_path / "b.csv").write_text("stays;age;id;kind\n;9;7;cat\n;1;7;cat\n")
-    for name in "ab":
-        assert predict(strict_run, f"--input={name}.csv", f"--output={name}_out.csv")[0] == 0
-    assert (tmp_path / "a_out.csv").read_text() == (tmp_path / "b_out.csv").read_text()
-
-
 def test_nothing_gets_a_class_without_a_probability(predict, runs, tmp_path):
     (tmp_path / "texts.jsonl").write_text('"good"\n"  "\n')
     status, _, err = predict(f"--run_dir={runs}/texts", "--input=texts.jsonl", "--output=1.csv")
@@ -252,90 +80,6 @@ def test_nothing_gets_a_class_without_a_probability(predict, runs, tmp_path):
     status, _, err = predict(f"--run_dir={runs}/numbers", "--input=gap.csv", "--output=3.csv")
     assert status == 2
     assert "gap.csv must hold a number in every field, for this model: 'b' is missing in row 2 below the header" in err
-
-
-def write_litert(path, run, raw_input, rows):
-    """A run's model as a LiteRT file, which says what its inputs are made of where `raw_input` is given."""
-    import keras
-
-    from tfaccel.compressing.call_signature import signature_of
-    from tfaccel.compressing.litert.archive import archive_of
-    from tfaccel.compressing.litert.post_training import converter_of
-
-    model = keras.models.load_model(run / "model.keras")
-    with converter_of(model, signature_of(model, rows)) as converter:
-        path.write_bytes(converter.float_content + archive_of(raw_input))
-
-
-@pytest.mark.slow
-def test_litert_files_predict_as_their_runs(predict, runs, tmp_path):
-    generator = np.random.default_rng(0)
-    (tmp_path / "photos").mkdir()
-    for number in range(3):
-        Image.fromarray(generator.integers(0, 255, (9, 7), dtype=np.uint8)).save(tmp_path / "photos" / f"{number}.png")
-    (tmp_path / "photos" / "9.png").write_text("no image")
-    (tmp_path / "texts.txt").write_text("good good\nbad\n")
-    (tmp_path / "rows.csv").write_text("kind,age\ncat,9\ndog,0.5\ncat,\n,\n")
-    pixels = np.zeros((1, 8, 8, 1), "float32")
-    table_rows = {"numbers": np.zeros((1, 1), "float32"), "categories": np.zeros((1, 1), "int32")}
-    cases = [
-        ("images", IMAGES, pixels, "photos"),
-        ("texts", TEXTS, np.zeros((1, 4), "int32"), "texts.txt"),
-        ("table", TABLE, table_rows, "rows.csv"),
-    ]
-    for name, raw_input, rows, given in cases:
-        write_litert(tmp_path / f"{name}.tflite", runs / name, raw_input, rows)
-        expected = predict(f"--run_dir={runs}/{name}", f"--input={given}", "--output=run.jsonl", "--quiet")
-        found = predict(f"--model={name}.tflite", f"--input={given}", "--output=litert.jsonl", "--quiet")
-        assert found[0] == expected[0]
-        assert found[2].splitlines()[-1:] == expected[2].splitlines()[-1:]
-        lines = [
-            [json.loads(line) for line in (tmp_path / f"{one}.jsonl").read_text().splitlines()]
-            for one in ("litert", "run")
-        ]
-        assert len(lines[0]) == len(lines[1]) > 1
-        for a, b in zip(*lines, strict=True):
-            assert (a["input"], a["class"]) == (b["input"], b["class"])
-            assert a["probabilities"] == pytest.approx(b["probabilities"], abs=1e-5)
-    outcome = tmp_path / "run" / "compressed"
-    shutil.copytree(runs / "images", tmp_path / "run")
-    outcome.mkdir()
-    write_litert(outcome / "model.tflite", runs / "images", None, pixels)  # The run says what the inputs are.
-    assert predict("--model=run/compressed/model.tflite", "--input=photos", "--output=1.csv")[0] == 1
-    assert predict(f"--run_dir={runs}/images", "--input=photos", "--output=2.csv")[0] == 1
-    classes = [[row["class"] for row in rows_of(tmp_path / f"{name}.csv")] for name in "12"]
-    assert classes[0] == classes[1]
-
-
-@pytest.mark.slow
-def test_litert_files_that_do_not_fit_are_named(predict, runs, tmp_path):
-    write_litert(tmp_path / "bare.tflite", runs / "images", None, np.zeros((1, 8, 8, 1), "float32"))
-    np.save(tmp_path / "x.npy", np.full((2, 8, 8, 1), 200.0))
-    np.save(tmp_path / "y.npy", np.zeros((2, 3)))
-    (tmp_path / "a.png").write_text("")
-    (tmp_path / "broken.tflite").write_bytes(b"0000TFL3 and no more")
-    assert predict("--model=bare.tflite", "--input=x.npy", "--output=1.csv")[0] == 0
-    assert list(rows_of(tmp_path / "1.csv")[0]) == ["input", "outputs_0", "outputs_1"]
-    for model, given, message in [
-        ("bare", "a.png", "This model takes arrays (.npy, .npz, .jsonl) of pixels of shape (8, 8, 1), float32."),
-        (
-            "bare",
-            "y.npy",
-            "pixels in y.npy must hold rows of shape (8, 8, 1), float32. Received: float64, shape (2, 3)",
-        ),
-        ("broken", "x.npy", "LiteRT cannot load broken.tflite: "),
-    ]:
-        status, out, err = predict(f"--model={model}.tflite", f"--input={given}", "--output=2.csv")
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        assert message in err
-    from tfaccel.errors import ExportError
-    from tfaccel.exporting.load_model import load_keras_model
-
-    with pytest.raises(ExportError, match=r"bare\.tflite is a LiteRT file, which cannot be converted to a Keras model"):
-        load_keras_model(tmp_path / "bare.tflite")
-    (tmp_path / "bare.bin").write_bytes((tmp_path / "bare.tflite").read_bytes())
-    with pytest.raises(ExportError, match=r"bare\.bin is a LiteRT file"):
-        load_keras_model(tmp_path / "bare.bin")
 
 
 def test_json_lines_hold_texts_rows_of_tables_or_inputs_as_they_are_served(predict, runs, tmp_path):
