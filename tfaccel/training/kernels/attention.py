@@ -5,6 +5,7 @@ Keras's einsums transpose again in the forward and in the backward pass.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -64,7 +65,11 @@ def attention(
         >>> attention(tf.ones([1, 2, 1, 4]), tf.ones([1, 3, 1, 4]), tf.ones([1, 3, 1, 5])).shape.as_list()
         [1, 2, 1, 5]
     """
-    scores = tf.cast(_products(query, key), tf.float32) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if math.frexp(scale)[0] == 0.5:  # a power of two: exact, and a query has fewer values than the scores
+        scores = tf.cast(_products(query * tf.cast(scale, query.dtype), key), tf.float32)
+    else:
+        scores = tf.cast(_products(query, key), tf.float32) * scale
     if is_causal:
         causal = tf.linalg.band_part(tf.ones(tf.shape(scores)[2:], tf.bool), -1, 0)
         mask = causal if mask is None else tf.logical_and(causal, mask)

@@ -14,6 +14,7 @@ import keras
 
 from tfaccel.training.kernels.attention import fused_attention
 from tfaccel.training.kernels.batch_normalization import fused_batch_normalization
+from tfaccel.training.kernels.dense import fused_dense, fused_einsum_dense
 from tfaccel.training.kernels.gelu import fused_gelu
 from tfaccel.training.kernels.gru import fused_gru
 from tfaccel.training.kernels.layer_normalization import fused_layer_normalization
@@ -24,8 +25,8 @@ from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
 from tfaccel.training.steps.overrides import instance_attributes
 
 LAYER_KERNELS = (
-    *(fused_batch_normalization, fused_layer_normalization, fused_gelu),
-    *(fused_attention, fused_lstm, fused_gru),
+    *(fused_dense, fused_einsum_dense, fused_gelu, fused_attention),
+    *(fused_batch_normalization, fused_layer_normalization, fused_lstm, fused_gru),
 )
 
 

@@ -68,9 +68,9 @@ def layer_norm(inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: fl
         def gradients(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             upstream = tf.reshape(tf.cast(upstream, tf.float32), [-1, size])
             weighted = upstream * standard
-            of_standard = upstream * gamma
-            projection = standard * tf.reduce_mean(weighted * gamma, -1, keepdims=True)
-            of_rows = (of_standard - tf.reduce_mean(of_standard, -1, keepdims=True) - projection) * scale
+            means = gamma[:, tf.newaxis] / size  # a row's product with them is its mean, weighted by gamma
+            projection = standard * tf.matmul(weighted, means)
+            of_rows = (upstream * gamma - tf.matmul(upstream, means) - projection) * scale
             of_inputs = tf.reshape(tf.cast(of_rows, inputs.dtype), tf.shape(inputs))
             return of_inputs, tf.reduce_sum(weighted, 0), tf.reduce_sum(upstream, 0)
 
