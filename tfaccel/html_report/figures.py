@@ -264,5 +264,5 @@ def _text(text: str) -> str:
     return escape(text, quote=False)
 
 
-def _cut(text: str, length: int = 44) -> str:
+def _cut(text: str, length: int = 38) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
