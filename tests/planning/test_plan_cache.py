@@ -122,3 +122,33 @@ def test_a_cache_that_cannot_be_written_or_read_is_one_line(imported, cache, cap
     assert caplog.records[0].message.startswith("The measured plan was not kept: ")
     assert "Set TFACCEL_CACHE to a directory to write to" in caplog.records[0].message
     assert [path.name for path in cache.iterdir()] == [file.name]
+
+
+NO_HOME = """
+import os
+os.getuid = lambda: 2**31 - 7  # a user that no list of users has
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.machine_ceilings import MachineCeilings, cached_ceilings, keep_ceilings
+from tfaccel.planning.plan_cache import cached_plan, chosen_plan, keep_plan
+from tfaccel.planning.workload import Workload
+
+machine = Hardware(num_usable_cores=2)
+workload = Workload("mine", object, dict, list, global_batch_size=64)
+plan = default_plan(machine, workload)
+ceilings = MachineCeilings(device="CPU", matrix_flops_per_second={"float32": 1.0}, bytes_per_second=1.0)
+for _ in range(2):
+    print(cached_plan(machine, workload, {}), keep_plan(machine, workload, {}, plan, speedup=1.0, report={}))
+    print(cached_ceilings(machine, plan), keep_ceilings(machine, plan, ceilings))
+print(chosen_plan(machine, workload) == plan)
+"""
+
+
+def test_a_user_without_a_home_directory_has_no_cache(run_python, tmp_path):
+    environment = dict.fromkeys(("HOME", "TFACCEL_CACHE"))
+    child = run_python(NO_HOME, env=environment, cwd=tmp_path)
+    assert child.stdout.split() == ["None"] * 8 + ["True"]
+    (line,) = child.stderr.splitlines()
+    assert line.startswith("There is no home directory (HOME is not set), so nothing that is measured is kept.")
+    assert line.endswith("Set TFACCEL_CACHE to a directory to write to.")
+    assert list(tmp_path.iterdir()) == []

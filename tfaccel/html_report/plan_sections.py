@@ -18,7 +18,7 @@ from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_cache import cache_dir
+from tfaccel.planning.plan_cache import plans_dir
 from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
 
 # Shown for every plan; other fields only where they differ from the default, were measured, or were set by the user.
@@ -107,11 +107,12 @@ def kept_report(run: RunRecord) -> Report | None:
     Args:
         run: a finished run.
     """
-    if run.plan is None or run.result is None:
+    directory = plans_dir()
+    if run.plan is None or run.result is None or directory is None:
         return None
     machine = {name: value for name, value in run.result.hardware.items() if name not in _VOLATILE}
     try:
-        files = sorted(cache_dir().glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     except OSError:
         return None
     for file in files:

@@ -116,8 +116,9 @@ def loopback_interconnect(
         ClusterError: as `measure_link`.
     """
     machine = [hardware.cpu_model, hardware.num_usable_cores, installed_versions()]
-    file = cache_dir().parent / "interconnect.json"
-    kept = _kept(file, machine) if use_cache else None
+    directory = cache_dir()
+    file = None if directory is None else directory / "interconnect.json"
+    kept = _kept(file, machine) if use_cache and file is not None else None
     if kept is not None:
         return kept
     progress("measuring all-reduces between two worker processes")

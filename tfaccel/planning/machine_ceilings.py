@@ -100,9 +100,16 @@ def num_limited_devices(plan: Plan) -> int:
     return len(plan.devices) if plan.devices[0].startswith("GPU") else 1
 
 
-def ceilings_file(hardware: Hardware, plan: Plan) -> Path:
-    """The file of the ceilings: it depends on the machine, the versions, and the plan's environment variables."""
+def ceilings_file(hardware: Hardware, plan: Plan) -> Path | None:
+    """The file of the ceilings: it depends on the machine, the versions, and the plan's environment variables.
+
+    None if there is no cache.
+    """
     import importlib.metadata
+
+    directory = cache_dir()
+    if directory is None:
+        return None
 
     machine = {name: value for name, value in hardware.to_json().items() if name not in ("memory_bytes", "cluster")}
     parts = {
@@ -113,7 +120,7 @@ def ceilings_file(hardware: Hardware, plan: Plan) -> Path:
         "environment": environment_of(plan),
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-    return cache_dir().parent / "ceilings" / f"{digest}.json"
+    return directory / "ceilings" / f"{digest}.json"
 
 
 def cached_ceilings(hardware: Hardware, plan: Plan) -> MachineCeilings | None:
@@ -122,6 +129,8 @@ def cached_ceilings(hardware: Hardware, plan: Plan) -> MachineCeilings | None:
     A file that cannot be read is ignored, with one warning.
     """
     file = ceilings_file(hardware, plan)
+    if file is None:
+        return None
     try:
         entry = json.loads(file.read_text(encoding="utf-8"))
         if entry["format"] != _FORMAT or entry["ceilings"]["device"] != _kind(plan):

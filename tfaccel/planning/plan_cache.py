@@ -50,13 +50,31 @@ class CachedPlan:
     report: Mapping[str, Any]
 
 
-def cache_dir() -> Path:
-    """The directory of measured plans: `TFACCEL_CACHE`, or else ~/.cache/tfaccel."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tfaccel") / "plans"
+def cache_dir() -> Path | None:
+    """The directory of everything that is measured once: `TFACCEL_CACHE`, or else ~/.cache/tfaccel.
+
+    None, with one warning, for a user who has no home directory, as in some containers: nothing is kept then.
+    """
+    try:
+        return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tfaccel")
+    except RuntimeError:  # HOME is not set, and the user's number is in no list of users
+        _warn_of_no_home()
+        return None
 
 
-def keep_in_cache(file: Path, entry: Mapping[str, Any], what: str) -> Path | None:
-    """Writes a JSON file; returns it, or None with one warning, which begins with `what`, if it cannot be written."""
+def plans_dir() -> Path | None:
+    """The directory of measured plans; None if there is no cache."""
+    directory = cache_dir()
+    return None if directory is None else directory / "plans"
+
+
+def keep_in_cache(file: Path | None, entry: Mapping[str, Any], what: str) -> Path | None:
+    """Writes a JSON file; returns it, or None with one warning, which begins with `what`, if it cannot be written.
+
+    Without a cache (`file` is None), there is nothing to write: `cache_dir` has warned already.
+    """
+    if file is None:
+        return None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, entry)
@@ -95,12 +113,19 @@ def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def _plan_file(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> Path | None:
+    directory = plans_dir()
+    return None if directory is None else directory / f"{plan_key(hardware, workload, fixed)}.json"
+
+
 def cached_plan(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> CachedPlan | None:
     """The plan that was measured for this workload on this machine; None if there is none.
 
     A file that cannot be read is ignored, with one warning.
     """
-    file = cache_dir() / f"{plan_key(hardware, workload, fixed)}.json"
+    file = _plan_file(hardware, workload, fixed)
+    if file is None:
+        return None
     try:
         entry = json.loads(file.read_text(encoding="utf-8"))
         plan = Plan.from_json(entry["plan"])
@@ -131,7 +156,7 @@ def keep_plan(
     report: Mapping[str, Any],
 ) -> Path | None:
     """Saves a measured plan; returns its file, or None with one warning if it cannot be written."""
-    file = cache_dir() / f"{plan_key(hardware, workload, fixed)}.json"
+    file = _plan_file(hardware, workload, fixed)
     entry = {
         "format": _FORMAT,
         "measured": time.strftime("%Y-%m-%d"),
@@ -166,6 +191,14 @@ def chosen_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
 @functools.cache
 def _warn_once(file: Path, reason: str) -> None:
     logger.warning(f"The measured plan in {file} is ignored: {reason}")
+
+
+@functools.cache
+def _warn_of_no_home() -> None:
+    logger.warning(
+        f"There is no home directory (HOME is not set), so nothing that is measured is kept. Set {CACHE_VARIABLE} to a "
+        "directory to write to."
+    )
 
 
 def _version(package: str) -> str:
