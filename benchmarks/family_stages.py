@@ -27,6 +27,7 @@ from tfaccel.processes.child import ProcessError, run_program
 
 CHOSEN = "chosen plan"
 MAX_CANDIDATES, BUDGET_SECONDS, CACHED_SECONDS = 12, 60.0, 0.5
+_TRIAL_BUDGET_SECONDS = 600.0  # of fewer plans, on a machine that may be busy
 _SEARCH_PROGRAM = "tfaccel.benchmarks.search_program"
 _WINDOW_SECONDS = 1.0
 _LIMIT_SECONDS = 300.0
@@ -62,7 +63,8 @@ def search(family: str, options: SuiteOptions, *, fresh: bool) -> dict[str, Any]
     """
     options.progress(f"{family}: find_fastest")
     max_candidates = max(2, round(MAX_CANDIDATES * min(1.0, options.scale)))
-    task = {"family": family, "max_candidates": max_candidates, "budget_seconds": BUDGET_SECONDS}
+    budget = BUDGET_SECONDS if options.scale >= 1 else _TRIAL_BUDGET_SECONDS
+    task = {"family": family, "max_candidates": max_candidates, "budget_seconds": budget}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", _SEARCH_PROGRAM, json.dumps(task)]
         try:

@@ -152,6 +152,21 @@ def test_bad_input_says_why(find):
 
 
 @pytest.mark.slow
+def test_limits_hold_for_the_reference_too(find):
+    """The rules' plan is measured after float32, if that is another one."""
+    fixed = {"dtype_policy": "mixed_bfloat16"}
+    kind, message = find("workload", budget_seconds=0.5, **fixed)
+    assert kind == "PlanError"
+    assert message.startswith("budget_seconds=0.5 is too small to compare plans: to start and warm up the first")
+    kind, message = find("workload", measure={"max_candidates": 1}, **fixed)
+    assert kind == "PlanError"
+    assert message == (
+        "No plan could be measured. reference: It lacks what you fixed; its loss is the reference. One plan was "
+        "measured (max_candidates=1)."
+    )
+
+
+@pytest.mark.slow
 def test_micro_batches_keep_batch_normalization(find):
     fixed = {"inter_op_threads": None, "intra_op_threads": None, "jit_compile": False, "fused_kernels": False}
     report = find("normalized", **fixed)

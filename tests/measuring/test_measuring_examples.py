@@ -14,6 +14,7 @@ import pytest
         "measuring.candidate",
         "measuring.duel",
         "measuring.plan_times",
+        "measuring.search_limits",
         "measuring.loss_check",
         "measuring.reference_plan",
         "measuring.report",

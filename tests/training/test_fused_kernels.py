@@ -24,6 +24,10 @@ MASK = RNG.random(size=(4, 6, 6)) < 0.6
 MASK[:2, 1] = False  # queries without any key
 LAYERS = {
     "batch normalization": IMAGES,
+    "batch normalization with the epsilon of keras.applications": (
+        IMAGES[0],
+        lambda: layers.BatchNormalization(epsilon=1.001e-5),
+    ),
     "batch normalization without scale": (IMAGES[0], lambda: layers.BatchNormalization(scale=False, center=False)),
     "layer normalization": (TOKENS, layers.LayerNormalization),
     "layer normalization without scale": (TOKENS, lambda: layers.LayerNormalization(scale=False, center=False)),
@@ -198,7 +202,8 @@ def distances(found, reference):
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "name", some(LAYERS, slow="without scale|of heads|attention with dropout|another size|EinsumDense .*(axes|ellip)")
+    "name",
+    some(LAYERS, slow="without scale|epsilon|of heads|attention with dropout|another size|EinsumDense .*(axes|ellip)"),
 )
 def test_kernels_are_as_exact_as_kerass_operations(name, dtype):
     with_kernels, operations = results(name, dtype, fused=True)

@@ -42,6 +42,29 @@ class Duel:
         """Whether the challenger is measurably faster."""
         return self.speedup > 1 + self.noise
 
+    def chooses_challenger(self, *, is_simpler: bool) -> bool:
+        """Whether the challenger is faster, or simpler and about as fast.
+
+        Example:
+            >>> alike = Duel((0.98, 0.99, 1.01))
+            >>> alike.chooses_challenger(is_simpler=True), alike.chooses_challenger(is_simpler=False)
+            (True, False)
+        """
+        return self.won or (is_simpler and self.speedup >= 1 - MIN_GAIN)
+
+    def reason_of_dethroning(self, axis: str) -> str:
+        """Why the plan that was the best so far is not any more.
+
+        Example:
+            >>> Duel((1.24, 1.25, 1.26)).reason_of_dethroning("XLA")
+            'Slower: 0.80 times the speed of the next plan (XLA).'
+            >>> Duel((0.99, 1.0, 1.01)).reason_of_dethroning("fused kernels")
+            'No measurable difference: the next plan (fused kernels) is simpler.'
+        """
+        if self.won:
+            return f"Slower: {1 / self.speedup:.2f} times the speed of the next plan ({axis})."
+        return f"No measurable difference: the next plan ({axis}) is simpler."
+
     def reason_of_loss(self) -> str:
         """Why the challenger was not chosen.
 
@@ -80,7 +103,8 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
         ratios.append(rates[1] / rates[0])
         if turn >= 1 and max(ratios) < _CLEARLY_SLOWER:
             break
-        if turn + 1 >= _MIN_ROUNDS and (min(ratios) > 1 + MIN_GAIN or max(ratios) < 1):
+        is_clear = (min(ratios) > 1 + MIN_GAIN and Duel(tuple(ratios)).won) or max(ratios) < 1
+        if turn + 1 >= _MIN_ROUNDS and is_clear:
             break
         if turn + 1 >= _MIN_ROUNDS and time.monotonic() > deadline:
             break

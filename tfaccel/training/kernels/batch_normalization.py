@@ -25,7 +25,7 @@ def fused_batch_normalization(layer: keras.layers.Layer) -> dict[str, Any]:
     The kernel takes inputs of shape `(batch, height, width, channels)` without a mask, and weights in float32. Keras's
     operations compute everything else: statistics over the rows of several replicas, renormalization, inference.
     """
-    if not private_batch_norm.takes_keras_moments(layer) or layer.renorm or layer.epsilon <= _SMALLEST_EPSILON:
+    if not private_batch_norm.takes_keras_moments(layer) or layer.renorm or layer.epsilon < _SMALLEST_EPSILON:
         return {}
     keras_call = layer.call
 
