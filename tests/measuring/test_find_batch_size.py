@@ -68,7 +68,7 @@ def test_no_batch_is_larger_than_the_data(find):
     report = find("few_examples", budget_seconds=900)
     assert [trial.replica_batch_size for trial in report.trials] == [16, 32, 64, 96]
     assert report.largest == 96
-    assert report.stopped_because == "No larger batch is possible: 96 examples per replica."
+    assert report.stopped_because == "No larger batch is possible: an epoch has 96 examples."
     first = find("few_examples", budget_seconds=0.1)
     assert [trial.replica_batch_size for trial in first.trials] == [16]
     assert (first.complete, first.stopped_because) == (False, "The time was spent (budget_seconds=0.1).")

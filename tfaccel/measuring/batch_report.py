@@ -22,13 +22,13 @@ class BatchTrial:
 
     Args:
         candidate: the plan with this batch size, and its windows, peak memory and cause of failure.
-        fits: whether training stayed within the memory limit, head-room included.
+        fits: whether training stayed within the memory limit, head-room included; None if it failed for another reason.
         estimated_bytes: peak memory that was expected; None if it was not.
         was_tried: False if the estimate ruled it out.
     """
 
     candidate: Candidate
-    fits: bool
+    fits: bool | None
     estimated_bytes: int | None = None
     was_tried: bool = True
 
@@ -58,7 +58,7 @@ class BatchReport:
         head_room: the fraction of it that is to stay free.
         seconds: how long it took.
         stopped_because: why nothing more was tried.
-        complete: False if time or the user ended it early.
+        complete: False if time, the user, or a failure for another reason than memory ended it early.
         fastest: the replica batch size with the most examples per second, compared window by window; of two that
             differ by less than 2 %, the smaller. None if none was timed.
 

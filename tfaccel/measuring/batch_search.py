@@ -6,18 +6,17 @@ import logging
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 from tfaccel.errors import PlanError
+from tfaccel.measuring.batch_options import BatchOptions, batch_bound
 from tfaccel.measuring.batch_report import INTERRUPTED, BatchReport, BatchTrial
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild
-from tfaccel.measuring.candidate_program import OUT_OF_MEMORY
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.duel import MIN_GAIN, rate_of, steps_of_window
 from tfaccel.measuring.timed_child import CandidateFailed
-from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 
 _PROBED_STEPS = 3
@@ -30,42 +29,8 @@ _LOGGER = logging.getLogger(__name__)
 OnTrial = Callable[[BatchTrial], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchOptions:
-    """How `find_batch_size` searches.
-
-    Args:
-        memory_limit_bytes: memory that one process, or one GPU, may use; None for all that is available.
-        head_room: the fraction of it that is to stay free.
-        budget_seconds: start nothing more that would not end within this time.
-        limit_seconds: time limit for one batch size to build its model, or to run one window.
-        max_replica_batch_size: try no larger ones; None for no limit but memory and data.
-        seed: determines weights and data.
-
-    Raises:
-        PlanError: if a limit is not positive, or the head-room is not a fraction.
-        WorkloadError: if the seed is not a whole number from 0 to 2**32 - 1.
-    """
-
-    memory_limit_bytes: int | None = None
-    head_room: float = 0.1
-    budget_seconds: float = 300.0
-    limit_seconds: float = 120.0
-    max_replica_batch_size: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("memory_limit_bytes", "budget_seconds", "limit_seconds", "max_replica_batch_size"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise PlanError(f"{name} must be positive. Received: {name}={value!r}.")
-        if not 0 <= self.head_room < 1:
-            raise PlanError(f"head_room must be a number from 0 to below 1. Received: head_room={self.head_room!r}.")
-        check_seed(self.seed)
-
-
-class OutOfTime(Exception):
-    """The budget allows nothing more."""
+class SearchEnded(Exception):
+    """The search ends before it has found out what fits; its text says why."""
 
 
 class BatchSearch:
@@ -77,6 +42,9 @@ class BatchSearch:
         options: how to search; the memory limit is known.
         num_examples: in an epoch; no larger batch is tried. None if unknown.
         on_trial: called with each batch size once it has been measured.
+
+    Raises:
+        PlanError: if not even the smallest batch is allowed.
     """
 
     def __init__(
@@ -84,8 +52,7 @@ class BatchSearch:
     ) -> None:
         self._name, self._plan, self._options, self._on_trial = name, plan, options, on_trial
         self._unit = plan.accumulation_steps  # a replica batch is a multiple of it
-        bounds = [options.max_replica_batch_size, num_examples and num_examples // plan.num_replicas]
-        self._most = min((bound for bound in bounds if bound), default=2**24) // self._unit
+        self._bound = batch_bound(plan, options, num_examples)
         self._trials: dict[int, BatchTrial] = {}
         self._best: CandidateChild | None = None
         self._best_runs = False
@@ -97,15 +64,15 @@ class BatchSearch:
         """Searches; what was measured is in `report` in any case.
 
         Raises:
-            PlanError: if the time is too short for a single batch size.
+            PlanError: if a batch size fails for another reason than memory before any could be measured.
         """
         self._servers = servers
         self._task = task
         try:
             self._search()
             self._complete = True
-        except OutOfTime:
-            self._stopped_because = f"The time was spent (budget_seconds={self._options.budget_seconds:g})."
+        except SearchEnded as end:
+            self._stopped_because = str(end)
         finally:
             self._end_best()
 
@@ -115,16 +82,12 @@ class BatchSearch:
         return None if limit is None else int(limit * (1 - self._options.head_room))
 
     def _search(self) -> None:
-        if self._most < 1:
-            raise PlanError(
-                f"An epoch has fewer examples than the smallest batch: {self._unit} per replica and step, on "
-                f"{self._plan.num_replicas} replicas. Use more data, fewer replicas or fewer accumulation steps."
-            )
-        size = min(self._most, max(1, self._plan.micro_batch_size))
+        most = self._bound.micro_batch_size
+        size = min(most, max(1, self._plan.micro_batch_size))
         fits, fails = 0, None
         while fails is None and size > fits:
             if self._try(size):
-                fits, size = size, min(2 * size, self._most)
+                fits, size = size, min(2 * size, most)
             elif fits:
                 fails = size
             else:
@@ -135,18 +98,23 @@ class BatchSearch:
         while fails is not None and fits and fails - fits > max(1, fits // _GRANULARITY):
             middle = (fits + fails) // 2
             fits, fails = (middle, fails) if self._try(middle) else (fits, middle)
-        if fits == self._most:
-            self._stopped_because = f"No larger batch is possible: {self._most * self._unit:,} examples per replica."
+        if fits == most:
+            self._stopped_because = self._bound.reason
         elif fits:
             self._stopped_because = "The next larger batch does not fit."
         else:
             self._stopped_because = "Not even the smallest batch fits."
 
     def _try(self, micro_batch_size: int) -> bool:
-        """Trains some steps with a batch size, and times it beside the fastest one so far; whether it fits."""
+        """Trains some steps with a batch size, and times it beside the fastest one so far; whether it fits.
+
+        Raises:
+            SearchEnded: if the budget allows no other, or this one failed for another reason than memory.
+            PlanError: the same, if nothing was measured before.
+        """
         size = micro_batch_size * self._unit
         if size in self._trials:
-            return self._trials[size].fits
+            return bool(self._trials[size].fits)
         plan = replace(self._plan, global_batch_size=size * self._plan.num_replicas, reasons=())
         candidate = Candidate(plan=plan, axis=f"batch {size}")
         expected = self._expected_bytes(size)
@@ -166,11 +134,14 @@ class BatchSearch:
             if self._fits(child):
                 self._time(child)
         except CandidateFailed as error:
-            if self._best_runs and OUT_OF_MEMORY in str(error):  # it had only what the best one left
+            if self._best_runs and error.kind == "memory":  # it had only what the best one left
                 child.end()
                 self._end_best()
                 return self._try(micro_batch_size)
-            self._note(BatchTrial(candidate=child.fail(str(error)), fits=False, estimated_bytes=expected))
+            fits = False if error.kind == "memory" else None
+            self._note(BatchTrial(candidate=child.fail(str(error)), fits=fits, estimated_bytes=expected))
+            if error.kind != "memory":
+                self._end_at_failure(size, error)
             return False
         except BaseException:
             child.end()
@@ -181,6 +152,16 @@ class BatchSearch:
             child.end()
         self._note(BatchTrial(candidate=child.candidate, fits=self._fits(child), estimated_bytes=expected))
         return self._fits(child)
+
+    def _end_at_failure(self, size: int, error: CandidateFailed) -> NoReturn:
+        """Ends the search at a batch size of which nobody knows whether it fits."""
+        cause = " ".join(str(error).split())
+        if error.kind == "time":
+            cause += " Allow more with limit_seconds (--limit_seconds)."
+        text = f"{size:,} examples per replica failed, but not for lack of memory: {cause}"
+        if any(trial.fits for trial in self._trials.values()):
+            raise SearchEnded(text)
+        raise PlanError(f"{text} No other batch size was tried.") from error
 
     def _fits(self, child: CandidateChild) -> bool:
         """Whether a batch size has stayed within the usable memory so far."""
@@ -268,7 +249,7 @@ class BatchSearch:
     def _check_time(self) -> None:
         left = self._options.budget_seconds - (time.monotonic() - self._began)
         if left < self._longest_seconds:
-            raise OutOfTime
+            raise SearchEnded(f"The time was spent (budget_seconds={self._options.budget_seconds:g}).")
 
     def _note(self, trial: BatchTrial) -> None:
         self._trials[trial.replica_batch_size] = trial

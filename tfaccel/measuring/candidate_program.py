@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import sys
 import threading
 import time
 import traceback
@@ -18,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import TfaccelError
+from tfaccel.measuring.timed_child import OUT_OF_MEMORY
 from tfaccel.measuring.workload_task import load_task
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 
-OUT_OF_MEMORY = "Out of memory"
 _KIB = 1024
 _WATCH_SECONDS = 0.02
 
@@ -105,8 +106,22 @@ def peak_bytes(plan: Plan) -> int:
 
 
 def cause_of(error: Exception) -> str:
-    """Why a plan could not be measured, in one line."""
+    """Why a plan could not be measured, in one line; it begins with `OUT_OF_MEMORY` if memory was short.
+
+    Example:
+        >>> cause_of(ValueError("two\\nlines")), cause_of(MemoryError())
+        ('ValueError: lines', 'Out of memory: MemoryError')
+    """
     if isinstance(error, TfaccelError):
         return str(error)
     lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300].rstrip(": ")
+    text = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300].rstrip(": ")
+    return f"{OUT_OF_MEMORY}: {text}" if _is_out_of_memory(error) else text
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError) or "tensorflow" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from tfaccel.training.run.out_of_memory import is_out_of_memory
+
+    return is_out_of_memory(error)

@@ -13,8 +13,9 @@ from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.machine import Machine
+from tfaccel.measuring.batch_options import BatchOptions
 from tfaccel.measuring.batch_report import BatchReport
-from tfaccel.measuring.batch_search import BatchOptions, BatchSearch, OnTrial
+from tfaccel.measuring.batch_search import BatchSearch, OnTrial
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.estimate_memory import device_bytes
 from tfaccel.measuring.workload_task import task_of
@@ -52,7 +53,8 @@ def find_batch_size(
             `tfaccel.train` takes to make a workload from `workload`, `x` and `y`.
 
     Raises:
-        PlanError: if a fixed field cannot run here, or an epoch has fewer examples than the smallest batch.
+        PlanError: if a fixed field cannot run here, an epoch has fewer examples than the smallest batch, or the first
+            batch size fails for another reason than memory. If a later one does, the report names it.
         WorkloadError: if the workload cannot be made or sent to another process, or its data come in batches of a fixed
             size.
 

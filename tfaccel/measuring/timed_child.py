@@ -8,11 +8,16 @@ carries a cause, and is the last.
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+import signal
+from typing import Any, Literal
 
 from tfaccel.measuring.candidate import CandidateWindow
 from tfaccel.processes.fork_server import ForkServer
 
+OUT_OF_MEMORY = "Out of memory"  # how a cause begins that is a lack of memory
+FailureKind = Literal["memory", "time", "loss", "other"]
+_ABORTED_WITHOUT_MEMORY = re.compile(r"std::bad_alloc|Unable to allocate|Cannot allocate memory|\bOOM\b")
 _OUT_OF_TIME = "was ended: it took longer than {:g} seconds to {}"
 
 
@@ -22,11 +27,14 @@ class CandidateFailed(Exception):
     Args:
         cause: why.
         child: its process.
+        kind: "memory" if its process lacked memory, "time" if it exceeded the time limit, "loss" if its loss is not
+            finite, otherwise "other".
     """
 
-    def __init__(self, cause: str, child: TimedChild) -> None:
+    def __init__(self, cause: str, child: TimedChild, *, kind: FailureKind = "other") -> None:
         super().__init__(cause)
         self.child = child
+        self.kind = kind
 
 
 class TimedChild:
@@ -81,7 +89,7 @@ class TimedChild:
         """
         window = self._window(num_steps, "run its steps")
         if not math.isfinite(window.loss):
-            raise CandidateFailed("Its loss is not finite in later steps.", self)
+            raise CandidateFailed("Its loss is not finite in later steps.", self, kind="loss")
         return window
 
     def end(self) -> None:
@@ -103,10 +111,24 @@ class TimedChild:
             message = self._server.message_of(self._child, self._limit_seconds)
         except TimeoutError:
             self._server.kill(self._child)
-            raise CandidateFailed(f"The process {_OUT_OF_TIME.format(self._limit_seconds, doing)}.", self) from None
+            cause = f"The process {_OUT_OF_TIME.format(self._limit_seconds, doing)}."
+            raise CandidateFailed(cause, self, kind="time") from None
         if message is None:
             log = self._server.end_of_log(self._child)
-            raise CandidateFailed(f"The process {self._child.how_it_ended()}. {log}"[:500], self)
+            kind = _kind_of_death(self._child.status, log)
+            raise CandidateFailed(f"The process {self._child.how_it_ended()}. {log}"[:500], self, kind=kind)
         if message["event"] == "failed":
-            raise CandidateFailed(message["cause"], self)
+            cause = message["cause"]
+            raise CandidateFailed(cause, self, kind="memory" if cause.startswith(OUT_OF_MEMORY) else "other")
         return dict(message)
+
+
+def _kind_of_death(status: int | None, log: str) -> FailureKind:
+    """What a process lacked that ended without a word: the system kills one that takes too much memory.
+
+    Example:
+        >>> _kind_of_death(-9, ""), _kind_of_death(-6, "terminate called: std::bad_alloc"), _kind_of_death(-11, "")
+        ('memory', 'memory', 'other')
+    """
+    aborted = status == -signal.SIGABRT and _ABORTED_WITHOUT_MEMORY.search(log) is not None
+    return "memory" if status == -signal.SIGKILL or aborted else "other"
