@@ -43,13 +43,13 @@ def computes_otherwise() -> keras.Model:
 
 @keras.saving.register_keras_serializable()
 class Later(keras.optimizers.schedules.LearningRateSchedule):
-    """A learning rate that becomes NaN after 60 steps, or ends the process then."""
+    """A learning rate that becomes NaN after 40 steps, or ends the process then."""
 
     def __init__(self, what: str) -> None:
         self.what = what
 
     def __call__(self, step: tf.Tensor) -> tf.Tensor:
-        after = tf.cast(step, tf.float32) > 60.0
+        after = tf.cast(step, tf.float32) > 40.0
         if self.what == "nan":
             return tf.where(after, float("nan"), 1e-3)
 
