@@ -96,6 +96,8 @@ def _only_ceilings(values: flags.FlagValues, parameters: WorkloadParameters) -> 
         print(json.dumps(found.to_json(), indent=2))
     else:
         table_console().print(_ceilings_table(found))
+        if found.doubt:
+            table_console().print(Text(found.doubt))
     return 0
 
 

@@ -55,6 +55,13 @@ def test_what_bounds_a_step(changes, bound, text):
     assert text in found.text
 
 
+def test_limits_in_doubt_are_said():
+    found = replace(FOUND, ceilings=replace(FOUND.ceilings, disturbed=("float32",)))
+    assert FOUND.text.endswith("14 % of its speed.")
+    assert found.text.endswith(" The limits (float32) were measured while other programs ran, and may be too low.")
+    assert Roofline.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
 def test_ceilings_of_the_plan():
     bfloat16 = replace(FOUND, plan=replace(PLAN, dtype_policy="mixed_bfloat16"))
     assert bfloat16.mfu == 0.125

@@ -77,6 +77,11 @@ def test_ceilings_of_dtypes():
     )
     assert gpu.matrix_flops("float32") == 8.0
     assert MachineCeilings.from_json(json.loads(json.dumps(gpu.to_json()))) == gpu
+    disturbed = replace(CEILINGS, disturbed=("bfloat16",))
+    assert MachineCeilings.from_json(json.loads(json.dumps(disturbed.to_json()))) == disturbed
+    assert (CEILINGS.doubt, disturbed.doubt[:23]) == ("", "The limits (bfloat16) w")
+    with pytest.raises(PlanError, match=r"disturbed=\('float64',\)"):
+        replace(CEILINGS, disturbed=("float64",))
     with pytest.raises(PlanError, match=r"A ceiling must be a positive number\. Received: memory=0"):
         replace(CEILINGS, bytes_per_second=0)
     with pytest.raises(PlanError, match="The ceilings lack float32"):

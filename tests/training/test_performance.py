@@ -45,7 +45,7 @@ def test_what_holds_a_run_back(given, kind, text):
 
 
 REPORTED = """
-import json, os, sys, time
+import json, logging, os, sys, time
 from dataclasses import replace
 from pathlib import Path
 import keras
@@ -74,11 +74,16 @@ def run(name, made=work, **options):
     return {"result": result.to_json(), "weights": weights, "rows": rows}
 
 found = {"plain": run("plain", epochs=2), "resumed": run("plain", resume="auto", epochs=2)}
+ceilings = MachineCeilings(device="CPU", matrix_flops_per_second={"float32": 1e9}, bytes_per_second=1e9)
+keep_ceilings(detect_hardware(), flat, replace(ceilings, disturbed=("float32",)))
+said = []
+logging.getLogger("tfaccel").setLevel("INFO")
+logging.getLogger("tfaccel").addFilter(lambda record: said.append(record.getMessage()) or True)
 own = train_session.engine_options
 train_session.engine_options = lambda plan: replace(own(plan), times_input=False)
 found["untimed"] = run("untimed", epochs=2)
 train_session.engine_options = own
-ceilings = MachineCeilings(device="CPU", matrix_flops_per_second={"float32": 1e9}, bytes_per_second=1e9)
+found["said"] = said[:]
 keep_ceilings(detect_hardware(), flat, ceilings)
 found["slow"] = run("slow", replace(work, train_data=slow), profile="8:9")
 events = EventAccumulator(str(folder / "slow" / "tensorboard" / "train"))
@@ -112,6 +117,12 @@ def test_timing_the_input_changes_no_weight(found):
     assert found["untimed"]["weights"] == found["plain"]["weights"]
     assert found["untimed"]["result"]["history"] == found["plain"]["result"]["history"]
     assert found["untimed"]["result"]["performance"]["input_wait_share"] is None
+
+
+def test_ceilings_that_were_disturbed_give_no_mfu(found):
+    assert found["untimed"]["result"]["performance"]["mfu"] is None
+    (line,) = [line for line in found["said"] if "MFU" in line]
+    assert line.startswith("MFU is not reported. The limits (float32) were measured while other programs ran")
 
 
 def test_slow_input_is_found_and_ceilings_give_mfu(found):

@@ -20,8 +20,8 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 
 _DISTURBED = (
-    "while {} was measured, this process had only {:.0f} % of the CPU: the limit may be too low. Run nothing else, and "
-    "measure again (--again)"
+    "while {} was measured, this process had only {:.0f} % of the CPU: the limit may be too low. It is measured again "
+    "next time; run nothing else then"
 )
 _PROGRAM = "tfaccel.measuring.ceilings_program"
 
@@ -69,15 +69,20 @@ def known_or_measured(
 ) -> MachineCeilings:
     """The kept ceilings of a plan's device; measured and kept if there are none, or with `again`.
 
-    They are of all usable cores, whatever the plan's threads: logical CPUs of one thread each share these cores.
+    Those that were disturbed are measured again, and do not replace others. Ceilings are of all usable cores, whatever
+    the plan's threads: logical CPUs of one thread each share these cores.
     """
-    known = None if again else cached_ceilings(hardware, plan)
-    if known is None:
-        on_progress("measuring the machine's limits, about half a minute; run nothing else meanwhile")
-        all_cores = replace(plan, intra_op_threads=hardware.num_usable_cores, inter_op_threads=None)
-        known = measure_ceilings(servers, all_cores, limit_seconds=limit_seconds, on_progress=on_progress)
-        keep_ceilings(hardware, plan, known)
-    return known
+    known = cached_ceilings(hardware, plan)
+    if known is not None and not known.disturbed and not again:
+        return known
+    on_progress("measuring the machine's limits, about half a minute; run nothing else meanwhile")
+    all_cores = replace(plan, intra_op_threads=hardware.num_usable_cores, inter_op_threads=None)
+    found = measure_ceilings(servers, all_cores, limit_seconds=limit_seconds, on_progress=on_progress)
+    if known is None or known.disturbed or not found.disturbed:
+        keep_ceilings(hardware, plan, found)
+    else:
+        on_progress("the limits that were measured before stay in use")
+    return found
 
 
 def measure_ceilings(
@@ -102,6 +107,7 @@ def measure_ceilings(
     child = server.start("ceilings", _PROGRAM, [], {})
     child.send(plan.to_json())
     deadline = time.monotonic() + limit_seconds
+    disturbed: list[str] = []
     try:
         while True:
             try:
@@ -118,6 +124,7 @@ def measure_ceilings(
                 on_progress(f"matrix products in {message['what']}: {message['value'] / 1e9:,.0f} GFLOP/s")
                 continue
             if message["event"] == "disturbed":
+                disturbed.append(message["what"])
                 on_progress(_DISTURBED.format(message["what"], 100 * message["value"]))
                 continue
             on_progress(f"memory: {message['bytes_per_second'] / 1e9:,.1f} GB/s")
@@ -126,6 +133,7 @@ def measure_ceilings(
                 matrix_flops_per_second=message["matrix_flops_per_second"],
                 bytes_per_second=message["bytes_per_second"],
                 measured=today(),
+                disturbed=tuple(disturbed),
             )
     finally:
         if child.status is None:

@@ -126,7 +126,11 @@ class Roofline:
 
     @property
     def text(self) -> str:
-        """The verdict in one sentence."""
+        """The verdict in a sentence, or two if the limits are in doubt."""
+        return f"{self._verdict} {self.ceilings.doubt}".rstrip()
+
+    @property
+    def _verdict(self) -> str:
         limits = f"MFU {self.mfu:.2f}, memory at {100 * self.memory_share:.0f} % of its speed"
         if self.bound == "input":
             return (

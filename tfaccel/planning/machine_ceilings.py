@@ -23,7 +23,7 @@ from tfaccel.planning.plan_environment import environment_of
 logger = logging.getLogger("tfaccel")
 
 TENSOR_FLOAT_32 = "tensorfloat32"  # float32 tensors, whose products GPUs compute with 10 bits of mantissa
-_FORMAT = 2
+_FORMAT = 3
 _PACKAGES = ("keras", "tensorflow")
 _COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
@@ -38,9 +38,10 @@ class MachineCeilings:
             "tensorfloat32" is the speed of float32 tensors as TensorFlow multiplies them by default.
         bytes_per_second: bytes read and written per second while copying memory, far beyond the size of caches.
         measured: the date.
+        disturbed: what was measured while other programs took CPU time, such as ("float32",): its speed may be too low.
 
     Raises:
-        PlanError: if a speed is not positive and finite.
+        PlanError: if a speed is not positive and finite, or `disturbed` has other names.
 
     Example:
         >>> ceilings = MachineCeilings(
@@ -54,13 +55,17 @@ class MachineCeilings:
     matrix_flops_per_second: Mapping[str, float]
     bytes_per_second: float
     measured: str = ""
+    disturbed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "disturbed", tuple(self.disturbed))
         for name, value in {**self.matrix_flops_per_second, "memory": self.bytes_per_second}.items():
             if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
                 raise PlanError(f"A ceiling must be a positive number. Received: {name}={value!r}.")
         if "float32" not in self.matrix_flops_per_second:
             raise PlanError(f"The ceilings lack float32. Received: {dict(self.matrix_flops_per_second)}.")
+        if not set(self.disturbed) <= set(self.matrix_flops_per_second):
+            raise PlanError(f"Only what was measured can have been disturbed. Received: disturbed={self.disturbed}.")
 
     def matrix_flops(self, dtype: str) -> float:
         """Floating-point operations per second in a dtype; that of float32 if it was not measured."""
@@ -73,9 +78,17 @@ class MachineCeilings:
         """The arithmetic intensity from which a computation is bound by arithmetic rather than by memory."""
         return self.matrix_flops(dtype) / self.bytes_per_second
 
+    @property
+    def doubt(self) -> str:
+        """Why these limits are not to be relied on, as a sentence; empty if they are."""
+        if not self.disturbed:
+            return ""
+        names = ", ".join(self.disturbed)
+        return f"The limits ({names}) were measured while other programs ran, and may be too low."
+
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        return asdict(self)
+        return {**asdict(self), "disturbed": list(self.disturbed)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -126,7 +139,7 @@ def ceilings_file(hardware: Hardware, plan: Plan) -> Path | None:
 def cached_ceilings(hardware: Hardware, plan: Plan) -> MachineCeilings | None:
     """The ceilings that were measured on this machine with the plan's environment; None if there are none.
 
-    A file that cannot be read is ignored, with one warning.
+    They may be `disturbed`. A file that cannot be read is ignored, with one warning.
     """
     file = ceilings_file(hardware, plan)
     if file is None:

@@ -133,6 +133,9 @@ class Utilization(keras.callbacks.Callback):
                 "which measures this machine's limits for this plan."
             )
             return None
+        if ceilings.disturbed:
+            logger.info(f"MFU is not reported. {ceilings.doubt} Run nothing else, and then `tfaccel roofline` again.")
+            return None
         try:
             cost = train_step_cost(self._engine, self._batch_spec, rows=self._examples)
         except TfaccelError as error:
