@@ -18,7 +18,7 @@ from absl import flags
 from rich.table import Table
 from rich.text import Text
 
-from tfaccel.measuring.batch_report import HEADINGS, BatchReport, BatchTrial
+from tfaccel.measuring.batch_report import BatchReport, BatchTrial
 from tfaccel.measuring.memory_estimate import mebibytes
 from tfaccel.scripts.command import INTERRUPTED, check_writable, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
@@ -96,7 +96,7 @@ def _show_nothing(trial: BatchTrial) -> None:
 
 def _print(report: BatchReport) -> None:
     table = Table(title=f"Batch sizes of {report.workload}, tried in {report.seconds:.0f} s", title_justify="left")
-    for heading in HEADINGS:
+    for heading in report.headings:
         table.add_column(heading, overflow="fold")
     for row in report.rows():
         table.add_row(*(Text(text) for text in row))

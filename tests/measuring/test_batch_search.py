@@ -11,6 +11,7 @@ import pytest
 from tfaccel.errors import PlanError
 from tfaccel.measuring import candidate_child
 from tfaccel.measuring.batch_options import BatchOptions, batch_bound
+from tfaccel.measuring.batch_report import BatchReport
 from tfaccel.measuring.batch_search import BatchSearch
 from tfaccel.planning.plan import Plan
 from tfaccel.processes.fork_server import ForkServer
@@ -84,6 +85,25 @@ def test_another_failure_is_named_and_ends_the_search(search, outcome, cause):
 def test_a_failure_below_sizes_without_memory_is_no_lack_of_memory(search):
     with pytest.raises(PlanError, match=r"^4 examples per replica failed, but not for lack of memory: ValueError"):
         search({"8": "is killed", "4": f"says {SHAPES}"})
+
+
+def test_speeds_have_one_baseline(search):
+    report = search(
+        {"16": "takes 1.5", "32": "takes 2", "64": "takes 4"}
+    )  # of a step's time; a batch has more examples
+    speeds = {trial.replica_batch_size: trial.relative_speed for trial in report.trials}
+    assert speeds == pytest.approx({8: 1.0, 16: 2 / 1.5, 32: 2.0, 64: 2.0})
+    assert [trial.candidate.speedup for trial in report.trials[1:]] == pytest.approx([2 / 1.5, 1.5, 1.0])
+    assert (report.baseline, report.fastest) == (8, 32)
+    assert report.headings[3] == "speed (8 = 1)"
+    assert [row[3] for row in report.rows()] == ["1.00", "1.33", "2.00", "2.00"]
+    assert BatchReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    assert report.stopped_because == "No larger batch is possible: an epoch has 64 examples."
+
+
+def test_a_size_without_time_has_no_speed(search):
+    report = search({"16": "diverges"})
+    assert [trial.relative_speed for trial in report.trials] == [1.0, None]
 
 
 def test_what_bounds_the_search_is_named():

@@ -12,7 +12,6 @@ from typing import Any, Self
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.memory_estimate import mebibytes
 
-HEADINGS = ("replica batch", "global batch", "examples/s", "speed", "spread", "memory", "outcome")
 INTERRUPTED = "It was interrupted."
 
 
@@ -25,12 +24,16 @@ class BatchTrial:
         fits: whether training stayed within the memory limit, head-room included; None if it failed for another reason.
         estimated_bytes: peak memory that was expected; None if it was not.
         was_tried: False if the estimate ruled it out.
+        relative_speed: its examples per second / those of the report's `baseline`, by windows that ran in turn: the
+            product of the ratios to the fastest size so far (`candidate.speedup`) along the way. None if it was not
+            timed.
     """
 
     candidate: Candidate
     fits: bool | None
     estimated_bytes: int | None = None
     was_tried: bool = True
+    relative_speed: float | None = None
 
     @property
     def replica_batch_size(self) -> int:
@@ -61,6 +64,7 @@ class BatchReport:
         complete: False if time, the user, or a failure for another reason than memory ended it early.
         fastest: the replica batch size with the most examples per second, compared window by window; of two that
             differ by less than 2 %, the smaller. None if none was timed.
+        baseline: the replica batch size whose `relative_speed` is 1: the first one that was timed.
 
     Example:
         >>> from tfaccel.planning.plan import Plan
@@ -79,6 +83,13 @@ class BatchReport:
     stopped_because: str = ""
     complete: bool = True
     fastest: int | None = None
+    baseline: int | None = None
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """The columns of `rows`."""
+        speed = "speed" if self.baseline is None else f"speed ({self.baseline:,} = 1)"
+        return ("replica batch", "global batch", "examples/s", speed, "spread", "memory", "outcome")
 
     @property
     def was_interrupted(self) -> bool:
@@ -104,7 +115,7 @@ class BatchReport:
         return f"{text}; at most {largest:,} fit." if largest > size else f"{text}, and no more fit or were tried."
 
     def rows(self) -> list[list[str]]:
-        """A table with a row for each batch size; `HEADINGS` are its columns."""
+        """A table with a row for each batch size; `headings` are its columns."""
         return [self._row(trial) for trial in self.trials]
 
     def _row(self, trial: BatchTrial) -> list[str]:
@@ -119,7 +130,7 @@ class BatchReport:
             f"{trial.replica_batch_size:,}",
             f"{candidate.plan.global_batch_size:,}",
             "" if rate is None else f"{rate:,.0f}",
-            "" if candidate.speedup is None else f"{candidate.speedup:.2f}",
+            "" if trial.relative_speed is None else f"{trial.relative_speed:.2f}",
             "" if rate is None else f"{100 * candidate.spread:.0f} %",
             "" if memory is None else mebibytes(memory),
             outcome,

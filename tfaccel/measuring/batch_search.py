@@ -54,6 +54,7 @@ class BatchSearch:
         self._unit = plan.accumulation_steps  # a replica batch is a multiple of it
         self._bound = batch_bound(plan, options, num_examples)
         self._trials: dict[int, BatchTrial] = {}
+        self._relative_speeds: dict[int, float] = {}  # of replica batch sizes; that of the first is 1
         self._best: CandidateChild | None = None
         self._best_runs = False
         self._longest_seconds = 0.0
@@ -201,6 +202,7 @@ class BatchSearch:
             ratios.append(rate_of(child.window(num_steps), child.candidate.plan) / incumbent)
         child.candidate = replace(child.candidate, speedup=statistics.median(ratios))
         self._renew(best)
+        self._note_speed(child, statistics.median(ratios))
         if self._fits(child) and (not self._fits(best) or _is_faster(child, statistics.median(ratios), best)):
             best.end()
             self._best = child  # which runs
@@ -212,8 +214,19 @@ class BatchSearch:
             child.window(num_steps)
         speedup = None if best is None else self._speed_against(best, child)
         child.candidate = replace(child.candidate, speedup=speedup)
+        self._note_speed(child, speedup)
         if self._fits(child) and (speedup is None or _is_faster(child, speedup, best)):
             self._best, self._best_runs = child, True
+
+    def _note_speed(self, child: CandidateChild, speedup: float | None) -> None:
+        """Notes the speed of a size relative to the first one, given that relative to the best so far."""
+        size = child.candidate.plan.replica_batch_size
+        if self._best is None:
+            if self._fits(child):
+                self._relative_speeds = {size: 1.0}
+        elif speedup is not None:
+            best = self._relative_speeds.get(self._best.candidate.plan.replica_batch_size, 1.0)
+            self._relative_speeds[size] = speedup * best
 
     def _speed_against(self, best: CandidateChild, child: CandidateChild) -> float | None:
         rates = [one.candidate.examples_per_second for one in (child, best)]
@@ -252,6 +265,7 @@ class BatchSearch:
             raise SearchEnded(f"The time was spent (budget_seconds={self._options.budget_seconds:g}).")
 
     def _note(self, trial: BatchTrial) -> None:
+        trial = replace(trial, relative_speed=self._relative_speeds.get(trial.replica_batch_size))
         self._trials[trial.replica_batch_size] = trial
         self._on_trial(trial)
 
@@ -265,6 +279,7 @@ class BatchSearch:
             seconds=time.monotonic() - self._began,
             stopped_because=self._stopped_because,
             complete=self._complete,
+            baseline=next(iter(self._relative_speeds), None),
             fastest=self._best.candidate.plan.replica_batch_size if self._best and self._fits(self._best) else None,
         )
 
