@@ -146,7 +146,7 @@ print(chosen_plan(machine, workload) == plan)
 
 def test_a_user_without_a_home_directory_has_no_cache(run_python, tmp_path):
     environment = dict.fromkeys(("HOME", "TFACCEL_CACHE"))
-    child = run_python(NO_HOME, env=environment, cwd=tmp_path)
+    child = run_python(NO_HOME, env=environment, cwd=tmp_path, fresh=True)
     assert child.stdout.split() == ["None"] * 8 + ["True"]
     (line,) = child.stderr.splitlines()
     assert line.startswith("There is no home directory (HOME is not set), so nothing that is measured is kept.")

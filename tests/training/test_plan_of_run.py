@@ -9,7 +9,7 @@ from tfaccel.hardware.hardware import Cluster, Hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan_cache import keep_plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.run.plan_of_run import plan_of_run
+from tfaccel.training.run.plan_of_run import plan_and_origin, plan_of_run
 
 MACHINE = Hardware(num_usable_cores=2)
 WORKLOAD = Workload("mine", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
@@ -22,8 +22,8 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path / "cache"))
 
 
-def measured(**fixed):
-    keep_plan(MACHINE, WORKLOAD, fixed, MEASURED, speedup=2.0, report={})
+def measured(report=None, **fixed):
+    return keep_plan(MACHINE, WORKLOAD, fixed, MEASURED, speedup=2.0, report=report or {})
 
 
 def test_measured_plan_before_that_of_the_rules(tmp_path):
@@ -47,6 +47,37 @@ def test_resumed_run_keeps_its_plan(tmp_path):
     assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto") == MEASURED
 
 
+def test_where_a_plan_comes_from_is_said(tmp_path):
+    def chosen(resume="never", **options):
+        return plan_and_origin(MACHINE, WORKLOAD, tmp_path, resume=resume, **options)
+
+    assert chosen() == (RULES, "by rules; --autotune measures")
+    file = measured({"complete": True})
+    assert chosen() == (MEASURED, f"measured by `tfaccel autotune`, {file}")
+    measured({"complete": False})
+    assert chosen() == (MEASURED, f"measured by a search that was interrupted (--autotune goes on with it), {file}")
+    own = tmp_path / "plan.json"
+    dataclasses.replace(RULES, intra_op_threads=1).save(own)
+    assert chosen("auto")[1] == f"the run's own, {own}"
+    plan, origin = chosen("auto", intra_op_threads=2)
+    assert plan.intra_op_threads == 2
+    assert origin == f"by rules; that of the run, {own}, has other devices or settings than those asked for"
+
+
+def test_a_plan_that_was_measured_just_now_need_not_be_kept(tmp_path, monkeypatch):
+    def chosen(resume="never"):
+        return plan_and_origin(MACHINE, WORKLOAD, tmp_path, resume=resume, measured=MEASURED)
+
+    file = measured()
+    assert chosen() == (MEASURED, f"measured by `tfaccel autotune`, {file}")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path / "file"))
+    assert measured() is None
+    assert chosen() == (MEASURED, "measured now, but not kept")
+    RULES.save(tmp_path / "plan.json")
+    assert chosen("auto")[0] == RULES
+
+
 def test_a_loaded_tensorflow_decides_on_onednn(tmp_path, caplog, logical_devices):
     from tfaccel.training.private.private_tensorflow import uses_onednn
 
@@ -66,6 +97,8 @@ def test_several_workers_follow_the_rules(tmp_path):
     measured()
     cluster = Cluster(source="slurm", num_workers=2, task_index=0)
     machine = dataclasses.replace(MACHINE, cluster=cluster)
+    by_rules = (default_plan(machine, WORKLOAD), "by rules, as always with several workers")
+    assert plan_and_origin(machine, WORKLOAD, tmp_path, resume="never", measured=MEASURED) == by_rules
     assert plan_of_run(machine, WORKLOAD, tmp_path, resume="never") == default_plan(machine, WORKLOAD)
 
 

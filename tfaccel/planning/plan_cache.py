@@ -49,6 +49,13 @@ class CachedPlan:
     speedup: float
     report: Mapping[str, Any]
 
+    @property
+    def origin(self) -> str:
+        """A few words on where the plan comes from: whether its search came to an end, and the file."""
+        if self.report.get("complete", True):
+            return f"measured by `tfaccel autotune`, {self.file}"
+        return f"measured by a search that was interrupted (--autotune goes on with it), {self.file}"
+
 
 def cache_dir() -> Path | None:
     """The directory of everything that is measured once: `TFACCEL_CACHE`, or else ~/.cache/tfaccel.
@@ -183,7 +190,7 @@ def chosen_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
     fixed = checked_fields(fixed)
     found = cached_plan(hardware, workload, fixed)
     if found is not None:
-        logger.info(f"Using the plan measured by `tfaccel autotune`: {found.file}")
+        logger.info(f"Using the plan {found.origin}")
         return found.plan
     return default_plan(hardware, workload, **fixed)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_cache import chosen_plan
+from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.process_settings import without_unavailable
+
+logger = logging.getLogger("tfaccel")
 
 
 def plan_of_run(
@@ -40,17 +43,48 @@ def plan_of_run(
     Raises:
         PlanError: if a fixed field cannot run here.
     """
+    chosen: dict[str, Any] = {"can_restart": can_restart, **fixed}
+    return plan_and_origin(hardware, workload, run_dir, resume=resume, **chosen)[0]
+
+
+def plan_and_origin(
+    hardware: Hardware,
+    workload: Workload,
+    run_dir: str | os.PathLike[str],
+    *,
+    resume: str,
+    can_restart: bool = False,
+    measured: Plan | None = None,
+    **fixed: Any,
+) -> tuple[Plan, str]:
+    """The plan of a run as `plan_of_run` chooses it, and a few words on where it comes from.
+
+    Args:
+        hardware, workload, run_dir, resume, can_restart, **fixed: as there.
+        measured: a plan that was measured just now, which counts as a kept one, whether or not it could be kept.
+    """
     if hardware.cluster is not None and hardware.cluster.num_workers > 1:
-        return default_plan(hardware, workload, **fixed)
+        return default_plan(hardware, workload, **fixed), "by rules, as always with several workers"
     if resume == "auto":
         rules = default_plan(hardware, workload, **fixed)
-        saved = _saved_plan(Path(run_dir) / "plan.json")
+        file = Path(run_dir) / "plan.json"
+        saved = _saved_plan(file)
         if saved is not None:
             places = [(plan.strategy, plan.devices, plan.num_workers) for plan in (saved, rules)]
             fits = all(getattr(saved, name) == value for name, value in fixed.items())
-            return saved if fits and places[0] == places[1] else rules
-    plan = chosen_plan(hardware, workload, **fixed)
-    return plan if can_restart else without_unavailable(plan, fixed)
+            if fits and places[0] == places[1]:
+                return saved, f"the run's own, {file}"
+            return rules, f"by rules; that of the run, {file}, has other devices or settings than those asked for"
+    fixed = checked_fields(fixed)
+    known = cached_plan(hardware, workload, fixed)
+    if measured is not None and (known is None or known.plan != measured):
+        plan, origin = measured, "measured now, but not kept"
+    elif known is not None:
+        plan, origin = known.plan, known.origin
+        logger.info(f"Using the plan {origin}")
+    else:
+        return default_plan(hardware, workload, **fixed), "by rules; --autotune measures"
+    return (plan if can_restart else without_unavailable(plan, fixed)), origin
 
 
 def _saved_plan(file: Path) -> Plan | None:
