@@ -17,7 +17,6 @@ all workers with --resume=auto to continue from the newest checkpoint); 130 for 
 
 import contextlib
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.scripts.autotune import autotune
 from tfaccel.scripts.command import INTERRUPTED, table_console
 from tfaccel.scripts.plan_flags import fixed_fields
+from tfaccel.scripts.start_again import can_start_again, carried_plan, has_started_again, start_again_if_needed
 from tfaccel.scripts.train_flags import (
     define_train_flags,
     run_dir,
@@ -55,7 +55,6 @@ from tfaccel.training.run.step_range import StepRange
 
 # Fields of the plan that are shown before training; others are shown only if the user set them.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
-_RESTARTED = "TFACCEL_RESTARTED"  # set in the environment of a command that has started itself again
 _NO_MFU = (
     "unknown: `tfaccel roofline` with the same --recipe (or --workload) and flags measures this machine's limits for "
     "this plan"
@@ -77,7 +76,6 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     checked_place(directory, values.resume)
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload, plan, origin = _what_to_train(values, parameters, directory)
-        _restart_if_needed(plan)
         if not values.quiet:
             _print_plan(workload, plan, origin)
             if scaling_rule(values) is None and (
@@ -108,47 +106,29 @@ def _what_to_train(
     plan = None if values.plan is None else _changed(Plan.load(values.plan), fixed)
     workload = chosen_workload(values, **workload_options(values, parameters))
     run_epochs_of(workload, run_option("epochs", values))  # reports a missing number of epochs early
-    if values.autotune and not (values.resume == "auto" and (Path(directory) / "plan.json").exists()):
-        autotune(reference_of_workload(values), {**workload_options(values, parameters), **fixed}, quiet=values.quiet)
+    measured = carried_plan()
+    measures = values.autotune and not (values.resume == "auto" and (Path(directory) / "plan.json").exists())
+    if measures and not has_started_again():
+        options = {**workload_options(values, parameters), **fixed}
+        measured = autotune(reference_of_workload(values), options, quiet=values.quiet).plan
     origin = f"from {values.plan}"
     if plan is None:
-        plan, origin = _chosen_plan(workload, fixed, directory, values)
+        plan, origin = _chosen_plan(workload, fixed, directory, values, measured=measured)
     if values.recipe is not None:
         check_one_batch(workload.num_train_examples, plan.global_batch_size // plan.accumulation_steps)
+    start_again_if_needed(plan, measured)
     return with_teacher(workload, values), plan, origin
 
 
 def _chosen_plan(
-    workload: Workload, fixed: dict[str, Any], directory: str, values: flags.FlagValues
+    workload: Workload, fixed: dict[str, Any], directory: str, values: flags.FlagValues, *, measured: Plan | None
 ) -> tuple[Plan, str]:
+    """The plan, if no file gives one, and where it comes from; `measured` is what --autotune has just found."""
     from tfaccel.hardware.detect import detect_hardware
-    from tfaccel.planning.plan_cache import cached_plan
-    from tfaccel.training.run.plan_of_run import plan_of_run
+    from tfaccel.training.run.plan_of_run import plan_and_origin
 
-    hardware = detect_hardware()
-    restart = {"can_restart": _can_restart()}
-    plan = plan_of_run(hardware, workload, directory, resume=values.resume, **restart, **fixed)
-    known = cached_plan(hardware, workload, fixed)
-    if known is not None and known.plan == plan:
-        return plan, f"measured by `tfaccel autotune`, {known.file}"
-    return plan, "by rules; --autotune measures"
-
-
-def _can_restart() -> bool:
-    """Whether this process runs nothing but this command, and has not restarted it already."""
-    return _RESTARTED not in os.environ and sys.orig_argv[-len(sys.argv[1:]) :] == sys.argv[1:]
-
-
-def _restart_if_needed(plan: Plan) -> None:
-    """Starts the command again if the plan needs environment variables that are read when a process starts."""
-    from tfaccel.training.process_settings import variables_at_start
-
-    variables = variables_at_start(plan)
-    if variables and _can_restart():
-        print(f"Starting again with {' '.join(map('='.join, variables.items()))}.", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        command = [sys.executable, *sys.orig_argv[1:]]
-        os.execve(sys.executable, command, {**os.environ, **variables, _RESTARTED: "1"})
+    chosen: dict[str, Any] = {"can_restart": can_start_again(), "measured": measured, **fixed}
+    return plan_and_origin(detect_hardware(), workload, directory, resume=values.resume, **chosen)
 
 
 def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:

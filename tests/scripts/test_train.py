@@ -4,12 +4,19 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tfaccel.errors import TfaccelError
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.override_flags import OVERRIDE_FLAGS
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_cache import keep_plan
 from tfaccel.scripts import train as train_command
 
 RECIPE = "--recipe=image_classification"
@@ -230,6 +237,34 @@ def test_workload_of_your_own_trains_for_your_epochs(command, tmp_path):
     assert len(json.loads((tmp_path / "two/result.json").read_text())["history"]["loss"]) == 2
     assert "Trained lines" in ended.stdout
     assert "Plan" not in ended.stdout and "epoch 1" not in ended.stderr
+
+
+@pytest.mark.parametrize("can_keep", [True, False])
+def test_the_plan_that_autotune_measures_is_trained(train, tmp_path, monkeypatch, can_keep):
+    """Whether or not it could be kept; what measures and what trains are left out here."""
+    cache = tmp_path / "cache"
+    if not can_keep:
+        cache.write_text("a file")
+    monkeypatch.setenv("TFACCEL_CACHE", str(cache))
+    (tmp_path / "lines_to_measure.py").write_text(LINES)
+    trained = []
+
+    def measure(reference, options, *, quiet):
+        machine, workload = detect_hardware(), as_workload(reference)
+        plan = replace(default_plan(machine, workload), jit_compile=True, reasons=())
+        keep_plan(machine, workload, {}, plan, speedup=2.0, report={})
+        return SimpleNamespace(plan=plan)
+
+    def stop(workload, plan, directory, values):
+        trained.append(plan)
+        raise TfaccelError("This is all.")
+
+    monkeypatch.setattr(train_command, "autotune", measure)
+    monkeypatch.setattr(train_command, "_train", stop)
+    status, out, _ = train("--workload=lines_to_measure:workload", "--autotune", "--run_dir=run")
+    sys.modules.pop("lines_to_measure", None)
+    assert (status, [plan.jit_compile for plan in trained]) == (2, [True])
+    assert f"({'measured by `tfaccel autotune`, ' if can_keep else 'measured now, but not kept'}" in out
 
 
 def test_workload_without_epochs_of_its_own_needs_them(train, tmp_path):
