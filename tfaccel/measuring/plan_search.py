@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -20,9 +19,10 @@ from tfaccel.measuring.gains import Gains
 from tfaccel.measuring.loss_check import first_losses, what_is_wrong
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
-from tfaccel.measuring.plan_times import PlanTimes, compiles_long
-from tfaccel.measuring.reference_plan import reference_of
+from tfaccel.measuring.plan_times import compiles_long
+from tfaccel.measuring.reference_plan import num_settings, reference_of
 from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
+from tfaccel.measuring.search_limits import SearchLimits
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import Move, moves
@@ -70,8 +70,7 @@ class PlanSearch:
         self._reference_losses: tuple[float, ...] | None = None
         self._step_operations: int | None = None
         self._memory: dict[bool, MemoryEstimate] = {}
-        self._times = PlanTimes()
-        self._began = time.monotonic()
+        self._limits = SearchLimits(options)
 
     def run(self, servers: CandidateServers, task: dict[str, Any]) -> None:
         """Measures the reference, the rules' plan, and the moves from there.
@@ -91,16 +90,20 @@ class PlanSearch:
             best = None
         if best is not None:
             self._choose(best)
-        if reference != first:
+        if reference != first and not self._is_over(first):
             best = self._better(best, self._started(first, FIRST_PLAN))
         if self._earlier is not None:
             best = self._continued(best, self._earlier)
-        if best is None and self._can_recompute(first):
+        if best is None and first in self._candidates and self._can_recompute(first):
             best = self._better(None, self._started(replace(first, rematerialization=True), "rematerialization"))
         if best is None:
-            causes = [f"{one.axis}: {one.failure or one.rejection}" for one in self._candidates.values()]
-            raise PlanError(f"No plan could be measured. {'; '.join(causes)}")
+            raise self._no_plan()
         self._move_from(best)
+
+    def _no_plan(self) -> PlanError:
+        causes = [f"{one.axis}: {one.failure or one.rejection}" for one in self._candidates.values()]
+        limit = "" if self._stopped_because == _INTERRUPTED else f" {self._stopped_because}"
+        return PlanError(f"No plan could be measured. {'; '.join(causes)}{limit}")
 
     def _continued(self, best: CandidateChild | None, earlier: Report) -> CandidateChild | None:
         """Takes over what an earlier search has measured; returns the best plan, running."""
@@ -146,7 +149,7 @@ class PlanSearch:
                 continue
             began = time.monotonic()
             before, best = best, self._better(best, self._started(plan, move.axis)) or best
-            self._times.note(plan, time.monotonic() - began)
+            self._limits.times.note(plan, time.monotonic() - began)
             if best is before:
                 lost.append(move)
                 if self._can_recompute(plan):
@@ -160,7 +163,7 @@ class PlanSearch:
                 best.window(steps_of_window(best))
             except CandidateFailed as error:
                 self._note(best.fail(str(error)))
-                raise PlanError(f"No plan could be measured. {best.candidate.axis}: {error}") from error
+                raise self._no_plan() from error
         self._candidates[best.candidate.plan] = best.candidate if self._step_operations else best.counted()
         best.end()
 
@@ -191,36 +194,23 @@ class PlanSearch:
 
     def _is_over(self, plan: Plan) -> bool:
         """Whether a limit does not allow this further plan; notes which."""
-        options = self._options
-        measured = [one for one in self._candidates.values() if one.windows or one.failure or one.build_seconds]
-        if len(measured) >= options.max_candidates:
-            count = "One plan was" if len(measured) == 1 else f"{len(measured)} plans were"
-            self._stopped_because = f"{count} measured (max_candidates={options.max_candidates})."
-            return True
-        if time.monotonic() - self._began + self._times.expected(plan) > options.budget_seconds:
-            if len(self._candidates) == 1:
-                longest = self._times.longest
-                raise PlanError(
-                    f"budget_seconds={options.budget_seconds:g} is too small to compare plans: to start and warm up "
-                    f"the first one took {longest:.1f} seconds. Use at least {math.ceil(4 * longest)}."
-                )
-            self._stopped_because = f"The time was spent (budget_seconds={options.budget_seconds:g})."
-            return True
-        return False
+        reason = self._limits.why_not(plan, self._candidates.values())
+        self._stopped_because = reason or self._stopped_because
+        return bool(reason)
 
     def _started(self, plan: Plan, axis: str) -> CandidateChild | None:
         """A process for a plan, built, checked and warm; None if it failed or was rejected."""
         began = time.monotonic()
         self._progress.started(plan, axis)
-        server, limit = self._servers.of(plan), self._options.limit_seconds
-        child = CandidateChild(server, self._task, plan, axis, limit_seconds=limit)
+        limit = self._limits.of_one_plan
+        child = CandidateChild(self._servers.of(plan), self._task, plan, axis, limit_seconds=limit)
         self._candidates[plan] = child.candidate
         try:
             losses = first_losses(child, self._reference_losses)
         except CandidateFailed as error:
             self._note(child.fail(str(error)))
             return None
-        self._times.note(plan, time.monotonic() - began)
+        self._limits.times.note(plan, time.monotonic() - began)
         if self._reference_losses is None:
             self._reference_losses = losses
         reference = self._reference or plan
@@ -239,7 +229,7 @@ class PlanSearch:
         if best is None:
             return self._choose(challenger)
         try:
-            found = duel(best, challenger, deadline=self._began + self._options.budget_seconds)
+            found = duel(best, challenger, deadline=self._limits.deadline)
         except CandidateFailed as error:
             if error.child is best:
                 self._note(best.fail(str(error)))
@@ -247,11 +237,13 @@ class PlanSearch:
             self._note(challenger.fail(str(error)))
             return best
         challenger.candidate = replace(challenger.candidate, speedup=found.speedup)
-        self._candidates[best.candidate.plan] = best.candidate
-        if found.won:
+        axis, before, plan = challenger.candidate.axis, best.candidate.plan, challenger.candidate.plan
+        is_simpler = num_settings(plan, self._reference or plan) < num_settings(before, self._reference or plan)
+        self._candidates[before] = best.candidate
+        if found.chooses_challenger(is_simpler=is_simpler):
             best.end()
-            axis, plan = challenger.candidate.axis, challenger.candidate.plan
-            self._gains.won(axis, found.speedup, before=best.candidate.plan, after=plan)
+            self._candidates[before] = replace(best.candidate, rejection=found.reason_of_dethroning(axis))
+            self._gains.won(axis, found.speedup, before=before, after=plan)
             self._note(challenger.candidate)
             return self._choose(challenger)
         challenger.end()
@@ -289,7 +281,7 @@ class PlanSearch:
             candidates=tuple(self._candidates.values()),
             chosen=list(self._candidates).index(self._chosen),
             gains=self._gains.by_axis(self._chosen),
-            seconds=earlier + time.monotonic() - self._began,
+            seconds=earlier + self._limits.seconds,
             hardware=self._hardware.to_json(),
             versions=installed_versions(),
             stopped_because=self._stopped_because + self._what_is_unchecked(),
