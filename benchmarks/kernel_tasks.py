@@ -61,6 +61,15 @@ KERNEL_TASKS: Mapping[str, Task] = {
         "LayerNormalization", keras.layers.LayerNormalization, _SEQUENCES, steps_per_epoch=40
     ),
     "kernel_gelu": one_layer("GELU", lambda: keras.layers.Activation("gelu"), _SEQUENCES, steps_per_epoch=40),
+    "kernel_dense_bfloat16": one_layer(
+        "Dense", lambda: keras.layers.Dense(512), _SEQUENCES, steps_per_epoch=10, dtype_policy="mixed_bfloat16"
+    ),
+    "kernel_einsum_dense": one_layer(
+        "EinsumDense",
+        lambda: keras.layers.EinsumDense("abc,cd->abd", (128, 256), bias_axes="d"),
+        _SEQUENCES,
+        steps_per_epoch=10,
+    ),
     "kernel_attention": one_layer("attention", _attention, _SEQUENCES, steps_per_epoch=4),
     "kernel_attention_masked": one_layer(
         "masked attention", partial(_attention, use_causal_mask=True), _SEQUENCES, steps_per_epoch=4

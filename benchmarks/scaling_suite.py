@@ -19,7 +19,8 @@ from tfaccel.errors import TfaccelError
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.measuring.loopback import LinkFit, measure_link
 from tfaccel.measuring.measurement import Measurement, Window
-from tfaccel.planning.scaling import ScalingOptions, StepOfOneDevice, scaling_rows
+from tfaccel.planning.scaling import ScalingOptions, scaling_rows
+from tfaccel.planning.step_of_one_device import StepOfOneDevice
 from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 
 SCALING_FIGURES = ("mlp", "cnn", "published")
