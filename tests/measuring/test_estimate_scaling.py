@@ -137,6 +137,7 @@ print(json.dumps([given, policy, *kinds, found["cpu"], found["gpu"], *map(refuse
     assert sum(policy) == NUM_BYTES
     assert (weak["source"], cpu["source"], gpu["source"]) == ("measured", "measured", "estimated")
     assert 0 < weak["step_seconds"] < 1
+    assert (weak["device"], found["step"]["device"]) == ("CPU:0", "")
     assert weak["spread"] >= 0
     assert weak["fixed_seconds"] == 0
     assert 0 <= strong["fixed_seconds"] <= strong["step_seconds"]

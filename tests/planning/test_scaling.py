@@ -1,11 +1,14 @@
 """Predicted scaling, beside numbers computed by hand; refused options; JSON both ways."""
 
+from dataclasses import replace
+
 import pytest
 
 from tfaccel.errors import HardwareError, PlanError
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.hardware.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
-from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, StepOfOneDevice, scaling_rows
+from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, scaling_rows
+from tfaccel.planning.step_of_one_device import StepOfOneDevice
 
 LINK = Interconnect(name="slow", machine_latency_seconds=0.01, machine_bytes_per_second=1e6)
 STEP = StepOfOneDevice(step_seconds=0.1, batch_size=32, gradient_bytes=(60_000, 40_000), num_train_examples=1000)
@@ -73,6 +76,24 @@ def test_batches_larger_than_the_data_are_named():
     assert estimate.assumptions[-1] == "From 32 replicas on, a global batch has more examples than the data."
 
 
+def estimate_over(link, **fields):
+    step = replace(STEP, source="measured", spread=0.04, **fields)
+    rows = scaling_rows(step, link, [1, 2], ScalingOptions())
+    return ScalingEstimate(workload="a", options=ScalingOptions(), step=step, interconnect=link, rows=rows)
+
+
+def test_the_device_of_the_step_is_named():
+    a100 = known_interconnect("dgx_a100")
+    on_cpu = estimate_over(a100, device="CPU:0", device_model="EPYC")
+    assert "step of one device: 0.1 s (measured on CPU:0 (EPYC), spread 4%), 32 examples" in on_cpu.assumptions
+    warning = "Warning: the step is that of a CPU, but dgx_a100 connects GPUs. Measure on a machine with such a GPU"
+    assert on_cpu.assumptions[-1].startswith(warning)
+    assert on_cpu.to_json()["step"]["device"] == "CPU:0"
+    assert ScalingEstimate.from_json(on_cpu.to_json()) == on_cpu
+    others = [estimate_over(a100, device="GPU:0"), estimate_over(a100), estimate_over(LINK, device="CPU:0")]
+    assert not any("Warning" in line for one in others for line in one.assumptions)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -119,6 +140,7 @@ def test_interconnects_of_the_table():
         ({"devices_per_machine": 0}, r"devices_per_machine must be a whole number of at least 1"),
         ({"devices_per_machine": 2}, r"with several devices per machine needs device_bytes_per_second"),
         ({"name": 3}, r"name must be a string"),
+        ({"device_kind": "gpu"}, r"device_kind must be one of CPU, GPU, TPU\. Received: device_kind='gpu'"),
     ],
 )
 def test_refused_interconnects(fields, message):
@@ -133,8 +155,17 @@ def test_interconnect_files(tmp_path):
     file = tmp_path / "link.json"
     file.write_text(json.dumps(LINK.to_json()))
     assert Interconnect.load(file) == LINK
-    file.write_text(json.dumps({"hardware": {}, "interconnect": LINK.to_json()}))
-    assert Interconnect.load(file) == LINK
+    gpu = {"kind": "GPU", "index": 0}
+    for beside, kind in (
+        ({"hardware": {"devices": [gpu]}}, "GPU"),
+        ({"devices": [gpu]}, "GPU"),
+        ({"hardware": {"devices": []}}, "CPU"),
+        ({"hardware": {}}, None),
+    ):
+        file.write_text(json.dumps({**beside, "interconnect": LINK.to_json()}))
+        assert Interconnect.load(file) == replace(LINK, device_kind=kind)
+    file.write_text(json.dumps({"devices": [gpu], "interconnect": replace(LINK, device_kind="CPU").to_json()}))
+    assert Interconnect.load(file).device_kind == "CPU"
     file.write_text(json.dumps({"hardware": {}}))
     with pytest.raises(HardwareError, match=r'link\.json.*not what connects machines\. Add an "interconnect" object'):
         Interconnect.load(file)

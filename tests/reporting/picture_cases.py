@@ -9,7 +9,8 @@ from tfaccel.hardware.known_interconnects import known_interconnect
 from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, StepOfOneDevice, scaling_rows
+from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, scaling_rows
+from tfaccel.planning.step_of_one_device import StepOfOneDevice
 from tfaccel.reporting.box_picture import box_figure
 from tfaccel.reporting.confusion_picture import confusion_figure
 from tfaccel.reporting.curve_picture import curve_figure

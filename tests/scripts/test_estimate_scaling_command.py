@@ -60,6 +60,7 @@ def test_json_and_measured_network(run_python, folder):
     assert found[0].step.source == "measured"
     assert "measuring all-reduces" in first.stderr
     assert "measuring all-reduces" not in second.stderr
+    assert (found[0].step.device, bool(found[0].step.device_model)) == ("CPU:0", True)
     quiet = tfaccel("estimate-scaling", OURS, "--hardware=link.json", "--step_seconds=1", "--quiet", "--json")
     assert "estimate-scaling:" not in quiet.stderr
     compared = tfaccel("plan", OURS, "--compare=gpu,cpu", "--hardware=t4.json", "--epochs=3")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import HardwareError
+from tfaccel.hardware.hardware import DEVICE_KINDS
 from tfaccel.hardware.json_fields import check_count, check_text, quoted, record_from_json
 
 _OF_A_MACHINE = {"hardware", "devices", "cpu_model"}  # in a file that describes a machine
@@ -30,6 +31,7 @@ class Interconnect:
         machine_latency_seconds: latency of a message between two machines.
         machine_bytes_per_second: bandwidth of a machine's network, all its adapters together.
         source: where the figures are from.
+        device_kind: "CPU", "GPU" or "TPU": what it connects; None if it may be any.
 
     Raises:
         HardwareError: if a field is invalid.
@@ -47,11 +49,15 @@ class Interconnect:
     machine_latency_seconds: float
     machine_bytes_per_second: float
     source: str = ""
+    device_kind: str | None = None
 
     def __post_init__(self) -> None:
         check_text(self, "name")
         check_text(self, "source")
         check_count(self, "devices_per_machine", minimum=1)
+        if self.device_kind is not None and self.device_kind not in DEVICE_KINDS:
+            text = f"device_kind must be one of {', '.join(DEVICE_KINDS)}."
+            raise HardwareError(f"{text} Received: device_kind={quoted(self.device_kind)}.")
         for field in ("device_latency_seconds", "machine_latency_seconds"):
             self._check_number(field, positive=False)
         self._check_number("machine_bytes_per_second", positive=True)
@@ -87,6 +93,8 @@ class Interconnect:
     def load(cls, path: str | PathLike[str]) -> Self:
         """Reads a JSON file: `to_json` data, alone or under "interconnect" (beside "hardware", for example).
 
+        The hardware beside it says which kind of device it connects, unless `device_kind` does.
+
         Raises:
             HardwareError: if the file cannot be read, or describes no interconnect; it names the file.
         """
@@ -97,10 +105,28 @@ class Interconnect:
                     'It describes a machine, but not what connects machines. Add an "interconnect" object with name, '
                     "machine_latency_seconds and machine_bytes_per_second."
                 )
-            return cls.from_json(data["interconnect"] if isinstance(data, dict) and "interconnect" in data else data)
+            if not isinstance(data, dict) or "interconnect" not in data:
+                return cls.from_json(data)
+            link = cls.from_json(data["interconnect"])
+            return link if link.device_kind is not None else replace(link, device_kind=_kind_of_machine(data))
         except OSError as error:
             raise HardwareError(f"Cannot read the hardware file {str(path)!r}: {error.strerror or error}.") from error
         except (json.JSONDecodeError, RecursionError, UnicodeDecodeError) as error:
             raise HardwareError(f"The hardware file {str(path)!r} is not JSON: {error}.") from error
         except HardwareError as error:
             raise HardwareError(f"In the hardware file {str(path)!r}: {error}") from error
+
+
+def _kind_of_machine(data: Mapping[str, Any]) -> str | None:
+    """The kind of the devices of the machine in a file: GPUs or TPUs if it has some, else CPUs; None without one.
+
+    Example:
+        >>> _kind_of_machine({"hardware": {"devices": [{"kind": "GPU", "index": 0}]}}), _kind_of_machine({})
+        ('GPU', None)
+    """
+    machine = data.get("hardware", data)
+    if not isinstance(machine, Mapping) or _OF_A_MACHINE.isdisjoint(machine):
+        return None
+    devices = machine.get("devices")
+    kinds = {one.get("kind") for one in devices if isinstance(one, Mapping)} if isinstance(devices, list) else set()
+    return next((kind for kind in ("GPU", "TPU") if kind in kinds), "CPU")

@@ -25,6 +25,7 @@ def _nvidia(name: str, num_gpus: int, nvlink: float, network: float, source: str
         machine_latency_seconds=_NETWORK_SECONDS,
         machine_bytes_per_second=network,
         source=f"nominal bandwidths, one direction: {source}; {_NCCL}",
+        device_kind="GPU",
     )
 
 
@@ -45,6 +46,7 @@ _PCIE_GPUS = Interconnect(
     machine_latency_seconds=_NETWORK_SECONDS,
     machine_bytes_per_second=12.5e9,
     source=f"nominal bandwidths, one direction: PCIe 4.0 x16, and one 100 Gbit/s adapter per machine; {_NCCL}",
+    device_kind="GPU",
 )
 
 KNOWN_INTERCONNECTS: dict[str, Interconnect] = {

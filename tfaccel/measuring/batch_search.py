@@ -156,7 +156,7 @@ class BatchSearch:
 
     def _end_at_failure(self, size: int, error: CandidateFailed) -> NoReturn:
         """Ends the search at a batch size of which nobody knows whether it fits."""
-        cause = " ".join(str(error).split())
+        cause = " ".join(str(error).split()).rstrip(".") + "."
         if error.kind == "time":
             cause += " Allow more with limit_seconds (--limit_seconds)."
         text = f"{size:,} examples per replica failed, but not for lack of memory: {cause}"

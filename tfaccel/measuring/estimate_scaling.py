@@ -8,6 +8,7 @@ from typing import Any
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.measuring.loopback import loopback_interconnect
 from tfaccel.measuring.step_facts import step_facts
@@ -19,10 +20,10 @@ from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.scaling import (
     ScalingEstimate,
     ScalingOptions,
-    StepOfOneDevice,
     checked_replicas,
     scaling_rows,
 )
+from tfaccel.planning.step_of_one_device import StepOfOneDevice
 
 LIMIT_SECONDS = 120.0
 _SMALLER = 4  # how many times smaller the second batch is from which the fixed part of a step is found
@@ -88,6 +89,7 @@ def estimate_scaling(
     facts = step_facts(task, plan, limit_seconds=LIMIT_SECONDS)
     step = StepOfOneDevice(
         **_times(task, plan, step_seconds, assume, progress),
+        **(_device(plan, hardware) if step_seconds is None else {}),
         batch_size=plan.global_batch_size,
         gradient_bytes=facts.gradient_bytes,
         num_train_examples=made.num_train_examples,
@@ -133,6 +135,14 @@ def _times(
         "source": "measured",
         "spread": whole.spread,
     }
+
+
+def _device(plan: Plan, hardware: Hardware) -> dict[str, Any]:
+    """The fields of `StepOfOneDevice` about the device on which it was measured."""
+    device = plan.devices[0]
+    models = {one.name: one.model for one in hardware.devices}
+    model = hardware.cpu_model if device.startswith("CPU") else models.get(device, "")
+    return {"device": device, "device_model": model}
 
 
 def smaller_batch(global_batch_size: int, accumulation_steps: int) -> int:

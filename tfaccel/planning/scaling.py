@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from tfaccel.errors import PlanError
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.planning.all_reduce import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
+from tfaccel.planning.step_of_one_device import StepOfOneDevice
 
 MAX_REPLICAS = 1_000_000
 _BACKWARD_SHARE = 2 / 3  # of a step's operations: the backward pass has twice those of the forward pass
@@ -58,56 +59,6 @@ class ScalingOptions:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise PlanError(f"{name} must be a number of at least 0. Received: {name}={value}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOfOneDevice:
-    """What one device does in a training step.
-
-    Args:
-        step_seconds: time of a step without communication.
-        batch_size: examples per step.
-        fixed_seconds: the part of the step's time that does not shrink with the batch, such as calls from the host and
-            the optimizer's update. It matters when the global batch is kept.
-        gradient_bytes: of each gradient, in the order of the trainable weights. TensorFlow sums gradients in the dtype
-            of the weights, which is float32 under mixed precision too.
-        num_train_examples: examples in an epoch; None if unknown.
-        source: how the time is known: "measured" or "given".
-        spread: of the measured time: interquartile range / median.
-
-    Raises:
-        PlanError: if a field is invalid.
-    """
-
-    step_seconds: float
-    batch_size: int
-    gradient_bytes: tuple[int, ...]
-    fixed_seconds: float = 0.0
-    num_train_examples: int | None = None
-    source: str = "given"
-    spread: float | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "gradient_bytes", tuple(self.gradient_bytes))
-        if not (math.isfinite(self.step_seconds) and self.step_seconds > 0):
-            raise PlanError(f"step_seconds must be positive. Received: step_seconds={self.step_seconds}.")
-        if not 0 <= self.fixed_seconds <= self.step_seconds:
-            raise PlanError(
-                f"fixed_seconds must be from 0 to step_seconds={self.step_seconds:g}. "
-                f"Received: fixed_seconds={self.fixed_seconds}."
-            )
-        if self.batch_size < 1:
-            raise PlanError(f"batch_size must be at least 1. Received: batch_size={self.batch_size}.")
-
-    def seconds_for(self, replica_batch_size: int) -> float:
-        """The time of a step with another batch size: the fixed part, and the rest in proportion.
-
-        Example:
-            >>> step = StepOfOneDevice(step_seconds=1.0, fixed_seconds=0.5, batch_size=8, gradient_bytes=(4,))
-            >>> step.seconds_for(8), step.seconds_for(4)
-            (1.0, 0.75)
-        """
-        return self.fixed_seconds + (self.step_seconds - self.fixed_seconds) * replica_batch_size / self.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +116,6 @@ class ScalingEstimate:
         step, options, kept = self.step, self.options, "batch of each replica is kept"
         if options.scaling == "strong":
             kept = f"global batch is kept; {step.fixed_seconds:.3g} s of a step do not shrink with a replica's batch"
-        spread = "" if step.spread is None else f", spread {step.spread:.0%}"
         overlap = (
             "Communication does not overlap with computation: the gradients form one message, as TensorFlow sums them."
             if not options.overlap
@@ -180,13 +130,24 @@ class ScalingEstimate:
         )
         return [
             f"{options.scaling} scaling: the {kept}",
-            f"step of one device: {step.step_seconds:.3g} s ({step.source}{spread}), {step.batch_size} examples",
+            f"step of one device: {step.step_seconds:.3g} s ({step.origin}), {step.batch_size} examples",
             f"gradients: {sum(step.gradient_bytes):,} bytes in {messages} message(s), in the dtype of the weights; "
             "those of embeddings count as dense",
             f"interconnect: {_described(self.interconnect)}",
             overlap,
             "Not modelled: stragglers, slow input, synchronized BatchNormalization, congestion, trees.",
             *warnings,
+            *self._warnings_of_devices(),
+        ]
+
+    def _warnings_of_devices(self) -> list[str]:
+        """Why the step is not that of the devices that the interconnect connects."""
+        wanted, found = self.interconnect.device_kind, self.step.device_kind
+        if wanted is None or not found or found == wanted:
+            return []
+        return [
+            f"Warning: the step is that of a {found}, but {self.interconnect.name} connects {wanted}s. Measure on a "
+            f"machine with such a {wanted}, or give the time of its step (--step_seconds)."
         ]
 
     def to_json(self) -> dict[str, Any]:

@@ -25,7 +25,8 @@ def scaling_figure(estimate: ScalingEstimate, *, measured: Mapping[int, Sequence
 
     Example:
         >>> from tfaccel.hardware.interconnect import Interconnect
-        >>> from tfaccel.planning.scaling import ScalingOptions, StepOfOneDevice, scaling_rows
+        >>> from tfaccel.planning.scaling import ScalingOptions, scaling_rows
+        >>> from tfaccel.planning.step_of_one_device import StepOfOneDevice
         >>> step = StepOfOneDevice(step_seconds=1.0, batch_size=10, gradient_bytes=(100,))
         >>> link = Interconnect(name="slow", machine_latency_seconds=0.05, machine_bytes_per_second=1000.0)
         >>> options = ScalingOptions()
