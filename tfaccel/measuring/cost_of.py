@@ -8,12 +8,14 @@ from typing import Any
 
 from tfaccel.costs.model_cost import ModelCost
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.option_checks import check_counts
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 
 
+@data_after_model
 def cost_of(
     workload: Any, x: Any = None, y: Any = None, *, replica_batch_size: int | None = None, **options: Any
 ) -> ModelCost:

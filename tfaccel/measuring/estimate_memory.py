@@ -16,6 +16,7 @@ from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.memory_estimate import MemoryEstimate
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.plan import Plan, plan_field_names
 
@@ -24,6 +25,7 @@ _PROGRAM = "tfaccel.measuring.memory_program"
 LIMIT_SECONDS = 600.0
 
 
+@data_after_model
 def estimate_memory(
     workload: Any,
     x: Any = None,

@@ -20,11 +20,13 @@ from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.estimate_memory import device_bytes
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.workload import Workload
 
 
+@data_after_model
 def find_batch_size(
     workload: Any,
     x: Any = None,

@@ -19,6 +19,7 @@ from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import checked_fields, default_plan
+from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.moves import PROCESS_AXES
 from tfaccel.planning.plan import plan_field_names
@@ -29,6 +30,7 @@ from tfaccel.training.process_settings import unavailable_settings
 logger = logging.getLogger("tfaccel")
 
 
+@data_after_model
 def find_fastest(
     workload: Any,
     x: Any = None,

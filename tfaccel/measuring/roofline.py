@@ -21,6 +21,7 @@ from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.measuring.workload_task import task_of
+from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import plan_field_names
@@ -30,6 +31,7 @@ from tfaccel.planning.workload import Workload
 _NUM_WINDOWS = 5
 
 
+@data_after_model
 def roofline(
     workload: Any,
     x: Any = None,

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.own_model import CompiledByModel, FreshArguments, checked_build_model, name_of
 from tfaccel.planning.workload_calls import check_parameters
 
@@ -135,6 +136,7 @@ class Workload:
             ) from error
 
     @classmethod
+    @data_after_model
     def of(
         cls,
         build_model: Any,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.learning_rate_scaling import LearningRateScaling, scaling_advice
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import check_counts, check_fractions, check_seed
@@ -44,6 +45,7 @@ _NO_RECOMMENDATION = (
 )
 
 
+@data_after_model
 def train(
     workload: Workload | str | Callable[..., Any] | Any,
     x: Any = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import check_names
+from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.own_model import COMPILE_ARGUMENTS, FreshArguments, is_model, name_of, recreated
 from tfaccel.planning.plan import Plan, plan_field_names
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _OF_DATA = ("batch_size", "sample_weight", "class_weight", "shuffle")
 
 
+@data_after_model
 def find_learning_rate(
     workload: Any,
     x: Any = None,
