@@ -73,7 +73,8 @@ ENGINE_FIGURE_NAMES = (
     *("mlp_loop", "mlp_fit", "cnn", "lstm", "transformer", "epoch_end", "one_replica_xla"),
     *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
     *("kernels_lstm", "kernels_gru"),
-    *("kernel_batch_normalization", "kernel_layer_normalization", "kernel_gelu", "kernel_attention"),
+    *("kernel_batch_normalization", "kernel_layer_normalization", "kernel_gelu"),
+    *("kernel_dense_bfloat16", "kernel_einsum_dense", "kernel_attention"),
     *("kernel_attention_masked", "kernel_adam", "kernel_momentum", "rematerialization"),
 )
 MEMORY_FIGURE_NAMES = (
