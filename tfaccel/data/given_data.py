@@ -17,6 +17,8 @@ from tfaccel.errors import DataError
 
 ACCEPTED = "arrays (or dictionaries and lists of arrays), data frames, a tf.data.Dataset, or a keras.utils.PyDataset"
 
+DATASET = "tf.data.Dataset"  # what a `GivenDataset` is called
+
 
 def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
     """Wraps data of any form that `Model.fit` accepts, to make batches of them.

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.given_data import DATASET
 from tfaccel.data.private_adapters import batch_size_of, data_adapter, passes_are_alike, shuffles_without_seed
 from tfaccel.errors import DataError
 
@@ -32,7 +33,7 @@ class GivenDataset:
         DataError: if the dataset is infinite or empty.
     """
 
-    what = "tf.data.Dataset"
+    what = DATASET
     num_examples: int | None = None
 
     def __init__(self, dataset: tf.data.Dataset, *, shuffle: Any = True, class_weight: Any = None) -> None:

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tfaccel.data.given_data import DATASET
+from tfaccel.errors import WorkloadError
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
@@ -30,10 +32,12 @@ def task_of(
         folder: where to keep the arrays of a `Workload`, for several children; None to send them.
 
     Raises:
-        WorkloadError: if the workload cannot be sent to another process.
+        WorkloadError: if the workload cannot be sent to another process, such as one of a `tf.data.Dataset`.
     """
     if not isinstance(given, str):
         given, options = made or given, {}
+        if isinstance(given, Workload):
+            _check_data(given)
     origin, by_value = Origin.of([given])
     if isinstance(given, str) or folder is None:
         reference = Reference.of(given, "workload", plain_name="recipe", by_value=by_value)
@@ -45,6 +49,19 @@ def task_of(
         "options": dict(options),
         "seed": seed,
     }
+
+
+def _check_data(workload: Workload) -> None:
+    """Raises WorkloadError for a dataset: unlike the function that makes it, it exists in this process only."""
+    validation = getattr(workload.validation_data, "__self__", None)
+    for name, data in (("x", workload.train_data), ("validation_data", validation)):
+        if getattr(data, "what", None) == DATASET:
+            raise WorkloadError(
+                "Models are measured in other processes, to which a tf.data.Dataset cannot be sent. Received: a "
+                f"tf.data.Dataset as {name} of {workload.name!r}. Pass arrays; or the import path of a function that "
+                'returns (build_model, dataset), "package.module:function"; or a tfaccel.Workload whose train_data '
+                "returns a dataset."
+            )
 
 
 def load_task(reference: Reference, options: dict[str, Any]) -> Workload:

@@ -240,7 +240,10 @@ def _pickle(
     except Exception as error:  # whatever the object's own code raises
         is_workload = isinstance(thing, Workload)
         remedy = "Pass a function that creates it, defined" if is_workload else "Define it"
+        cause = str(error).rstrip(".")
+        if "dtype variant" in cause:  # TensorFlow's words
+            cause = "it holds a tf.data.Dataset, which only the process that makes it has"
         raise error_type(
-            f"The {what} {thing.name if is_workload else _label(thing)} cannot be sent to worker processes: {error}. "
+            f"The {what} {thing.name if is_workload else _label(thing)} cannot be sent to worker processes: {cause}. "
             f"{remedy} at the top level of a module."
         ) from error
