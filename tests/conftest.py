@@ -10,6 +10,7 @@ import functools
 import importlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
     keras_home = tempfile.TemporaryDirectory(prefix="tfaccel-tests-")  # The user's keras.json must not matter.
     config.add_cleanup(keras_home.cleanup)
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1", KERAS_HOME=keras_home.name)
-    os.environ["TFACCEL_CACHE"] = str(Path(keras_home.name, "no_measured_plans"))
+    os.environ["TFACCEL_CACHE"] = str(Path(keras_home.name, "measured"))  # Empty when a test begins.
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -143,6 +144,7 @@ def logical_devices() -> list[Any]:
 @pytest.fixture(autouse=True)
 def unchanged_globals() -> Iterator[None]:
     """Fails a test that leaves the environment, Keras's settings or threads changed; puts back what it can."""
+    shutil.rmtree(os.environ["TFACCEL_CACHE"], ignore_errors=True)
     environment = environment_now()
     threads = set(threading.enumerate())
     settings = keras_settings()
