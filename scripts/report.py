@@ -26,7 +26,10 @@ _FLAGS: dict[str, Flag] = {
         "a file of `tfaccel autotune --report=FILE`; without it, the measurements kept in TFACCEL_CACHE are shown if "
         "they chose a run's plan",
     ),
-    "roofline": (str, "a file of `tfaccel roofline --report=FILE`: how close a step comes to the machine's limits"),
+    "roofline": (
+        str,
+        "a file of `tfaccel roofline --report=FILE`; without it, those kept of the runs' workloads and plans",
+    ),
     "quiet": (False, "print nothing but errors"),
     "json": (False, "print what was written as JSON"),
 }

@@ -15,6 +15,7 @@ from report_page import written
 
 from tfaccel import write_report
 from tfaccel.errors import ReportError
+from tfaccel.planning.kept_rooflines import keep_roofline
 from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
 
 
@@ -105,7 +106,7 @@ def test_damaged_kept_candidates_are_ignored(damage, tmp_path, cache):
 def test_roofline(tmp_path):
     run = write_run(tmp_path / "run")
     _, page = written(tmp_path, run)
-    assert "`tfaccel roofline --report=FILE` measures one and writes it to a file, which is not kept" in page.text
+    assert "None is kept for the workload and plan of the run on that machine. `tfaccel roofline`" in page.text
     file = tmp_path / "roofline.json"
     file.write_text(json.dumps(roofline_data()))
     report, page = written(tmp_path, run, roofline=file)
@@ -127,3 +128,44 @@ def test_roofline(tmp_path):
             write_report(run, roofline=file)
     with pytest.raises(ReportError, match=r"Cannot read the roofline 'nowhere.json': No such file"):
         write_report(run, roofline="nowhere.json")
+
+
+def with_key(run, key):
+    data = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({**data, "workload_key": key}))
+    return run
+
+
+def test_kept_roofline_of_the_same_workload_machine_and_plan(tmp_path):
+    run = with_key(write_run(tmp_path / "run"), "ours")
+    keep_roofline("ours", PLAN, roofline_data())
+    report, page = written(tmp_path, run)
+    assert report.sections["Roofline"] == 1
+    assert "Bound by arithmetic: MFU 0.40." in page.text
+    file = tmp_path / "roofline.json"
+    file.write_text(json.dumps({**roofline_data(), "text": "Bound by memory."}))
+    _, page = written(tmp_path, run, roofline=file)
+    assert "Bound by memory." in page.text
+    assert "Bound by arithmetic: MFU 0.40." not in page.text
+    other = with_key(write_run(tmp_path / "other", seed=1), "theirs")
+    keep_roofline("theirs", PLAN, {**roofline_data(), "text": "Bound by the host."})
+    report, page = written(tmp_path, run, other)
+    assert report.sections["Roofline"] == 2
+    assert "Speed over arithmetic intensity, run other" in page.text
+
+
+def test_other_and_damaged_rooflines_are_not_shown(tmp_path, cache, caplog):
+    run = write_run(tmp_path / "run")
+    slower = replace(PLAN, data_threads=2)
+    keep_roofline("ours", slower, {**roofline_data(), "plan": slower.to_json()})
+    keep_roofline("", PLAN, roofline_data())
+    for key in ("", "ours", "theirs"):  # a run of an earlier version; another plan; another workload
+        report, _ = written(tmp_path, with_key(run, key))
+        assert report.sections["Roofline"] == 0
+    file = keep_roofline("ours", PLAN, {**roofline_data(), "step_seconds": 0})
+    report, _ = written(tmp_path, with_key(run, "ours"))
+    assert report.sections["Roofline"] == 0
+    file.write_text("{}")
+    report, _ = written(tmp_path, run)
+    assert report.sections["Roofline"] == 0
+    assert f"The measured roofline in {file} is ignored: KeyError" in caplog.text

@@ -36,6 +36,7 @@ def test_layers_and_shares():
     assert (relu.least_seconds, relu.share) == pytest.approx((0.01, 0.2))
     assert (FOUND.mfu, FOUND.least_seconds, FOUND.memory_share) == pytest.approx((0.5, 0.05, 0.1375))
     assert Roofline.from_json(json.loads(json.dumps(FOUND.to_json()))) == FOUND
+    assert FOUND.to_json()["limit_share"] == pytest.approx(0.625)
     assert FOUND.rows()[0] == ["dense", "4", "10", "400", "arithmetic", "40,000 us", "80 %"]
 
 
@@ -76,13 +77,16 @@ def test_examples():
 
 MEASURED = """
 import json, sys
-from tfaccel import roofline
+from tfaccel import roofline, train
+from tfaccel.planning.kept_rooflines import kept_roofline
 from fastest_cases import workload
 
 said = []
 first = roofline(workload(), intra_op_threads=1, on_progress=said.append)
 again = roofline(workload(), intra_op_threads=1, on_progress=said.append)
-assert first.ceilings == again.ceilings
+assert first.ceilings == again.ceilings or first.ceilings.disturbed
+trained = train(workload(), again.plan, run_dir="run", epochs=1, verbose=0)
+assert kept_roofline(trained.workload_key, trained.plan) == json.loads(json.dumps(again.to_json()))
 print(json.dumps([first.to_json(), said]))
 """
 
@@ -90,7 +94,7 @@ print(json.dumps([first.to_json(), said]))
 @pytest.mark.slow
 def test_machine_and_step_are_measured(run_python, tmp_path):
     environment = {"TFACCEL_CACHE": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
-    data, said = json.loads(run_python(MEASURED, env=environment).stdout.splitlines()[-1])
+    data, said = json.loads(run_python(MEASURED, env=environment, cwd=tmp_path).stdout.splitlines()[-1])
     found = Roofline.from_json(data)
     assert set(found.ceilings.matrix_flops_per_second) == {"float32", "bfloat16", "float16"}
     assert found.cost.matrix_flops == 2 * 32 * (2 * 16 * 64 + 3 * 64 * 2)
@@ -98,4 +102,5 @@ def test_machine_and_step_are_measured(run_python, tmp_path):
     assert 0 < found.mfu < 1
     assert 0 <= found.input_wait_share <= 1
     assert sum(one.share for one in found.layers()) == pytest.approx(1)
-    assert sum("measuring the machine's limits" in line for line in said) == 1
+    measured = 1 + bool(found.ceilings.disturbed)  # again if other programs ran
+    assert sum("measuring the machine's limits" in line for line in said) == measured

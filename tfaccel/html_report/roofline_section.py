@@ -1,23 +1,26 @@
-"""The section of a roofline: how close a step comes to the machine's limits, from `tfaccel roofline --report=FILE`."""
+"""The section of rooflines: how close a step comes to the machine's limits, as `tfaccel roofline` measured it."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import ReportError
 from tfaccel.html_report.blocks import Block, Card, Cards, Chart, LegendEntry, Message, Section, Table
 from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Series, line_figure, with_logarithmic_axes
+from tfaccel.html_report.run_record import RunRecord
 from tfaccel.html_report.texts import NONE, number_of, plain_number, seconds_text, value_text
+from tfaccel.planning.kept_rooflines import kept_roofline
 
 _GIGA = 1e9
+_DAMAGES = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 _HOW_TO_SHOW = (
-    "None given. `tfaccel roofline --report=FILE` measures one and writes it to a file, which is not kept elsewhere; "
-    "`tfaccel report` shows it with --roofline=FILE."
+    "None is kept for the workload and plan of {} on that machine. `tfaccel roofline`, with the flags that the run was "
+    "trained with, measures and keeps one; --roofline=FILE shows one that `tfaccel roofline --report=FILE` wrote."
 )
 _BOUNDS = {"arithmetic": COLORS[0], "memory": GOOD}
 
@@ -91,10 +94,25 @@ def read_roofline(path: str | os.PathLike[str]) -> RooflineRecord:
         return _record(json.loads(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise ReportError(f"Cannot read the roofline {str(path)!r}: {error.strerror or error}.") from error
-    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except _DAMAGES as error:
         raise ReportError(
             f"{str(path)!r} is not a report of `tfaccel roofline --report=FILE`: {type(error).__name__} {error!s:.200}."
         ) from error
+
+
+def kept_record(run: RunRecord) -> RooflineRecord | None:
+    """The kept roofline of a run's workload, plan and machine; None if there is none, or if it is damaged.
+
+    Args:
+        run: a finished run.
+    """
+    if run.plan is None or run.result is None or not run.result.workload_key:
+        return None
+    data = kept_roofline(str(run.result.workload_key), run.plan)
+    try:
+        return None if data is None else _record(data)
+    except _DAMAGES:
+        return None
 
 
 def _record(data: Mapping[str, Any]) -> RooflineRecord:
@@ -132,24 +150,38 @@ def _positive(value: Any, *, zero: bool = False) -> float:
     return number
 
 
-def roofline_section(found: RooflineRecord | None, *, has_runs: bool) -> Section:
-    """The machine's limits, the layers below them, and the step as measured; without a record, how to get one."""
-    blocks: list[Block] = []
-    if found is not None:
-        cards = (
-            Card(label="MFU", value=value_text("mfu", found.mfu), note="of the machine's speed"),
-            Card(label="step", value=seconds_text(found.step_seconds), note=found.workload),
-        )
-        blocks += [Cards(cards=cards), Message(lines=(found.text,))]
-        points = [
-            layer for layer in found.layers if layer.flops > 0 and layer.num_bytes > 0 and layer.least_seconds > 0
-        ]
-        if points:
-            blocks.append(_chart(found, points))
-        blocks += [_limits_table(found), _table(found)]
-    elif has_runs:
-        blocks.append(Message(lines=(_HOW_TO_SHOW,), tone="quiet"))
+def roofline_section(runs: Sequence[RunRecord], given: RooflineRecord | None) -> Section:
+    """The machine's limits, the layers below them, and the step as measured; without a record, how to get one.
+
+    Args:
+        runs: the runs of the report.
+        given: the roofline to show; None for those that are kept of the runs.
+    """
+    records: list[tuple[str, RooflineRecord]] = [] if given is None else [("", given)]
+    if given is None:
+        for run in runs:
+            found = kept_record(run)
+            if found is not None and all(found != other for _, other in records):
+                records.append((run.name if len(runs) > 1 else "", found))
+    blocks: list[Block] = [block for name, record in records for block in _blocks(name, record)]
+    if not records and runs:
+        which = "the run" if len(runs) == 1 else "any of the runs"
+        blocks.append(Message(lines=(_HOW_TO_SHOW.format(which),), tone="quiet"))
     return Section(anchor="roofline", title="Roofline", blocks=blocks)
+
+
+def _blocks(run_name: str, found: RooflineRecord) -> list[Block]:
+    of_run = f", run {run_name}" if run_name else ""
+    cards = (
+        Card(label="MFU", value=value_text("mfu", found.mfu), note=f"of the machine's speed{of_run}"),
+        Card(label="step", value=seconds_text(found.step_seconds), note=f"{found.workload}{of_run}"),
+    )
+    blocks: list[Block] = [Cards(cards=cards), Message(lines=(found.text,))]
+    points = [layer for layer in found.layers if layer.flops > 0 and layer.num_bytes > 0 and layer.least_seconds > 0]
+    if points:
+        chart = _chart(found, points)
+        blocks.append(replace(chart, title=f"{chart.title}{of_run}"))
+    return [*blocks, _limits_table(found), _table(found)]
 
 
 def _chart(found: RooflineRecord, points: Sequence[LayerPoint]) -> Chart:

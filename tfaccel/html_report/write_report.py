@@ -77,7 +77,8 @@ def write_report(
         output: the file to write, which replaces an earlier one.
         autotune_report: a file of `tfaccel autotune --report=FILE`, whose candidates are shown; None for those that
             are kept in TFACCEL_CACHE, if they chose a run's plan.
-        roofline: a file of `tfaccel roofline --report=FILE`; None to leave it out.
+        roofline: a file of `tfaccel roofline --report=FILE`; None for those that are kept in TFACCEL_CACHE, if they
+            are of a run's workload, plan and machine.
 
     Raises:
         RunDirError: without directories, or for one that holds nothing of tfaccel.
@@ -115,7 +116,7 @@ def report_sections(records: Records, autotune: Report | None, limits: RooflineR
     Args:
         records: what the directories hold.
         autotune: measured candidates to show; None for those that are kept.
-        limits: the roofline to show; None for none.
+        limits: the roofline to show; None for those that are kept.
     """
     runs = records.runs
     return [
@@ -128,7 +129,7 @@ def report_sections(records: Records, autotune: Report | None, limits: RooflineR
         system_section(runs),
         plan_section(runs),
         candidate_section(runs, autotune),
-        roofline_section(limits, has_runs=bool(runs)),
+        roofline_section(runs, limits),
         settings_section(runs),
         environment_section(runs),
     ]

@@ -22,10 +22,11 @@ from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.data_places import data_after_model
+from tfaccel.planning.kept_rooflines import keep_roofline
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import plan_field_names
-from tfaccel.planning.plan_cache import chosen_plan
+from tfaccel.planning.plan_cache import chosen_plan, plan_key
 from tfaccel.planning.workload import Workload
 
 _NUM_WINDOWS = 5
@@ -47,7 +48,8 @@ def roofline(
     Three measurements in processes of their own: the machine's limits, which are large matrix products in each dtype
     and copies of memory (once for a machine, kept in `TFACCEL_CACHE`, or else ~/.cache/tfaccel); the operations and
     bytes of a step, counted from its graph; and the time of a step. The plan is the one that `tfaccel.train` would use.
-    Nothing that is passed in is trained or changed.
+    Nothing that is passed in is trained or changed. The result is kept there as well: `tfaccel report` shows it for
+    runs of the same workload and plan.
 
     Args:
         workload: what to train: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
@@ -82,7 +84,7 @@ def roofline(
             "A roofline is measured on a single machine, with CPUs or GPUs. Received: a plan with "
             f"strategy={plan.strategy!r}, num_workers={plan.num_workers}. Unset TF_CONFIG, or choose --devices."
         )
-    task = task_of(workload, options, made=made)
+    task, workload_key = task_of(workload, options, made=made), plan_key(hardware, made, {})
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
     try:
@@ -91,7 +93,9 @@ def roofline(
         )
         child = CandidateChild(servers.of(plan), task, plan, "roofline", limit_seconds=limit_seconds)
         try:
-            return _measured(child, made, hardware, ceilings, on_progress)
+            found = _measured(child, made, hardware, ceilings, on_progress)
+            keep_roofline(workload_key, plan, found.to_json())
+            return found
         except CandidateFailed as error:
             raise PlanError(f"The step of {made.name!r} could not be measured. {error}") from error
         finally:

@@ -187,6 +187,7 @@ class Roofline:
             "mfu": self.mfu,
             "memory_share": self.memory_share,
             "least_seconds": self.least_seconds,
+            "limit_share": self.limit_share,
             "bound": self.bound,
             "text": self.text,
             "layers": layers,

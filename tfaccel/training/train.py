@@ -20,6 +20,7 @@ from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import check_counts, check_fractions, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_cache import plan_key
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.plan_of_run import plan_of_run
@@ -138,6 +139,7 @@ def train(
     hardware = detect_hardware()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume)
+    workload_key = plan_key(hardware, workload, {})
     scaling = _scaling(workload, plan, learning_rate_scaling, scaling_warm_up)
     config = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
     directory = RunDir(run_dir, {**_config(workload, plan, scaling), **config}, resume=resume)
@@ -177,7 +179,7 @@ def train(
         if workload.validation_data is not None and directory.writes:
             baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)
         result = _result(workload, plan, hardware, outcome, directory, time.perf_counter() - started)
-        result = replace(result, baselines=baselines)
+        result = replace(result, baselines=baselines, workload_key=workload_key)
         directory.write_raw_input(workload.raw_input)
         directory.write_result(result.to_json())
     _give_back(own, directory)

@@ -37,6 +37,8 @@ class TrainResult:
         baselines: scores of the finished model and of simple predictors on the validation data; None if unknown.
         performance: speed, share of time waiting for input, MFU, utilization and memory; None if nothing was trained,
             or the run is from an earlier version.
+        workload_key: a digest of the workload, the machine and the versions, by which `tfaccel report` finds what was
+            measured of the same; empty in runs of earlier versions.
     """
 
     recipe: str
@@ -53,6 +55,7 @@ class TrainResult:
     learning_rate_scaling: dict[str, Any] | None = None
     baselines: BaselineScores | None = None
     performance: Performance | None = None
+    workload_key: str = ""
 
     @property
     def verdict(self) -> FitVerdict:
