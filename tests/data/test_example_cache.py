@@ -46,6 +46,16 @@ def test_caches_lie_in_the_user_s_cache_folder(monkeypatch, tmp_path):
     assert CacheOptions().path == tmp_path / "tfaccel" / "examples"
 
 
+def test_without_a_home_directory_caches_are_in_memory(make_cache, monkeypatch):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # a user that no list of users has
+    assert CacheOptions().path is None
+    assert make_cache().choice.place == "memory"
+    with pytest.raises(DataError, match=r"The cache cannot be on disk: .* free disk: 0\.0 kB"):
+        make_cache(place="disk")
+
+
 @pytest.fixture
 def make_cache(logical_devices):
     import tensorflow as tf

@@ -42,11 +42,14 @@ class CacheOptions:
             raise DataError(f"A cache's place must be one of {', '.join(PLACES)}. Received: place={self.place!r}.")
 
     @property
-    def path(self) -> Path:
-        """The folder of disk caches; it may not exist yet."""
+    def path(self) -> Path | None:
+        """The folder of disk caches, which may not exist yet; None for a user without a home directory."""
         if self.folder is not None:
             return Path(self.folder)
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfaccel" / "examples"
+        try:
+            return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfaccel" / "examples"
+        except RuntimeError:  # HOME is not set, and the user's number is in no list of users
+            return None
 
 
 @dataclass(frozen=True, kw_only=True)

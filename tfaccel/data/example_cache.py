@@ -65,11 +65,12 @@ class ExampleCache:
         if any(leaf.dtype == object for leaf in leaves):
             return
         num_bytes = sum(leaf.nbytes for leaf in leaves) * num_examples // len(rows)
+        caches = self._options.path
         self.choice = choose_cache(
             num_bytes,
             free_memory_bytes=_own_memory_bytes(Machine.here()),
             place=self._options.place,
-            free_disk_bytes=_free_disk_bytes(self._options.path),
+            free_disk_bytes=0 if caches is None else _free_disk_bytes(caches),
         )
         logger.info(
             "Cache of %d %s: %s (%s). CacheOptions(place=...), or the flag --cache, chooses another place.",
@@ -81,11 +82,10 @@ class ExampleCache:
         if self.choice.place == "memory":
             specs = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), self._sample)
             self.read = MemoryCache(traced, specs=specs, num_examples=num_examples).read
-        elif self.choice.place == "disk":
-            self.read = self._on_disk(traced, leaves)
+        elif self.choice.place == "disk" and caches is not None:
+            self.read = self._on_disk(traced, leaves, self._folder(leaves, caches))
 
-    def _on_disk(self, read: Reader, leaves: Sequence[np.ndarray]) -> Reader:
-        folder = self._folder(leaves)
+    def _on_disk(self, read: Reader, leaves: Sequence[np.ndarray], folder: Path) -> Reader:
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
@@ -105,13 +105,13 @@ class ExampleCache:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return self._from_maps(mapped)
 
-    def _folder(self, leaves: Sequence[np.ndarray]) -> Path:
+    def _folder(self, leaves: Sequence[np.ndarray], caches: Path) -> Path:
         """The cache folder of exactly these examples."""
         if self._options.identity is None:
-            return self._options.path / f"process-{os.getpid()}-{id(self):x}"
+            return caches / f"process-{os.getpid()}-{id(self):x}"
         shapes = [(leaf.dtype.str, leaf.shape[1:]) for leaf in leaves]
         text = f"{self._options.identity()} {self._num_examples} {shapes}"
-        return self._options.path / hashlib.sha256(text.encode()).hexdigest()[:32]
+        return caches / hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _fill(self, arrays: Sequence[np.ndarray], read: Reader) -> None:
         """Reads all examples into arrays."""
