@@ -67,8 +67,9 @@ class Recurrent(nn.Module):
         super().__init__()
         self.cells = kind(32, 128, batch_first=True)
         if kind is nn.LSTM:
-            nn.init.zeros_(self.cells.bias_hh_l0)
-            self.cells.bias_hh_l0.requires_grad_(False)
+            second_bias = self.cells.get_parameter("bias_hh_l0")
+            nn.init.zeros_(second_bias)
+            second_bias.requires_grad_(False)
         self.head = nn.Linear(128, NUM_CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

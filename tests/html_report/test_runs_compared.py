@@ -216,5 +216,5 @@ def test_long_runs_have_their_last_epochs_in_a_table(tmp_path):
 def test_long_labels_of_bars_are_cut():
     labels = [f"{name}={'x' * 60}" for name in ("a", "b")]
     figure = bar_figure([Bar(label=label, value=1.0, color=COLORS[0]) for label in labels], x_title="x")
-    assert [len(one["text"]) for one in figure["layout"]["annotations"]] == [44, 44]
+    assert [len(one["text"]) for one in figure["layout"]["annotations"]] == [38, 38]
     assert figure["data"][0]["customdata"][0][0] == labels[0]
