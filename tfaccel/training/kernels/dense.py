@@ -20,7 +20,7 @@ _HALF = (tf.bfloat16, tf.float16)
 
 def fused_dense(layer: keras.layers.Layer) -> dict[str, Any]:
     """Attributes that make a `Dense` in half precision use `add_bias`; {} for other layers and those without a bias."""
-    if not keeps_methods_of(layer, keras.layers.Dense, "call") or layer.bias is None:
+    if not keeps_methods_of(layer, keras.layers.Dense, "call") or not layer.use_bias:
         return {}
     keras_call = layer.call
 
