@@ -19,6 +19,8 @@ _CLEARLY_SLOWER = 0.9
 _HOPELESS = 1 / 3  # of the best plan's speed, in a window beside none of its own
 _HOPELESS_IN_LONG_WINDOW = 0.6
 _LONG_SECONDS = 1.0
+_PROBE_SECONDS = 0.05  # the speed of a shorter window is noise
+_GROWTH = 16
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,9 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
     Raises:
         CandidateFailed: if one of them fails.
     """
-    probe, rate = challenger.last_window, best.candidate.examples_per_second
-    if probe is not None and rate is not None:
+    rate = best.candidate.examples_per_second
+    if rate is not None:
+        probe = _probe_of(challenger)
         ratio = rate_of(probe, challenger.candidate.plan) / rate
         if ratio < (_HOPELESS if probe.seconds < _LONG_SECONDS else _HOPELESS_IN_LONG_WINDOW):
             challenger.candidate = replace(challenger.candidate, windows=(probe,))
@@ -115,10 +118,19 @@ def steps_of_window(child: CandidateChild) -> int:
     """The number of steps of about `WINDOW_SECONDS`, estimated by its last window or, if that was short, another."""
     if child.candidate.windows:
         return child.candidate.windows[0].num_steps
-    probe = child.last_window
-    if probe is None or probe.seconds < WINDOW_SECONDS:
-        probe = child.warm_up(CHECKED_STEPS)
+    probe = _probe_of(child)
+    if probe.seconds < WINDOW_SECONDS:
+        probe = child.probe(probe.num_steps)
     return max(1, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
+
+
+def _probe_of(child: CandidateChild) -> CandidateWindow:
+    """A window that does not count, of `_PROBE_SECONDS` or more: its last one, or further ones of more steps each."""
+    probe = child.last_window or child.probe(CHECKED_STEPS)
+    while probe.seconds < _PROBE_SECONDS:
+        growth = max(2, min(_GROWTH, round(2 * _PROBE_SECONDS / probe.seconds)))
+        probe = child.probe(growth * probe.num_steps)
+    return probe
 
 
 def rate_of(window: CandidateWindow, plan: Plan) -> float:

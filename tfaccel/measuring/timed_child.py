@@ -81,8 +81,8 @@ class TimedChild:
         """
         return self._window(num_steps, "run its steps")
 
-    def window(self, num_steps: int) -> CandidateWindow:
-        """Runs a window that counts.
+    def probe(self, num_steps: int) -> CandidateWindow:
+        """Runs a window that does not count, after those whose losses are compared.
 
         Raises:
             CandidateFailed: as `build`; or if its loss is not finite, since then it computes something else, and stops.
@@ -91,6 +91,14 @@ class TimedChild:
         if not math.isfinite(window.loss):
             raise CandidateFailed("Its loss is not finite in later steps.", self, kind="loss")
         return window
+
+    def window(self, num_steps: int) -> CandidateWindow:
+        """Runs a window that counts.
+
+        Raises:
+            CandidateFailed: as `probe`.
+        """
+        return self.probe(num_steps)
 
     def end(self) -> None:
         """Ends the process."""
