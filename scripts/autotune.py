@@ -103,6 +103,10 @@ def autotune(
         again = "The same command continues" if measure.use_cache else "The same command without --again continues"
         if shown.report is None:
             raise KeyboardInterrupt(f"{again}.") from None
+        if shown.report.kept_in is None:
+            again = (
+                "What an earlier call measured to the end stays kept" if not measure.use_cache else "It was not kept"
+            )
         raise _Interrupted(f"{again}.", shown.report) from None
 
 

@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from tfaccel.hardware.hardware import Device, Hardware
-from tfaccel.planning import plan_cache
+from tfaccel.planning import plan_key as plan_key_module
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.plan_cache import cached_plan, chosen_plan, keep_plan, plan_key
+from tfaccel.planning.plan_cache import cached_plan, chosen_plan, keep_plan
+from tfaccel.planning.plan_key import PlanKey, plan_key
 
 SOURCE = """
 import functools
@@ -77,8 +78,45 @@ def test_a_plan_holds_only_for_what_it_was_measured_with(imported, monkeypatch):
     keys.update(others)
     assert len(keys) == len(others) + 1
     assert plan_key(MACHINE, imported(), {}) in keys
-    monkeypatch.setattr(plan_cache, "_version", lambda package: "9.9")
+    monkeypatch.setattr(plan_key_module, "_version", lambda package: "9.9")
     assert plan_key(MACHINE, imported(), {}) not in keys
+
+
+STALE = {
+    "the code or the shapes of the model changed": lambda imported: (
+        MACHINE,
+        imported(SOURCE.replace("return width", "return 2 * width")),
+    ),
+    "the machine is another one": lambda imported: (Hardware(num_usable_cores=4), imported()),
+    "tensorflow was 9.9, now 2.": lambda imported: (MACHINE, imported()),
+}
+
+
+@pytest.mark.parametrize("reason", STALE)
+def test_a_stale_plan_is_ignored_with_one_line(imported, caplog, monkeypatch, reason):
+    with monkeypatch.context() as patched:
+        if reason.startswith("tensorflow"):
+            version = plan_key_module._version
+            patched.setattr(plan_key_module, "_version", lambda name: {"tensorflow": "9.9"}.get(name) or version(name))
+        _, file = keep(imported())
+    assert cached_plan(MACHINE, imported(width=9), {}) is None  # another task
+    assert cached_plan(MACHINE, imported(), {"jit_compile": False}) is None
+    assert not caplog.records
+    for _ in range(2):
+        assert cached_plan(*STALE[reason](imported), {}) is None
+    (record,) = caplog.records
+    assert record.message.startswith(f"The plan in {file} is stale, and is not used; measured on 2")
+    assert reason in record.message
+    assert record.message.endswith(". `tfaccel autotune` measures again.")
+
+
+def test_an_entry_for_something_else_is_ignored(imported, cache, caplog):
+    _, file = keep(imported())
+    key = plan_key(MACHINE, imported(width=9), {})
+    other = cache / f"{PlanKey.of(MACHINE, imported(width=9), {}).task_digest}-{key}.json"
+    other.write_bytes(file.read_bytes())
+    assert cached_plan(MACHINE, imported(width=9), {}) is None
+    assert "an entry for something else" in caplog.text
 
 
 def test_memory_left_to_a_container_does_not_matter(imported):
@@ -91,7 +129,7 @@ def test_memory_left_to_a_container_does_not_matter(imported):
     [
         (lambda entry: "not JSON", "JSONDecodeError"),
         (lambda entry: json.dumps([entry]), "TypeError"),
-        (lambda entry: json.dumps({**entry, "format": 0}), "an entry for something else"),
+        (lambda entry: json.dumps({**entry, "key": {}}), "an entry for something else"),
         (lambda entry: json.dumps({**entry, "plan": {**entry["plan"], "strategy": "odd"}}), "PlanError"),
         (lambda entry: json.dumps({**entry, "speedup": None}), "TypeError"),
         (lambda entry: "", "JSONDecodeError"),

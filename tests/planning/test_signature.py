@@ -180,6 +180,19 @@ def test_models_by_config_and_class(logical_devices):
     assert len({signature_of(lambda one=one: one) for one in variants}) == 3
 
 
+def test_models_are_the_same_whatever_keras_has_counted(logical_devices):
+    import keras
+
+    def model(*, skips=True):
+        inputs = keras.Input((4,))
+        x = keras.layers.Dense(4)(inputs)
+        y = keras.layers.Dense(4)(x)
+        return keras.Model(inputs, keras.layers.Add()([x if skips else y, y]))
+
+    assert signature_of(model()) == signature_of(model())
+    assert signature_of(model()) != signature_of(model(skips=False))
+
+
 def test_every_process_gives_the_same(made, run_python, tmp_path):
     made()
     code = (
@@ -192,4 +205,4 @@ def test_every_process_gives_the_same(made, run_python, tmp_path):
 
 
 def test_examples():
-    assert doctest.testmod(signature) == (0, 3)
+    assert doctest.testmod(signature) == (0, 5)

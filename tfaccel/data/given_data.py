@@ -148,14 +148,15 @@ class GivenArrays:
         import keras
         import tensorflow as tf
 
+        from tfaccel.data.row_orders import row_batches
+
         arrays = self._tensors
 
         def gathered(rows: Any) -> Any:
             return keras.tree.map_structure(lambda a: None if a is None else tf.gather(a, rows), arrays)
 
         with tf.device("/CPU:0"):
-            parts = [tf.data.Dataset.from_tensor_slices(rows) for rows in passes]
-            batches = [part.batch(global_batch_size, drop_remainder=static) for part in parts]
+            batches = [row_batches(rows, global_batch_size, drop_remainder=static) for rows in passes]
             joined = functools.reduce(lambda some, others: some.concatenate(others), batches)
             return joined.map(gathered, num_parallel_calls=tf.data.AUTOTUNE)
 

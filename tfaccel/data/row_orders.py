@@ -29,9 +29,28 @@ def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed:
         return tf.raw_ops.RandomShuffle(value=rows, seed=first, seed2=second)
 
     with tf.device("/CPU:0"):
-        rows = tf.data.Dataset.range(num_rows).batch(size).map(shuffled).rebatch(num_rows)
+        rows = row_batches(np.arange(num_rows, dtype=np.int64), size).map(shuffled).rebatch(num_rows)
         order: np.ndarray = rows.get_single_element().numpy()
     return lambda _: order
+
+
+def row_batches(rows: np.ndarray, batch_size: int, *, drop_remainder: bool = False) -> tf.data.Dataset:
+    """The row numbers of each batch. One slice each: to batch single numbers takes a microsecond for every row.
+
+    Args:
+        rows: int64, in the order of a pass.
+        batch_size: rows of a batch.
+        drop_remainder: whether to leave out a last batch that is smaller, and so give batches a static shape.
+
+    Example:
+        >>> [batch.tolist() for batch in row_batches(np.arange(5), 2).as_numpy_iterator()]
+        [[0, 1], [2, 3], [4]]
+    """
+    full = len(rows) // batch_size * batch_size
+    batches = tf.data.Dataset.from_tensor_slices(rows[:full].reshape(-1, batch_size))
+    if drop_remainder:
+        return batches
+    return batches.concatenate(tf.data.Dataset.from_tensors(rows[full:]).take(int(full < len(rows))))
 
 
 def random_order(num_rows: int, batch_size: int, *, shuffle: bool | str, seed: int) -> Callable[[int], np.ndarray]:

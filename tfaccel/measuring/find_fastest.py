@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import PlanError, TfaccelError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_servers import CandidateServers
@@ -70,7 +70,7 @@ def find_fastest(
 
     Raises:
         PlanError: if a fixed field cannot run here, no plan could be measured (the message lists the causes), or the
-            budget is too small to compare two.
+            budget is too small to compare two; or this is one of several workers.
         WorkloadError: if the workload cannot be made, or cannot be sent to another process.
 
     Example:
@@ -85,6 +85,7 @@ def find_fastest(
     fixed = checked_fields({name: options.pop(name) for name in plan_field_names() if name in options})
     made = given_workload(workload, x, y, **options)
     hardware = hardware or detect_hardware()
+    _check_one_worker(hardware)
     measure = measure or MeasureOptions()
     key = {**fixed, "tune_batch": True} if measure.tune_batch else fixed
     left_out = () if measure.for_new_process else PROCESS_AXES if "tensorflow" in sys.modules else ("allocator",)
@@ -113,7 +114,7 @@ def find_fastest(
         report = search.report()
         command = train_command(workload, options, report.plan, rules=default_plan(hardware, made))
         report = replace(report, command=command)
-        if elsewhere:
+        if elsewhere or (not report.complete and _is_complete(cached_plan(hardware, made, key))):
             return report
         file = keep_plan(hardware, made, key, report.plan, speedup=report.speedup, report=report.to_json())
         return replace(report, kept_in=None if file is None else str(file))
@@ -128,6 +129,21 @@ def find_fastest(
     finally:
         servers.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_one_worker(hardware: Hardware) -> None:
+    cluster = hardware.cluster
+    if cluster is not None and cluster.num_workers > 1:
+        raise PlanError(
+            "Plans are measured on one machine, but all workers must train with the same plan. Received: a cluster of "
+            f"{cluster.num_workers} workers ({cluster.source}). Measure where there is no cluster, and pass the fields "
+            "that helped to all workers: --dtype_policy=..., --fused_kernels=..."
+        )
+
+
+def _is_complete(known: CachedPlan | None) -> bool:
+    """Whether a search that came to an end is kept, which an interrupted one must not replace."""
+    return known is not None and bool(known.report.get("complete", True))
 
 
 def _report_of(known: CachedPlan) -> Report | None:

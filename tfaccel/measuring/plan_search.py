@@ -7,22 +7,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tfaccel.errors import PlanError, TfaccelError
+from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild
-from tfaccel.measuring.candidate_program import OUT_OF_MEMORY
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.duel import duel, steps_of_window
-from tfaccel.measuring.estimate_memory import estimated_memory
 from tfaccel.measuring.gains import Gains
 from tfaccel.measuring.loss_check import first_losses, what_is_wrong
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
-from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
 from tfaccel.measuring.plan_times import compiles_long
 from tfaccel.measuring.reference_plan import num_settings, reference_of
 from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
 from tfaccel.measuring.search_limits import SearchLimits
+from tfaccel.measuring.search_memory import SearchMemory
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import Move, moves
@@ -69,7 +67,6 @@ class PlanSearch:
         self._reference: Plan | None = None
         self._reference_losses: tuple[float, ...] | None = None
         self._step_operations: int | None = None
-        self._memory: dict[bool, MemoryEstimate] = {}
         self._limits = SearchLimits(options)
 
     def run(self, servers: CandidateServers, task: dict[str, Any]) -> None:
@@ -79,6 +76,7 @@ class PlanSearch:
             PlanError: if no plan could be measured, or the budget ended before a second one could be.
         """
         self._servers, self._task = servers, task
+        self._memory = SearchMemory(servers, task, self._hardware, limit_seconds=self._options.limit_seconds)
         first = default_plan(self._hardware, self._workload, **self._fixed)
         self._reference = reference = reference_of(first, self._workload)
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
@@ -108,7 +106,7 @@ class PlanSearch:
     def _continued(self, best: CandidateChild | None, earlier: Report) -> CandidateChild | None:
         """Takes over what an earlier search has measured; returns the best plan, running."""
         for one in earlier.candidates:
-            if one.speedup is not None or one.failure:
+            if one.speedup is not None or one.failure or one.rejection:
                 self._candidates.setdefault(one.plan, one)
         chosen = earlier.candidates[earlier.chosen]
         runs_already = best is not None and best.candidate.plan == earlier.plan
@@ -145,7 +143,8 @@ class PlanSearch:
                     break
                 skipped, self._stopped_because = self._stopped_because, _INTERRUPTED  # others compile faster
                 continue
-            if self._exceeds_memory(plan, move.axis):
+            if too_large := self._memory.why_not(plan, self._candidates):
+                self._note(Candidate(plan=plan, axis=move.axis, rejection=too_large))
                 continue
             began = time.monotonic()
             before, best = best, self._better(best, self._started(plan, move.axis)) or best
@@ -162,35 +161,13 @@ class PlanSearch:
             try:
                 best.window(steps_of_window(best))
             except CandidateFailed as error:
-                self._note(best.fail(str(error)))
+                self._note_failure(best, error)
                 raise self._no_plan() from error
         self._candidates[best.candidate.plan] = best.candidate if self._step_operations else best.counted()
         best.end()
 
     def _can_recompute(self, plan: Plan) -> bool:
-        """Whether a plan ran out of memory, and may recompute activations instead of keeping them."""
-        failure = self._candidates[plan].failure
-        short = failure.startswith(OUT_OF_MEMORY) or "ResourceExhaustedError" in failure or "OOM" in failure
-        return short and not plan.rematerialization and "rematerialization" not in self._fixed
-
-    def _exceeds_memory(self, plan: Plan, axis: str) -> bool:
-        """Whether a plan with a larger batch than any before would run out of memory, by the estimate."""
-        size = plan.micro_batch_size
-        if size <= max(one.micro_batch_size for one in self._candidates):
-            return False
-        if plan.rematerialization not in self._memory:
-            try:
-                limit = self._options.limit_seconds
-                found = estimated_memory(self._servers, self._task, plan, self._hardware, limit_seconds=limit)
-            except TfaccelError:  # then it is measured
-                return False
-            self._memory[plan.rematerialization] = found
-        memory = self._memory[plan.rematerialization]
-        if memory.fits(size) is not False:
-            return False
-        needed = f"{mebibytes(memory.total_bytes(size))} of {mebibytes(memory.usable_bytes or 0)}"
-        self._note(Candidate(plan=plan, axis=axis, rejection=f"It would need an estimated {needed}."))
-        return True
+        return "rematerialization" not in self._fixed and self._memory.would_fit_recomputed(plan)
 
     def _is_over(self, plan: Plan) -> bool:
         """Whether a limit does not allow this further plan; notes which."""
@@ -203,12 +180,13 @@ class PlanSearch:
         began = time.monotonic()
         self._progress.started(plan, axis)
         limit = self._limits.of_one_plan
-        child = CandidateChild(self._servers.of(plan), self._task, plan, axis, limit_seconds=limit)
+        task = {**self._task, "memory_limit_bytes": self._memory.limit_bytes(plan)}
+        child = CandidateChild(self._servers.of(plan), task, plan, axis, limit_seconds=limit)
         self._candidates[plan] = child.candidate
         try:
             losses = first_losses(child, self._reference_losses)
         except CandidateFailed as error:
-            self._note(child.fail(str(error)))
+            self._note_failure(child, error)
             return None
         self._limits.times.note(plan, time.monotonic() - began)
         if self._reference_losses is None:
@@ -231,11 +209,9 @@ class PlanSearch:
         try:
             found = duel(best, challenger, deadline=self._limits.deadline)
         except CandidateFailed as error:
-            if error.child is best:
-                self._note(best.fail(str(error)))
-                return self._choose(challenger)
-            self._note(challenger.fail(str(error)))
-            return best
+            is_best = error.child is best
+            self._note_failure(best if is_best else challenger, error)
+            return self._choose(challenger) if is_best else best
         challenger.candidate = replace(challenger.candidate, speedup=found.speedup)
         axis, before, plan = challenger.candidate.axis, best.candidate.plan, challenger.candidate.plan
         is_simpler = num_settings(plan, self._reference or plan) < num_settings(before, self._reference or plan)
@@ -257,6 +233,10 @@ class PlanSearch:
     def _note(self, candidate: Candidate) -> None:
         self._candidates[candidate.plan] = candidate
         self._progress.measured(candidate)
+
+    def _note_failure(self, child: CandidateChild, error: CandidateFailed) -> None:
+        self._memory.note(child.candidate.plan, error)
+        self._note(child.fail(str(error)))
 
     def _what_is_unchecked(self) -> str:
         if self._reference is None or not self._candidates[self._reference].failure:

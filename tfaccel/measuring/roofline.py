@@ -26,7 +26,8 @@ from tfaccel.planning.kept_rooflines import keep_roofline
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import plan_field_names
-from tfaccel.planning.plan_cache import chosen_plan, plan_key
+from tfaccel.planning.plan_cache import chosen_plan
+from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.workload import Workload
 
 _NUM_WINDOWS = 5

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.metadata
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,16 +18,13 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
-from tfaccel.planning.signature import signature_of
+from tfaccel.planning.plan_key import PlanKey
 from tfaccel.planning.workload import Workload
 
 logger = logging.getLogger("tfaccel")
 
 CACHE_VARIABLE = "TFACCEL_CACHE"
-_FORMAT = 1
-_PACKAGES = ("keras", "numpy", "tensorflow", "tfaccel")
-_VOLATILE = ("memory_bytes",)  # of the hardware: a container's limit may change from run to run
-_PARTS = ("build_model", "compile_args", "train_data", "augment")
+_DAMAGES = (TfaccelError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -91,61 +85,55 @@ def keep_in_cache(file: Path | None, entry: Mapping[str, Any], what: str) -> Pat
     return file
 
 
-def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> str:
-    """A digest of all that a measured plan depends on.
-
-    That is: the workload's name, options, batch size and length; the signatures of its functions and of its model; the
-    machine; the versions of the libraries; and the plan fields that the user fixed.
-
-    Example:
-        >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
-        >>> plan_key(Hardware(), digits, {}) == plan_key(Hardware(), digits, {})
-        True
-        >>> plan_key(Hardware(), digits, {}) == plan_key(Hardware(num_usable_cores=8), digits, {})
-        False
-    """
-    machine = {name: value for name, value in hardware.to_json().items() if name not in _VOLATILE}
-    cluster = hardware.cluster
-    parts = {
-        "format": _FORMAT,
-        "name": workload.name,
-        "options": dict(workload.options),
-        "global_batch_size": workload.global_batch_size,
-        "num_train_examples": workload.num_train_examples,
-        "functions": [signature_of(getattr(workload, name)) for name in _PARTS],
-        "hardware": {**machine, "cluster": None if cluster is None else cluster.num_workers},
-        "versions": {"python": sys.version, **{name: _version(name) for name in _PACKAGES}},
-        "fixed": {name: list(value) if isinstance(value, tuple) else value for name, value in fixed.items()},
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _plan_file(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> Path | None:
-    directory = plans_dir()
-    return None if directory is None else directory / f"{plan_key(hardware, workload, fixed)}.json"
-
-
 def cached_plan(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> CachedPlan | None:
     """The plan that was measured for this workload on this machine; None if there is none.
 
-    A file that cannot be read is ignored, with one warning.
+    A file that cannot be read is ignored, with one warning; so is one whose model, data or versions have changed.
     """
-    file = _plan_file(hardware, workload, fixed)
-    if file is None:
+    directory = plans_dir()
+    if directory is None:
         return None
+    key = PlanKey.of(hardware, workload, fixed)
+    file = _file_of(directory, key)
     try:
         entry = json.loads(file.read_text(encoding="utf-8"))
         plan = Plan.from_json(entry["plan"])
         environment_of(plan)  # an allocator may have been uninstalled
         fields = {name: value for name, value in fixed.items() if name != "tune_batch"}
-        if entry["format"] != _FORMAT or any(getattr(plan, name) != value for name, value in fields.items()):
+        if entry["key"] != key.to_json() or any(getattr(plan, name) != value for name, value in fields.items()):
             raise ValueError("it is an entry for something else")
         return CachedPlan(plan, file, float(entry["speedup"]), dict(entry["report"]))
     except FileNotFoundError:
+        _say_what_is_stale(directory, key)
         return None
-    except (TfaccelError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except _DAMAGES as error:
         ignored(file, error)
         return None
+
+
+def _file_of(directory: Path, key: PlanKey) -> Path:
+    return directory / f"{key.task_digest}-{key.digest}.json"
+
+
+def _say_what_is_stale(directory: Path, key: PlanKey) -> None:
+    """Says why the newest plan that was measured for this task is not used; nothing if none was."""
+    files = sorted(directory.glob(f"{key.task_digest}-*.json"), key=_modified, reverse=True)
+    for file in files:
+        try:
+            entry = json.loads(file.read_text(encoding="utf-8"))
+            earlier = PlanKey(**entry["key"])
+            changes = key.changes_since(earlier)
+            _warn_of_stale(file, f"measured on {entry['measured']}: {'; '.join(changes)}"[:400])
+            return
+        except _DAMAGES as error:
+            ignored(file, error)
+
+
+def _modified(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def ignored(file: Path, error: Exception) -> None:
@@ -163,15 +151,17 @@ def keep_plan(
     report: Mapping[str, Any],
 ) -> Path | None:
     """Saves a measured plan; returns its file, or None with one warning if it cannot be written."""
-    file = _plan_file(hardware, workload, fixed)
+    directory = plans_dir()
+    key = PlanKey.of(hardware, workload, fixed)
     entry = {
-        "format": _FORMAT,
+        "key": key.to_json(),
         "measured": time.strftime("%Y-%m-%d"),
         "workload": workload.name,
         "plan": plan.to_json(),
         "speedup": speedup,
         "report": dict(report),
     }
+    file = None if directory is None else _file_of(directory, key)
     return keep_in_cache(file, entry, "The measured plan was")
 
 
@@ -201,15 +191,13 @@ def _warn_once(file: Path, reason: str) -> None:
 
 
 @functools.cache
+def _warn_of_stale(file: Path, reason: str) -> None:
+    logger.warning(f"The plan in {file} is stale, and is not used; {reason}. `tfaccel autotune` measures again.")
+
+
+@functools.cache
 def _warn_of_no_home() -> None:
     logger.warning(
         f"There is no home directory (HOME is not set), so nothing that is measured is kept. Set {CACHE_VARIABLE} to a "
         "directory to write to."
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

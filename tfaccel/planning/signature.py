@@ -11,6 +11,7 @@ import functools
 import hashlib
 import inspect
 import json
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from tfaccel.planning.own_model import RebuiltModel, is_model
 
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, enum.Enum, range, slice, types.NoneType, types.EllipsisType)
 _MAX_ELEMENTS = 100  # of a list or dictionary; longer ones are data, which are identified elsewhere
+_NUMBER = re.compile(r"_\d+$")
 _LIBRARIES = ("builtins", "keras", "numpy", "tensorflow", "tfaccel")  # identified by their versions
 
 
@@ -152,8 +154,22 @@ class _Walk:
 
 def _of_model(model: Any) -> Iterator[str]:
     with contextlib.suppress(Exception):  # whatever a subclass raises; its source counts
-        yield json.dumps(model.get_config(), sort_keys=True, default=lambda one: type(one).__qualname__)
+        config = json.dumps(model.get_config(), sort_keys=True, default=lambda one: type(one).__qualname__)
+        yield _numbered_anew(config)
     yield from (f"{weight.dtype} {tuple(weight.shape)}" for weight in model.weights)
+
+
+def _numbered_anew(config: str) -> str:
+    """A model's config with its layers numbered from their first appearance on: Keras counts them in the process.
+
+    Example:
+        >>> one, other = ('{"name": "dense_%d", "after": ["dense_%d", 0]}' % (n, n) for n in (3, 7))
+        >>> _numbered_anew(one) == _numbered_anew(other)
+        True
+    """
+    names = dict.fromkeys(re.findall(r'"name": "([^"\\]+)"', config))
+    numbers = {name: f'"{_NUMBER.sub("", name)}:{number}"' for number, name in enumerate(names)}
+    return re.sub(r'"([^"\\]+)"', lambda found: numbers.get(found[1], found[0]), config)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -20,7 +20,7 @@ from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import check_counts, check_fractions, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_cache import plan_key
+from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.plan_of_run import plan_of_run

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.steps.overrides import keeps_methods_of
 
+_MIN_BETA = 0.5  # from which on a moment may be divided by it without loss
 _METHODS = ("update_step", "assign", "assign_add", "assign_sub")  # Keras's step calls the others
 
 
@@ -21,9 +22,9 @@ def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Attributes that make an optimizer use a kernel for dense gradients; {} where there is none.
 
     The kernels compute what Keras's `Adam`, `AdamW` and `SGD` with momentum compute, also with weight decay, clipping,
-    EMA and accumulation, which are not part of the update. Left to Keras are AMSGrad, sparse gradients, and where the
-    kernels would round what Keras does not: half precision, and Adam with a `beta_2` so near to 1 (0.9999) that
-    `1 - beta_2` is inexact in float32.
+    EMA and accumulation, which are not part of the update. Adam takes the sparse gradients of embeddings too, on CPUs.
+    Left to Keras are AMSGrad, other sparse gradients, and where the kernels would round what Keras does not: half
+    precision, and Adam with a `beta_2` so near to 1 (0.9999) that `1 - beta_2` is inexact in float32.
     """
     kernel: Callable[..., None] | None = None
     if keeps_methods_of(optimizer, keras.optimizers.Adam, *_METHODS) and not optimizer.amsgrad:
@@ -38,6 +39,8 @@ def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         dtype = tf.as_dtype(variable.dtype)
         betas = (optimizer.beta_1, optimizer.beta_2) if kernel is _adam else ()
         is_exact = dtype in (tf.float32, tf.float64) and all(_has_exact_complement(beta, dtype) for beta in betas)
+        if isinstance(gradient, tf.IndexedSlices) and is_exact and _takes_slices(betas, variable):
+            gradient = _added_to_moments(optimizer, variable, gradient)
         if isinstance(gradient, tf.IndexedSlices) or not is_exact:
             keras_step(gradient, variable, learning_rate)
         else:
@@ -51,6 +54,26 @@ def _has_exact_complement(beta: Any, dtype: tf.DType) -> bool:
     if not isinstance(beta, int | float):
         return False
     return abs(float(dtype.as_numpy_dtype(beta)) - beta) <= 1e-4 * (1.0 - beta)
+
+
+def _takes_slices(betas: tuple[float, ...], variable: Any) -> bool:
+    """Whether sparse gradients can be added to the moments: Adam's, on a CPU, with betas that are not too small."""
+    return bool(betas) and min(betas) >= _MIN_BETA and "CPU" in _handle(variable).device
+
+
+def _added_to_moments(optimizer: Any, variable: Any, gradient: tf.IndexedSlices) -> tf.Tensor:
+    """Adds a sparse gradient to Adam's moments such that an update with zeros, which are returned, completes it.
+
+    The update multiplies the moments by their betas, so that what is added here is divided by them. Like Keras, it
+    squares the slices of a row that occurs twice one by one.
+    """
+    values = tf.cast(gradient.values, variable.dtype)
+    moments = zip(private_slots.adam_slots(optimizer, variable), (optimizer.beta_1, optimizer.beta_2), strict=True)
+    for (moment, beta), part in zip(moments, (values, tf.square(values)), strict=True):
+        added = part * tf.cast((1.0 - beta) / beta, part.dtype)
+        tf.raw_ops.ResourceScatterNdAdd(ref=_handle(moment), indices=gradient.indices[:, tf.newaxis], updates=added)
+        tf.raw_ops.DisableCopyOnRead(resource=_handle(moment))  # or each update would copy the moment
+    return tf.constant(0.0, variable.dtype, variable.shape)
 
 
 def _handle(variable: Any) -> Any:
