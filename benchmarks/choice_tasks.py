@@ -5,6 +5,7 @@ Importing this module imports neither TensorFlow nor Keras, so that programs of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,17 +70,18 @@ class FamilyData:
     """
 
     def __init__(self, family: Family) -> None:
-        self.num_train_examples = family.num_examples
         self._family = family
-        self._given: GivenArrays | None = None
 
-    def train_data(
+    @functools.cached_property
+    def in_memory(self) -> GivenArrays:
+        """The arrays."""
+        return GivenArrays(*self._family.arrays())
+
+    def __call__(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1
     ) -> Any:
         """The batches of one or more epochs; see `tfaccel.Workload`."""
-        if self._given is None:
-            self._given = GivenArrays(*self._family.arrays())
-        return self._given(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, num_epochs=num_epochs)
+        return self.in_memory(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, num_epochs=num_epochs)
 
 
 def workload(family: str) -> Workload:
@@ -89,7 +91,8 @@ def workload(family: str) -> Workload:
         f"benchmark_{family}",
         chosen.build_model,
         compile_args,
-        data=FamilyData(chosen),
+        FamilyData(chosen),
+        num_train_examples=chosen.num_examples,
         global_batch_size=chosen.global_batch_size,
         epochs=10,
         options={"family": family},

@@ -180,24 +180,44 @@ def joined(global_batch_size, *, seed, epoch, start_step=0, num_epochs=1):
     return tf.data.Dataset.from_tensor_slices(np.concatenate(orders).reshape(-1, global_batch_size)).skip(start_step)
 
 
+def epochs_in_memory(source, count):
+    """The batches of the next epochs, gathered from arrays."""
+    found = []
+    for _ in range(count):
+        feed, batches = source.feed(), []
+        while not feed.exhausted:
+            (rows, order, first), num_steps = feed.arguments(3)
+            batches += [rows.numpy()[numbers].tolist() for numbers in order.numpy()[int(first) :][:num_steps]]
+            feed.finished(num_steps, None)
+        found.append(batches)
+    source.close()
+    return found
+
+
+@pytest.mark.parametrize("num_rows", [16, 19])
+def test_batches_of_arrays_are_gathered_in_the_graph(source, num_rows):
+    from tfaccel.data.given_data import GivenArrays
+
+    arrays = GivenArrays(np.arange(num_rows))
+
+    def read(global_batch_size, *, seed, epoch):  # the same without `in_memory`
+        return arrays(global_batch_size, seed=seed, epoch=epoch).map(lambda *batch: batch[0])
+
+    apart = epochs_of(source(read, epochs=5), 5)
+    assert epochs_in_memory(source(arrays, epochs=5), 5) == apart
+    resumed = source(arrays, epochs=5, start_epoch=2, start_step=3)
+    assert epochs_in_memory(resumed, 3) == [apart[2][3:], *apart[3:]]
+    second = source(arrays, SECOND_OF_TWO, epochs=1)
+    assert type(second.feed()).__name__ == "IteratorFeed"
+    second.close()
+
+
 def test_small_epochs_are_prepared_together(source):
     calls = []
 
     def train_data(global_batch_size, *, seed, epoch, start_step=0, num_epochs=1):
         calls.append((epoch, start_step, num_epochs))
         return joined(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, num_epochs=num_epochs)
-
-    def epochs_in_memory(made, count):
-        found = []
-        for _ in range(count):
-            feed, batches = made.feed(), []
-            while not feed.exhausted:
-                (rows, order, first), num_steps = feed.arguments(3)
-                batches += [rows.numpy()[numbers].tolist() for numbers in order.numpy()[int(first) :][:num_steps]]
-                feed.finished(num_steps, None)
-            found.append(batches)
-        made.close()
-        return found
 
     apart = epochs_of(source(lambda size, *, seed, epoch: joined(size, seed=seed, epoch=epoch)), 70)
     assert epochs_in_memory(source(train_data, epochs=70), 70) == apart

@@ -82,6 +82,11 @@ class GivenArrays:
     not_resumable = ""
     batch_size: int | None = None  # any
 
+    @property
+    def in_memory(self) -> GivenArrays:
+        """The arrays behind `train_data`, from which the training loop may gather batches itself."""
+        return self
+
     def __init__(
         self, x: Any, y: Any = None, sample_weight: Any = None, *, shuffle: bool | str = True, class_weight: Any = None
     ) -> None:
@@ -129,9 +134,18 @@ class GivenArrays:
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1
     ) -> Any:
         """The batches of one or more epochs; see `tfaccel.Workload`."""
+        passes = self.row_numbers(
+            global_batch_size, seed=seed, epoch=epoch, start_step=start_step, num_epochs=num_epochs
+        )
+        return self._batches(passes, global_batch_size, static=self.num_examples % global_batch_size == 0)
+
+    def row_numbers(
+        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1
+    ) -> list[np.ndarray]:
+        """The rows of each epoch in order, int64; arguments as of `__call__`."""
         passes = [self._order(global_batch_size, seed, number) for number in range(epoch, epoch + num_epochs)]
         passes[0] = passes[0][start_step * global_batch_size :]
-        return self._batches(passes, global_batch_size, static=self.num_examples % global_batch_size == 0)
+        return passes
 
     def validation(self, global_batch_size: int) -> Any:
         """All batches, in the order of the arrays."""
@@ -150,7 +164,7 @@ class GivenArrays:
 
         from tfaccel.data.row_orders import row_batches
 
-        arrays = self._tensors
+        arrays = self.tensors
 
         def gathered(rows: Any) -> Any:
             return keras.tree.map_structure(lambda a: None if a is None else tf.gather(a, rows), arrays)
@@ -161,8 +175,8 @@ class GivenArrays:
             return joined.map(gathered, num_parallel_calls=tf.data.AUTOTUNE)
 
     @functools.cached_property
-    def _tensors(self) -> Any:
-        """The arrays as tensors, converted by Keras's data adapter."""
+    def tensors(self) -> Any:
+        """The batches' structure with all rows in each tensor, converted by Keras's data adapter."""
         from tfaccel.data.private_adapters import data_adapter, dense_arrays
 
         try:

@@ -1,8 +1,8 @@
-"""Several small epochs in memory, so that no iterator or thread delays the next step."""
+"""Epochs whose rows are in memory, so that no iterator or thread delays the next step."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -10,21 +10,26 @@ import tensorflow as tf
 from tfaccel.data.sources import ArrayFeed, ArraySource
 
 
-class JoinedEpochs(ArrayFeed):
-    """The batches of several consecutive epochs.
+class EpochsInMemory(ArrayFeed):
+    """The batches of one or several consecutive epochs.
 
     Args:
-        dataset: a known number of full, dense batches of equal shape. It is read at once.
+        arrays: nest of tensors with one row for each example.
+        order: the row numbers of the epochs, int64. Only one epoch may end with a smaller batch.
         global_batch_size: rows of each batch.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, global_batch_size: int) -> None:
+    def __init__(self, arrays: Any, order: np.ndarray, global_batch_size: int) -> None:
+        super().__init__(ArraySource(arrays, global_batch_size=global_batch_size), order)
+        self._end = 0
+
+    @classmethod
+    def of_dataset(cls, dataset: tf.data.Dataset, global_batch_size: int) -> Self:
+        """The epochs in a dataset of a known number of full, dense batches of equal shape. It is read at once."""
         with tf.device("/CPU:0"):
             batches = dataset.batch(int(dataset.cardinality())).get_single_element()
             rows = tf.nest.map_structure(lambda a: tf.reshape(a, [-1, *a.shape[2:]]), batches)
-        source = ArraySource(rows, global_batch_size=global_batch_size)
-        super().__init__(source, np.arange(tf.nest.flatten(rows)[0].shape[0], dtype=np.int64))
-        self._end = 0
+        return cls(rows, np.arange(tf.nest.flatten(rows)[0].shape[0], dtype=np.int64), global_batch_size)
 
     def begin(self, num_batches: int) -> None:
         """Starts an epoch of `num_batches`."""

@@ -34,8 +34,9 @@ class PlanKey:
     Example:
         >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
         >>> key = PlanKey.of(Hardware(num_usable_cores=2), digits, {})
-        >>> key.changes_since(PlanKey(key.task, key.signatures, key.hardware, {**key.versions, "keras": "3.0.0"}))
-        ['keras was 3.0.0, now ...']
+        >>> earlier = PlanKey(key.task, key.signatures, key.hardware, {**key.versions, "keras": "3.0.0"})
+        >>> [change.split(",")[0] for change in key.changes_since(earlier)]
+        ['keras was 3.0.0']
     """
 
     task: Mapping[str, Any]

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.epoch_positions import Shard, shard_rows
+from tfaccel.data.given_data import GivenArrays
 from tfaccel.data.graph_batches import AugmentedBatches, IteratorBatches
-from tfaccel.data.joined_epochs import JoinedEpochs, num_bytes_of_batch
+from tfaccel.data.joined_epochs import EpochsInMemory, num_bytes_of_batch
 from tfaccel.data.sources import IteratorFeed, IteratorSource
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.plan import Plan
@@ -43,7 +45,7 @@ class WorkloadSource(IteratorSource):
         start_epoch, start_step: where to start; the step applies to the first epoch only.
     """
 
-    _feed: Any  # an IteratorFeed, or JoinedEpochs
+    _feed: Any  # an IteratorFeed, or EpochsInMemory
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class WorkloadSource(IteratorSource):
         self._epoch = start_epoch
         self._epochs = epochs
         self._thread = background_thread()
-        self._next: Future[tuple[IteratorFeed | JoinedEpochs, int]] | None = None
+        self._next: Future[tuple[IteratorFeed | EpochsInMemory, int]] | None = None
         self._epochs_in_feed = 0
         self._start_step = start_step
         self._shares_reading = replicas.num_workers > 1
@@ -104,15 +106,29 @@ class WorkloadSource(IteratorSource):
         self._epochs_in_feed -= 1
         return self._feed
 
-    def _feed_from(self, epoch: int) -> tuple[IteratorFeed | JoinedEpochs, int]:
+    def _feed_from(self, epoch: int) -> tuple[IteratorFeed | EpochsInMemory, int]:
         """The batches from an epoch on, and the number of epochs that they cover."""
-        joined = min(self._epochs - epoch, self._num_joined_epochs)
+        joined = max(1, min(self._epochs - epoch, self._num_joined_epochs))
         first_step = self._start_step if self._first is not None else 0
-        if joined <= 1:
+        if self._arrays is not None:
+            which = {"seed": self._seed, "epoch": epoch, "start_step": first_step, "num_epochs": joined}
+            order = np.concatenate(self._arrays.row_numbers(self.batch_size, **which))
+            feed = EpochsInMemory(self._arrays.tensors, order, self.batch_size)
+        elif joined == 1:
             return self._opened(self._first or self._dataset_of(epoch)), 1
-        feed = JoinedEpochs(self._dataset_of(epoch, first_step, num_epochs=joined), self.batch_size)
+        else:
+            dataset = self._dataset_of(epoch, first_step, num_epochs=joined)
+            feed = EpochsInMemory.of_dataset(dataset, self.batch_size)
         feed.begin((self.num_batches or 0) - first_step)
         return feed, joined
+
+    @functools.cached_property
+    def _arrays(self) -> GivenArrays | None:
+        """The arrays that the steps gather their batches from: on CPUs, where no copy to a device can be prefetched."""
+        plan = self._plan
+        on_cpus = all(device.startswith("CPU") for device in plan.devices)
+        alone = type(self._batches) is IteratorBatches and not self._shares_reading
+        return getattr(self._workload.train_data, "in_memory", None) if on_cpus and alone else None
 
     @functools.cached_property
     def _num_joined_epochs(self) -> int:
