@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from tfaccel.benchmarks.choice_tasks import FAMILIES
 from tfaccel.benchmarks.engine_tasks import Task, large_mlp
 from tfaccel.benchmarks.synthetic_data import NUM_CLASSES
 
@@ -75,6 +76,14 @@ KERNEL_TASKS: Mapping[str, Task] = {
         "masked attention", partial(_attention, use_causal_mask=True), _SEQUENCES, steps_per_epoch=4
     ),
     "kernel_adam": large_mlp(steps_per_epoch=40, optimizer={"class_name": "Adam", "config": {"learning_rate": 1e-4}}),
+    "kernel_adam_embedding": Task(
+        name="Adam with an embedding",
+        build_model=FAMILIES["embedding"].build_model,
+        input_shape=FAMILIES["embedding"].input_shape,
+        num_tokens=FAMILIES["embedding"].num_tokens,
+        global_batch_size=FAMILIES["embedding"].global_batch_size,
+        steps_per_epoch=100,
+    ),
     "kernel_momentum": large_mlp(
         steps_per_epoch=40, optimizer={"class_name": "SGD", "config": {"learning_rate": 0.01, "momentum": 0.9}}
     ),
