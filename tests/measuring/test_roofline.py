@@ -37,7 +37,19 @@ def test_layers_and_shares():
     assert (FOUND.mfu, FOUND.least_seconds, FOUND.memory_share) == pytest.approx((0.5, 0.05, 0.1375))
     assert Roofline.from_json(json.loads(json.dumps(FOUND.to_json()))) == FOUND
     assert FOUND.to_json()["limit_share"] == pytest.approx(0.625)
-    assert FOUND.rows()[0] == ["dense", "4", "10", "400", "arithmetic", "40,000 us", "80 %"]
+    assert FOUND.rows()[0] == ["dense", "4", "10", "400", "arithmetic", "40,000 us", "-", "-"]
+
+
+def test_share_of_the_limit_by_layer():
+    found = replace(FOUND, layer_seconds={"dense": 0.05, "other": 0.01, "host": 0.02})
+    dense, relu = found.layers()
+    assert (dense.limit_share, relu.seconds, relu.limit_share) == (pytest.approx(0.8), None, None)
+    assert [row[5:] for row in found.rows()] == [
+        ["40,000 us", "50,000 us", "80 %"],
+        ["10,000 us", "-", "-"],
+        ["-", "20,000 us", "-"],
+    ]
+    assert Roofline.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 @pytest.mark.parametrize(
@@ -102,5 +114,9 @@ def test_machine_and_step_are_measured(run_python, tmp_path):
     assert 0 < found.mfu < 1
     assert 0 <= found.input_wait_share <= 1
     assert sum(one.share for one in found.layers()) == pytest.approx(1)
+    waited = found.step_seconds * found.input_wait_share
+    assert sum(found.layer_seconds.values()) == pytest.approx(found.step_seconds - waited)
+    assert {"dense", "dense_1", "optimizer", "host"} <= set(found.layer_seconds)
+    assert all(one.seconds > 0 for one in found.layers() if one.cost.matrix_flops)
     measured = 1 + bool(found.ceilings.disturbed)  # again if other programs ran
     assert sum("measuring the machine's limits" in line for line in said) == measured

@@ -1,13 +1,8 @@
-"""The cost of a traced graph by layer: operations and bytes, loops multiplied by their iterations.
-
-Layers are found by name scopes that were opened around their `call` while tracing (`layer_scope`). Operations of the
-backward pass carry the name of the forward operation that they differentiate, and so the same scope.
-"""
+"""The cost of a traced graph by layer: operations and bytes, loops multiplied by their iterations."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfaccel.costs.graph_operations import GraphCounter, matrix_operations
+from tfaccel.costs.graph_rows import row_of_name
 from tfaccel.costs.model_cost import LOSS, OPTIMIZER, OTHER, LayerCost, StepCost
 
 # Keys of a tally beside dtypes.
 _COUNTS = _MATRIX, _OTHER_FLOPS, _LEAST, _KERNELS = "matrix flops", "other flops", "least bytes", "kernels"
-_SCOPE = re.compile(r"tfaccel_layer\.(\d+)")
 
 # Operations that compute nothing: they name, shape or pass on values, and need no memory traffic.
 _FREE = {
@@ -40,11 +35,6 @@ _MOVES = {
 }
 _OTHERWISE = 1  # the branch of a conditional whose condition does not hold
 _HOST_DTYPES = {"int32", "int64", "string", "bool", "resource", "variant"}  # mostly shapes, counters and conditions
-
-
-def layer_scope(index: int) -> str:
-    """The name scope that marks the operations of layer number `index`."""
-    return f"tfaccel_layer.{index}"
 
 
 def graph_costs(
@@ -149,13 +139,8 @@ class _CostCounter(GraphCounter):
 
     def _row_of(self, operation: Any) -> Any:
         """The layer whose scope is the innermost one; else optimizer or loss; else that of the caller."""
-        scopes = _SCOPE.findall(operation.name)
-        if scopes:
-            return int(scopes[-1])
-        parts = [re.sub(r"_\d+$", "", part) for part in operation.name.split("/")]
-        if any(part in (name, re.sub(r"_\d+$", "", name)) for part in parts[:-1] for name in self._optimizers):
-            return OPTIMIZER
-        return LOSS if "compile_loss" in parts else self._callers[-1]
+        row = row_of_name(operation.name, self._optimizers)
+        return self._callers[-1] if row is None else row
 
     def of_branches(self, operation: Any) -> Any:
         """The most expensive branch; without updates, that of an accumulating optimizer which adds gradients up."""

@@ -36,6 +36,7 @@ class LayerPoint:
         bound: "arithmetic" or "memory".
         least_seconds: its least time at the machine's limits.
         share: the fraction of the least time of all layers.
+        seconds: the measured time; None if unknown.
     """
 
     name: str
@@ -44,6 +45,7 @@ class LayerPoint:
     bound: str
     least_seconds: float
     share: float
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,7 @@ def _record(data: Mapping[str, Any]) -> RooflineRecord:
             bound=str(layer["bound"]),
             least_seconds=_positive(layer["least_seconds"], zero=True),
             share=_positive(layer["share"], zero=True),
+            seconds=None if layer.get("seconds") is None else _positive(layer["seconds"]),
         )
         for layer in data["layers"]
     )
@@ -202,7 +205,7 @@ def _chart(found: RooflineRecord, points: Sequence[LayerPoint]) -> Chart:
                 Series(
                     name=f"bound by {bound}",
                     x=[point.flops / point.num_bytes for point in some],
-                    y=[point.flops / point.least_seconds / _GIGA for point in some],
+                    y=[point.flops / (point.seconds or point.least_seconds) / _GIGA for point in some],
                     color=color,
                     shape="dot",
                     texts=[f"{point.name}, {100 * point.share:.0f} % of the least time" for point in some],
@@ -219,7 +222,8 @@ def _chart(found: RooflineRecord, points: Sequence[LayerPoint]) -> Chart:
         description=f"Limits: {limits}; {memory}. The step runs at {speed:,.1f} GFLOP/s.",
         figure=with_logarithmic_axes(line_figure(series, x_title="FLOP per byte", y_title="GFLOP/s")),
         legend=tuple(legend),
-        note="A layer's dot lies on the limit that its arithmetic intensity allows.",
+        note="A layer's dot lies at its measured speed; if that is unknown, on the limit that its arithmetic intensity "
+        "allows.",
     )
 
 
@@ -243,13 +247,14 @@ def _table(found: RooflineRecord) -> Table:
             f"{layer.flops / layer.num_bytes:.3g}" if layer.num_bytes else NONE,
             layer.bound,
             seconds_text(layer.least_seconds),
-            f"{100 * layer.share:.0f} %",
+            NONE if layer.seconds is None else seconds_text(layer.seconds),
+            NONE if layer.seconds is None else f"{100 * layer.least_seconds / layer.seconds:.0f} %",
         )
         for layer in found.layers
     )
     return Table(
         caption=f"A step of {found.workload}, by layer",
-        headings=("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "share"),
+        headings=("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "time", "of the limit"),
         rows=rows,
-        numeric=frozenset({1, 2, 3, 5, 6}),
+        numeric=frozenset({1, 2, 3, 5, 6, 7}),
     )

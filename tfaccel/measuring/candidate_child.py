@@ -24,6 +24,7 @@ class CandidateChild(TimedChild):
         plan: the plan.
         axis: see `Candidate`.
         limit_seconds: time limit for building, and for each window.
+        marks_layers: mark the layers' operations, for `layer_seconds`.
 
     Attributes:
         candidate: what was measured so far.
@@ -31,11 +32,18 @@ class CandidateChild(TimedChild):
     """
 
     def __init__(
-        self, server: ForkServer, task: dict[str, Any], plan: Plan, axis: str, *, limit_seconds: float
+        self,
+        server: ForkServer,
+        task: dict[str, Any],
+        plan: Plan,
+        axis: str,
+        *,
+        limit_seconds: float,
+        marks_layers: bool = False,
     ) -> None:
         self.candidate = Candidate(plan=plan, axis=axis)
         self.depends_on_micro_batches = ""
-        task = {**task, "plan": plan.to_json()}
+        task = {**task, "plan": plan.to_json(), "marks_layers": marks_layers}
         super().__init__(server, PROGRAM, task, name=f"candidate-{axis}", limit_seconds=limit_seconds)
 
     def build(self, num_steps: int) -> CandidateWindow:
@@ -70,6 +78,15 @@ class CandidateChild(TimedChild):
         if answer["uncounted"]:
             raise CandidateFailed(answer["uncounted"], self)
         return StepCost.from_json(answer["cost"])
+
+    def layer_seconds(self) -> dict[str, float]:
+        """The time of a step by layer, as a profiler sees it; see `TimedSteps.layer_seconds`.
+
+        Raises:
+            CandidateFailed: as `build`.
+        """
+        self._child.send("layer seconds")
+        return dict(self._answer("trace some steps")["seconds"])
 
     def counted(self) -> Candidate:
         """Notes how many operations a step computes, unless they cannot be counted; returns the candidate."""

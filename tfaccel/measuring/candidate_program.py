@@ -1,7 +1,7 @@
 """The process that measures one plan: it trains in windows, as its parent orders over the connection.
 
-It receives the task, reports what it has built, and answers each number of steps with a timed window, and "cost" with
-what a step computes.
+It receives the task, reports what it has built, and answers each number of steps with a timed window, "cost" with what
+a step computes, and "layer seconds" with the times of its layers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 
 _KIB = 1024
+_TRACED_STEPS = 5
 _WATCH_SECONDS = 0.02
 
 
@@ -39,7 +40,8 @@ def main(connection: Connection, arguments: list[str]) -> int:
             _end_at(task["memory_limit_bytes"], connection)
         workload = load_task(Reference(**task["workload"]), task["options"])
         plan = Plan.from_json(task["plan"])
-        _measure(connection, workload, plan, seed=task["seed"], started=started)
+        marks = bool(task.get("marks_layers"))
+        _measure(connection, workload, plan, seed=task["seed"], started=started, marks_layers=marks)
     except Exception as error:
         traceback.print_exc()
         connection.send({"event": "failed", "cause": cause_of(error)})
@@ -71,18 +73,23 @@ def resident_bytes() -> int:
     return int(found[1]) * _KIB if found else 0
 
 
-def _measure(connection: Connection, workload: Workload, plan: Plan, *, seed: int, started: float) -> None:
+def _measure(
+    connection: Connection, workload: Workload, plan: Plan, *, seed: int, started: float, marks_layers: bool
+) -> None:
     from tfaccel.training.run.timed_steps import TimedSteps
     from tfaccel.training.runtime import Runtime
 
     with Runtime(plan, seed=seed) as runtime:
-        steps = TimedSteps(workload, plan, runtime.strategy, seed=seed)
+        steps = TimedSteps(workload, plan, runtime.strategy, seed=seed, marks_layers=marks_layers)
         depends = steps.what_depends_on_micro_batches() if plan.accumulation_steps > 1 else ""
         built = {"depends_on_micro_batches": depends, "num_parameters": steps.num_parameters}
         connection.send({"event": "built", "seconds": time.perf_counter() - started, **built})
         while (order := connection.recv()) is not None:
             if order == "cost":
                 connection.send({"event": "cost", **_cost(steps)})
+                continue
+            if order == "layer seconds":
+                connection.send({"event": "layer seconds", "seconds": steps.layer_seconds(_TRACED_STEPS)})
                 continue
             window = steps.window(order)
             connection.send({"event": "window", **asdict(window), "peak_bytes": peak_bytes(plan)})

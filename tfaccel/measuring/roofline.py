@@ -48,9 +48,9 @@ def roofline(
 
     Three measurements in processes of their own: the machine's limits, which are large matrix products in each dtype
     and copies of memory (once for a machine, kept in `TFACCEL_CACHE`, or else ~/.cache/tfaccel); the operations and
-    bytes of a step, counted from its graph; and the time of a step. The plan is the one that `tfaccel.train` would use.
-    Nothing that is passed in is trained or changed. The result is kept there as well: `tfaccel report` shows it for
-    runs of the same workload and plan.
+    bytes of a step, counted from its graph; and the time of a step, on CPUs without XLA also of its layers. The plan is
+    the one that `tfaccel.train` would use. Nothing that is passed in is trained or changed. The result is kept there as
+    well: `tfaccel report` shows it for runs of the same workload and plan.
 
     Args:
         workload: what to train: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
@@ -92,7 +92,7 @@ def roofline(
         ceilings = known_or_measured(
             servers, hardware, plan, again=measure_again, limit_seconds=limit_seconds, on_progress=on_progress
         )
-        child = CandidateChild(servers.of(plan), task, plan, "roofline", limit_seconds=limit_seconds)
+        child = CandidateChild(servers.of(plan), task, plan, "roofline", limit_seconds=limit_seconds, marks_layers=True)
         try:
             found = _measured(child, made, hardware, ceilings, on_progress)
             keep_roofline(workload_key, plan, found.to_json())
@@ -122,6 +122,9 @@ def _measured(
     plan = child.candidate.plan
     if plan.devices[0].startswith("GPU") and waits is not None:  # an upper bound: a GPU that computes does not wait
         waits = None if busy is None else min(waits, 1 - busy)
+    computed = step_seconds * (1 - min(1.0, max(0.0, waits or 0.0)))
+    times = child.layer_seconds()
+    traced = sum(times.values())  # the profiler makes steps slower
     cores = max(1, hardware.num_usable_cores)
     return Roofline(
         workload=workload.name,
@@ -129,6 +132,7 @@ def _measured(
         ceilings=ceilings,
         cost=cost,
         step_seconds=step_seconds,
+        layer_seconds={name: seconds * computed / traced for name, seconds in times.items()},
         input_wait_share=None if waits is None else min(1.0, max(0.0, waits)),
         cpu_utilization=(_mean(windows, lambda one: (one.cpu_seconds or 0.0) / one.seconds) or 0.0) / cores,
         gpu_utilization=busy,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.costs.model_cost import LayerCost, StepCost
+from tfaccel.costs.trace_times import HOST
 from tfaccel.planning.machine_ceilings import MachineCeilings, compute_dtype, num_limited_devices
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.performance import INPUT_BOUND_FROM
 
 EXPLAINED_FROM = 0.5  # fraction of the step time that arithmetic and memory must explain to be what bounds it
-LAYER_HEADINGS = ("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "share of least times")
+LAYER_HEADINGS = ("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "time", "of the limit")
+_NONE = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class LayerLimit:
         bound: "arithmetic" or "memory": what takes longer at the machine's ceilings.
         least_seconds: the longer of the two times.
         share: its fraction of the least times of all rows.
+        seconds: the measured time; None if unknown, or if all its operations were fused with those of other layers.
     """
 
     name: str
@@ -35,6 +38,12 @@ class LayerLimit:
     bound: str
     least_seconds: float
     share: float
+    seconds: float | None = None
+
+    @property
+    def limit_share(self) -> float | None:
+        """The least time divided by the measured one; above 1 if caches serve many of the bytes; None if unknown."""
+        return self.least_seconds / self.seconds if self.seconds else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +64,8 @@ class Roofline:
         input_wait_share: the fraction of it spent waiting for the batch; None if unknown.
         cpu_utilization: CPU time of the process, divided by wall time and usable cores.
         gpu_utilization: the mean fraction of the time in which the GPUs computed something; None if unknown.
+        layer_seconds: the step's time without the wait for input, divided among the rows of the cost and "host", which
+            has the time in which no operation ran. Empty if single operations cannot be timed: with XLA, and on GPUs.
 
     See also: Williams, Waterman and Patterson, Roofline: an insightful visual performance model for multicore
     architectures, Communications of the ACM 52(4), 2009.
@@ -83,6 +94,7 @@ class Roofline:
     input_wait_share: float | None = None
     cpu_utilization: float
     gpu_utilization: float | None = None
+    layer_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def matrix_flops_ceiling(self) -> float:
@@ -148,7 +160,14 @@ class Roofline:
         total = self.least_seconds or 1.0
         found = [(row, *self._least(row)) for row in self.cost.rows]
         return [
-            LayerLimit(name=row.name, cost=row, bound=bound, least_seconds=seconds, share=seconds / total)
+            LayerLimit(
+                name=row.name,
+                cost=row,
+                bound=bound,
+                least_seconds=seconds,
+                share=seconds / total,
+                seconds=self.layer_seconds.get(row.name),
+            )
             for row, bound, seconds in found
         ]
 
@@ -158,8 +177,8 @@ class Roofline:
         return ("arithmetic", arithmetic) if arithmetic > memory else ("memory", memory)
 
     def rows(self) -> list[list[str]]:
-        """A table with a row for each layer; `LAYER_HEADINGS` are its columns."""
-        return [
+        """A table with a row for each layer, and one for the host if layers were timed; see `LAYER_HEADINGS`."""
+        layers = [
             [
                 one.name,
                 f"{one.cost.matrix_flops / 1e9:.4g}",
@@ -167,14 +186,17 @@ class Roofline:
                 f"{one.cost.intensity:.3g}",
                 one.bound,
                 f"{1e6 * one.least_seconds:,.0f} us",
-                f"{100 * one.share:.0f} %",
+                _NONE if one.seconds is None else f"{1e6 * one.seconds:,.0f} us",
+                _NONE if one.limit_share is None else f"{100 * one.limit_share:.0f} %",
             ]
             for one in self.layers()
         ]
+        host = self.layer_seconds.get(HOST)
+        return layers if host is None else [*layers, [HOST, *[_NONE] * 5, f"{1e6 * host:,.0f} us", _NONE]]
 
     def to_json(self) -> dict[str, Any]:
         """The fields, and what follows from them, as JSON values."""
-        layers = [{**asdict(one), "cost": asdict(one.cost)} for one in self.layers()]
+        layers = [{**asdict(one), "limit_share": one.limit_share} for one in self.layers()]
         return {
             "workload": self.workload,
             "plan": self.plan.to_json(),
@@ -184,6 +206,7 @@ class Roofline:
             "input_wait_share": self.input_wait_share,
             "cpu_utilization": self.cpu_utilization,
             "gpu_utilization": self.gpu_utilization,
+            "layer_seconds": dict(self.layer_seconds),
             "mfu": self.mfu,
             "memory_share": self.memory_share,
             "least_seconds": self.least_seconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfaccel.errors import DataError
-from tfaccel.measuring.roofline_report import Roofline
+from tfaccel.measuring.roofline_report import LayerLimit, Roofline
 from tfaccel.planning.machine_ceilings import compute_dtype
 from tfaccel.reporting.picture_files import (
     BLACK,
@@ -30,8 +30,8 @@ def roofline_figure(roofline: Roofline) -> Figure:
     """Plots speed over arithmetic intensity, both on logarithmic axes.
 
     The roof is the speed of memory times the intensity, up to the speed of matrix products in each dtype. A layer's dot
-    lies on the roof, where its intensity allows; its area is its share of the step's least time. The star is the whole
-    step as measured.
+    lies at its measured speed, or on the roof if its time is unknown; its area is its share of the step's least time.
+    The star is the whole step as measured.
 
     Args:
         roofline: what was measured.
@@ -75,7 +75,7 @@ def roofline_figure(roofline: Roofline) -> Figure:
         axes.plot(xs, ys, color=color, linewidth=width, linestyle="-" if name == dtype else "--", label=label)
     for bound, color in (("arithmetic", BLUE), ("memory", GREEN)):
         chosen = [one for one in layers if one.bound == bound]
-        speeds = [one.cost.matrix_flops / one.least_seconds / 1e9 for one in chosen]
+        speeds = [_speed(one) for one in chosen]
         sizes = [20 + 600 * one.share for one in chosen]
         if chosen:
             label = f"layers bound by {bound}"
@@ -90,9 +90,14 @@ def roofline_figure(roofline: Roofline) -> Figure:
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.draw_without_rendering()  # moves the axes to their final position
     largest = sorted(layers, key=lambda one: -one.share)[:_NUM_LABELS]
-    points = [(one, (one.cost.intensity, one.cost.matrix_flops / one.least_seconds / 1e9)) for one in largest]
+    points = [(one, (one.cost.intensity, _speed(one))) for one in largest]
     place_labels(axes, [(shown(one.name, 24), point * 2, BLACK) for one, point in points], pad=8)
     return figure
+
+
+def _speed(layer: LayerLimit) -> float:
+    """GFLOP/s as measured, or else at the layer's limit."""
+    return layer.cost.matrix_flops / (layer.seconds or layer.least_seconds) / 1e9
 
 
 save_roofline_picture = saved(roofline_figure)

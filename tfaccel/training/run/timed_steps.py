@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
 from tfaccel.costs.model_cost import StepCost
+from tfaccel.costs.private_traces import cpu_events
+from tfaccel.costs.trace_times import layer_seconds
 from tfaccel.data.feeds import Feed
 from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
@@ -21,6 +25,7 @@ from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.workload_fit import build_for
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.layer_scopes import layer_names, optimizer_names
 from tfaccel.training.steps.marked_layers import train_step_cost
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.windows import WindowLength
@@ -57,6 +62,7 @@ class TimedSteps:
         strategy: the plan's, in its runtime.
         seed: determines the data.
         epochs: of the run that is planned, for learning-rate schedules; None for the workload's recommendation.
+        marks_layers: mark the layers' operations, for `layer_seconds`.
 
     Raises:
         WorkloadError: if the model or the data cannot be trained on.
@@ -64,7 +70,14 @@ class TimedSteps:
     """
 
     def __init__(
-        self, workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, seed: int, epochs: int | None = None
+        self,
+        workload: Workload,
+        plan: Plan,
+        strategy: tf.distribute.Strategy,
+        *,
+        seed: int,
+        epochs: int | None = None,
+        marks_layers: bool = False,
     ) -> None:
         self._workload, self._plan = workload, plan
         # Epochs are prepared ahead, as in a long run.
@@ -73,7 +86,7 @@ class TimedSteps:
         with strategy.scope():
             model = compiled_model(workload, plan, num_steps=num_steps)
         build_for(model, self._source.batch_spec, workload)
-        self._engine = engine_of(model, engine_options(plan))
+        self._engine = engine_of(model, replace(engine_options(plan), marks_layers=marks_layers))
         self._length = WindowLength(self._engine, "train", [])
         self._batches_per_step = plan.accumulation_steps
         self._feed: Feed | None = None
@@ -126,6 +139,29 @@ class TimedSteps:
         """What one optimizer step computes on all replicas; see `train_step_cost`."""
         source, num_batches = self._source, self._batches_per_step
         return train_step_cost(self._engine, source.batch_spec, rows=source.batch_size, batches_per_step=num_batches)
+
+    def layer_seconds(self, num_steps: int) -> dict[str, float]:
+        """The mean time of a step, divided among its layers, "optimizer", "loss", "other" and "host".
+
+        The layers must have been marked. Empty where single operations cannot be told apart: on other devices than
+        CPUs, and where XLA compiles them.
+
+        Args:
+            num_steps: how many are traced, with TensorFlow's profiler.
+        """
+        if self._plan.jit_compile or not self._plan.devices[0].startswith("CPU"):
+            return {}
+        with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:
+            with tf.profiler.experimental.Profile(folder):
+                window = self.window(num_steps)
+            waited = window.waited_seconds or 0.0
+            found = layer_seconds(
+                cpu_events(Path(folder)),
+                layer_names(self._engine.model),
+                optimizers=optimizer_names(self._engine.model),
+                total_seconds=window.seconds - waited,
+            )
+        return {name: seconds / window.num_steps for name, seconds in found.items()}
 
     def close(self) -> None:
         """Lets the input pipeline go."""

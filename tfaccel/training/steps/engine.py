@@ -22,6 +22,7 @@ from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
+from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
@@ -52,6 +53,7 @@ class EngineOptions:
         fused_kernels: train with fused kernels where XLA does not compile; see `tfaccel.training.kernels`.
         times_input: measure the time that training steps wait for their batches.
         rematerialization: recompute activations in the backward pass; see `recomputed_blocks`.
+        marks_layers: give the operations of each layer a name scope of their own; see `layers_marked`.
     """
 
     sum_duplicate_indices: bool = False
@@ -63,6 +65,7 @@ class EngineOptions:
     fused_kernels: bool = False
     times_input: bool = False
     rematerialization: bool = False
+    marks_layers: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,8 @@ class Engine:
     def _train_contexts(self) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which train steps are traced; recomputed blocks contain fused kernels."""
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
-        return (fused_kernels,) * fuses + (recomputed_blocks,) * self.options.rematerialization
+        changed = (fused_kernels,) * fuses + (recomputed_blocks,) * self.options.rematerialization
+        return changed + (layers_marked,) * self.options.marks_layers
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.costs.graph_costs import graph_costs, layer_scope
+from tfaccel.costs.graph_costs import graph_costs
 from tfaccel.costs.model_cost import StepCost
 from tfaccel.data.graph_batches import IteratorBatches
-from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
-from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.layer_scopes import layer_names, layers_marked, optimizer_names
 
 
 def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int, batches_per_step: int = 1) -> StepCost:
@@ -69,7 +65,7 @@ def with_rows(batch_spec: Any, rows: int) -> Any:
 def _traced(model: keras.Model, function: Any, spec: Any) -> Any:
     states = random.getstate(), np.random.get_state()
     try:
-        with _layers_marked(model):
+        with layers_marked(model):
             return tf.function(function, autograph=False).get_concrete_function(spec).graph
     finally:
         random.setstate(states[0])
@@ -77,25 +73,4 @@ def _traced(model: keras.Model, function: Any, spec: Any) -> Any:
 
 
 def _counted(model: keras.Model, graph: Any, *, updates: bool = True) -> StepCost:
-    layers = {number: layer.path or layer.name for number, layer in enumerate(private_api.all_layers(model))}
-    optimizers = optimizers_of(model).values() if model.compiled else ()
-    names = {one.name for outer in optimizers for one in (outer, *stepping_optimizers(outer))}
-    return graph_costs(graph, layers, optimizers=tuple(names), updates=updates)
-
-
-@contextlib.contextmanager
-def _layers_marked(model: keras.Model) -> Iterator[None]:
-    """While tracing: each layer's `call` opens the name scope of its number."""
-    with contextlib.ExitStack() as stack:
-        for number, layer in enumerate(private_api.all_layers(model)):
-            if layer is not model:
-                stack.enter_context(instance_attributes(layer, {"call": _marked(layer.call, layer_scope(number))}))
-        yield
-
-
-def _marked(call: Any, scope: str) -> Any:
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        with tf.name_scope(scope):
-            return call(*args, **kwargs)
-
-    return marked
+    return graph_costs(graph, layer_names(model), optimizers=optimizer_names(model), updates=updates)
