@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tfaccel.planning.plan import Plan
 
-_COMPILES_LONGER = 1.5  # a plan that XLA compiles may take so many times as long as the others before
+# A plan that XLA compiles may take so many times as long as the others before; where it finds clusters by itself, which
+# may be many, as in recurrent layers, longer still.
+_COMPILES_LONGER = 1.5
+_CLUSTERS_LONGER = 2.5
 _END_SECONDS = 1.5  # to end the processes, and to keep the report
 
 
@@ -23,6 +26,8 @@ class PlanTimes:
         >>> times.note(plain, 4.0)
         >>> times.expected(plain), times.expected(compiled)
         (5.5, 7.5)
+        >>> times.expected(Plan(strategy="none", devices=("CPU:0",), global_batch_size=32, xla_auto_clustering=True))
+        11.5
     """
 
     def __init__(self) -> None:
@@ -36,7 +41,10 @@ class PlanTimes:
         """As long as the slowest one so far, of those that XLA compiles or the others, and the end of the search."""
         alike = [seconds for one, seconds in self._seconds.items() if compiles_long(one) == compiles_long(plan)]
         longest = max(alike) if alike else self.longest
-        return longest * (_COMPILES_LONGER if compiles_long(plan) else 1.0) + _END_SECONDS
+        factor = _COMPILES_LONGER if compiles_long(plan) else 1.0
+        if plan.xla_auto_clustering and not any(one.xla_auto_clustering for one in self._seconds):
+            factor = _CLUSTERS_LONGER
+        return longest * factor + _END_SECONDS
 
     @property
     def longest(self) -> float:
