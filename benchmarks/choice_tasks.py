@@ -5,7 +5,6 @@ Importing this module imports neither TensorFlow nor Keras, so that programs of 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,28 +61,6 @@ class Family:
         return x[rows], y[rows]
 
 
-class FamilyData:
-    """The data of a family's workload: the arrays, made on first use, as `tfaccel.train` takes arrays.
-
-    Args:
-        family: the family.
-    """
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-
-    @functools.cached_property
-    def in_memory(self) -> GivenArrays:
-        """The arrays."""
-        return GivenArrays(*self._family.arrays())
-
-    def __call__(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1
-    ) -> Any:
-        """The batches of one or more epochs; see `tfaccel.Workload`."""
-        return self.in_memory(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, num_epochs=num_epochs)
-
-
 def workload(family: str) -> Workload:
     """A family as a workload, with Adam, cross-entropy and accuracy."""
     chosen = FAMILIES[family]
@@ -91,7 +68,7 @@ def workload(family: str) -> Workload:
         f"benchmark_{family}",
         chosen.build_model,
         compile_args,
-        FamilyData(chosen),
+        GivenArrays(*chosen.arrays()),
         num_train_examples=chosen.num_examples,
         global_batch_size=chosen.global_batch_size,
         epochs=10,

@@ -21,6 +21,7 @@ COMMANDS = {
     "roofline": "measure how close a workload comes to the limits of this machine, by layer",
     "recipes": "list the ready training recipes",
     "train": "train a recipe or your own workload",
+    "launch": "run a training command as several workers, and start them again when one is lost",
     "tune": "search for the best hyperparameters, with parallel trials",
     "report": "write one HTML page about runs: curves, speed, plan, pictures, trials, compressed variants",
     "compress": "make smaller variants of a run's model, compare them, and pick one",

@@ -7,12 +7,14 @@
     tfaccel train --recipe=image_classification --run_dir=runs/digits --resume=auto    # continues a stopped run
     tfaccel train --recipe=image_classification --profile=30:40    # a trace of these steps for TensorBoard's profiler
 
-With several workers, run this command on each, with the cluster and the worker's task index in TF_CONFIG (or under
-Slurm, or in an indexed Kubernetes job). They wait for each other for 600 seconds, or TFACCEL_WORKER_WAIT_SECONDS; only
+    tfaccel train --recipe=image_classification --num_workers=2    # two workers on this machine; see `tfaccel launch`
+
+On several machines, run this command on each, with the cluster and the worker's task index in TF_CONFIG (or under
+Slurm, or in an indexed Kubernetes job). They wait for each other for 300 seconds, or TFACCEL_WORKER_WAIT_SECONDS; only
 worker 0 writes the run directory, which the others need not see.
 
-Exit status: 0; 2 for bad input, or files that cannot be written; 3 if another worker did not start or was lost (restart
-all workers with --resume=auto to continue from the newest checkpoint); 130 for Ctrl-C.
+Exit status: 0; 2 for bad input, or files that cannot be written; 138 if another worker did not start or was lost (start
+all workers again with --resume=auto to continue from the newest checkpoint); 130 for Ctrl-C; 1 for any other error.
 """
 
 import contextlib
@@ -27,6 +29,8 @@ from rich.table import Table
 
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import TfaccelError
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.launching.local_launcher import LaunchOptions
 from tfaccel.planning.learning_rate_scaling import scaling_advice
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain
@@ -34,8 +38,10 @@ from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
+from tfaccel.processes.launch_variables import launch_date, resume_in_attempt
 from tfaccel.scripts.autotune import autotune
 from tfaccel.scripts.command import INTERRUPTED, table_console
+from tfaccel.scripts.launch import check_num_workers, launch
 from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.start_again import can_start_again, carried_plan, has_started_again, start_again_if_needed
 from tfaccel.scripts.train_flags import (
@@ -71,9 +77,14 @@ def run(argv: list[str]) -> int:
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     directory = run_dir(values)
+    if values.num_workers is not None and launch_date() is None:
+        cluster = detect_hardware().cluster
+        if cluster is None:
+            return _launched(values, directory)
+        check_num_workers(values.num_workers, cluster)
     if values.profile is not None:
         StepRange.of(values.profile)  # reports a wrong range before anything is loaded
-    checked_place(directory, values.resume)
+    checked_place(directory, resume_in_attempt(values.resume))
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload, plan, origin = _what_to_train(values, parameters, directory)
         if not values.quiet:
@@ -94,6 +105,14 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     return 0
 
 
+def _launched(values: flags.FlagValues, directory: str) -> int:
+    """Runs this command as several workers of this machine."""
+    checked_place(directory, values.resume)
+    command = [sys.executable, "-m", "tfaccel.scripts.main", *sys.argv[1:], f"--run_dir={directory}"]
+    options = LaunchOptions(num_workers=values.num_workers)
+    return launch(command, options, log_dir=f"{directory}-logs", quiet=values.quiet)
+
+
 def _what_to_train(
     values: flags.FlagValues, parameters: WorkloadParameters, directory: str
 ) -> tuple[Workload, Plan, str]:
@@ -107,7 +126,9 @@ def _what_to_train(
     workload = chosen_workload(values, **workload_options(values, parameters))
     run_epochs_of(workload, run_option("epochs", values))  # reports a missing number of epochs early
     measured = carried_plan()
-    measures = values.autotune and not (values.resume == "auto" and (Path(directory) / "plan.json").exists())
+    measures = values.autotune and not (
+        resume_in_attempt(values.resume) == "auto" and (Path(directory) / "plan.json").exists()
+    )
     if measures and not has_started_again():
         options = {**workload_options(values, parameters), **fixed}
         measured = autotune(reference_of_workload(values), options, quiet=values.quiet).plan
@@ -124,11 +145,10 @@ def _chosen_plan(
     workload: Workload, fixed: dict[str, Any], directory: str, values: flags.FlagValues, *, measured: Plan | None
 ) -> tuple[Plan, str]:
     """The plan, if no file gives one, and where it comes from; `measured` is what --autotune has just found."""
-    from tfaccel.hardware.detect import detect_hardware
     from tfaccel.training.run.plan_of_run import plan_and_origin
 
     chosen: dict[str, Any] = {"can_restart": can_start_again(), "measured": measured, **fixed}
-    return plan_and_origin(detect_hardware(), workload, directory, resume=values.resume, **chosen)
+    return plan_and_origin(detect_hardware(), workload, directory, resume=resume_in_attempt(values.resume), **chosen)
 
 
 def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:

@@ -11,6 +11,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.planning.learning_rate_scaling import RULES
 from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
+from tfaccel.processes.launch_variables import launch_date
 from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, value_of
@@ -72,6 +73,8 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float("scaling_warm_up", 0.05, text, **own)
     text = "write a trace of these optimizer steps for TensorBoard's profiler, such as 10:12"
     flags.DEFINE_string("profile", None, text, **own)
+    text = "start so many workers on this machine, as `tfaccel launch` does, and again when one is lost"
+    flags.DEFINE_integer("num_workers", None, text, lower_bound=1, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and everything else to standard error", **own)
     flags.DEFINE_bool("quiet", False, "print only the result, no plan and no progress", **own)
 
@@ -137,6 +140,9 @@ def run_dir(values: flags.FlagValues) -> str:
     if values.resume == "auto":
         raise TfaccelError("Give --run_dir=DIR, the folder of the run that --resume=auto continues.")
     name = values.recipe or (values.workload or "").partition(":")[0].rpartition(".")[2]
+    launched = launch_date()
+    if launched is not None:  # the same for all workers, also after they were started again
+        return str(Path("runs", f"{name or 'run'}-{launched}"))
     first = Path("runs", f"{name or 'run'}-{datetime.now():%Y-%m-%d}")
     others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
     return str(next(folder for folder in itertools.chain([first], others) if not folder.exists()))

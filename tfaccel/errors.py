@@ -36,12 +36,22 @@ class WorkloadError(TfaccelError, ValueError):
 
 
 class ClusterError(TfaccelError, RuntimeError):
-    """Workers of a cluster cannot start or continue together: one did not connect, is lost, or has other settings.
+    """Workers of a cluster cannot start or continue together: one did not connect, or is lost.
 
-    Commands exit with status 3: if all workers are started again with `--resume=auto`, they may continue.
+    Commands exit with status 138: if all workers are started again with `--resume=auto`, they may continue.
     """
 
-    exit_status = 3
+    exit_status = 138
+
+
+class ClusterSettingsError(ClusterError):
+    """Settings with which workers cannot train together, such as the same index twice; starting again does not help."""
+
+    exit_status = 2
+
+
+class LaunchError(TfaccelError, ValueError):
+    """Workers that cannot be launched as requested."""
 
 
 class CompressionError(TfaccelError, ValueError):

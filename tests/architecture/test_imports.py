@@ -21,6 +21,7 @@ LAYERS = {
     "models": 3,
     "layers": 4,
     "training": 3,
+    "launching": 4,
     "ops": 4,
     "tuning": 4,
     "compressing": 4,
@@ -71,6 +72,7 @@ HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow
 CHILD_PROGRAMS = {
     "tfaccel.hardware.doctor_probes",
     "tfaccel.hardware.doctor_arithmetic",
+    "tfaccel.launching.worker_program",
     "tfaccel.measuring.interconnect_program",
     "tfaccel.compressing.litert.conversion_program",
     "tfaccel.compressing.comparison.runtime_probe",

@@ -82,11 +82,6 @@ class GivenArrays:
     not_resumable = ""
     batch_size: int | None = None  # any
 
-    @property
-    def in_memory(self) -> GivenArrays:
-        """The arrays behind `train_data`, from which the training loop may gather batches itself."""
-        return self
-
     def __init__(
         self, x: Any, y: Any = None, sample_weight: Any = None, *, shuffle: bool | str = True, class_weight: Any = None
     ) -> None:

@@ -81,7 +81,7 @@ class Duel:
 def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -> Duel:
     """Runs both in turn, so that a temporary slowdown of the machine affects both, until the difference is clear.
 
-    A challenger whose warm-up was far slower than the best plan loses at once.
+    A challenger that is far slower than the best plan in a first window loses at once.
 
     Args:
         best, challenger: running, and warmed up.

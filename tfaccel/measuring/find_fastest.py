@@ -69,8 +69,8 @@ def find_fastest(
         a search with the same or wider limits; otherwise that search continues.
 
     Raises:
-        PlanError: if a fixed field cannot run here, no plan could be measured (the message lists the causes), or the
-            budget is too small to compare two; or this is one of several workers.
+        PlanError: if a fixed field cannot run here, this is one of several workers, the budget is too small to compare
+            two plans, or no plan could be measured (the message lists the causes).
         WorkloadError: if the workload cannot be made, or cannot be sent to another process.
 
     Example:
@@ -89,14 +89,15 @@ def find_fastest(
     measure = measure or MeasureOptions()
     key = {**fixed, "tune_batch": True} if measure.tune_batch else fixed
     left_out = () if measure.for_new_process else PROCESS_AXES if "tensorflow" in sys.modules else ("allocator",)
-    known = cached_plan(hardware, made, key) if measure.use_cache else None
-    earlier = None if known is None else _report_of(known)
-    elsewhere = known is not None and not measure.for_new_process and bool(unavailable_settings(known.plan))
+    known = cached_plan(hardware, made, key, tells_what_is_stale=False)
+    usable = known if measure.use_cache else None
+    earlier = None if usable is None else _report_of(usable)
+    elsewhere = usable is not None and not measure.for_new_process and bool(unavailable_settings(usable.plan))
     if elsewhere:
         logger.info("The kept plan needs a new process, so plans are measured again, without what only that can set.")
         earlier = None
     if earlier is not None and earlier.covers(measure, left_out):
-        return replace(earlier, from_cache=True, kept_in=str(known.file) if known else None)
+        return replace(earlier, from_cache=True, kept_in=str(usable.file) if usable else None)
     progress = progress or SearchProgress()
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
@@ -114,7 +115,8 @@ def find_fastest(
         report = search.report()
         command = train_command(workload, options, report.plan, rules=default_plan(hardware, made))
         report = replace(report, command=command)
-        if elsewhere or (not report.complete and _is_complete(cached_plan(hardware, made, key))):
+        is_more = search.has_earlier if earlier is not None else not _is_complete(known)
+        if elsewhere or not (report.complete or is_more):
             return report
         file = keep_plan(hardware, made, key, report.plan, speedup=report.speedup, report=report.to_json())
         return replace(report, kept_in=None if file is None else str(file))
@@ -137,7 +139,7 @@ def _check_one_worker(hardware: Hardware) -> None:
         raise PlanError(
             "Plans are measured on one machine, but all workers must train with the same plan. Received: a cluster of "
             f"{cluster.num_workers} workers ({cluster.source}). Measure where there is no cluster, and pass the fields "
-            "that helped to all workers: --dtype_policy=..., --fused_kernels=..."
+            "that helped to all workers: --dtype_policy=..., --set=fused_kernels=on"
         )
 
 

@@ -68,6 +68,7 @@ class PlanSearch:
         self._reference_losses: tuple[float, ...] | None = None
         self._step_operations: int | None = None
         self._limits = SearchLimits(options)
+        self.has_earlier = False
 
     def run(self, servers: CandidateServers, task: dict[str, Any]) -> None:
         """Measures the reference, the rules' plan, and the moves from there.
@@ -106,13 +107,15 @@ class PlanSearch:
     def _continued(self, best: CandidateChild | None, earlier: Report) -> CandidateChild | None:
         """Takes over what an earlier search has measured; returns the best plan, running."""
         for one in earlier.candidates:
-            if one.speedup is not None or one.failure or one.rejection:
+            if one.speedup is not None or one.failure or (one.rejection and one.build_seconds is not None):
                 self._candidates.setdefault(one.plan, one)
         chosen = earlier.candidates[earlier.chosen]
         runs_already = best is not None and best.candidate.plan == earlier.plan
         if runs_already or chosen.failure:
+            self.has_earlier = True
             return best
         found = self._better(best, self._started(earlier.plan, chosen.axis))
+        self.has_earlier = True
         if found is not None and found.candidate.plan == earlier.plan:
             self._gains.take_over(earlier.gains, earlier.plan)
         return found

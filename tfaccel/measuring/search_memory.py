@@ -51,10 +51,10 @@ class SearchMemory:
         """Whether a plan ran out of memory, and may recompute activations instead of keeping them."""
         return plan in self._short and not plan.rematerialization
 
-    def why_not(self, plan: Plan, measured: Iterable[Plan]) -> str:
-        """Why a plan with a larger batch than any before would run out of memory, by the estimate; empty if not."""
+    def why_not(self, plan: Plan, known: Iterable[Plan]) -> str:
+        """Why a plan with a larger batch than any known one would run out of memory, by the estimate; empty if not."""
         size = plan.micro_batch_size
-        if size <= max(one.micro_batch_size for one in measured):
+        if size <= max(one.micro_batch_size for one in known):
             return ""
         if plan.rematerialization not in self._estimates:
             try:

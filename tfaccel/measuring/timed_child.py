@@ -7,6 +7,7 @@ carries a cause, and is the last.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import signal
@@ -18,6 +19,7 @@ from tfaccel.processes.fork_server import ForkServer
 OUT_OF_MEMORY = "Out of memory"  # how a cause begins that is a lack of memory
 FailureKind = Literal["memory", "time", "loss", "other"]
 _ABORTED_WITHOUT_MEMORY = re.compile(r"std::bad_alloc|Unable to allocate|Cannot allocate memory|\bOOM\b")
+_END_SECONDS = 5.0
 _OUT_OF_TIME = "was ended: it took longer than {:g} seconds to {}"
 
 
@@ -105,6 +107,9 @@ class TimedChild:
         if self._child.status is None:
             self._child.send(None)
             self._server.kill(self._child)
+            with contextlib.suppress(TimeoutError):  # until its memory is free
+                while self._server.message_of(self._child, _END_SECONDS) is not None:
+                    pass
 
     def _window(self, num_steps: int, doing: str) -> CandidateWindow:
         self._child.send(num_steps)

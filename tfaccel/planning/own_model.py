@@ -67,6 +67,9 @@ class FreshArguments:
 
     Raises:
         WorkloadError: for an unknown argument, or one that the plan decides.
+
+    Attributes:
+        arguments: as given.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -79,16 +82,16 @@ class FreshArguments:
             if name in _OF_FIT:
                 raise WorkloadError(f"There is no argument {name!r}. {_OF_FIT[name]}")
         check_names(arguments, COMPILE_ARGUMENTS, WorkloadError, "There is no argument {!r}.")
-        self._arguments = dict(arguments)
+        self.arguments = dict(arguments)
 
     def __call__(self, num_steps: int | None = None) -> dict[str, Any]:
         """The arguments for a run of `num_steps` optimizer steps."""
-        return {name: _fresh(name, value, num_steps) for name, value in self._arguments.items()}
+        return {name: _fresh(name, value, num_steps) for name, value in self.arguments.items()}
 
     @property
     def identity(self) -> dict[str, Any]:
         """The arguments as JSON values, which must not change when a run is resumed."""
-        return {name: _described(value) for name, value in self._arguments.items()}
+        return {name: _described(value) for name, value in self.arguments.items()}
 
 
 def _fresh(name: str, value: Any, num_steps: int | None) -> Any:

@@ -57,7 +57,8 @@ class Plan:
         gpu_thread_mode: whose threads launch the GPUs' kernels: "global", "gpu_private" (each GPU's own) or
             "gpu_shared" (of all GPUs); None leaves it to TensorFlow. Read when TensorFlow is loaded.
         data_threads: threads of the input pipeline; None shares the operations' threads.
-        prefetch_batches: global batches that the input pipeline prefetches; 0 for none.
+        prefetch_batches: global batches that the input pipeline prefetches; 0 for none. Like `data_threads`, it has no
+            effect on arrays in memory on CPUs, which need no pipeline.
         prefetch_to_device: prefetch the last of them to GPU memory, if there is a single replica, on a GPU.
         cache_data: keep the examples in memory after the first epoch.
         augment_on: where a workload's `augment` runs: "host" (in the input pipeline, ahead of training) or "device" (at

@@ -85,10 +85,18 @@ def keep_in_cache(file: Path | None, entry: Mapping[str, Any], what: str) -> Pat
     return file
 
 
-def cached_plan(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> CachedPlan | None:
+def cached_plan(
+    hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], *, tells_what_is_stale: bool = True
+) -> CachedPlan | None:
     """The plan that was measured for this workload on this machine; None if there is none.
 
-    A file that cannot be read is ignored, with one warning; so is one whose model, data or versions have changed.
+    A file that cannot be read is ignored, with one warning.
+
+    Args:
+        hardware, workload: what the plan is for.
+        fixed: plan fields whose values are fixed.
+        tells_what_is_stale: if the machine, the versions, or the code of the model or the data have changed since the
+            last measurement, say so in one line.
     """
     directory = plans_dir()
     if directory is None:
@@ -104,7 +112,8 @@ def cached_plan(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]
             raise ValueError("it is an entry for something else")
         return CachedPlan(plan, file, float(entry["speedup"]), dict(entry["report"]))
     except FileNotFoundError:
-        _say_what_is_stale(directory, key)
+        if tells_what_is_stale:
+            _say_what_is_stale(directory, key)
         return None
     except _DAMAGES as error:
         ignored(file, error)

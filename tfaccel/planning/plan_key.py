@@ -26,7 +26,8 @@ class PlanKey:
     """All that a measured plan depends on, as JSON values.
 
     Args:
-        task: what is trained, as its user names it: name, options, batch size, and the plan fields that are fixed.
+        task: what is trained, as its user names it: name, function that builds the model, options, batch size, and the
+            plan fields that are fixed.
         signatures: of the model, and of the data.
         hardware: the machine.
         versions: package -> version.
@@ -52,6 +53,7 @@ class PlanKey:
         task = {
             "format": _FORMAT,
             "name": workload.name,
+            "build_model": getattr(workload.build_model, "__qualname__", type(workload.build_model).__name__),
             "options": dict(workload.options),
             "global_batch_size": workload.global_batch_size,
             "fixed": {name: list(value) if isinstance(value, tuple) else value for name, value in fixed.items()},

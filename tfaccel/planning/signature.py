@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from tfaccel.planning.own_model import RebuiltModel, is_model
+from tfaccel.planning.own_model import FreshArguments, RebuiltModel, is_model
 
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, enum.Enum, range, slice, types.NoneType, types.EllipsisType)
 _MAX_ELEMENTS = 100  # of a list or dictionary; longer ones are data, which are identified elsewhere
@@ -95,6 +95,8 @@ class _Walk:
             yield from self._of_class(value)
         elif isinstance(value, RebuiltModel):
             yield from self.parts(value.model)
+        elif isinstance(value, FreshArguments):
+            yield from self.parts(value.arguments)
         elif _is_flags(value):
             yield from self._of_attributes(value.flag_values_dict())
         elif is_model(value):

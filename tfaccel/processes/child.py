@@ -88,6 +88,7 @@ class Child:
         environment: what to add to the environment of this process; None removes a name.
         base: the environment to add to, instead of this process's.
         reads_stdout: whether `process.stdout` is a pipe. Otherwise standard output goes with standard error.
+        reads_stderr: whether `process.stderr` is a pipe. Otherwise standard error is kept; see `output`.
         pass_fds: file descriptors that the program inherits.
         log: the file that its output is appended to; by default a temporary one.
         stdin: as for `subprocess.Popen`.
@@ -109,6 +110,7 @@ class Child:
         environment: Environment | None = None,
         base: Mapping[str, str] | None = None,
         reads_stdout: bool = False,
+        reads_stderr: bool = False,
         pass_fds: Sequence[int] = (),
         log: Path | None = None,
         stdin: int = subprocess.PIPE,
@@ -121,7 +123,7 @@ class Child:
                 env={name: value for name, value in variables.items() if value is not None},
                 stdin=stdin,
                 stdout=subprocess.PIPE if reads_stdout else self._output,
-                stderr=self._output,
+                stderr=subprocess.PIPE if reads_stderr else self._output,
                 text=True,
                 errors="replace",
                 start_new_session=True,
@@ -166,7 +168,7 @@ class Child:
 
     def close(self) -> None:
         """Closes its pipes and its output."""
-        for stream in (self.process.stdin, self.process.stdout, self._output):
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr, self._output):
             if stream is not None:
                 stream.close()
 

@@ -21,6 +21,7 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
+from tfaccel.processes.heartbeat import begin_if_asked
 from tfaccel.training.process_settings import note_loaded, unavailable_settings
 from tfaccel.training.workers.quiet_start import without_notes
 
@@ -42,7 +43,7 @@ class Runtime:
         seed: if given, seeds Python, NumPy, TensorFlow and Keras. Kept as an attribute.
         cluster: this process's place in a cluster, for plans with several workers if `TF_CONFIG` is not set.
 
-    With several workers, entering waits for all of them, for 600 seconds or the value of the environment variable
+    With several workers, entering waits for all of them, for 300 seconds or the value of the environment variable
     `TFACCEL_WORKER_WAIT_SECONDS`, and after a second logs which ones are missing. TensorFlow's C++ log shows errors
     only, unless `TF_CPP_MIN_LOG_LEVEL` is set.
 
@@ -77,6 +78,7 @@ class Runtime:
         self._environment = dict(os.environ)
         self._random_states = (random.getstate(), np.random.get_state())
         is_quiet = "TF_CPP_MIN_LOG_LEVEL" not in os.environ
+        begin_if_asked()
         try:
             self._set_environment()
             with without_notes(wants_gpus=self._wants_gpus) if is_quiet else contextlib.nullcontext():

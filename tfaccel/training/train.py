@@ -23,6 +23,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
+from tfaccel.processes.launch_variables import resume_in_attempt
 from tfaccel.training.run.plan_of_run import plan_of_run
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir
@@ -127,6 +128,7 @@ def train(
         2
     """
     started = time.perf_counter()
+    resume = resume_in_attempt(resume)
     if x is not None and not isinstance(x, Plan) and learning_rate_scaling is not None:
         raise WorkloadError(_NO_RECOMMENDATION.format(learning_rate_scaling))
     workload, plan = _what_to_train(workload, x, y, plan, of)

@@ -5,6 +5,7 @@ Keras composes each update of elementwise operations. The kernels are public ope
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,13 @@ import tensorflow as tf
 from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.steps.overrides import keeps_methods_of
 
-_MIN_BETA = 0.5  # from which on a moment may be divided by it without loss
+_MIN_BETA = 0.5  # the smallest by which moments may be divided without losing precision
+_MAX_KEPT_BYTES = 64 << 20  # a constant of zeros stays in memory with the graph
 _METHODS = ("update_step", "assign", "assign_add", "assign_sub")  # Keras's step calls the others
 
 
 def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """Attributes that make an optimizer use a kernel for dense gradients; {} where there is none.
+    """Attributes that make an optimizer use a kernel; {} where there is none.
 
     The kernels compute what Keras's `Adam`, `AdamW` and `SGD` with momentum compute, also with weight decay, clipping,
     EMA and accumulation, which are not part of the update. Adam takes the sparse gradients of embeddings too, on CPUs.
@@ -73,7 +75,8 @@ def _added_to_moments(optimizer: Any, variable: Any, gradient: tf.IndexedSlices)
         added = part * tf.cast((1.0 - beta) / beta, part.dtype)
         tf.raw_ops.ResourceScatterNdAdd(ref=_handle(moment), indices=gradient.indices[:, tf.newaxis], updates=added)
         tf.raw_ops.DisableCopyOnRead(resource=_handle(moment))  # or each update would copy the moment
-    return tf.constant(0.0, variable.dtype, variable.shape)
+    is_small = math.prod(variable.shape) * values.dtype.size <= _MAX_KEPT_BYTES
+    return tf.constant(0.0, values.dtype, variable.shape) if is_small else tf.zeros(variable.shape, values.dtype)
 
 
 def _handle(variable: Any) -> Any:

@@ -16,6 +16,7 @@ from tfaccel.planning.learning_rate_scaling import LearningRateScaling
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
+from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.fit import callbacks_of, run_epochs
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
@@ -144,6 +145,7 @@ class TrainSession:
             self._num_steps = self._count_steps(self._source.num_batches)
         model = self._built_model(strategy, hardware)
         engine = engine_of(model, engine_options(self.plan))
+        note_first_step(0 if self._restored is None else self._restored[1]["step"])
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
         validation = validation_of(self._workload, self.plan, num_passes=num_passes)
         if validation is not None and not callable(validation.source):

@@ -33,7 +33,8 @@ class WorkloadSource(IteratorSource):
     If `train_data` takes `start_step`, an epoch starts there directly; otherwise its first batches are skipped. If it
     takes `shard`, each of several workers reads only its own rows; otherwise every worker reads all rows and keeps its
     own. If it takes `num_epochs`, a single worker requests several consecutive small epochs at once. If the plan
-    augments on the device, batches are read without augmentation, and the replicas augment their rows.
+    augments on the device, batches are read without augmentation, and the replicas augment their rows. Arrays given to
+    `tfaccel.train` are not read through a dataset on CPUs: each step gathers its rows.
 
     While an epoch trains, a thread calls `train_data` for the next one and fetches its first batch; not if
     `train_data.prepares_ahead` is False, because an epoch changes the contents of the next one.
@@ -128,7 +129,8 @@ class WorkloadSource(IteratorSource):
         plan = self._plan
         on_cpus = all(device.startswith("CPU") for device in plan.devices)
         alone = type(self._batches) is IteratorBatches and not self._shares_reading
-        return getattr(self._workload.train_data, "in_memory", None) if on_cpus and alone else None
+        data = self._workload.train_data
+        return data if type(data) is GivenArrays and on_cpus and alone else None
 
     @functools.cached_property
     def _num_joined_epochs(self) -> int:

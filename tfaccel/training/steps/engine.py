@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfaccel.data.feeds import Feed
 from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
+from tfaccel.processes import heartbeat
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
@@ -83,6 +84,7 @@ class Engine:
 
     def __init__(self, model: keras.Model, options: EngineOptions) -> None:
         private_api.check_versions()
+        heartbeat.begin_if_asked()
         self.model = model
         self.options = options
         self.replicas = Replicas(model.distribute_strategy)
@@ -170,6 +172,7 @@ class Engine:
         with self._clear_errors():
             done, state, own_logs, results, finite, waited = made.function(call_feed, loop, given)(*given)
         num_done = int(done)
+        heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
         call_feed.finished(num_done, state)
         logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
         if self.options.stop_at_non_finite_loss and kind == "train":

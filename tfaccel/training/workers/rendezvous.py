@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfaccel.errors import ClusterError
+from tfaccel.errors import ClusterError, ClusterSettingsError
 
 logger = logging.getLogger("tfaccel")
 
 WAIT_VARIABLE = "TFACCEL_WORKER_WAIT_SECONDS"
-DEFAULT_WAIT_SECONDS = 600.0
+DEFAULT_WAIT_SECONDS = 300.0
 _QUIET_SECONDS = 1.0  # before the first message about missing workers
 _REPEAT_SECONDS = 60.0
 _TURN_SECONDS = 0.2
@@ -44,14 +44,14 @@ class Place:
 
 
 def wait_seconds(environ: Mapping[str, str] | None = None) -> float:
-    """How long workers wait for each other: the value of `TFACCEL_WORKER_WAIT_SECONDS`, or 600 seconds.
+    """How long workers wait for each other: the value of `TFACCEL_WORKER_WAIT_SECONDS`, or 300 seconds.
 
     Raises:
         ClusterError: if the variable is not a number above 0.
 
     Example:
         >>> wait_seconds({}), wait_seconds({"TFACCEL_WORKER_WAIT_SECONDS": "30"})
-        (600.0, 30.0)
+        (300.0, 30.0)
     """
     text = (os.environ if environ is None else environ).get(WAIT_VARIABLE, "").strip()
     try:
@@ -59,7 +59,9 @@ def wait_seconds(environ: Mapping[str, str] | None = None) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 10**8:
-        raise ClusterError(f"{WAIT_VARIABLE} must be a number of seconds above 0. Received: {WAIT_VARIABLE}={text}.")
+        raise ClusterSettingsError(
+            f"{WAIT_VARIABLE} must be a number of seconds above 0. Received: {WAIT_VARIABLE}={text}."
+        )
     return seconds
 
 
@@ -183,7 +185,7 @@ class _Chief:
                 f"worker {index}. Start all of them with the same cluster in TF_CONFIG, the same versions and settings."
             )
             _send(peer.socket, {"error": text})
-            raise ClusterError(text)
+            raise ClusterSettingsError(text)
         peer.index = int(index)
         return True
 
@@ -219,7 +221,7 @@ class _Member:
             if message is None:
                 self._patience.wait([0], "it accepts connections, but does not reply")
             elif "error" in message:
-                raise ClusterError(str(message["error"]))
+                raise ClusterSettingsError(str(message["error"]))
             elif "go" in message:
                 return True
             else:

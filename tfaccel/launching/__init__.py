@@ -1,0 +1,1 @@
+"""Starting training on several workers: on this machine, or on a cluster."""

@@ -1,0 +1,157 @@
+"""One attempt to run all workers to their end: who failed first, how, and at which step."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfaccel.launching.launched_worker import LaunchedWorker
+from tfaccel.launching.worker_places import WorkerPlace
+from tfaccel.processes.exit_status import DONE, RETRY, can_be_retried
+from tfaccel.processes.launch_variables import ATTEMPT, STARTED
+from tfaccel.processes.local_cluster import cluster_environments
+
+_POLL_SECONDS = 0.05
+_OTHERS_SECONDS = 5.0  # for the other workers to end by themselves, with what they have to say
+_HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Args:
+        status: `DONE`, the exit status of the worker that failed first, or `RETRY` for one that fell silent.
+        worker: its index; None if all are done, or ended because they were told to.
+        cause: what happened to it, in a sentence; empty if all are done.
+        last_words: the end of its output.
+        step: the last step that any worker had finished; None if none had.
+    """
+
+    status: int
+    worker: int | None = None
+    cause: str = ""
+    last_words: str = ""
+    step: int | None = None
+
+    @property
+    def can_be_retried(self) -> bool:
+        """Whether another attempt may succeed."""
+        return can_be_retried(self.status)
+
+
+class Attempt:
+    """Starts all workers of a command, and watches them until they have ended.
+
+    Args:
+        command: program and arguments, the same for all.
+        places: their cores and GPUs.
+        folder: for their logs.
+        number: 1 for the first attempt.
+        started: when the first attempt began, as text.
+        hides_gpus: whether they train on CPUs although there are GPUs.
+        silence_seconds: a worker without a heartbeat for so long is taken for lost.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        places: Sequence[WorkerPlace],
+        *,
+        folder: Path,
+        number: int,
+        started: str,
+        hides_gpus: bool = False,
+        silence_seconds: float = 20.0,
+    ) -> None:
+        self._silence_seconds = silence_seconds
+        self._told: int | None = None
+        self._killed = False
+        self.workers: list[LaunchedWorker] = []
+        marks = {ATTEMPT: str(number), STARTED: started, **(_HIDDEN_GPUS if hides_gpus else {})}
+        clusters = cluster_environments(len(places)) if len(places) > 1 else [{"TF_CONFIG": ""}]
+        try:
+            for place, cluster in zip(places, clusters, strict=True):
+                self.workers.append(LaunchedWorker(command, place, environment={**marks, **cluster}, folder=folder))
+        except BaseException:
+            self._end()
+            raise
+
+    def tell(self, number: int) -> None:
+        """Passes a signal on to all workers."""
+        self._told = number
+        for worker in self.workers:
+            worker.signal(number)
+
+    def kill(self) -> None:
+        """Ends all workers at once; `outcome` returns."""
+        self._killed = True
+
+    def outcome(self) -> Outcome:
+        """Waits for the end of all workers. When one fails, the others are ended: they would wait for it forever."""
+        try:
+            while any(worker.status is None for worker in self.workers) and not self._killed:
+                failed = [worker for worker in self.workers if worker.status not in (None, DONE)]
+                if failed and self._told is None:
+                    self._wait_for_others()
+                    return self._of_failure()
+                silent = self._silent()
+                if silent is not None and self._told is None:
+                    return self._of_silence(*silent)
+                time.sleep(_POLL_SECONDS)
+            if self._told is None and all(worker.status == DONE for worker in self.workers):
+                return Outcome(DONE)
+            return self._of_failure() if self._told is None else self._of_signal()
+        finally:
+            self._end()
+
+    def _wait_for_others(self) -> None:
+        """Lets the other workers notice: the one that failed first may have noticed another one's failure."""
+        until = time.monotonic() + _OTHERS_SECONDS
+        while time.monotonic() < until and any(worker.status is None for worker in self.workers):
+            time.sleep(_POLL_SECONDS)
+
+    def _of_failure(self) -> Outcome:
+        ended = [worker for worker in self.workers if worker.status not in (None, DONE)]
+        causes = [worker for worker in ended if worker.status != RETRY]  # the others only lost a worker
+        first = min(causes or ended, key=lambda worker: worker.ended_at or 0.0)
+        index, step = first.place.index, self._last_step()
+        self._end()
+        cause = f"Worker {index} of {len(self.workers)} {first.how_it_ended()}."
+        return Outcome(first.status or 0, index, cause, first.last_words(), step)
+
+    def _silent(self) -> tuple[LaunchedWorker, float] | None:
+        """The worker that has been silent for too long, and for how long."""
+        for worker in self.workers:
+            beat = worker.last_heartbeat() if worker.status is None else None
+            if beat is not None and beat.age_seconds > self._silence_seconds:
+                return worker, beat.age_seconds
+        return None
+
+    def _of_silence(self, worker: LaunchedWorker, seconds: float) -> Outcome:
+        index, beat = worker.place.index, worker.last_heartbeat()
+        doing = f", while {beat.phase}" if beat is not None else ""
+        cause = f"Worker {index} of {len(self.workers)} has given no sign of life for {seconds:.0f} seconds{doing}."
+        step = self._last_step()
+        self._end()
+        return Outcome(RETRY, index, cause, worker.last_words(), step)
+
+    def _of_signal(self) -> Outcome:
+        """After a signal: done if all are; otherwise the status with which all ended, or the signal."""
+        statuses = {worker.status for worker in self.workers if worker.status is not None}
+        self._end()
+        if statuses == {DONE}:
+            return Outcome(DONE)
+        number = self._told or signal.SIGKILL
+        return Outcome(statuses.pop() if len(statuses) == 1 else -number, cause="The workers were told to stop.")
+
+    def _last_step(self) -> int | None:
+        beats = [worker.last_heartbeat() for worker in self.workers]
+        return max((beat.step for beat in beats if beat is not None and beat.step is not None), default=None)
+
+    def _end(self) -> None:
+        for worker in self.workers:
+            worker.end()

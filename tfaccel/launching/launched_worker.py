@@ -1,0 +1,119 @@
+"""One launched worker: its process, its output on the screen and in a log, and its signs of life."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from tfaccel.launching.worker_places import WorkerPlace
+from tfaccel.processes import heartbeat
+from tfaccel.processes.child import Child
+from tfaccel.processes.heartbeat import Heartbeat, last_heartbeat
+
+_TRACEBACK = "Traceback (most recent call last):"
+_KEPT_LINES = 400
+_SHOWN_LINES = 60
+_SHOWN_WITHOUT_TRACEBACK = 15
+_READER_SECONDS = 2.0
+_on_screen = threading.Lock()
+
+
+class LaunchedWorker(Child):
+    """A running worker. Its output goes to the screen, each line after its index, and to a log.
+
+    Args:
+        command: program and arguments.
+        place: its cores and GPUs.
+        environment: what to add to the environment of this process.
+        folder: for its log and its heartbeat.
+
+    Attributes:
+        place: as given.
+        ended_at: when its end was noticed, by `time.monotonic`; None while it runs.
+
+    Raises:
+        OSError: if it cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], place: WorkerPlace, *, environment: Mapping[str, str], folder: Path
+    ) -> None:
+        self.place = place
+        self.ended_at: float | None = None
+        self._heartbeat = folder / f".heartbeat-{place.index}"
+        self._heartbeat.unlink(missing_ok=True)
+        self._errors: deque[str] = deque(maxlen=_KEPT_LINES)
+        pinned = ",".join(map(str, place.cores))
+        super().__init__(
+            [sys.executable, "-m", "tfaccel.launching.worker_program", pinned, *command],
+            environment={
+                **_visible_gpus(place),
+                **environment,
+                heartbeat.VARIABLE: str(self._heartbeat),
+                "PYTHONUNBUFFERED": "1",
+            },
+            reads_stdout=True,
+            reads_stderr=True,
+            log=folder / f"worker-{place.index}.log",
+            stdin=subprocess.DEVNULL,
+        )
+        streams = (self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)
+        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in streams]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, source: IO[str], screen: IO[str]) -> None:
+        for line in source:
+            with _on_screen:
+                self._output.write(line.encode())
+                self._output.flush()
+                if screen is sys.stderr:
+                    self._errors.append(line)
+                print(f"[{self.place.index}] {line}", end="", file=screen, flush=True)
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; negative for a signal; None while it runs."""
+        status = self.process.poll()
+        if status is not None and self.ended_at is None:
+            self.ended_at = time.monotonic()
+        return status
+
+    def last_heartbeat(self) -> Heartbeat | None:
+        """Its last sign of life; None if it has given none."""
+        return last_heartbeat(self._heartbeat)
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal, unless it has ended."""
+        if self.status is None:
+            self.process.send_signal(number)
+
+    def end(self, *, grace_seconds: float = 0.0) -> None:
+        """Ends it with all that it started, and reads the rest of its output."""
+        self.kill(grace_seconds=grace_seconds)
+        for reader in self._readers:  # a process that it left behind may hold the pipe
+            reader.join(_READER_SECONDS)
+        with _on_screen:
+            self.close()
+        self._heartbeat.unlink(missing_ok=True)
+
+    def last_words(self) -> str:
+        """The traceback at the end of its standard error, or else the last lines."""
+        lines = list(self._errors)
+        starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+        shown = lines[starts[-1] :][:_SHOWN_LINES] if starts else lines[-_SHOWN_WITHOUT_TRACEBACK:]
+        return "".join(shown).rstrip()
+
+
+def _visible_gpus(place: WorkerPlace) -> dict[str, str]:
+    if not place.gpus:
+        return {}
+    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in place.gpus)}
