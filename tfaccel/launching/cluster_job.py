@@ -1,0 +1,171 @@
+"""The noun `ClusterJob`: what runs on how many workers of a cluster, whichever engine starts them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import PurePath
+from typing import Any, Self
+
+from tfaccel.errors import LaunchError
+from tfaccel.known_names import check_names
+
+_MAX_NAME_LENGTH = 63  # of a DNS label (RFC 1035)
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Field -> its least value, and whether None is allowed.
+_COUNTS = {
+    "num_workers": (1, False),
+    "cores_per_worker": (1, True),
+    "gpus_per_worker": (0, False),
+    "memory_per_worker_bytes": (2**20, True),
+    "max_restarts": (0, False),
+}
+_SECONDS = {"time_limit_seconds": True, "grace_seconds": False}
+_SET_BY_ENGINES = re.compile(r"TF_CONFIG|JOB_COMPLETION(S|_INDEX)|SLURM_\w+|TFACCEL_LAUNCH_\w+")
+_RESUMES = ("auto", "must")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterJob:
+    """A command that runs once as each worker of a cluster.
+
+    Args:
+        command: program and arguments: `tfaccel train ...`, or a program that calls `tfaccel.train` or `tfaccel.fit`.
+            A `tfaccel train` that may be restarted needs `--run_dir`, and `--resume=auto` to continue from its
+            newest checkpoint.
+        num_workers: number of workers.
+        name: of the job, and the beginning of its workers' names: a DNS label that begins with a letter.
+        cores_per_worker: CPU cores of each worker; None for the cluster's default.
+        gpus_per_worker: GPUs of each worker.
+        memory_per_worker_bytes: memory of each worker; None for the cluster's default.
+        time_limit_seconds: time limit for the whole job; None for the cluster's default.
+        max_restarts: how often the workers are started again, at most, after one was lost or the job was preempted.
+        grace_seconds: how long the workers may take to save a checkpoint and end after SIGTERM.
+        environment: environment variables of all workers, in addition to those of the cluster.
+
+    Raises:
+        LaunchError: if a value is invalid, or two contradict each other.
+
+    Example:
+        >>> job = ClusterJob(command=("python", "train.py"), num_workers=2, name="digits")
+        >>> ClusterJob.from_json(job.to_json()) == job
+        True
+    """
+
+    command: Sequence[str]
+    num_workers: int
+    name: str = "tfaccel"
+    cores_per_worker: int | None = None
+    gpus_per_worker: int = 0
+    memory_per_worker_bytes: int | None = None
+    time_limit_seconds: float | None = None
+    max_restarts: int = 3
+    grace_seconds: float = 15.0
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.command, str) or not all(isinstance(word, str) for word in self.command):
+            raise LaunchError(f"`command` must be a list of strings. Received: command={self.command!r:.200}.")
+        object.__setattr__(self, "command", tuple(self.command))
+        object.__setattr__(self, "environment", dict(self.environment))
+        for name, (least, optional) in _COUNTS.items():
+            value = getattr(self, name)
+            if not (optional and value is None) and (type(value) is not int or value < least):
+                raise LaunchError(f"`{name}` must be a whole number of at least {least}. Received: {name}={value!r}.")
+        for name, optional in _SECONDS.items():
+            value = getattr(self, name)
+            number = type(value) in (int, float) and math.isfinite(value) and value > 0
+            if not number and not (optional and value is None):
+                raise LaunchError(f"`{name}` must be a number of seconds above 0. Received: {name}={value!r}.")
+        if self.time_limit_seconds is not None and self.time_limit_seconds <= self.grace_seconds:
+            raise LaunchError(
+                f"The time limit must be longer than the grace time of {self.grace_seconds:g} seconds. Received: "
+                f"time_limit_seconds={self.time_limit_seconds:g}."
+            )
+        _check_job_name(self.name, self.num_workers)
+        _check_command(self)
+        _check_environment(self.environment)
+
+    @property
+    def run_dir(self) -> str | None:
+        """The value of `--run_dir` in the command; None if it has none."""
+        return _flag(self.command, "run_dir")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {**asdict(self), "command": list(self.command), "environment": dict(self.environment)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Restores a job from the output of `to_json`."""
+        check_names(data, [one.name for one in fields(cls)], LaunchError, "A cluster job has no field {!r}.")
+        return cls(**data)
+
+
+def _check_job_name(name: str, num_workers: int) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise LaunchError(
+            "The name of a job must consist of small letters, digits and hyphens, begin with a letter and end with no "
+            f"hyphen. Received: name={name!r:.200}."
+        )
+    last = f"{name}-{num_workers - 1}"
+    if len(last) > _MAX_NAME_LENGTH:
+        raise LaunchError(
+            f"The names of the workers, such as {last}, may have at most {_MAX_NAME_LENGTH} characters. Shorten the "
+            f"job's name by {len(last) - _MAX_NAME_LENGTH}. Received: name={name!r}."
+        )
+
+
+def _check_command(job: ClusterJob) -> None:
+    if not job.command or not job.command[0]:
+        raise LaunchError(
+            "There is no command to run on the workers. Give it after `--`, such as `-- python train.py`, or "
+            "`-- tfaccel train --recipe=image_classification`."
+        )
+    odd = next((word for word in job.command if "\0" in word), None)
+    if odd is not None:
+        raise LaunchError(f"A command cannot contain the character NUL. Received: {odd!r:.200}.")
+    if job.max_restarts == 0 or not _is_train(job.command):
+        return
+    if job.run_dir is None or _flag(job.command, "resume") not in _RESUMES:
+        missing = "--resume=auto" if job.run_dir is not None else "--run_dir=FOLDER --resume=auto"
+        raise LaunchError(
+            f"After a restart, `tfaccel train` continues only in the same run directory and with --resume=auto. Add "
+            f"{missing} to the command, or set max_restarts to 0. Received: {' '.join(job.command):.200}"
+        )
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    for name, value in environment.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise LaunchError(
+                "The name of an environment variable must consist of letters, digits and underscores, and begin with "
+                f"no digit. Received: {name!r:.200}."
+            )
+        if not isinstance(value, str) or "\0" in value:
+            raise LaunchError(f"An environment variable must be text. Received: {name}={value!r:.200}.")
+        if _SET_BY_ENGINES.fullmatch(name):
+            raise LaunchError(
+                f"{name} describes a worker's place in the cluster and is set for each worker. Remove it from the "
+                f"environment of the job. Received: {name}={value!r:.200}."
+            )
+
+
+def _is_train(command: Sequence[str]) -> bool:
+    """Whether a command is `tfaccel train`, under any of its names."""
+    words = [PurePath(command[0]).name, *command[1:]]
+    if words[0].startswith("python") and words[1:3] == ["-m", "tfaccel.scripts.main"]:
+        words = ["tfaccel", *words[3:]]
+    return words[:2] == ["tfaccel", "train"] or words[1:3] == ["-m", "tfaccel.scripts.train"]
+
+
+def _flag(command: Sequence[str], name: str) -> str | None:
+    """The value of a flag of a command, written --name=VALUE or --name VALUE."""
+    for word, following in zip(command, [*command[1:], None], strict=True):
+        flag, equals, value = word.partition("=")
+        if flag in (f"--{name}", f"-{name}"):
+            return value if equals else following
+    return None
