@@ -12,7 +12,20 @@ from tfaccel.launching.cluster_job import ClusterJob
 from tfaccel.launching.kubernetes_manifest import KubernetesOptions, kubernetes_manifest, kubernetes_objects
 from tfaccel.processes.exit_status import can_be_retried
 
-ODD_WORDS = ("a b", "it's", '"quoted"', "$HOME", "$(JOB_COMPLETIONS)", "$$(A)", "1e-3", "0o17", "yes", "", "a\nb", ": #")
+ODD_WORDS = (
+    "a b",
+    "it's",
+    '"quoted"',
+    "$HOME",
+    "$(JOB_COMPLETIONS)",
+    "$$(A)",
+    "1e-3",
+    "0o17",
+    "yes",
+    "",
+    "a\nb",
+    ": #",
+)
 VERSIONS = ("1.31", "1.37")
 
 
@@ -130,9 +143,7 @@ def test_workers_have_no_more_rights_than_they_need():
     assert inner == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-@pytest.mark.parametrize(
-    ("size", "written"), [(8 * 2**30, "8Gi"), (1536 * 2**20, "1536Mi"), (2**30 + 1, "1073741825")]
-)
+@pytest.mark.parametrize(("size", "written"), [(8 * 2**30, "8Gi"), (1536 * 2**20, "1536Mi"), (2**30 + 1, "1073741825")])
 def test_resources_are_requests_and_limits(size, written):
     resources = pod(job(memory_per_worker_bytes=size, gpus_per_worker=2))["containers"][0]["resources"]
     assert resources["requests"] == resources["limits"] == {"cpu": "4", "memory": written, "nvidia.com/gpu": "2"}
@@ -176,9 +187,27 @@ TRAIN = ("tfaccel", "train", "--recipe=image_classification", "--resume=auto")
             "--run_dir=runs/digits. Use --run_dir=/checkpoints/digits, or another mount_path.",
         ),
         ({"command": (*TRAIN, "--run_dir=/checkpoints/../a")}, {}, "The run directory must be on the volume"),
+        ({"command": TRAIN}, {}, "Add --run_dir=/checkpoints/NAME --resume=auto to the command, or set max_restarts"),
+        ({"command": (*TRAIN[:3], "--run_dir=/checkpoints/a")}, {}, "with --resume=auto. Add --resume=auto to the"),
+        ({"command": ("/opt/tfaccel", "train", "--resume", "never")}, {}, "in the same run directory, with --resume="),
+        ({"command": ("python", "-m", "tfaccel.scripts.main", "train")}, {}, "in the same run directory"),
+        ({"command": ("python3", "-m", "tfaccel.scripts.train")}, {}, "in the same run directory"),
     ],
 )
 def test_what_kubernetes_cannot_run_is_refused(changes, chosen, message):
     with pytest.raises(LaunchError) as caught:
         kubernetes_manifest(job(**changes), options(**chosen))
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen"),
+    [
+        ({"command": (*TRAIN, "--run_dir=/checkpoints/digits")}, {}),
+        ({"command": (*TRAIN[:3], "--run_dir", "/runs/digits", "--resume", "must")}, {"mount_path": "/runs"}),
+        ({"command": TRAIN[:3], "max_restarts": 0}, {}),
+        ({"command": ("python", "-m", "pytest", "train")}, {}),
+    ],
+)
+def test_a_run_that_can_continue_is_accepted(changes, chosen):
+    assert len(parts(job(**changes), options(**chosen))) == 3

@@ -66,7 +66,9 @@ def run_script(tmp_path):
             "SLURM_NTASKS": str(made.num_workers),
             **variables,
         }
-        return subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            ["bash", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
 
     return run
 

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import PurePath
 from typing import Any, Self
 
 from tfaccel.errors import LaunchError
@@ -25,7 +24,6 @@ _COUNTS = {
 }
 _SECONDS = {"time_limit_seconds": True, "grace_seconds": False}
 _SET_BY_ENGINES = re.compile(r"TF_CONFIG|JOB_COMPLETION(S|_INDEX)|SLURM_\w+|TFACCEL_LAUNCH_\w+")
-_RESUMES = ("auto", "must")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +32,6 @@ class ClusterJob:
 
     Args:
         command: program and arguments: `tfaccel train ...`, or a program that calls `tfaccel.train` or `tfaccel.fit`.
-            A `tfaccel train` that may be restarted needs `--run_dir`, and `--resume=auto` to continue from its
-            newest checkpoint.
         num_workers: number of workers.
         name: of the job, and the beginning of its workers' names: a DNS label that begins with a letter.
         cores_per_worker: CPU cores of each worker; None for the cluster's default.
@@ -86,13 +82,16 @@ class ClusterJob:
                 f"time_limit_seconds={self.time_limit_seconds:g}."
             )
         _check_job_name(self.name, self.num_workers)
-        _check_command(self)
+        _check_command(self.command)
         _check_environment(self.environment)
 
-    @property
-    def run_dir(self) -> str | None:
-        """The value of `--run_dir` in the command; None if it has none."""
-        return _flag(self.command, "run_dir")
+    def flag(self, name: str) -> str | None:
+        """The value of a flag in the command, written --name=VALUE or --name VALUE; None if it has none."""
+        for word, following in zip(self.command, [*self.command[1:], None], strict=True):
+            flag, equals, value = word.partition("=")
+            if flag in (f"--{name}", f"-{name}"):
+                return value if equals else following
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -119,23 +118,15 @@ def _check_job_name(name: str, num_workers: int) -> None:
         )
 
 
-def _check_command(job: ClusterJob) -> None:
-    if not job.command or not job.command[0]:
+def _check_command(command: Sequence[str]) -> None:
+    if not command or not command[0]:
         raise LaunchError(
             "There is no command to run on the workers. Give it after `--`, such as `-- python train.py`, or "
             "`-- tfaccel train --recipe=image_classification`."
         )
-    odd = next((word for word in job.command if "\0" in word), None)
+    odd = next((word for word in command if "\0" in word), None)
     if odd is not None:
         raise LaunchError(f"A command cannot contain the character NUL. Received: {odd!r:.200}.")
-    if job.max_restarts == 0 or not _is_train(job.command):
-        return
-    if job.run_dir is None or _flag(job.command, "resume") not in _RESUMES:
-        missing = "--resume=auto" if job.run_dir is not None else "--run_dir=FOLDER --resume=auto"
-        raise LaunchError(
-            f"After a restart, `tfaccel train` continues only in the same run directory and with --resume=auto. Add "
-            f"{missing} to the command, or set max_restarts to 0. Received: {' '.join(job.command):.200}"
-        )
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
@@ -152,20 +143,3 @@ def _check_environment(environment: Mapping[str, str]) -> None:
                 f"{name} describes a worker's place in the cluster and is set for each worker. Remove it from the "
                 f"environment of the job. Received: {name}={value!r:.200}."
             )
-
-
-def _is_train(command: Sequence[str]) -> bool:
-    """Whether a command is `tfaccel train`, under any of its names."""
-    words = [PurePath(command[0]).name, *command[1:]]
-    if words[0].startswith("python") and words[1:3] == ["-m", "tfaccel.scripts.main"]:
-        words = ["tfaccel", *words[3:]]
-    return words[:2] == ["tfaccel", "train"] or words[1:3] == ["-m", "tfaccel.scripts.train"]
-
-
-def _flag(command: Sequence[str], name: str) -> str | None:
-    """The value of a flag of a command, written --name=VALUE or --name VALUE."""
-    for word, following in zip(command, [*command[1:], None], strict=True):
-        flag, equals, value = word.partition("=")
-        if flag in (f"--{name}", f"-{name}"):
-            return value if equals else following
-    return None

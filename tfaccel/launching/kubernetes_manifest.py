@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,6 +22,7 @@ _CONTAINER = "worker"
 _VOLUME = "checkpoints"
 _MOUNT_PATH = "/checkpoints"
 _GPU = "nvidia.com/gpu"
+_RESUMES = ("auto", "must")
 _INDEX = "TFACCEL_WORKER_INDEX"
 _INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _AFTER_GRACE_SECONDS = 15  # for TensorFlow to shut down
@@ -86,9 +88,8 @@ def kubernetes_manifest(job: ClusterJob, options: KubernetesOptions) -> str:
     Example:
         >>> job = ClusterJob(command=("python", "train.py"), num_workers=2, cores_per_worker=4,
         ...                  memory_per_worker_bytes=8 * 2**30, max_restarts=0)
-        >>> print(kubernetes_manifest(job, KubernetesOptions(image="digits:1"))[:31])
-        apiVersion: v1
-        kind: Service
+        >>> kubernetes_manifest(job, KubernetesOptions(image="digits:1")).splitlines()[:2]
+        ['apiVersion: v1', 'kind: Service']
     """
     return str(yaml.dump_all(kubernetes_objects(job, options), Dumper=_Dumper, sort_keys=False, width=110))
 
@@ -157,14 +158,35 @@ def _check(job: ClusterJob, options: KubernetesOptions) -> None:
             f"max_restarts={job.max_restarts} without volume_claim. Name a PersistentVolumeClaim, or set max_restarts "
             "to 0."
         )
-    if options.volume_claim is not None and job.run_dir is not None:
-        mount = PurePosixPath(options.mount_path or _MOUNT_PATH)
-        run_dir = PurePosixPath(job.run_dir)
+    if options.volume_claim is not None:
+        _check_run_dir(job, PurePosixPath(options.mount_path or _MOUNT_PATH))
+
+
+def _check_run_dir(job: ClusterJob, mount: PurePosixPath) -> None:
+    """Checks that restarted workers find their run: in a run directory on the volume."""
+    given = job.flag("run_dir")
+    if given is not None:
+        run_dir = PurePosixPath(given)
         if ".." in run_dir.parts or not run_dir.is_relative_to(mount):
             raise LaunchError(
-                f"The run directory must be on the volume, which is mounted at {mount}. Received: "
-                f"--run_dir={job.run_dir}. Use --run_dir={mount / run_dir.name}, or another mount_path."
+                f"The run directory must be on the volume, which is mounted at {mount}. Received: --run_dir={given}. "
+                f"Use --run_dir={mount / run_dir.name}, or another mount_path."
             )
+    if job.max_restarts and _is_train(job.command) and (given is None or job.flag("resume") not in _RESUMES):
+        run_dir_flag = "" if given is not None else f"--run_dir={mount}/NAME "
+        raise LaunchError(
+            f"A restarted `tfaccel train` continues only in the same run directory, with --resume=auto. Add "
+            f"{run_dir_flag}--resume=auto to the command, or set max_restarts to 0. Received: "
+            f"{' '.join(job.command):.200}"
+        )
+
+
+def _is_train(command: Sequence[str]) -> bool:
+    """Whether a command is `tfaccel train`, under any of its names."""
+    words = [PurePosixPath(command[0]).name, *command[1:]]
+    if words[0].startswith("python") and words[1:3] == ["-m", "tfaccel.scripts.main"]:
+        words = ["tfaccel", *words[3:]]
+    return words[:2] == ["tfaccel", "train"] or words[1:3] == ["-m", "tfaccel.scripts.train"]
 
 
 def _job(job: ClusterJob, options: KubernetesOptions, labels: dict[str, str]) -> dict[str, Any]:

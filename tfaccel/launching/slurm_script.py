@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tfaccel.errors import LaunchError
 from tfaccel.launching.cluster_job import ClusterJob
+from tfaccel.processes import launch_variables
 from tfaccel.processes.exit_status import can_be_retried
 
 _WORD = re.compile(r"[\w.,@-]+", re.ASCII)
@@ -57,8 +58,9 @@ def slurm_script(job: ClusterJob, options: SlurmOptions | None = None) -> str:
     Each worker gets its cluster and its index in `TF_CONFIG`, and its output goes to a file of its own. A minute before
     the time limit, and at a preemption with a grace time, Slurm sends the workers SIGTERM: tfaccel then saves a
     checkpoint and ends with status 138. If a worker ends so, or is killed, the script requeues the job, at most
-    `max_restarts` times; Slurm counts its own requeues, after a preemption or a node's failure, as well. A failure that
-    would repeat itself, such as an exception, ends the job.
+    `max_restarts` times; Slurm counts its own requeues, after a preemption or a node's failure, as well. Requeued
+    training continues from its newest checkpoint, which must be on a disk that all nodes share. A failure that would
+    repeat itself, such as an exception, ends the job.
 
     Args:
         job: what to run.
@@ -99,6 +101,8 @@ def slurm_script(job: ClusterJob, options: SlurmOptions | None = None) -> str:
             "set -euo pipefail",
             "",
             *environment,
+            f"export {launch_variables.STARTED}=$SLURM_JOB_ID",
+            f"export {launch_variables.ATTEMPT}=$((${{SLURM_RESTART_COUNT:-0}} + 1))",
             f"command=({shlex.join(job.command)})",
             _BODY.format(
                 cluster=_cluster(job, options),
@@ -145,7 +149,9 @@ def _time(seconds: float) -> str:
 
 def _cluster(job: ClusterJob, options: SlurmOptions) -> str:
     """Shell lines that put the addresses of all workers into a variable; none for a single worker."""
-    return "" if job.num_workers == 1 else _CLUSTER.format(per_node=options.workers_per_node, num_workers=job.num_workers)
+    return (
+        "" if job.num_workers == 1 else _CLUSTER.format(per_node=options.workers_per_node, num_workers=job.num_workers)
+    )
 
 
 # Jobs that share a node need different ports.

@@ -1,0 +1,89 @@
+"""A training that engines start as each of two workers; one may die on the first attempt.
+
+    python cluster_training.py RUN_DIR HOW [SECONDS]
+
+HOW is "well"; "killed" or "wrong" if worker 1 is killed or raises an error after 20 of 36 steps of the first attempt;
+or "slow" if each step takes SECONDS.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+from tfaccel import Plan, Workload, train
+from tfaccel.processes import launch_variables
+
+NUM_ROWS, BATCH, EPOCHS = 96, 8, 3
+
+
+def workload():
+    def build_model():
+        import keras
+
+        layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.2), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((4,)), *layers])
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM_ROWS, 4)).astype("float32")
+    y = (x @ rng.normal(size=(4, 1))).astype("float32")
+    return Workload.of(build_model, x, y, batch_size=BATCH, optimizer="adam", loss="mse", name="small")
+
+
+def fault(how, seconds):
+    import keras
+
+    class Fault(keras.callbacks.Callback):
+        num_steps = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.num_steps += 1
+            time.sleep(seconds)
+            is_first = os.environ.get(launch_variables.ATTEMPT, "1") == "1"
+            if is_first and self.num_steps == 20 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+                if how == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if how == "wrong":
+                    raise ValueError("what a user may write")
+
+    return Fault()
+
+
+def main(run_dir, how, seconds="0"):
+    plan = Plan(
+        strategy="multi_worker_mirrored",
+        devices=("CPU:0",),
+        num_workers=2,
+        global_batch_size=BATCH,
+        steps_per_execution=1,
+        intra_op_threads=1,
+        inter_op_threads=1,
+    )
+    train(
+        workload(),
+        plan,
+        run_dir=run_dir,
+        epochs=EPOCHS,
+        seed=1,
+        checkpoint_interval=5,
+        callbacks=[fault(how, float(seconds))],
+        verbose=0,
+    )
+
+
+def outcome(run_dir):
+    """A digest of the final weights, and the losses of all epochs."""
+    import keras
+
+    weights = keras.models.load_model(f"{run_dir}/model.keras", compile=False).get_weights()
+    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in weights)).hexdigest()
+    with open(f"{run_dir}/metrics.jsonl") as file:
+        return digest, [json.loads(line)["loss"] for line in file]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
