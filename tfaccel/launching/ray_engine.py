@@ -1,0 +1,276 @@
+"""`run_on_ray`: runs a command as each worker of a job, on a Ray cluster, by Ray Train."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import LaunchError
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.launching.cluster_job import ClusterJob
+from tfaccel.launching.ray_board import Board, WorkerEnd
+from tfaccel.launching.ray_connection import CONNECT_SECONDS, check_ray_is_installed, connected
+from tfaccel.launching.ray_worker import run_worker
+from tfaccel.launching.worker_places import worker_places
+from tfaccel.processes.exit_status import DONE, INTERRUPTED, PERMANENT, RETRY
+
+logger = logging.getLogger("tfaccel")
+
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 30.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """How to run on Ray.
+
+    Args:
+        address: of the head of the Ray cluster, as "host:port", or "auto" for the one on this machine; None for the
+            one that `RAY_ADDRESS` names, or else one that is started on this machine, and ended at the end.
+        log_dir: for the workers' logs, and for what Ray keeps of the run.
+        storage_path: where Ray keeps the reported metrics and model: a folder that all nodes share, or a URL such as
+            "s3://bucket/path"; None for `log_dir`.
+        connect_seconds: how long to wait for the cluster to answer.
+        wait_seconds: how long to wait for free cores and GPUs, at first and after a node is lost.
+        silence_seconds: a worker that gives no sign of life for so long is taken for lost.
+
+    Raises:
+        LaunchError: for a time that is not above 0.
+
+    Example:
+        >>> RayOptions(log_dir="runs/logs").address is None
+        True
+    """
+
+    log_dir: str | os.PathLike[str]
+    address: str | None = None
+    storage_path: str | None = None
+    connect_seconds: float = CONNECT_SECONDS
+    wait_seconds: float = 300.0
+    silence_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name in ("connect_seconds", "wait_seconds", "silence_seconds"):
+            if not getattr(self, name) > 0:
+                raise LaunchError(f"`{name}` must be a number of seconds above 0. Received: {getattr(self, name)!r}.")
+
+
+def run_on_ray(
+    job: ClusterJob,
+    options: RayOptions,
+    *,
+    on_line: Callable[[int, str], None] | None = None,
+    on_event: Callable[[str], None] = logger.info,
+) -> int:
+    """Runs a job's command as each worker of a Ray cluster, with Ray Train's `TensorflowTrainer`.
+
+    Ray chooses the nodes and sets `TF_CONFIG`; each worker runs the command in a process of its own. If one is killed,
+    is silent, ends with status 138, or its node is lost, Ray starts all workers again, up to `max_restarts` times, and
+    training continues from its newest checkpoint, which must be on a disk that all nodes share. SIGTERM and Ctrl-C are
+    passed on to the workers, which then save and end; a second one ends them at once.
+
+    Args:
+        job: what to run. Its time limit and its memory are left to the cluster.
+        options: where to run it.
+        on_line: called with a worker's index and each line of its output; None to log them.
+        on_event: called with a line of text when workers start or fail.
+
+    Returns:
+        The exit status: 0 if all workers are done, 138 if starting again may succeed, 130 after Ctrl-C, otherwise 1.
+
+    Raises:
+        LaunchError: if Ray is not installed, its cluster does not answer, or has no room for the workers.
+
+    Reference:
+        [Ray Train](https://docs.ray.io/en/latest/train/train.html)
+    """
+    check_ray_is_installed()
+    try:
+        Path(options.log_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"The folder for logs {options.log_dir} cannot be created: {error.strerror}.") from error
+    with connected(job, options.address, seconds=options.connect_seconds) as is_local:
+        return _Run(job, options, on_line or _log_line, on_event, is_local=is_local).run()
+
+
+def _log_line(index: int, line: str) -> None:
+    logger.info(f"[{index}] {line}")
+
+
+class _Run:
+    """A run on the cluster that this process is connected to."""
+
+    def __init__(
+        self,
+        job: ClusterJob,
+        options: RayOptions,
+        on_line: Callable[[int, str], None],
+        on_event: Callable[[str], None],
+        *,
+        is_local: bool,
+    ) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._job, self._options = job, options
+        self._on_line, self._on_event = on_line, on_event
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._board: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
+        self._cores: list[list[int]] = []
+        if is_local:  # on other nodes, other programs may have a place
+            places = worker_places(
+                job.num_workers,
+                detect_hardware(),
+                cores_per_worker=job.cores_per_worker,
+                gpus_per_worker=job.gpus_per_worker,
+            )
+            self._cores = [list(place.cores) for place in places]
+        self._error: BaseException | None = None
+        self._told: list[int] = []
+        self._attempt = 0
+
+    def run(self) -> int:
+        """Starts the workers, and waits for their end."""
+        trainer = self._trainer()
+        # In the main thread, Ray would take Ctrl-C for itself, and end the workers before they can save.
+        thread = threading.Thread(target=self._fit, args=(trainer,), name="Ray Train", daemon=True)
+        with self._signals():
+            thread.start()
+            while thread.is_alive() and len(self._told) < 2:
+                self._look()
+                thread.join(_POLL_SECONDS)
+        self._look()
+        if len(self._told) >= 2:
+            return INTERRUPTED if signal.SIGINT in self._told else RETRY
+        return self._status(self._ask("ends"))
+
+    def _trainer(self) -> Any:
+        import ray.train
+        from ray.train.tensorflow import TensorflowTrainer
+
+        job, options = self._job, self._options
+        log_dir = Path(options.log_dir).absolute()
+        resources: dict[str, float] = {"CPU": job.cores_per_worker or 1}
+        if job.gpus_per_worker:
+            resources["GPU"] = job.gpus_per_worker
+        config = {
+            "board": self._board,
+            "command": list(job.command),
+            "environment": dict(job.environment),
+            "started": time.strftime("%Y%m%d-%H%M%S"),
+            "directory": os.getcwd(),
+            "log_dir": str(log_dir),
+            "cores": self._cores,
+            "grace_seconds": job.grace_seconds,
+            "silence_seconds": options.silence_seconds,
+            "run_dir": job.flag("run_dir"),
+        }
+        return TensorflowTrainer(
+            run_worker,
+            train_loop_config=config,
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=job.num_workers, use_gpu=job.gpus_per_worker > 0, resources_per_worker=resources
+            ),
+            run_config=ray.train.RunConfig(
+                name=job.name,
+                storage_path=options.storage_path or str(log_dir / "ray"),
+                failure_config=ray.train.FailureConfig(max_failures=job.max_restarts),
+            ),
+        )
+
+    def _fit(self, trainer: Any) -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:
+            self._error = error
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        import ray
+
+        return ray.get(getattr(self._board, name).remote(*arguments), timeout=_ANSWER_SECONDS)
+
+    def _look(self) -> None:
+        """Shows what the workers have said, and stops waiting for a place that Ray does not find."""
+        for index, line in self._ask("lines"):
+            self._on_line(index, line)
+        attempt = self._ask("attempt")
+        if attempt > self._attempt:
+            if self._attempt:
+                self._on_event(f"{self._cause()} Ray starts all workers again, from the last checkpoint.")
+            self._attempt = attempt
+            self._on_event(f"attempt {attempt}: {self._job.num_workers} workers; logs in {self._options.log_dir}")
+        if self._ask("silent_seconds") > self._options.wait_seconds:
+            raise LaunchError(
+                f"Ray has found no place for {self._job.num_workers} workers within {self._options.wait_seconds:g} "
+                f"seconds. {self._resources()}"
+            )
+
+    def _cause(self) -> str:
+        """Why the current attempt failed."""
+        ends = [end for end in self._ask("ends") if end.attempt == self._attempt and end.status != DONE]
+        causes = [end for end in ends if end.status != RETRY] or ends  # the others only lost a worker
+        return causes[0].cause if causes else "A worker or its node was lost."
+
+    def _resources(self) -> str:
+        import ray
+
+        there = ray.cluster_resources()
+        job = self._job
+        asked = f"{job.cores_per_worker or 1} cores and {job.gpus_per_worker} GPUs each"
+        return f"Received: {asked}; the cluster has {there.get('CPU', 0):g} cores and {there.get('GPU', 0):g} GPUs."
+
+    def _status(self, ends: list[WorkerEnd]) -> int:
+        """The exit status; says what went wrong."""
+        last = [end for end in ends if end.attempt == self._attempt]
+        final = next((end for end in last if end.is_final), None)
+        if final is not None:
+            self._on_event(f"{final.cause} Starting again would not help.")
+            if final.last_words:
+                self._on_event(final.last_words)
+            return PERMANENT
+        if self._told:
+            self._on_event("The workers were told to stop.")
+            statuses = {end.status for end in last}
+            if statuses <= {DONE, RETRY} and last:
+                return DONE if statuses == {DONE} else RETRY
+            return INTERRUPTED if self._told[0] == signal.SIGINT else RETRY
+        if self._error is None:
+            return DONE
+        return self._lost()
+
+    def _lost(self) -> int:
+        """The exit status after Ray has given up."""
+        import ray.train
+
+        if not isinstance(self._error, ray.train.TrainingFailedError) or self._attempt == 0:
+            text = " ".join(str(self._error).split())
+            raise LaunchError(f"Ray cannot run the workers: {text:.500}") from self._error
+        self._on_event(f"{self._cause()} All {self._job.max_restarts} restarts are spent (--max_restarts).")
+        return RETRY
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Passes signals on to the workers."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def pass_on(number: int, frame: Any) -> None:
+            self._told.append(number)
+            self._board.tell.remote(number)
+
+        before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
