@@ -73,6 +73,8 @@ _PUBLIC_NAMES = {
     "RunDirError": "tfaccel.errors",
     "WorkloadError": "tfaccel.errors",
     "ClusterError": "tfaccel.errors",
+    "ClusterSettingsError": "tfaccel.errors",
+    "LaunchError": "tfaccel.errors",
     "CompressionError": "tfaccel.errors",
     "ExportError": "tfaccel.errors",
     "ServeError": "tfaccel.errors",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import IO
 
 from tfaccel.launching.worker_places import WorkerPlace
 from tfaccel.processes import heartbeat
-from tfaccel.processes.child import Child
+from tfaccel.processes.child import NO_INPUT, Child
 from tfaccel.processes.heartbeat import Heartbeat, last_heartbeat
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -59,10 +58,9 @@ class LaunchedWorker(Child):
                 heartbeat.VARIABLE: str(self._heartbeat),
                 "PYTHONUNBUFFERED": "1",
             },
-            reads_stdout=True,
-            reads_stderr=True,
+            pipes=("stdout", "stderr"),
             log=folder / f"worker-{place.index}.log",
-            stdin=subprocess.DEVNULL,
+            stdin=NO_INPUT,
         )
         streams = (self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)
         self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in streams]
@@ -76,7 +74,8 @@ class LaunchedWorker(Child):
                 self._output.flush()
                 if screen is sys.stderr:
                     self._errors.append(line)
-                print(f"[{self.place.index}] {line}", end="", file=screen, flush=True)
+                screen.write(f"[{self.place.index}] {line}")
+                screen.flush()
 
     @property
     def status(self) -> int | None:

@@ -1,7 +1,7 @@
 """Keeps TensorFlow's server on the loopback interface: it binds to all interfaces, whatever TF_CONFIG says.
 
-No setting of TensorFlow or gRPC changes the address, and the server, which has no authentication, runs any graph that it
-is sent. So the entry for `bind` in the loaded library's table of imported functions is replaced while the server
+No setting of TensorFlow or gRPC changes the address, and the server, which has no authentication, runs any graph that
+it is sent. So the entry for `bind` in the loaded library's table of imported functions is replaced while the server
 starts, by a function that exchanges the address "any" for 127.0.0.1. The table is described in the ELF specification
 (System V ABI, "Dynamic Linking").
 """
@@ -24,7 +24,10 @@ _LIBRARY = "libtensorflow"
 _DYNAMIC_SEGMENT = 2  # PT_DYNAMIC
 _STRINGS, _SYMBOLS, _PLT_SIZE, _PLT = 5, 6, 2, 23  # DT_STRTAB, DT_SYMTAB, DT_PLTRELSZ, DT_JMPREL
 _SYMBOL_BYTES, _ENTRY_BYTES = 24, 16
-_ANY = {socket.AF_INET: (4, b"\0" * 4, b"\x7f\0\0\1"), socket.AF_INET6: (8, b"\0" * 16, b"\0" * 10 + b"\xff\xff\x7f\0\0\1")}
+_ANY = {
+    socket.AF_INET: (4, b"\0" * 4, b"\x7f\0\0\1"),
+    socket.AF_INET6: (8, b"\0" * 16, b"\0" * 10 + b"\xff\xff\x7f\0\0\1"),
+}
 _Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
 
 
