@@ -28,6 +28,7 @@ _PUBLIC_NAMES = {
     "estimate_memory": "tfaccel.measuring.estimate_memory",
     "MemoryEstimate": "tfaccel.measuring.memory_estimate",
     "find_batch_size": "tfaccel.measuring.find_batch_size",
+    "notebook_launch": "tfaccel.launching.notebook_launch",
     "BatchOptions": "tfaccel.measuring.batch_options",
     "BatchReport": "tfaccel.measuring.batch_report",
     "MeasureOptions": "tfaccel.measuring.measure_options",

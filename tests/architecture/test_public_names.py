@@ -75,6 +75,7 @@ PUBLIC_NAMES = [
     "find_learning_rate",
     "fit",
     "load_run",
+    "notebook_launch",
     "predict",
     "recipe",
     "roofline",

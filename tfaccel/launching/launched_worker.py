@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from tfaccel.launching.worker_places import WorkerPlace
+from tfaccel.launching.worker_places import WorkerPlace, visible_gpus
 from tfaccel.processes import heartbeat
 from tfaccel.processes.child import NO_INPUT, Child
 from tfaccel.processes.heartbeat import Heartbeat, last_heartbeat
@@ -53,7 +52,7 @@ class LaunchedWorker(Child):
         super().__init__(
             [sys.executable, "-m", "tfaccel.launching.worker_program", pinned, *command],
             environment={
-                **_visible_gpus(place),
+                **visible_gpus(place),
                 **environment,
                 heartbeat.VARIABLE: str(self._heartbeat),
                 "PYTHONUNBUFFERED": "1",
@@ -109,10 +108,3 @@ class LaunchedWorker(Child):
         starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
         shown = lines[starts[-1] :][:_SHOWN_LINES] if starts else lines[-_SHOWN_WITHOUT_TRACEBACK:]
         return "".join(shown).rstrip()
-
-
-def _visible_gpus(place: WorkerPlace) -> dict[str, str]:
-    if not place.gpus:
-        return {}
-    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in place.gpus)}
