@@ -37,7 +37,7 @@ class ServedModel:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "tfaccel.scripts.serve", *self._arguments]
-        self._child = Child(command, environment={"TF_CPP_MIN_LOG_LEVEL": "2"}, reads_stdout=True)
+        self._child = Child(command, environment={"TF_CPP_MIN_LOG_LEVEL": "2"}, pipes=("stdout",))
         try:
             stdout = self._child.process.stdout
             found = _READY.match(stdout.readline() if stdout is not None else "")

@@ -38,7 +38,7 @@ from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.launch_variables import launch_date, resume_in_attempt
+from tfaccel.processes.launched import launch_date, resume_in_attempt
 from tfaccel.scripts.autotune import autotune
 from tfaccel.scripts.command import INTERRUPTED, table_console
 from tfaccel.scripts.launch import check_num_workers, launch

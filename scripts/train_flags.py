@@ -11,7 +11,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.planning.learning_rate_scaling import RULES
 from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.launch_variables import launch_date
+from tfaccel.processes.launched import launch_date
 from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, value_of

@@ -73,7 +73,7 @@ def test_a_program_that_takes_too_long_is_ended_with_all_that_it_started(tmp_pat
 
 
 def test_what_a_program_leaves_behind_is_ended_too():
-    with Child(python(PARENT), reads_stdout=True) as child:
+    with Child(python(PARENT), pipes=("stdout",)) as child:
         pid = int(child.process.stdout.readline())
         assert child.how_it_ended() == "ended with status 0"
     assert wait_until_ended(pid)

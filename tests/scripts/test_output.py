@@ -53,7 +53,7 @@ def raising(error):
         (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device."),
         (MemoryError("17 GiB"), 2, "There is not enough memory (17 GiB). Use a smaller model or smaller batches, or"),
         (WorkloadError("one\ntwo"), 2, "one two"),
-        (ClusterError("Worker 1 is gone."), 3, "Worker 1 is gone."),
+        (ClusterError("Worker 1 is gone."), 138, "Worker 1 is gone."),
     ],
 )
 def test_errors_take_one_line(capsys, error, status, message):

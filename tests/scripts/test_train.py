@@ -23,8 +23,8 @@ RECIPE = "--recipe=image_classification"
 FLAGS = (
     "accumulation_steps autotune checkpoint_interval clipnorm data_dir devices distill_alpha distill_temperature "
     "dtype_policy early_stopping ema epochs global_batch_size global_clipnorm json learning_rate "
-    "learning_rate_scaling logical_cpus num_threads optimizer plan profile quiet recipe remat resume run_dir "
-    "scaling_warm_up schedule seed set steps_per_execution strategy synchronize_batch_norm teacher warm_up "
+    "learning_rate_scaling logical_cpus num_threads num_workers optimizer plan profile quiet recipe remat resume "
+    "run_dir scaling_warm_up schedule seed set steps_per_execution strategy synchronize_batch_norm teacher warm_up "
     "weight_decay workload xla"
 )
 LINES = """

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 OPTIMIZER, LOSS, OTHER = "optimizer", "loss", "other"  # rows that are no layers
+HOST = "host"  # the time in which no operation runs
 
 
 @dataclass(frozen=True, kw_only=True)

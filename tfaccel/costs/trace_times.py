@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from tfaccel.costs.graph_operations import BRANCHES, CALLS, LOOPS
 from tfaccel.costs.graph_rows import row_of_name
-from tfaccel.costs.model_cost import LOSS, OPTIMIZER, OTHER
+from tfaccel.costs.model_cost import HOST, LOSS, OPTIMIZER, OTHER
 
-HOST = "host"
 _OPERATION = re.compile(r"([A-Za-z0-9.][\w./\\-]*):(\w+)")
 
 
@@ -53,9 +52,14 @@ def layer_seconds(
         return {}
     covered = min(_covered(spans), total_seconds)
     share = covered / sum(busy.values())
-    names: dict[int | str, str] = {**layers, **{name: name for name in (OPTIMIZER, LOSS, OTHER)}}
-    found_rows = {name: share * busy[row] for row, name in names.items() if row in busy}
+    found_rows = {layers[row] if isinstance(row, int) else row: share * busy[row] for row in _in_order(busy)}
     return {**found_rows, HOST: total_seconds - covered}
+
+
+def _in_order(rows: Collection[int | str]) -> list[int | str]:
+    """Layers by their number, then the other rows."""
+    numbers = sorted(row for row in rows if isinstance(row, int))
+    return [*numbers, *(row for row in (OPTIMIZER, LOSS, OTHER) if row in rows)]
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from tfaccel.launching.launched_worker import LaunchedWorker
 from tfaccel.launching.worker_places import WorkerPlace
+from tfaccel.processes import heartbeat
 from tfaccel.processes.exit_status import DONE, RETRY, can_be_retried
-from tfaccel.processes.launch_variables import ATTEMPT, STARTED
+from tfaccel.processes.launched import ATTEMPT, STARTED
 from tfaccel.processes.local_cluster import cluster_environments
 
 _POLL_SECONDS = 0.05
 _OTHERS_SECONDS = 5.0  # for the other workers to end by themselves, with what they have to say
+_MISSED_BEATS = 4  # make a worker suspect when another one has lost it
 _HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
@@ -98,7 +100,7 @@ class Attempt:
                 if failed and self._told is None:
                     self._wait_for_others()
                     return self._of_failure()
-                silent = self._silent()
+                silent = self._silent(self._silence_seconds)
                 if silent is not None and self._told is None:
                     return self._of_silence(*silent)
                 time.sleep(_POLL_SECONDS)
@@ -117,17 +119,20 @@ class Attempt:
     def _of_failure(self) -> Outcome:
         ended = [worker for worker in self.workers if worker.status not in (None, DONE)]
         causes = [worker for worker in ended if worker.status != RETRY]  # the others only lost a worker
+        silent = self._silent(_MISSED_BEATS * heartbeat.SECONDS)
+        if silent is not None and not causes:
+            return self._of_silence(*silent)
         first = min(causes or ended, key=lambda worker: worker.ended_at or 0.0)
         index, step = first.place.index, self._last_step()
         self._end()
         cause = f"Worker {index} of {len(self.workers)} {first.how_it_ended()}."
         return Outcome(first.status or 0, index, cause, first.last_words(), step)
 
-    def _silent(self) -> tuple[LaunchedWorker, float] | None:
-        """The worker that has been silent for too long, and for how long."""
+    def _silent(self, limit_seconds: float) -> tuple[LaunchedWorker, float] | None:
+        """The worker that has been silent for longer, and for how long."""
         for worker in self.workers:
             beat = worker.last_heartbeat() if worker.status is None else None
-            if beat is not None and beat.age_seconds > self._silence_seconds:
+            if beat is not None and beat.age_seconds > limit_seconds:
                 return worker, beat.age_seconds
         return None
 

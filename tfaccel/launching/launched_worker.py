@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -12,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from tfaccel.launching.worker_places import WorkerPlace
+from tfaccel.launching.worker_places import WorkerPlace, visible_gpus
 from tfaccel.processes import heartbeat
-from tfaccel.processes.child import Child
+from tfaccel.processes.child import NO_INPUT, Child
 from tfaccel.processes.heartbeat import Heartbeat, last_heartbeat
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -54,15 +52,14 @@ class LaunchedWorker(Child):
         super().__init__(
             [sys.executable, "-m", "tfaccel.launching.worker_program", pinned, *command],
             environment={
-                **_visible_gpus(place),
+                **visible_gpus(place),
                 **environment,
                 heartbeat.VARIABLE: str(self._heartbeat),
                 "PYTHONUNBUFFERED": "1",
             },
-            reads_stdout=True,
-            reads_stderr=True,
+            pipes=("stdout", "stderr"),
             log=folder / f"worker-{place.index}.log",
-            stdin=subprocess.DEVNULL,
+            stdin=NO_INPUT,
         )
         streams = (self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)
         self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in streams]
@@ -76,7 +73,8 @@ class LaunchedWorker(Child):
                 self._output.flush()
                 if screen is sys.stderr:
                     self._errors.append(line)
-                print(f"[{self.place.index}] {line}", end="", file=screen, flush=True)
+                screen.write(f"[{self.place.index}] {line}")
+                screen.flush()
 
     @property
     def status(self) -> int | None:
@@ -110,10 +108,3 @@ class LaunchedWorker(Child):
         starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
         shown = lines[starts[-1] :][:_SHOWN_LINES] if starts else lines[-_SHOWN_WITHOUT_TRACEBACK:]
         return "".join(shown).rstrip()
-
-
-def _visible_gpus(place: WorkerPlace) -> dict[str, str]:
-    if not place.gpus:
-        return {}
-    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in place.gpus)}

@@ -107,7 +107,7 @@ def launch_local(
     failures = _Failures(options.max_restarts)
     while True:
         number = failures.num_restarts + 1
-        pinned = f", {len(places[0].cores)} cores each" if places[0].cores else ""
+        pinned = f", cores of each: {len(places[0].cores)}" if places[0].cores else ""
         on_event(f"attempt {number}: {options.num_workers} workers{pinned}; logs in {folder}")
         attempt = Attempt(
             command,

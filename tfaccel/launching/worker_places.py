@@ -83,3 +83,11 @@ def _gpus_per_worker(num_workers: int, there: int, wanted: int | None) -> int:
             "(`tfaccel env` lists them). Lower --gpus_per_worker or --num_workers."
         )
     return count
+
+
+def visible_gpus(place: WorkerPlace) -> dict[str, str]:
+    """The environment variable that shows a worker its GPUs; empty if it has none of its own."""
+    if not place.gpus:
+        return {}
+    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in place.gpus)}

@@ -9,8 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-from tfaccel.costs.model_cost import LayerCost, StepCost
-from tfaccel.costs.trace_times import HOST
+from tfaccel.costs.model_cost import HOST, LayerCost, StepCost
 from tfaccel.planning.machine_ceilings import MachineCeilings, compute_dtype, num_limited_devices
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.performance import INPUT_BOUND_FROM

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
@@ -21,6 +21,7 @@ _MEANINGS = {
     signal.SIGSEGV: "invalid memory access",
     signal.SIGTERM: "terminated from outside",
 }
+NO_INPUT = subprocess.DEVNULL
 _CLOSED_SECONDS = 10.0
 _SHOWN_CHARACTERS = 6000
 
@@ -87,11 +88,11 @@ class Child:
         command: program and arguments.
         environment: what to add to the environment of this process; None removes a name.
         base: the environment to add to, instead of this process's.
-        reads_stdout: whether `process.stdout` is a pipe. Otherwise standard output goes with standard error.
-        reads_stderr: whether `process.stderr` is a pipe. Otherwise standard error is kept; see `output`.
+        pipes: "stdout" if `process.stdout` is to be a pipe; otherwise standard output goes with standard error.
+            "stderr" if `process.stderr` is to be one; otherwise standard error is kept, see `output`.
         pass_fds: file descriptors that the program inherits.
         log: the file that its output is appended to; by default a temporary one.
-        stdin: as for `subprocess.Popen`.
+        stdin: as for `subprocess.Popen`; `NO_INPUT` for none.
 
     Raises:
         OSError: if the program cannot be started.
@@ -109,8 +110,7 @@ class Child:
         *,
         environment: Environment | None = None,
         base: Mapping[str, str] | None = None,
-        reads_stdout: bool = False,
-        reads_stderr: bool = False,
+        pipes: Collection[str] = (),
         pass_fds: Sequence[int] = (),
         log: Path | None = None,
         stdin: int = subprocess.PIPE,
@@ -122,8 +122,8 @@ class Child:
                 list(command),
                 env={name: value for name, value in variables.items() if value is not None},
                 stdin=stdin,
-                stdout=subprocess.PIPE if reads_stdout else self._output,
-                stderr=subprocess.PIPE if reads_stderr else self._output,
+                stdout=subprocess.PIPE if "stdout" in pipes else self._output,
+                stderr=subprocess.PIPE if "stderr" in pipes else self._output,
                 text=True,
                 errors="replace",
                 start_new_session=True,
@@ -198,7 +198,7 @@ def run_program(
         >>> run_program([sys.executable, "-c", "print(input() + '!')"], given="Hello")
         'Hello!\\n'
     """
-    with Child(command, environment=environment, base=base, reads_stdout=True) as child:
+    with Child(command, environment=environment, base=base, pipes=("stdout",)) as child:
         try:
             written, _ = child.process.communicate(given, time_limit_seconds)
         except subprocess.TimeoutExpired as error:

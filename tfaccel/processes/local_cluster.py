@@ -145,7 +145,7 @@ class _Worker(Child):
     """A started worker; a thread reads its standard output."""
 
     def __init__(self, command: Sequence[str], environment: Environment, index: int, on_line: OnLine | None) -> None:
-        super().__init__(command, environment=environment, reads_stdout=True)
+        super().__init__(command, environment=environment, pipes=("stdout",))
         self.index = index
         self.lines: list[str] = []
         self._on_line = on_line

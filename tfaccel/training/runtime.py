@@ -21,7 +21,7 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
-from tfaccel.processes.heartbeat import begin_if_asked
+from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.process_settings import note_loaded, unavailable_settings
 from tfaccel.training.workers.quiet_start import without_notes
 
@@ -78,7 +78,7 @@ class Runtime:
         self._environment = dict(os.environ)
         self._random_states = (random.getstate(), np.random.get_state())
         is_quiet = "TF_CPP_MIN_LOG_LEVEL" not in os.environ
-        begin_if_asked()
+        serve_launcher()
         try:
             self._set_environment()
             with without_notes(wants_gpus=self._wants_gpus) if is_quiet else contextlib.nullcontext():

@@ -23,7 +23,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.launch_variables import resume_in_attempt
+from tfaccel.processes.launched import resume_in_attempt
 from tfaccel.training.run.plan_of_run import plan_of_run
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir

@@ -31,6 +31,8 @@ from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.windows import WindowLength
 
 _MANY_EPOCHS = 1000
+# All operations; by default, those that TensorFlow thinks to be cheap are left out.
+_TRACED = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class TimedSteps:
         if self._plan.jit_compile or not self._plan.devices[0].startswith("CPU"):
             return {}
         with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:
-            with tf.profiler.experimental.Profile(folder):
+            with tf.profiler.experimental.Profile(folder, _TRACED):
                 window = self.window(num_steps)
             waited = window.waited_seconds or 0.0
             found = layer_seconds(

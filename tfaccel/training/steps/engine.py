@@ -19,6 +19,7 @@ from tfaccel.data.feeds import Feed
 from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
 from tfaccel.processes import heartbeat
+from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
@@ -84,7 +85,7 @@ class Engine:
 
     def __init__(self, model: keras.Model, options: EngineOptions) -> None:
         private_api.check_versions()
-        heartbeat.begin_if_asked()
+        serve_launcher()
         self.model = model
         self.options = options
         self.replicas = Replicas(model.distribute_strategy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import threading
@@ -15,9 +16,12 @@ import tensorflow as tf
 
 from tfaccel.errors import ClusterError, PlanError
 from tfaccel.planning.plan import Plan
+from tfaccel.training.private.private_bind import servers_on_loopback
 from tfaccel.training.workers.lost_worker import place_of
-from tfaccel.training.workers.rendezvous import meet, wait_seconds
+from tfaccel.training.workers.rendezvous import Place, host_and_port, meet, wait_seconds
 from tfaccel.training.workers.tpu_start import tpu_strategy
+
+logger = logging.getLogger("tfaccel")
 
 _IMPLEMENTATIONS = {
     "tensorflow_default": tf.distribute.experimental.CommunicationImplementation.AUTO,
@@ -37,6 +41,7 @@ _OWN_FIELDS = {
     "prefetch_batches",
     "cache_data",
 }
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; at most one
 
 
@@ -105,7 +110,7 @@ def _new_multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
     if place is not None and len(place.addresses) == plan.num_workers > 1:  # otherwise refused when counted
         meet(place, _same_on_all(plan, place.addresses), seconds=wait_seconds())
     try:
-        with _signals_kept():
+        with _signals_kept(), _only_as_public_as_needed(place):
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         raise PlanError(
@@ -129,6 +134,24 @@ def _same_on_all(plan: Plan, addresses: tuple[str, ...]) -> dict[str, Any]:
         **fields,
         "the number of devices": len(plan.devices),
     }
+
+
+@contextlib.contextmanager
+def _only_as_public_as_needed(place: Place | None) -> Iterator[None]:
+    """Lets TensorFlow's server, started in the block, listen on 127.0.0.1 only if all workers are on this machine."""
+    hosts = {host_and_port(address)[0] for address in place.addresses} if place is not None else set()
+    if not hosts:
+        yield
+    elif hosts <= _LOOPBACK:
+        with servers_on_loopback():
+            yield
+    else:
+        logger.warning(
+            "TensorFlow's server on port %d has no authentication: whoever can reach it can run programs here. Let a "
+            "firewall or a network policy admit the workers only.",
+            host_and_port(place.addresses[place.index])[1] if place is not None else 0,
+        )
+        yield
 
 
 @contextlib.contextmanager

@@ -1,9 +1,14 @@
-"""What a launcher tells the workers that it starts, by environment variables."""
+"""What a worker that was launched knows of its launch, by environment variables, and what it does for its launcher."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from types import TracebackType
+
+from tfaccel.errors import TfaccelError
+from tfaccel.processes import heartbeat
 
 ATTEMPT = "TFACCEL_LAUNCH_ATTEMPT"  # 1 for the first
 STARTED = "TFACCEL_LAUNCH_STARTED"  # when the first attempt began, as text: the same for all workers and attempts
@@ -27,3 +32,21 @@ def resume_in_attempt(resume: str, environ: Mapping[str, str] | None = None) -> 
 def launch_date() -> str | None:
     """When the launch began of which this process is a worker; None if it was not launched."""
     return os.environ.get(STARTED) or None
+
+
+def serve_launcher() -> None:
+    """Gives signs of life, and lets errors of tfaccel end this process with their exit status; unless launched, no-op.
+
+    A script of the user's, which lets a `ClusterError` pass, would otherwise end with status 1, as for any exception.
+    """
+    heartbeat.begin_if_asked()
+    if os.environ.get(ATTEMPT) and sys.excepthook is not _end_with_its_status:
+        sys.excepthook = _end_with_its_status
+
+
+def _end_with_its_status(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    sys.__excepthook__(kind, error, traceback)
+    if isinstance(error, TfaccelError):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(error.exit_status)
