@@ -1,6 +1,6 @@
 """A training that engines start as each of two workers; one may die on the first attempt.
 
-    python cluster_training.py RUN_DIR HOW [SECONDS]
+    python cluster_training.py --run_dir=RUN_DIR HOW [SECONDS]
 
 HOW is "well"; "killed" or "wrong" if worker 1 is killed or raises an error after 20 of 36 steps of the first attempt;
 or "slow" if each step takes SECONDS.
@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from tfaccel import Plan, Workload, train
-from tfaccel.processes import launch_variables
+from tfaccel.processes import launched
 
 NUM_ROWS, BATCH, EPOCHS = 96, 8, 3
 
@@ -43,7 +43,7 @@ def fault(how, seconds):
         def on_train_batch_end(self, batch, logs=None):
             self.num_steps += 1
             time.sleep(seconds)
-            is_first = os.environ.get(launch_variables.ATTEMPT, "1") == "1"
+            is_first = os.environ.get(launched.ATTEMPT, "1") == "1"
             if is_first and self.num_steps == 20 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
                 if how == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -86,4 +86,4 @@ def outcome(run_dir):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1].removeprefix("--run_dir="), *sys.argv[2:])

@@ -19,9 +19,8 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": 
 
 
 def run(folder, how, seconds, address=None, on_attempt=lambda: None):
-    run_dir = folder / how
-    command = (sys.executable, str(PROGRAM), str(run_dir), how, seconds, f"--run_dir={run_dir}")
-    job = ClusterJob(command=command[:-1], num_workers=2, name="small", cores_per_worker=1, max_restarts=2)
+    command = (sys.executable, str(PROGRAM), f"--run_dir={folder / how}", how, seconds)
+    job = ClusterJob(command=command, num_workers=2, name="small", cores_per_worker=1, max_restarts=2)
     lines = []
 
     def show(text):

@@ -116,7 +116,8 @@ def test_workers_know_their_place():
 
 
 def test_a_single_worker_has_no_cluster():
-    assert container_environment(job(num_workers=1, environment={"A": "1"}), 0) == {"A": "1"}
+    found = container_environment(job(num_workers=1, environment={"A": "1"}), 0)
+    assert found == {"A": "1", "TFACCEL_LAUNCH_ATTEMPT": "1"}
 
 
 def test_statuses_decide_what_follows():

@@ -26,7 +26,7 @@ def cluster(tmp_path_factory):
 
 def submit(cluster, folder, how, *seconds, max_restarts=1):
     """Submits a training with two workers on the node; its run directory is `folder / how`."""
-    command = (sys.executable, str(PROGRAM), str(folder / how), how, *map(str, seconds))
+    command = (sys.executable, str(PROGRAM), f"--run_dir={folder / how}", how, *map(str, seconds))
     job = ClusterJob(command=command, num_workers=2, name="small", cores_per_worker=1, max_restarts=max_restarts)
     script = folder / f"{how}.sh"
     script.write_text(slurm_script(job, SlurmOptions(workers_per_node=2)))

@@ -16,6 +16,7 @@ from tfaccel.errors import LaunchError
 from tfaccel.hardware.cluster import FIRST_PORT
 from tfaccel.launching.cluster_job import ClusterJob
 from tfaccel.processes.exit_status import can_be_retried
+from tfaccel.processes.launched import ATTEMPT
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _CONTAINER = "worker"
@@ -254,6 +255,7 @@ def _environment(job: ClusterJob) -> list[dict[str, Any]]:
     environment: list[dict[str, Any]] = [
         {"name": name, "value": _Text(_unexpanded(value))} for name, value in sorted(job.environment.items())
     ]
+    environment.append({"name": ATTEMPT, "value": _Text(1)})  # errors of tfaccel end a worker with their status
     if job.num_workers > 1:
         addresses = [f"{job.name}-{index}.{job.name}:{FIRST_PORT}" for index in range(job.num_workers)]
         index = f"$({_INDEX})"  # Kubernetes fills it in

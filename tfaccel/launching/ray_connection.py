@@ -56,14 +56,14 @@ def connected(job: ClusterJob, address: str | None, *, seconds: float = CONNECT_
     Raises:
         LaunchError: if the cluster does not answer in time, or Ray cannot start.
     """
-    import ray
-
     address = address or os.environ.get(ADDRESS_VARIABLE) or None
-    if ray.is_initialized():
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         yield False
         return
     if address is not None:
         _try(address, seconds)
+    import ray
+
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options |= {

@@ -16,8 +16,8 @@ from typing import Any
 from tfaccel.launching.launched_worker import LaunchedWorker
 from tfaccel.launching.ray_board import News, WorkerEnd
 from tfaccel.launching.worker_places import WorkerPlace
-from tfaccel.processes.exit_status import DONE, can_be_retried
-from tfaccel.processes.launch_variables import ATTEMPT, STARTED
+from tfaccel.processes.exit_status import DONE
+from tfaccel.processes.launched import ATTEMPT, STARTED
 
 logger = logging.getLogger("tfaccel")
 

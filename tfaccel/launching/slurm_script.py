@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tfaccel.errors import LaunchError
 from tfaccel.launching.cluster_job import ClusterJob
-from tfaccel.processes import launch_variables
+from tfaccel.processes import launched
 from tfaccel.processes.exit_status import can_be_retried
 
 _WORD = re.compile(r"[\w.,@-]+", re.ASCII)
@@ -101,8 +101,8 @@ def slurm_script(job: ClusterJob, options: SlurmOptions | None = None) -> str:
             "set -euo pipefail",
             "",
             *environment,
-            f"export {launch_variables.STARTED}=$SLURM_JOB_ID",
-            f"export {launch_variables.ATTEMPT}=$((${{SLURM_RESTART_COUNT:-0}} + 1))",
+            f"export {launched.STARTED}=$SLURM_JOB_ID",
+            f"export {launched.ATTEMPT}=$((${{SLURM_RESTART_COUNT:-0}} + 1))",
             f"command=({shlex.join(job.command)})",
             _BODY.format(
                 cluster=_cluster(job, options),

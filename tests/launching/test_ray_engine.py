@@ -1,0 +1,150 @@
+"""Two workers on real Ray clusters of this machine: trained, lost, and started again; and what is refused."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from cluster_training import outcome
+
+from tfaccel.errors import LaunchError
+from tfaccel.launching.cluster_job import ClusterJob
+from tfaccel.launching.ray_engine import RayOptions, run_on_ray
+
+HERE = Path(__file__).parent
+JOB = ClusterJob(command=("true",), num_workers=2)
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'tfaccel[ray]'")
+
+
+def refused(folder, **options):
+    with pytest.raises(LaunchError) as caught:
+        run_on_ray(JOB, RayOptions(log_dir=folder / "logs", **options))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_ray_that_is_not_installed_is_named_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert refused(tmp_path) == (
+        "The engine `ray` needs Ray, which is not installed. Install it: pip install 'tfaccel[ray]'"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_ray
+def test_an_address_at_which_nothing_listens_is_refused(tmp_path):
+    with socket.socket() as taken:  # not listening
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        message = refused(tmp_path, address=address)
+    assert message.startswith(f"The Ray cluster at {address} cannot be reached: Connection refused. Check the address,")
+
+
+@needs_ray
+def test_an_address_at_which_something_else_listens_is_refused_in_time(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        message = refused(tmp_path, address=address, connect_seconds=2)
+    assert message.startswith(f"The Ray cluster at {address} does not answer within 2 seconds. Check the address,")
+
+
+@needs_ray
+def test_an_address_from_outside_of_the_cluster_is_refused(tmp_path):
+    assert "as host:port, such as 10.0.0.1:6379, or auto. Received: 'ray://a:1'." in refused(
+        tmp_path, address="ray://a:1"
+    )
+
+
+@needs_ray
+def test_a_log_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "logs").write_text("")
+    assert "logs cannot be created: File exists." in refused(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["connect_seconds", "wait_seconds", "silence_seconds"])
+def test_times_are_above_zero(name):
+    with pytest.raises(LaunchError, match=f"`{name}` must be a number of seconds above 0. Received: 0."):
+        RayOptions(log_dir="logs", **{name: 0})
+
+
+def start(*arguments):
+    command = [sys.executable, str(HERE / "ray_program.py"), *map(str, arguments)]
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment, start_new_session=True, **streams)
+
+
+def run(*arguments):
+    """The status, what each worker said, and the events."""
+    with start(*arguments) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=300)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert stdout, stderr[-5000:]
+    told = json.loads(stdout.splitlines()[-1])
+    return told["status"], told["lines"], stderr
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ray")
+    status, lines, events = run("local", folder, "well")
+    assert (status, "attempt 2" in events) == (0, False)
+    assert [line for line in lines if line[0] == 0] != []
+    [reported] = (folder / "logs" / "ray" / "small").glob("checkpoint_*/model.keras")
+    assert reported.read_bytes() == (folder / "well" / "model.keras").read_bytes()
+    return outcome(folder / "well")
+
+
+@needs_ray
+@pytest.mark.slow
+def test_after_a_killed_worker_the_run_ends_as_if_nothing_had_happened(undisturbed, tmp_path, logical_devices):
+    status, _, events = run("local", tmp_path, "killed")
+    assert status == 0
+    assert "Worker 1 was killed by SIGKILL" in events
+    assert "Ray starts all workers again, from the last checkpoint." in events
+    assert outcome(tmp_path / "killed") == undisturbed
+
+
+@needs_ray
+@pytest.mark.slow
+def test_after_a_lost_node_the_run_ends_as_if_nothing_had_happened(undisturbed, tmp_path, logical_devices):
+    status, _, events = run("lost_node", tmp_path, "slow", 0.4)
+    assert (status, "attempt 2" in events) == (0, True)
+    assert outcome(tmp_path / "slow") == undisturbed
+
+
+@needs_ray
+@pytest.mark.slow
+def test_an_exception_is_not_repeated(tmp_path):
+    status, _, events = run("local", tmp_path, "wrong")
+    assert (status, "attempt 2" in events) == (1, False)
+    assert "Worker 1 ended with status 1. Starting again would not help." in events
+    assert "ValueError: what a user may write" in events
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_signal_is_passed_on_to_the_workers(tmp_path):
+    with start("local", tmp_path, "slow", 0.5) as process:
+        metrics, deadline = tmp_path / "slow" / "metrics.jsonl", time.monotonic() + 120
+        reader = threading.Thread(target=process.stderr.read)
+        reader.start()
+        while not metrics.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        told = json.loads(process.stdout.read().splitlines()[-1])
+        reader.join()
+    assert told["status"] == 138
+    assert len(metrics.read_text().splitlines()) < 3
