@@ -14,6 +14,7 @@
     tfaccel benchmark choice --out=benchmarks/choice.json
     tfaccel benchmark choice --figures=cnn,input
     tfaccel benchmark peers --out=benchmarks/peers.json
+    tfaccel benchmark workers --out=benchmarks/workers.json
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
 compared with Keras's operations; CPU only, about sixteen minutes on two cores), `recipes` (trains each recipe to its
@@ -30,7 +31,9 @@ each worker on one core, a minute and a half per repetition; and predicted effic
 `settings` (each recipe's settings and neighboring ones, on held-out training data, never on test data; hours for all
 recipes), `choice` (for seven kinds of models: the plan that `tfaccel autotune` chooses, the best plan of an exhaustive
 sweep of the same space, and `Model.fit` with its defaults, in turn, and what choosing costs; and the input pipeline for
-JPEG images; about seven minutes per kind of model) and `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
+JPEG images; about seven minutes per kind of model), `workers` (two workers of one core against one worker of one core
+and of two, and against two logical replicas; and how long workers take from launch to the first step; twenty minutes)
+and `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
 turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves
 out what is not installed). `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
@@ -56,6 +59,7 @@ from tfaccel.benchmarks.scaling_suite import SCALING_FIGURES, run_scaling_suite
 from tfaccel.benchmarks.search_suite import SEARCHES, run_search_suite
 from tfaccel.benchmarks.serve_suite import SERVE_FIGURES, run_serve_suite
 from tfaccel.benchmarks.suite_options import SuiteOptions
+from tfaccel.benchmarks.workers_suite import WORKERS_FIGURES, run_workers_suite
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.recipe_list import list_recipes
@@ -65,7 +69,7 @@ from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_s
 
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
-    *("settings", "choice", "peers"),
+    *("settings", "choice", "peers", "workers"),
 )
 CONTINUED = ("choice", "peers")
 MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
@@ -185,6 +189,8 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             return run_memory_suite(names, options)
         if suite == "serve":
             return run_serve_suite(names, options)
+        if suite == "workers":
+            return run_workers_suite(names, options)
         if suite == "scaling":
             return run_scaling_suite(names, options)
         if suite == "search":
@@ -241,6 +247,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "scaling": SCALING_FIGURES,
         "choice": CHOICE_FIGURES,
         "peers": PEERS_FIGURES,
+        "workers": WORKERS_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:

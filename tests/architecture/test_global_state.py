@@ -6,12 +6,14 @@ import re
 import pytest
 from source_tree import Source, aliases, dotted_name, sources
 
-# These are programs: the parity child splits the CPU of its own process, the fork server prepares those that it makes.
+# These are programs: the parity child splits the CPU of its own process, the fork server prepares those that it makes,
+# and so does a notebook that forks workers.
 RUNTIME_FILES = {
     "tfaccel/training/runtime.py",
     "tfaccel/training/jax_runtime.py",
     "tfaccel/parity/child.py",
     "tfaccel/processes/fork_server_program.py",
+    "tfaccel/launching/notebook_launch.py",
 }
 
 SETTER = re.compile(

@@ -76,6 +76,13 @@ def test_worker_that_lost_another_is_not_blamed(tmp_path):
     assert said[1].startswith("Worker 1 of 2 was killed by SIGKILL")
 
 
+def test_one_worker_has_no_cluster(tmp_path, capfd):
+    options = LaunchOptions(num_workers=1)
+    command = [sys.executable, "-c", "import os; print(os.environ.get('TF_CONFIG'))"]
+    assert launch_local(command, options, hardware=Hardware(), folder=tmp_path / "logs") == 0
+    assert capfd.readouterr().out == "[0] None\n"
+
+
 def test_restarts_are_limited(tmp_path):
     status, said = launched("sys.exit(138 if index else 0)", tmp_path, max_restarts=1)
     assert status == 138

@@ -1,12 +1,10 @@
 """Functions of a notebook on several workers: they train together, and failures come back with their traceback."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-
-from tfaccel.errors import LaunchError
-from tfaccel.launching.notebook_launch import notebook_launch
 
 TRAINS = """
 import json, sys
@@ -23,36 +21,39 @@ def build_model():
 """
 
 
-def test_workers_get_what_the_notebook_defined():
-    words = {"greeting": "hello"}
+FUNCTIONS = """
+import json, os
+from tfaccel import notebook_launch
+from tfaccel.errors import LaunchError
 
-    def told(name):
-        import os
+words = {"greeting": "hello"}
 
-        return words["greeting"], name, json.loads(os.environ["TF_CONFIG"])["task"], len(os.sched_getaffinity(0)) >= 1
+def told(name):
+    return words["greeting"], name, json.loads(os.environ["TF_CONFIG"])["task"], len(os.sched_getaffinity(0)) >= 1
 
-    assert notebook_launch(told, ["you"]) == ("hello", "you", {"type": "worker", "index": 0}, True)
+def fails():
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+        raise ValueError("no such label")
+
+def killed():
+    os.kill(os.getpid(), 9)
+
+def refusal(function):
+    try:
+        notebook_launch(function)
+    except LaunchError as error:
+        return str(error)
+
+print(json.dumps([notebook_launch(told, ["you"]), refusal(fails), refusal(killed)]))
+"""
 
 
-def test_failure_comes_back_with_its_traceback():
-    def fails():
-        import os
-
-        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
-            raise ValueError("no such label")
-
-    with pytest.raises(LaunchError, match=r"(?s)Worker 1 of 2 failed:\nTraceback .*ValueError: no such label"):
-        notebook_launch(fails)
-
-
-def test_killed_worker_is_named():
-    def killed():
-        import os
-
-        os.kill(os.getpid(), 9)
-
-    with pytest.raises(LaunchError, match=r"Worker [01] of 2 was killed by SIGKILL"):
-        notebook_launch(killed)
+def test_workers_know_what_the_notebook_has_defined_and_failures_come_back(run_python):
+    result, failed, killed = json.loads(run_python(FUNCTIONS, fresh=True).stdout.splitlines()[-1])
+    assert result == ["hello", "you", {"type": "worker", "index": 0}, True]
+    assert failed.startswith("Worker 1 of 2 failed:\nTraceback (most recent call last):")
+    assert failed.rstrip().endswith("ValueError: no such label")
+    assert re.match("Worker [01] of 2 was killed by SIGKILL", killed)
 
 
 @pytest.mark.slow

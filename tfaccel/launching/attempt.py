@@ -11,6 +11,7 @@ from pathlib import Path
 from tfaccel.launching.launched_worker import LaunchedWorker
 from tfaccel.launching.worker_places import WorkerPlace
 from tfaccel.processes import heartbeat
+from tfaccel.processes.child import Environment
 from tfaccel.processes.exit_status import DONE, RETRY, can_be_retried
 from tfaccel.processes.launched import ATTEMPT, STARTED
 from tfaccel.processes.local_cluster import cluster_environments
@@ -74,7 +75,9 @@ class Attempt:
         self._killed = False
         self.workers: list[LaunchedWorker] = []
         marks = {ATTEMPT: str(number), STARTED: started, **(_HIDDEN_GPUS if hides_gpus else {})}
-        clusters = cluster_environments(len(places)) if len(places) > 1 else [{"TF_CONFIG": ""}]
+        clusters: Sequence[Environment] = [{"TF_CONFIG": None}]
+        if len(places) > 1:
+            clusters = cluster_environments(len(places))
         try:
             for place, cluster in zip(places, clusters, strict=True):
                 self.workers.append(LaunchedWorker(command, place, environment={**marks, **cluster}, folder=folder))

@@ -6,13 +6,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from tfaccel.launching.worker_places import WorkerPlace, visible_gpus
 from tfaccel.processes import heartbeat
-from tfaccel.processes.child import NO_INPUT, Child
+from tfaccel.processes.child import NO_INPUT, Child, Environment
 from tfaccel.processes.heartbeat import Heartbeat, last_heartbeat
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -40,9 +40,7 @@ class LaunchedWorker(Child):
         OSError: if it cannot be started.
     """
 
-    def __init__(
-        self, command: Sequence[str], place: WorkerPlace, *, environment: Mapping[str, str], folder: Path
-    ) -> None:
+    def __init__(self, command: Sequence[str], place: WorkerPlace, *, environment: Environment, folder: Path) -> None:
         self.place = place
         self.ended_at: float | None = None
         self._heartbeat = folder / f".heartbeat-{place.index}"
