@@ -123,7 +123,9 @@ def test_workers_get_the_command_and_the_environment_unchanged(run_script):
 
 
 def test_workers_know_their_place(run_script):
-    done = run_script(job(command=python("import os; os.write(1, (os.environ['TF_CONFIG'] + chr(10)).encode())"), num_workers=4))
+    done = run_script(
+        job(command=python("import os; os.write(1, (os.environ['TF_CONFIG'] + chr(10)).encode())"), num_workers=4)
+    )
     configs = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: one["task"]["index"])
     assert [config["task"] for config in configs] == [{"type": "worker", "index": index} for index in range(4)]
     addresses = ["node1:20014", "node1:20015", "node2:20014", "node2:20015"]
