@@ -1,9 +1,12 @@
-"""Runs a training command as several workers of this machine, and starts them again when one is lost.
+"""Runs a training command as several workers, of this machine or a cluster, and starts them again when one is lost.
 
     tfaccel launch --num_workers=2 -- tfaccel train --recipe=image_classification --run_dir=runs/digits
     tfaccel launch --num_workers=2 --max_restarts=10 -- python my_training.py
     tfaccel launch --num_workers=4 --gpus_per_worker=2 -- python my_training.py
     tfaccel train --recipe=image_classification --num_workers=2          # the same in short
+    tfaccel launch --engine=slurm --num_workers=2 --dry_run -- tfaccel train ...    # prints a batch script
+    tfaccel launch --engine=kubernetes --num_workers=2 --image=... --dry_run -- tfaccel train ...    # a manifest
+    tfaccel launch --engine=ray --num_workers=2 -- tfaccel train ...     # on a Ray cluster
 
 COMMAND is `tfaccel train ...`, or a script that calls `tfaccel.train` or `tfaccel.fit`. Each worker gets cores and GPUs
 of its own, and its cluster and index in TF_CONFIG. Each line of its output is shown after its index in brackets, and
@@ -32,6 +35,7 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.launching.local_launcher import DEFAULT_GRACE_SECONDS, LaunchOptions, launch_local
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags
+from tfaccel.scripts.launch_engines import ENGINE_FLAGS, LOCAL, check_engine, launch_on_cluster
 
 _FLAGS: dict[str, Flag] = {
     "num_workers": (int, "how many workers to start on this machine"),
@@ -42,6 +46,7 @@ _FLAGS: dict[str, Flag] = {
     "silence_seconds": (20.0, "a worker that gives no sign of life for so long is taken for lost"),
     "log_dir": (str, "folder for the workers' logs (default: runs/logs-DATE-TIME)"),
     "quiet": (False, "do not say when workers start or fail"),
+    **ENGINE_FLAGS,
 }
 
 
@@ -62,6 +67,9 @@ def _main(values: flags.FlagValues, command: list[str]) -> int:
         raise LaunchError(
             "There is no COMMAND to launch. Give it after `--`: tfaccel launch --num_workers=2 -- tfaccel train ..."
         )
+    check_engine(values)
+    if values.engine != LOCAL:
+        return launch_on_cluster(values, command)
     options = None
     if values.num_workers is not None:
         names = LaunchOptions.__dataclass_fields__  # those of the flags

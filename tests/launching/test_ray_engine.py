@@ -70,6 +70,14 @@ def test_a_log_folder_that_cannot_be_made_is_refused(tmp_path):
     assert "logs cannot be created: File exists." in refused(tmp_path)
 
 
+@needs_ray
+def test_more_workers_than_cores_are_refused_before_ray_starts(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    many = ClusterJob(command=("true",), num_workers=5000)
+    with pytest.raises(LaunchError, match="5000 workers with 1 cores each need 5000 cores; this process may use"):
+        run_on_ray(many, RayOptions(log_dir=tmp_path / "logs"))
+
+
 @pytest.mark.parametrize("name", ["connect_seconds", "wait_seconds", "silence_seconds"])
 def test_times_are_above_zero(name):
     with pytest.raises(LaunchError, match=f"`{name}` must be a number of seconds above 0. Received: 0."):

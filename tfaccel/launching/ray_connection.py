@@ -13,7 +13,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from tfaccel.errors import LaunchError
+from tfaccel.hardware.detect import detect_hardware
 from tfaccel.launching.cluster_job import ClusterJob
+from tfaccel.launching.worker_places import WorkerPlace, worker_places
 from tfaccel.processes.child import ProcessError, last_words, run_program
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # Ray's own
@@ -39,7 +41,7 @@ def check_ray_is_installed() -> None:
 
 
 @contextlib.contextmanager
-def connected(job: ClusterJob, address: str | None, *, seconds: float = CONNECT_SECONDS) -> Iterator[bool]:
+def connected(job: ClusterJob, address: str | None, *, seconds: float = CONNECT_SECONDS) -> Iterator[list[WorkerPlace]]:
     """Within the block, this process is connected to a Ray cluster.
 
     A connection that the process has already is used, and stays.
@@ -51,19 +53,20 @@ def connected(job: ClusterJob, address: str | None, *, seconds: float = CONNECT_
         seconds: how long to wait for an answer.
 
     Yields:
-        Whether the cluster was started here.
+        The places of the workers, if the cluster was started here; otherwise none, since other programs may have a
+        place on the nodes as well.
 
     Raises:
-        LaunchError: if the cluster does not answer in time, or Ray cannot start.
+        LaunchError: if the cluster does not answer in time, this machine has too few cores or GPUs, or Ray cannot
+            start.
     """
     address = address or os.environ.get(ADDRESS_VARIABLE) or None
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
-        yield False
+        yield []
         return
     if address is not None:
         _try(address, seconds)
-    import ray
-
+    places = _places(job) if address is None else []
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options |= {
@@ -72,14 +75,25 @@ def connected(job: ClusterJob, address: str | None, *, seconds: float = CONNECT_
             "object_store_memory": _OBJECT_STORE_BYTES,
             "include_dashboard": False,
         }
+    import ray
+
     try:
         ray.init(address=address or "local", **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise LaunchError(f"Ray cannot start: {' '.join(str(error).split()):.300}") from error
     try:
-        yield address is None
+        yield places
     finally:
         ray.shutdown()
+
+
+def _places(job: ClusterJob) -> list[WorkerPlace]:
+    return worker_places(
+        job.num_workers,
+        detect_hardware(),
+        cores_per_worker=job.cores_per_worker or 1,
+        gpus_per_worker=job.gpus_per_worker,
+    )
 
 
 def _try(address: str, seconds: float) -> None:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import LaunchError
-from tfaccel.hardware.detect import detect_hardware
 from tfaccel.launching.cluster_job import ClusterJob
 from tfaccel.launching.ray_board import Board, WorkerEnd
 from tfaccel.launching.ray_connection import CONNECT_SECONDS, check_ray_is_installed, connected
 from tfaccel.launching.ray_worker import run_worker
-from tfaccel.launching.worker_places import worker_places
+from tfaccel.launching.worker_places import WorkerPlace
 from tfaccel.processes.exit_status import DONE, INTERRUPTED, PERMANENT, RETRY
 
 logger = logging.getLogger("tfaccel")
@@ -98,8 +97,8 @@ def run_on_ray(
         Path(options.log_dir).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"The folder for logs {options.log_dir} cannot be created: {error.strerror}.") from error
-    with connected(job, options.address, seconds=options.connect_seconds) as is_local:
-        return _Run(job, options, on_line or _log_line, on_event, is_local=is_local).run()
+    with connected(job, options.address, seconds=options.connect_seconds) as places:
+        return _Run(job, options, on_line or _log_line, on_event, places=places).run()
 
 
 def _log_line(index: int, line: str) -> None:
@@ -116,7 +115,7 @@ class _Run:
         on_line: Callable[[int, str], None],
         on_event: Callable[[str], None],
         *,
-        is_local: bool,
+        places: list[WorkerPlace],
     ) -> None:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -125,15 +124,7 @@ class _Run:
         self._on_line, self._on_event = on_line, on_event
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._board: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
-        self._cores: list[list[int]] = []
-        if is_local:  # on other nodes, other programs may have a place
-            places = worker_places(
-                job.num_workers,
-                detect_hardware(),
-                cores_per_worker=job.cores_per_worker,
-                gpus_per_worker=job.gpus_per_worker,
-            )
-            self._cores = [list(place.cores) for place in places]
+        self._cores = [list(place.cores) for place in places]
         self._error: BaseException | None = None
         self._told: list[int] = []
         self._attempt = 0
