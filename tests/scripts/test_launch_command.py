@@ -20,7 +20,7 @@ def test_slurm_script_is_printed(capsys):
 
 
 def test_kubernetes_manifest_is_printed(capsys):
-    flags = ["--cores_per_worker=2", "--memory_per_worker_bytes=4000000000", "--volume_claim=runs", "--image=digits:1"]
+    flags = ["--cores_per_worker=2", "--memory_per_worker_gib=4", "--volume_claim=runs", "--image=digits:1"]
     words = ["tfaccel", "launch", "--engine=kubernetes", "--num_workers=2", "--dry_run", *flags, *COMMAND]
     assert main(words) == 0
     kinds = [one["kind"] for one in yaml.safe_load_all(capsys.readouterr().out)]
@@ -38,10 +38,10 @@ def test_kubernetes_manifest_is_printed(capsys):
         ),
         (["--num_workers=2", "--", "no-such"], "The command to launch was not found: 'no-such'. Give it after `--`"),
         (["--num_workers=2", "--gpus_per_worker=9", "--", "python"], "2 workers with 9 GPUs each need 18 GPUs; this"),
-        (["--engine=slrum", "--", "python"], "There is no engine 'slrum'. Did you mean 'slurm'? Engines: local, slurm"),
-        (["--engine=slurm", "--", "python"], "you submit it: add --dry_run, and pipe the output to `sbatch`."),
-        (["--image=a:1", "--", "python"], "--image is for --engine=kubernetes. Received: --engine=local."),
-        (["--name=a", "--", "python"], "--name is for --engine=slurm or kubernetes or ray. Received: --engine=local."),
+        (["--engine=slrum", "--", "python"], "Received: --engine=slrum. Did you mean 'slurm'?"),
+        (["--engine=kubernetes", "--num_workers=2", "--", "python"], "Give their image: --image=REGISTRY/NAME:TAG."),
+        (["--image=a:1", "--", "python"], "--image is for --engine=kubernetes. Received: --image with --engine=local."),
+        (["--name=a", "--", "python"], "--name is for --engine=slurm or --engine=kubernetes or --engine=ray."),
     ],
 )
 def test_refusals_take_one_line_and_status_2(words, message, capsys):
