@@ -11,7 +11,8 @@ from absl import flags
 from tfaccel.errors import LaunchError
 from tfaccel.known_names import did_you_mean
 from tfaccel.launching.cluster_job import ClusterJob
-from tfaccel.launching.kubernetes_manifest import KubernetesOptions, kubernetes_manifest
+from tfaccel.launching.kubernetes_manifest import kubernetes_manifest
+from tfaccel.launching.kubernetes_options import KubernetesOptions
 from tfaccel.launching.ray_engine import RayOptions, run_on_ray
 from tfaccel.launching.slurm_script import SlurmOptions, slurm_script
 from tfaccel.processes.child import ProcessError, run_program

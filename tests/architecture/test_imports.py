@@ -56,6 +56,8 @@ NOUN_MODULES = {
     "tfaccel.exporting.export_result",
     "tfaccel.launching.cluster_job",
     "tfaccel.launching.kubernetes_manifest",
+    "tfaccel.launching.kubernetes_options",
+    "tfaccel.launching.ray_board",
     "tfaccel.launching.slurm_script",
     "tfaccel.serving.options",
     "tfaccel.compressing.litert.layer_cost",

@@ -39,19 +39,24 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 
 
 class SlurmCluster:
-    """A running cluster; as a context manager, ends it on exit."""
+    """A running cluster; as a context manager, ends it on exit.
+
+    Attributes:
+        configuration: its file, for SLURM_CONF.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._daemons = []
-        self._environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.configuration = folder / "slurm.conf"
+        self._environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
         host = socket.gethostname().split(".")[0]
         controller_port, node_port = free_ports(2)
         for name in ("state", "spool"):
             (folder / name).mkdir(parents=True)
         values = {"folder": folder, "host": host, "user": getpass.getuser()}
         text = CONFIGURATION.format(controller_port=controller_port, node_port=node_port, **values)
-        (folder / "slurm.conf").write_text(text)
+        self.configuration.write_text(text)
         self._host = host
 
     def __enter__(self) -> "SlurmCluster":

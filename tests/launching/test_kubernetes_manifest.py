@@ -9,7 +9,8 @@ import yaml
 
 from tfaccel.errors import LaunchError
 from tfaccel.launching.cluster_job import ClusterJob
-from tfaccel.launching.kubernetes_manifest import KubernetesOptions, kubernetes_manifest, kubernetes_objects
+from tfaccel.launching.kubernetes_manifest import kubernetes_manifest, kubernetes_objects
+from tfaccel.launching.kubernetes_options import KubernetesOptions
 from tfaccel.processes.exit_status import can_be_retried
 
 ODD_WORDS = (

@@ -1,5 +1,6 @@
 """The batch script on a real Slurm cluster of one node: two workers train, are lost, and are requeued."""
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -91,3 +92,23 @@ def test_a_cancelled_job_is_not_requeued(cluster, tmp_path):
     cluster.wait_for(job, "RUNNING")
     cluster.cancel(job)
     assert cluster.wait_for(job, "CANCELLED", "PENDING", "COMPLETED", "FAILED")["JobState"] == "CANCELLED"
+
+
+def test_the_command_submits(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", str(cluster.configuration))
+    command = [sys.executable, "-m", "tfaccel.scripts.main", "launch", "--engine=slurm", "--num_workers=2"]
+    command += [
+        "--workers_per_node=2",
+        "--name=said",
+        "--",
+        "bash",
+        "-c",
+        'echo "$1 $SLURM_PROCID"',
+        "it",
+        "it's $HOME",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    job = int(done.stdout.removeprefix("Submitted batch job "))
+    assert cluster.wait_for(job, "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
+    logs = [(tmp_path / f"said-{job}-worker-{index}.log").read_text() for index in range(2)]
+    assert logs == ["it's $HOME 0\n", "it's $HOME 1\n"]
