@@ -13,8 +13,14 @@ On several machines, run this command on each, with the cluster and the worker's
 Slurm, or in an indexed Kubernetes job). They wait for each other for 300 seconds, or TFACCEL_WORKER_WAIT_SECONDS; only
 worker 0 writes the run directory, which the others need not see.
 
-Exit status: 0; 2 for bad input, or files that cannot be written; 138 if another worker did not start or was lost (start
-all workers again with --resume=auto to continue from the newest checkpoint); 130 for Ctrl-C; 1 for any other error.
+Ctrl-C and SIGTERM stop training after the steps in progress (about half a second of them), and save a checkpoint;
+several workers stop together if one of them gets the signal. A second signal ends the process at once. After SIGTERM,
+the process ends within TFACCEL_GRACE_SECONDS (15 by default), with a new checkpoint or without. --resume=must does what
+--resume=auto does, but fails if there is no run to continue.
+
+Exit status: 0; 2 for bad input, or files that cannot be written; 138 after SIGTERM, or if another worker did not start
+or was lost: the same command with --resume=auto continues, on all workers; 130 for Ctrl-C; 143 after a second SIGTERM;
+1 for any other error.
 """
 
 import contextlib
@@ -29,7 +35,9 @@ from rich.table import Table
 
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import TfaccelError
+from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.machine import Machine
 from tfaccel.launching.launch_options import LaunchOptions
 from tfaccel.planning.learning_rate_scaling import scaling_advice
 from tfaccel.planning.moves import MEASURED
@@ -40,7 +48,7 @@ from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import launch_date, resume_in_attempt
 from tfaccel.scripts.autotune import autotune
-from tfaccel.scripts.command import INTERRUPTED, table_console
+from tfaccel.scripts.command import table_console
 from tfaccel.scripts.launch import check_num_workers, launch
 from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.start_again import can_start_again, carried_plan, has_started_again, start_again_if_needed
@@ -56,11 +64,12 @@ from tfaccel.scripts.workload_command import run_workload_command
 from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.run_dir import checked_place
+from tfaccel.training.run.run_dir import checked_place, resume_on
 from tfaccel.training.run.step_range import StepRange
 
 # Fields of the plan that are shown before training; others are shown only if the user set them.
 _SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
+_GO_ON = "The same command with --resume=auto continues from the newest checkpoint."
 _NO_MFU = (
     "unknown: `tfaccel roofline` with the same --recipe (or --workload) and flags measures this machine's limits for "
     "this plan"
@@ -84,7 +93,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         check_num_workers(values.num_workers, cluster)
     if values.profile is not None:
         StepRange.of(values.profile)  # reports a wrong range before anything is loaded
-    checked_place(directory, resume_in_attempt(values.resume))
+    checked_place(directory, resume_on(find_cluster(Machine.here()), resume_in_attempt(values.resume)))
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload, plan, origin = _what_to_train(values, parameters, directory)
         if not values.quiet:
@@ -95,9 +104,8 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
                 print(advice)
         try:
             result = _train(workload, plan, directory, values)
-        except KeyboardInterrupt:
-            print("\nStopped. Continue from the newest checkpoint: the same command, --resume=auto.", file=sys.stderr)
-            return INTERRUPTED
+        except KeyboardInterrupt as error:
+            raise error if error.args else KeyboardInterrupt(_GO_ON) from None
     if values.json:
         print(json.dumps(result.to_json(), indent=2))
     else:
@@ -126,9 +134,8 @@ def _what_to_train(
     workload = chosen_workload(values, **workload_options(values, parameters))
     run_epochs_of(workload, run_option("epochs", values))  # reports a missing number of epochs early
     measured = carried_plan()
-    measures = values.autotune and not (
-        resume_in_attempt(values.resume) == "auto" and (Path(directory) / "plan.json").exists()
-    )
+    continues = resume_in_attempt(values.resume) != "never" and (Path(directory) / "plan.json").exists()
+    measures = values.autotune and not continues
     if measures and not has_started_again():
         options = {**workload_options(values, parameters), **fixed}
         measured = autotune(reference_of_workload(values), options, quiet=values.quiet).plan

@@ -15,6 +15,7 @@ from tfaccel.processes.launched import launch_date
 from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, value_of
+from tfaccel.training.run.run_dir import RESUME
 
 # Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
 _WORKLOAD_OPTIONS = {
@@ -65,8 +66,8 @@ def define_train_flags(values: flags.FlagValues) -> None:
     )
     text = "seed of the initial weights, dropout and the order of the data"
     flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)
-    help_text = "auto continues from the newest checkpoint in --run_dir, if it holds the same run"
-    flags.DEFINE_enum("resume", "never", ["never", "auto"], help_text, **own)
+    help_text = "auto continues from the newest checkpoint in --run_dir, if it holds a run; must fails if it holds none"
+    flags.DEFINE_enum("resume", "never", list(RESUME), help_text, **own)
     text = "multiply the learning rate by the ratio of global and recommended batch size, or by its square root"
     flags.DEFINE_enum("learning_rate_scaling", "none", ["none", *RULES], text, **own)
     text = "fraction of all steps over which the rate rises from the unscaled to a higher scaled one"
@@ -137,8 +138,8 @@ def run_dir(values: flags.FlagValues) -> str:
         return path
     if path == "":
         raise TfaccelError("--run_dir must name a folder. Received: an empty --run_dir=.")
-    if values.resume == "auto":
-        raise TfaccelError("Give --run_dir=DIR, the folder of the run that --resume=auto continues.")
+    if values.resume != "never":
+        raise TfaccelError(f"Give --run_dir=DIR, the folder of the run that --resume={values.resume} continues.")
     name = values.recipe or (values.workload or "").partition(":")[0].rpartition(".")[2]
     launched = launch_date()
     if launched is not None:  # the same for all workers, also after they were started again

@@ -82,6 +82,7 @@ _PUBLIC_NAMES = {
     "SearchError": "tfaccel.errors",
     "ReportError": "tfaccel.errors",
     "NonFiniteLossError": "tfaccel.errors",
+    "RunStopped": "tfaccel.errors",
     "OutOfMemoryError": "tfaccel.errors",
     "VersionError": "tfaccel.errors",
     "Lars": "tfaccel.training.lars",

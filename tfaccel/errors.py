@@ -1,5 +1,7 @@
 """Errors that tfaccel raises for users. Each message says what was received, what was expected and how to fix it."""
 
+from pathlib import Path
+
 
 class TfaccelError(Exception):
     """Base class of all errors for users; commands print it on one line and exit with status 2.
@@ -72,6 +74,21 @@ class SearchError(TfaccelError, ValueError):
 
 class ReportError(TfaccelError, ValueError):
     """A report that cannot be written, or measurements for it that cannot be read."""
+
+
+class RunStopped(TfaccelError, RuntimeError):
+    """Training was stopped by SIGTERM after a checkpoint was saved; the message says where it is and how to continue.
+
+    Commands exit with status 138, which asks whoever started them to start them again.
+
+    Attributes:
+        step: number of batches that the run has trained.
+        checkpoint: path of the checkpoint, on the worker that writes the run directory.
+    """
+
+    exit_status = 138
+    step: int
+    checkpoint: Path
 
 
 class NonFiniteLossError(TfaccelError, ArithmeticError):

@@ -42,6 +42,7 @@ PUBLIC_NAMES = [
     "Roofline",
     "Run",
     "RunDirError",
+    "RunStopped",
     "Runtime",
     "ScalingEstimate",
     "ScalingOptions",

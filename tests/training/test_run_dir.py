@@ -155,8 +155,8 @@ def test_unreadable_config_is_named(tmp_path):
         RunDir(path, CONFIG, resume="auto")
 
 
-def test_resume_has_two_values(tmp_path):
-    with pytest.raises(RunDirError, match=r'must be "never" or "auto". Received: resume=True'):
+def test_resume_has_three_values(tmp_path):
+    with pytest.raises(RunDirError, match=r'must be "never", "auto" or "must". Received: resume=True'):
         RunDir(tmp_path, CONFIG, resume=True)
 
 

@@ -91,7 +91,7 @@ class FreshArguments:
     @property
     def identity(self) -> dict[str, Any]:
         """The arguments as JSON values, which must not change when a run is resumed."""
-        return {name: _described(value) for name, value in self.arguments.items()}
+        return {name: described(value) for name, value in self.arguments.items()}
 
 
 def _fresh(name: str, value: Any, num_steps: int | None) -> Any:
@@ -137,15 +137,16 @@ def _arguments_of_maker(function: Any, num_steps: int | None) -> dict[str, Any] 
     return None
 
 
-def _described(value: Any) -> Any:
+def described(value: Any) -> Any:
+    """A compile argument as JSON values: classes with their configs, functions by their names."""
     if isinstance(value, Mapping):
-        return {str(name): _described(part) for name, part in value.items()}
+        return {str(name): described(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_described(part) for part in value]
+        return [described(part) for part in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if hasattr(value, "get_config") and not isinstance(value, type):
-        config = json.loads(json.dumps(value.get_config(), default=_described))
+        config = json.loads(json.dumps(value.get_config(), default=described))
         config.pop("name", None)  # Keras numbers objects in it
         return {"class": type(value).__qualname__, "config": config}
     return getattr(value, "__qualname__", type(value).__qualname__)

@@ -26,8 +26,9 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt
 from tfaccel.training.run.plan_of_run import plan_of_run
 from tfaccel.training.run.result import TrainResult, installed_versions
-from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.run_dir import RunDir, resume_on
 from tfaccel.training.run.step_range import StepRange
+from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.verdict.trivial_scores import trivial_scores
 
@@ -81,13 +82,13 @@ def train(
             ("package.module:function"), or a function that returns a `Workload`.
         x, y: data for the model, as `Workload.of` takes them. With a `Workload`, the second argument may be
             the plan.
-        run_dir: a new or empty directory, or with `resume="auto"` one that holds the same run.
+        run_dir: a new or empty directory, or with `resume="auto"` or "must" one that holds the same run.
         plan: the plan to train with; None for the one that `tfaccel.find_fastest` has measured for this workload on
             this machine, or else the `default_plan`. A run that is resumed keeps its plan.
         epochs: total number of epochs; None for the workload's recommendation.
         seed: determines initial weights, dropout and the order of the data.
-        resume: "never", or "auto" to continue from the newest complete checkpoint, to the same weights as without an
-            interruption. A complete run is left unchanged.
+        resume: "never"; "auto" to continue from the newest complete checkpoint, to the same weights as without an
+            interruption, or to start if there is no run; "must" to continue, or fail. A complete run is left unchanged.
         checkpoint_interval: optimizer steps between checkpoints; None for one after each epoch, or after several if
             epochs are so short that saving would take more than 2 % of the time.
         callbacks: additional Keras callbacks; checkpoints include their numbers and best weights.
@@ -115,6 +116,9 @@ def train(
         OutOfMemoryError: if a step does not fit into memory, and the batch may not be split further. Otherwise training
             continues with half the batch per replica and twice the accumulation steps, and logs it.
         NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
+        RunStopped: after SIGTERM, when the steps in progress have ended and a checkpoint is saved; several workers stop
+            at the same step. A second SIGTERM ends the process.
+        KeyboardInterrupt: after Ctrl-C, likewise; after a second Ctrl-C at once, without saving.
 
     Example:
         >>> import tempfile, keras, numpy as np, tfaccel
@@ -137,14 +141,16 @@ def train(
     check_seed(seed)
     if checkpoint_interval is not None:
         check_counts(checkpoint_interval=checkpoint_interval)
-    steps_to_profile = None if profile is None else StepRange.of(profile)
+    steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     hardware = detect_hardware()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume)
     workload_key = plan_key(hardware, workload, {})
     scaling = _scaling(workload, plan, learning_rate_scaling, scaling_warm_up)
     config = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
-    directory = RunDir(run_dir, {**_config(workload, plan, scaling), **config}, resume=resume)
+    directory = RunDir(
+        run_dir, {**_config(workload, plan, scaling), **config}, resume=resume_on(hardware.cluster, resume)
+    )
     complete = directory.result()
     if complete is not None:
         logger.info("The run in %s is complete; there is nothing to train.", directory.path)
@@ -160,6 +166,7 @@ def train(
         from tfaccel.training.workers.lost_worker import lost_workers_named
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
+        signals = stack.enter_context(StopSignals(grace))
         asked = RunOptions(
             epochs=epochs,
             seed=seed,
@@ -174,7 +181,7 @@ def train(
             )
 
         def run(session: TrainSession) -> Outcome:
-            return session.run(runtime.strategy, callbacks, hardware=hardware, verbose=verbose)
+            return session.run(runtime.strategy, callbacks, signals=signals, hardware=hardware, verbose=verbose)
 
         plan, outcome = trained_within_memory(begin, run, plan, directory, runtime)
         baselines = None

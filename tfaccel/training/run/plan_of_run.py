@@ -36,7 +36,7 @@ def plan_of_run(
     Args:
         hardware, workload: what the plan is for.
         run_dir: the run directory, which need not exist.
-        resume: "never" or "auto", as for `tfaccel.train`.
+        resume: "never", "auto" or "must", as for `tfaccel.train`.
         can_restart: whether settings that this process cannot take any more stay in a measured plan.
         **fixed: plan fields, whose values stay fixed.
 
@@ -65,7 +65,7 @@ def plan_and_origin(
     """
     if hardware.cluster is not None and hardware.cluster.num_workers > 1:
         return default_plan(hardware, workload, **fixed), "by rules, as always with several workers"
-    if resume == "auto":
+    if resume != "never":
         rules = default_plan(hardware, workload, **fixed)
         file = Path(run_dir) / "plan.json"
         saved = _saved_plan(file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import weakref
@@ -14,9 +13,15 @@ from typing import Any
 
 from tfaccel.errors import RunDirError
 from tfaccel.files import write_json, write_json_lines
+from tfaccel.hardware.hardware import Cluster
+from tfaccel.known_names import did_you_mean
+from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
 
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved
+RESUME = ("never", "auto", "must")
+_MUST = 'resume="must" (--resume=must) continues a run'
+_OR_START = 'Check the path, or start the run with resume="auto" (--resume=auto).'
 NO_METRICS = ("epoch", "step", "seconds", PERFORMANCE)  # keys of a row that are not metrics
 
 
@@ -26,11 +31,12 @@ class RunDir:
     Args:
         path: the directory, which `start` creates.
         config: JSON-serializable data that identifies the run; a resumed run must have the same.
-        resume: "never": the directory must be new or empty; "auto": continue if it holds this run.
+        resume: "never": the directory must be new or empty; "auto": continue if it holds this run; "must": it must hold
+            this run.
         writes: False on workers other than the chief, which write nothing.
 
     Raises:
-        RunDirError: if the path is a file, or holds another run or other files.
+        RunDirError: if the path is a file, or holds another run or other files, or nothing to continue with "must".
     """
 
     def __init__(
@@ -40,6 +46,8 @@ class RunDir:
         self.config = config
         self.writes = writes
         self.resumes = False
+        self.built: dict[str, Any] | None = None  # see `built_settings`; of the run that this directory holds
+        self._lock: RunLock | None = None
         self.rows: list[dict[str, Any]] = []
         if (self.path / "config.json").exists():
             self._check_holds_this_run()
@@ -82,14 +90,11 @@ class RunDir:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = _locked(self.path)
-        except BlockingIOError as error:
-            raise RunDirError(
-                f"Another run is using the run directory {self.path}. Wait for it to end, or choose a new one."
-            ) from error
+            lock = RunLock(self.path)
         except OSError as error:
             raise self._cannot_be_written(error) from error
-        self.close = weakref.finalize(self, os.close, lock)
+        self._lock = lock
+        self.close = weakref.finalize(self, lock.release)
         if self._content() != self._seen:
             self.close()
             raise RunDirError(
@@ -156,8 +161,17 @@ class RunDir:
         names = [name for name in (self.rows[0] if self.rows else {}) if name not in NO_METRICS]
         return {name: [row.get(name) for row in self.rows] for name in names}
 
+    def check_held(self) -> None:
+        """Raises RunDirError if another process has taken the directory, because this one was suspended for long."""
+        if self._lock is not None and self._lock.taken_by is not None:
+            raise RunDirError(
+                f"Another run ({self._lock.taken_by}) has taken over the run directory {self.path}, because this "
+                f"process was suspended for more than {STALE_SECONDS:g} seconds. That run continues; this one ends."
+            )
+
     def add_row(self, row: dict[str, Any]) -> None:
         """Adds the metrics of one epoch."""
+        self.check_held()
         self.rows.append(row)
         if self.writes:
             write_json_lines(self.path / "metrics.jsonl", self.rows)
@@ -184,13 +198,23 @@ class RunDir:
 
     def _check_holds_this_run(self) -> None:
         found = _read_config(self.path)
+        self.built = found.pop("built", None)
         found, wanted = _flat(found), _flat(json.loads(json.dumps(self.config)))
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
-                raise RunDirError(
-                    f"The run directory {self.path} holds another run: {name} is {found.get(name)!r} there and "
-                    f"{wanted.get(name)!r} here. Choose a new directory, or resume with the same settings."
-                )
+                raise self.holds_another(name, found.get(name), wanted.get(name))
+
+    def holds_another(self, name: str, there: Any, here: Any) -> RunDirError:
+        """The error for a directory whose run has another value of a setting."""
+        return RunDirError(
+            f"The run directory {self.path} holds another run: {name} is {there!r} there and {here!r} here. Choose "
+            "a new directory, or resume with the same settings."
+        )
+
+
+def resume_on(cluster: Cluster | None, resume: str) -> str:
+    """`resume` as it applies to this process: only the chief must find a run; the others may not see its files."""
+    return "auto" if resume == "must" and cluster is not None and not cluster.is_chief else resume
 
 
 def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
@@ -199,19 +223,22 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
     Raises:
         RunDirError: if it is a file, or a directory that holds other files or a run that may not be resumed.
     """
-    if resume not in ("never", "auto"):
-        raise RunDirError(f'`resume` must be "never" or "auto". Received: resume={resume!r}.')
+    if resume not in RESUME:
+        hint = did_you_mean(resume, RESUME) if isinstance(resume, str) else ""
+        raise RunDirError(f'`resume` must be "never", "auto" or "must". Received: resume={resume!r}.{hint}')
     path = Path(path)
     try:
         if path.exists() and not path.is_dir():
             raise RunDirError(f"The run directory is a file: {path}. Give the path of a directory.")
-        is_empty = not path.is_dir() or not any(path.iterdir())
+        is_empty = not path.is_dir() or own_files([file.name for file in path.iterdir()])
     except OSError as error:
         raise RunDirError(f"The run directory {path} cannot be read: {error.strerror}. Choose another one.") from error
     there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise RunDirError(f"The run directory {path} cannot be created: {there} is not a writable folder.")
     if is_empty:
+        if resume == "must":
+            raise RunDirError(f"{_MUST}, and the run directory {path} holds none. {_OR_START}")
         return path
     if not (path / "config.json").exists():
         raise RunDirError(f"The run directory {path} is not empty and holds no run of tfaccel. Choose a new directory.")
@@ -221,6 +248,8 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
             'resume="auto" (--resume=auto).'
         )
     _read_config(path)
+    if resume == "must" and not (path / "result.json").exists() and not any(path.glob("checkpoints/step_*")):
+        raise RunDirError(f"{_MUST}, and the one in {path} was stopped before its first checkpoint. {_OR_START}")
     return path
 
 
@@ -232,28 +261,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
     return found
-
-
-def _locked(folder: Path) -> int:
-    """The descriptor of an exclusive lock, which the kernel releases when the process ends.
-
-    Raises:
-        BlockingIOError: if another process holds it.
-    """
-    places = [(folder, os.O_RDONLY), (folder / ".lock", os.O_RDWR | os.O_CREAT)]  # NFS locks files, not folders
-    for place, flags in places:
-        descriptor = os.open(place, flags, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            raise
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP):
-                raise
-    return os.open(folder, os.O_RDONLY)  # a file system without locks
 
 
 def _nothing() -> None:

@@ -127,7 +127,24 @@ class Checkpoints(keras.callbacks.Callback):
         self._epoch, self._first_step = position["epoch"], position["step_in_epoch"]
         self._step = position["step"]
         self._last = 0
+        self._saved = self._position if restored else None  # the position of the newest checkpoint
         self._due_at = 0.0  # clock time from which the next checkpoint after an epoch is due
+
+    @property
+    def step(self) -> int:
+        """Batches trained since the run began."""
+        return self._step + self._last
+
+    @property
+    def _position(self) -> tuple[int, int, int]:
+        """Epoch, step within it, and step."""
+        return self._epoch, self._first_step + self._last, self.step
+
+    def save_now(self) -> int:
+        """Saves the current state, unless the newest checkpoint holds it; returns its step. All workers call it."""
+        if self._saved != self._position:
+            self._save(*self._position)
+        return self.step
 
     def steps_to_boundary(self, done: int) -> int | None:
         """Steps until the next checkpoint is due, `done` steps after this epoch started (or resumed)."""
@@ -144,12 +161,12 @@ class Checkpoints(keras.callbacks.Callback):
         """Saves in the middle of an epoch."""
         self._last = batch + 1
         if self._interval and (self._step + self._last) % self._interval == 0:
-            self._save(self._epoch, self._first_step + self._last, self._step + self._last)
+            self._save(*self._position)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves after an epoch; a resumed run starts with the next one."""
         self._step += self._last
-        self._epoch, self._first_step = epoch + 1, 0
+        self._epoch, self._first_step, self._last = epoch + 1, 0, 0
         if self._interval or self._is_last(epoch) or self._replicas.same_on_all_workers(self._is_due):
             started = time.perf_counter()
             self._save(self._epoch, 0, self._step)
@@ -180,6 +197,7 @@ class Checkpoints(keras.callbacks.Callback):
         }
         if self._run_dir.writes:
             save_checkpoint(self._run_dir.checkpoints, arrays, position)
+        self._saved = epoch, step_in_epoch, step
 
 
 def callback_state(callback: keras.callbacks.Callback, prefix: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -19,6 +19,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.fit import callbacks_of, run_epochs
+from tfaccel.training.run.built_run import built_settings, check_built
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
 from tfaccel.training.run.checkpoint import from_bytes, load_newest, to_bytes, write_state
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
@@ -29,6 +30,8 @@ from tfaccel.training.run.profile_steps import ProfileSteps
 from tfaccel.training.run.run_dir import NO_METRICS, RunDir
 from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.run.step_range import StepRange
+from tfaccel.training.run.stop_signals import StopSignals
+from tfaccel.training.run.stopping import StopWhenAsked
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.run.utilization import Utilization
@@ -125,10 +128,15 @@ class TrainSession:
         strategy: tf.distribute.Strategy,
         callbacks: Sequence[keras.callbacks.Callback],
         *,
+        signals: StopSignals,
         hardware: Hardware,
         verbose: int,
     ) -> Outcome:
-        """Trains under a strategy with the workload's and additional callbacks, then evaluates and saves."""
+        """Trains under a strategy with the workload's and additional callbacks, then evaluates and saves.
+
+        Raises:
+            RunStopped, KeyboardInterrupt: if a signal asks for it; see `StopWhenAsked`.
+        """
         replicas = Replicas(strategy)
         self._begin_with_chief(replicas)
         self._continue_within_epoch()
@@ -153,6 +161,7 @@ class TrainSession:
         asked_for = callbacks_of_workload(self._workload)
         self._announce_rates([*asked_for, *callbacks])
         self._run_dir.writes = engine.replicas.is_chief
+        check_built(self._run_dir, self._built_settings(model))
         if self._restored is not None:
             own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
             own = state_in_parts(own, model, self._parts, num_replicas=engine.replicas.num_replicas)
@@ -160,7 +169,8 @@ class TrainSession:
         self._run_dir.start(self.plan.to_json())
         times = StepTimes()
         utilization = self._utilization(engine, hardware)
-        container = self._callbacks([*asked_for, *callbacks], engine, times, utilization, verbose=verbose)
+        every = self._callbacks([*asked_for, *callbacks], engine, times, utilization, signals=signals, verbose=verbose)
+        container = callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
         try:
             with (
                 smaller_batches_if_out_of_memory(model, self._workload, self.plan, engine.replicas),
@@ -175,7 +185,7 @@ class TrainSession:
                     initial_epoch=self._first_epoch,
                     first_step=self._first_step,
                 )
-                final = self._final_metrics(engine, validation)
+                final = self._final_metrics(engine, validation, every[-1])
         finally:
             for callback in container.callbacks:
                 if isinstance(callback, TrainingProgress | ProfileSteps):
@@ -187,6 +197,9 @@ class TrainSession:
         engine.replicas.wait_for_all_workers()
         scaled = None if self._rates is None else self._rates.to_json()
         return Outcome(self._run_dir.history(), final, times, utilization.of_run(), scaled)
+
+    def _built_settings(self, model: keras.Model) -> dict[str, Any]:
+        return built_settings(model, num_batches=self._source.num_batches, batch_size=self._source.batch_size)
 
     def _utilization(self, engine: Engine, hardware: Hardware) -> Utilization:
         source = self._source
@@ -220,8 +233,10 @@ class TrainSession:
         times: StepTimes,
         utilization: Utilization,
         *,
+        signals: StopSignals,
         verbose: int,
-    ) -> keras.callbacks.CallbackList:
+    ) -> list[keras.callbacks.Callback]:
+        """All callbacks, in order; the last one stops the run."""
         steps = self._source.num_batches
         lines = MetricLines(self._run_dir, steps, utilization)
         every: list[keras.callbacks.Callback] = [*callbacks, times, utilization, lines]
@@ -245,24 +260,24 @@ class TrainSession:
                         examples_per_step=self._source.batch_size,
                     )
                 )
-        every.append(
-            Checkpoints(
-                self._run_dir,
-                engine,
-                callbacks,
-                interval=self._interval,
-                restored=self._restored,
-                num_steps=self._num_steps,
-                accumulation_steps=self.plan.accumulation_steps,
-            )
+        checkpoints = Checkpoints(
+            self._run_dir,
+            engine,
+            callbacks,
+            interval=self._interval,
+            restored=self._restored,
+            num_steps=self._num_steps,
+            accumulation_steps=self.plan.accumulation_steps,
         )
-        return callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
+        return [*every, checkpoints, StopWhenAsked(signals, checkpoints, self._run_dir, engine.replicas)]
 
-    def _final_metrics(self, engine: Engine, validation: Validation | None) -> dict[str, float]:
+    def _final_metrics(
+        self, engine: Engine, validation: Validation | None, stops: keras.callbacks.Callback
+    ) -> dict[str, float]:
         if validation is None:
             rows = self._run_dir.rows[-1] if self._run_dir.rows else {}
             return {k: v for k, v in rows.items() if k not in NO_METRICS}
-        quiet = keras.callbacks.CallbackList([], model=engine.model)
+        quiet = keras.callbacks.CallbackList([stops], model=engine.model)
         try:
             return validation.evaluate(engine, quiet)
         finally:

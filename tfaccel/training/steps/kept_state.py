@@ -20,21 +20,29 @@ def kept_state(model: keras.Model, replicas: Replicas) -> Iterator[None]:
     That covers weights, moving statistics, seeds, metrics, the states of recurrent layers and the optimizers' state
     (slots, number of steps, loss scale, accumulated gradients), on each replica, and the traced training function.
     """
-    variables = variables_of(model)
-    before = [_values(variable, replicas) for variable in variables]
+    before = values_of(variables_of(model), replicas)
     shared, train_function = global_seed_state(), model.train_function
     try:
         yield
     finally:
         model.train_function = train_function
-        for variable, values in zip(variables, before, strict=True):
-            for replica, value in enumerate(values):
-                replicas.components([variable], replica)[0].assign(value)
+        restore_values(before, replicas)
         created = global_seed_state()
         if shared is None and created is not None:  # as it was when Keras created it, before any number was drawn
             created.assign(np.array([created.numpy()[0], 0], dtype=np.uint32))
 
 
-def _values(variable: keras.Variable, replicas: Replicas) -> list[np.ndarray]:
-    components = [replicas.components([variable], replica)[0] for replica in range(len(replicas.devices))]
-    return [np.array(component.numpy(), copy=True) for component in components]
+def values_of(variables: list[keras.Variable], replicas: Replicas) -> list[tuple[keras.Variable, list[np.ndarray]]]:
+    """Each variable with a copy of its values on the local replicas."""
+    found = []
+    for variable in variables:
+        components = [replicas.components([variable], replica)[0] for replica in range(len(replicas.devices))]
+        found.append((variable, [np.array(component.numpy(), copy=True) for component in components]))
+    return found
+
+
+def restore_values(before: list[tuple[keras.Variable, list[np.ndarray]]], replicas: Replicas) -> None:
+    """Gives variables the values that `values_of` has copied."""
+    for variable, values in before:
+        for replica, value in enumerate(values):
+            replicas.components([variable], replica)[0].assign(value)

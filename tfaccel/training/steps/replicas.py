@@ -124,6 +124,18 @@ class Replicas:
     def _is_first(self, context: tf.distribute.ReplicaContext) -> bool:
         return bool(context.replica_id_in_sync_group == 0)
 
+    def sum_over_workers(self, numbers: Sequence[int]) -> list[int]:
+        """The sums over all workers of each number (below 2**31 in total); every worker gets the same answer."""
+        if self.num_workers == 1:
+            return list(numbers)
+
+        def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
+            is_first = context.replica_id_in_sync_group == self.first_replica
+            return tf.constant(list(numbers) if is_first else [0] * len(numbers), tf.int64)
+
+        values = self.strategy.experimental_distribute_values_from_function(share)
+        return [int(total) for total in self.strategy.reduce("SUM", values, axis=None).numpy()]
+
     def wait_for_all_workers(self) -> None:
         """Returns when every worker has called this; a worker that ends early makes the others fail."""
         self.same_on_all_workers(lambda: 0)

@@ -1,0 +1,182 @@
+"""Stops a run when SIGTERM or Ctrl-C asks for it: all workers at the same step, with one checkpoint.
+
+With several workers, each may get the signal at another time, or only one of them gets it. They sum what each has
+received in one small all-reduce about every half second of training, after the same steps on all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import keras
+
+from tfaccel.errors import RunStopped
+from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.stop_signals import StopSignals
+from tfaccel.training.run.train_callbacks import Checkpoints
+from tfaccel.training.steps.kept_state import restore_values, values_of
+from tfaccel.training.steps.model_parts import untracked_variables
+from tfaccel.training.steps.replica_state import seed_variables
+from tfaccel.training.steps.replicas import Replicas
+
+logger = logging.getLogger("tfaccel")
+
+_SECONDS_BETWEEN_ASKING = 0.5
+_TRAIN, _TEST = "train", "test"
+
+
+class StopWhenAsked(keras.callbacks.Callback):
+    """Saves a checkpoint and raises, after the window of steps in which a signal arrived. It must be the last callback.
+
+    Validation is interrupted as well: the checkpoint then has the state from before it, and a resumed run repeats it.
+
+    Args:
+        signals: what this process has received.
+        checkpoints: the callback that saves, which comes before this one.
+        run_dir, replicas: the run directory, and the replicas that are trained.
+
+    Raises:
+        RunStopped: after SIGTERM.
+        KeyboardInterrupt: after Ctrl-C, with the text of a `RunStopped`.
+    """
+
+    tfaccel_windows = True
+
+    def __init__(self, signals: StopSignals, checkpoints: Checkpoints, run_dir: RunDir, replicas: Replicas) -> None:
+        super().__init__()
+        self._signals, self._checkpoints = signals, checkpoints
+        self._run_dir, self._replicas = run_dir, replicas
+        self._agreement = Agreement(replicas) if replicas.num_workers > 1 else None
+        self._begun = (0, 0.0)  # the first step of the current window, and when it began
+        self._before_validation: list[Any] | None = None
+        self._has_trained = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Stops before anything is compiled, if the signal arrived while the model was built."""
+        self._stop_if_asked(always=True)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Records when the window begins."""
+        self._begun = (batch, time.perf_counter())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops after a window."""
+        self._count(_TRAIN, batch)
+        self._stop_if_asked()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Copies what validation changes."""
+        if not self._has_trained:
+            variables = [*self.model.metrics_variables, *untracked_variables(self.model), *seed_variables(self.model)]
+            self._before_validation = values_of(variables, self._replicas)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Records when the window begins."""
+        self._begun = (batch, time.perf_counter())
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops after a window of validation."""
+        self._count(_TEST, batch)
+        self._stop_if_asked()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Releases the copy."""
+        self._before_validation = None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stops after an epoch; several workers stop after the next window."""
+        if self._agreement is None:
+            self._stop_if_asked()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Notes that there is nothing left to save."""
+        self._has_trained = True
+
+    def _count(self, kind: str, batch: int) -> None:
+        if self._agreement is not None:
+            first, began = self._begun
+            self._agreement.count(kind, batch + 1 - first, time.perf_counter() - began)
+
+    def _stop_if_asked(self, *, always: bool = False) -> None:
+        asked, elsewhere = self._signals.asked, False
+        if self._agreement is not None:
+            if not (always or self._agreement.is_due):
+                return
+            own = asked
+            asked = self._agreement.ask(own)
+            elsewhere = own is None
+        if asked is not None:
+            self._stop(asked, elsewhere=elsewhere)
+
+    def _stop(self, asked: signal.Signals, *, elsewhere: bool) -> NoReturn:
+        with self._signals.saving():
+            if self._before_validation is not None:
+                restore_values(self._before_validation, self._replicas)
+            step = self._checkpoints.step if self._has_trained else self._checkpoints.save_now()
+            self._replicas.wait_for_all_workers()
+        self._signals.raise_what_handlers_raised()
+        stopped = RunStopped(self._text(asked, step, elsewhere=elsewhere))
+        stopped.step = step
+        stopped.checkpoint = self._run_dir.checkpoints / f"step_{step:010d}"
+        if asked == signal.SIGINT:
+            raise KeyboardInterrupt(str(stopped))
+        raise stopped
+
+    def _text(self, asked: signal.Signals, step: int, *, elsewhere: bool) -> str:
+        cause = "Ctrl-C" if asked == signal.SIGINT else asked.name
+        who = " on another worker" if elsewhere else ""
+        place: Path | str = self._run_dir.checkpoints / f"step_{step:010d}"
+        owner = "" if self._replicas.is_chief else " of worker 0"
+        return (
+            f"Training was stopped by {cause}{who} after step {step}; the checkpoint is {place}{owner}. To continue: "
+            'the same command with --resume=auto (resume="auto").'
+        )
+
+
+class Agreement:
+    """What all workers have been asked to do, which each of them learns after the same steps.
+
+    Args:
+        replicas: the replicas of several workers.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._num_steps = {_TRAIN: 0, _TEST: 0}  # since the workers last asked each other
+        self._seconds = {_TRAIN: 0.0, _TEST: 0.0}  # that they took on this worker
+        self._step_seconds: dict[str, float] = {}  # the chief's, known to all workers
+
+    def count(self, kind: str, num_steps: int, seconds: float) -> None:
+        """Adds a window of steps of one kind."""
+        self._num_steps[kind] += num_steps
+        self._seconds[kind] += seconds
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to ask now; the answer is the same on all workers."""
+        counted = {kind: number for kind, number in self._num_steps.items() if number}
+        if not counted.keys() <= self._step_seconds.keys():
+            return True
+        return sum(number * self._step_seconds[kind] for kind, number in counted.items()) >= _SECONDS_BETWEEN_ASKING
+
+    def ask(self, own: signal.Signals | None) -> signal.Signals | None:
+        """The signal that any worker has received: SIGINT before SIGTERM; None if there was none.
+
+        Args:
+            own: what this worker has received.
+        """
+        is_chief = self._replicas.is_chief
+        micros = [int(is_chief * self._seconds[kind] * 1e6) for kind in (_TRAIN, _TEST)]
+        asked = [int(own == number) for number in (signal.SIGINT, signal.SIGTERM)]
+        interrupts, terminations, *chief_micros = self._replicas.sum_over_workers([*asked, *micros])
+        for kind, total in zip((_TRAIN, _TEST), chief_micros, strict=True):
+            if self._num_steps[kind]:
+                self._step_seconds[kind] = total * 1e-6 / self._num_steps[kind]
+            self._num_steps[kind], self._seconds[kind] = 0, 0.0
+        if interrupts:
+            return signal.SIGINT
+        return signal.SIGTERM if terminations else None
