@@ -67,7 +67,7 @@ def test_an_address_from_outside_of_the_cluster_is_refused(tmp_path):
 @needs_ray
 def test_a_log_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "logs").write_text("")
-    assert "logs cannot be created: File exists." in refused(tmp_path)
+    assert "logs cannot be created: there is a file of that name." in refused(tmp_path)
 
 
 @needs_ray
