@@ -123,7 +123,7 @@ class Attempt:
         ended = [worker for worker in self.workers if worker.status not in (None, DONE)]
         causes = [worker for worker in ended if worker.status != RETRY]  # the others only lost a worker
         silent = self._silent(_MISSED_BEATS * heartbeat.SECONDS)
-        if silent is not None and not causes:
+        if silent is not None and all((worker.status or 0) < 0 for worker in causes):  # TensorFlow may abort the others
             return self._of_silence(*silent)
         first = min(causes or ended, key=lambda worker: worker.ended_at or 0.0)
         index, step = first.place.index, self._last_step()
