@@ -127,6 +127,15 @@ def test_after_a_killed_worker_the_run_ends_as_if_nothing_had_happened(undisturb
 
 @needs_ray
 @pytest.mark.slow
+def test_after_a_stopped_worker_the_run_ends_as_if_nothing_had_happened(undisturbed, tmp_path, logical_devices):
+    status, _, events = run("local", tmp_path, "stopped")
+    assert status == 0
+    assert "Worker 1 gave no sign of life, and was killed by SIGKILL" in events
+    assert outcome(tmp_path / "stopped") == undisturbed
+
+
+@needs_ray
+@pytest.mark.slow
 def test_after_a_lost_node_the_run_ends_as_if_nothing_had_happened(undisturbed, tmp_path, logical_devices):
     status, _, events = run("lost_node", tmp_path, "slow", 0.4)
     assert (status, "attempt 2" in events) == (0, True)
