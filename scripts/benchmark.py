@@ -15,6 +15,7 @@
     tfaccel benchmark choice --figures=cnn,input
     tfaccel benchmark peers --out=benchmarks/peers.json
     tfaccel benchmark workers --out=benchmarks/workers.json
+    tfaccel benchmark faults --repetitions=20 --out=benchmarks/faults.json
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
 compared with Keras's operations; CPU only, about sixteen minutes on two cores), `recipes` (trains each recipe to its
@@ -31,11 +32,12 @@ each worker on one core, a minute and a half per repetition; and predicted effic
 `settings` (each recipe's settings and neighboring ones, on held-out training data, never on test data; hours for all
 recipes), `choice` (for seven kinds of models: the plan that `tfaccel autotune` chooses, the best plan of an exhaustive
 sweep of the same space, and `Model.fit` with its defaults, in turn, and what choosing costs; and the input pipeline for
-JPEG images; about seven minutes per kind of model), `workers` (two workers of one core against one worker of one core
-and of two, and against two logical replicas; and how long workers take from launch to the first step; twenty minutes)
-and `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
+JPEG images; about seven minutes per kind of model), `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
 turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves
-out what is not installed). `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
+out what is not installed), `workers` (two workers of one core against one worker of one core and of two, and against
+two logical replicas; and how long workers take from launch to the first step; twenty minutes) and `faults` (what is
+done to workers, how soon it is noticed, and whether the run ends as usual; a minute and a half per repetition).
+`settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """
 
@@ -51,6 +53,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.benchmarks.choice_suite import CHOICE_FIGURES, run_choice_suite
+from tfaccel.benchmarks.faults_suite import FAULT_FIGURES, run_faults_suite
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.peers_suite import PEERS_FIGURES, run_peers_suite
 from tfaccel.benchmarks.report import Report
@@ -69,7 +72,7 @@ from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_s
 
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
-    *("settings", "choice", "peers", "workers"),
+    *("settings", "choice", "peers", "workers", "faults"),
 )
 CONTINUED = ("choice", "peers")
 MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
@@ -189,6 +192,8 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             return run_memory_suite(names, options)
         if suite == "serve":
             return run_serve_suite(names, options)
+        if suite == "faults":
+            return run_faults_suite(names, options)
         if suite == "workers":
             return run_workers_suite(names, options)
         if suite == "scaling":
@@ -248,6 +253,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "choice": CHOICE_FIGURES,
         "peers": PEERS_FIGURES,
         "workers": WORKERS_FIGURES,
+        "faults": FAULT_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:

@@ -32,7 +32,8 @@ from absl import flags
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Cluster
-from tfaccel.launching.local_launcher import DEFAULT_GRACE_SECONDS, LaunchOptions, launch_local
+from tfaccel.launching.launch_options import DEFAULT_GRACE_SECONDS, LaunchOptions
+from tfaccel.launching.local_launcher import launch_local
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.launch_engines import ENGINE_FLAGS, LOCAL, check_engine, launch_on_cluster
@@ -72,7 +73,7 @@ def _main(values: flags.FlagValues, command: list[str]) -> int:
         return launch_on_cluster(values, command)
     options = None
     if values.num_workers is not None:
-        names = LaunchOptions.__dataclass_fields__  # those of the flags
+        names = [name for name in LaunchOptions.__dataclass_fields__ if name in values]
         options = LaunchOptions(**{name: values[name].value for name in names})
     return launch(command, options, log_dir=values.log_dir, quiet=values.quiet)
 

@@ -30,7 +30,7 @@ from rich.table import Table
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.detect import detect_hardware
-from tfaccel.launching.local_launcher import LaunchOptions
+from tfaccel.launching.launch_options import LaunchOptions
 from tfaccel.planning.learning_rate_scaling import scaling_advice
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain

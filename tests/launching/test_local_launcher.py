@@ -12,7 +12,8 @@ import pytest
 
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.launching.local_launcher import LaunchOptions, launch_local
+from tfaccel.launching.launch_options import LaunchOptions
+from tfaccel.launching.local_launcher import launch_local
 
 PLACE = """
 import json, os, sys, time
@@ -116,7 +117,8 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.launching.local_launcher import LaunchOptions, launch_local
+from tfaccel.launching.launch_options import LaunchOptions
+from tfaccel.launching.local_launcher import launch_local
 code, folder = sys.argv[1:]
 options = LaunchOptions(num_workers=2, grace_seconds=2.0)
 sys.exit(launch_local([sys.executable, "-c", code], options, hardware=Hardware(), folder=Path(folder), on_event=print))

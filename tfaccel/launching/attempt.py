@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfaccel.launching.launch_options import LaunchOptions
 from tfaccel.launching.launched_worker import LaunchedWorker
 from tfaccel.launching.worker_places import WorkerPlace
 from tfaccel.processes import heartbeat
@@ -17,7 +18,9 @@ from tfaccel.processes.launched import ATTEMPT, STARTED
 from tfaccel.processes.local_cluster import cluster_environments
 
 _POLL_SECONDS = 0.05
-_OTHERS_SECONDS = 5.0  # for the other workers to end by themselves, with what they have to say
+# For the other workers to end by themselves, with what they have to say: if the first one did nothing but lose another
+# one, the cause is still to come.
+_OTHERS_SECONDS, _CAUSE_SECONDS = 1.0, 4.0
 _MISSED_BEATS = 4  # make a worker suspect when another one has lost it
 _HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
@@ -52,35 +55,36 @@ class Attempt:
     Args:
         command: program and arguments, the same for all.
         places: their cores and GPUs.
+        options: how they are treated.
         folder: for their logs.
         number: 1 for the first attempt.
         started: when the first attempt began, as text.
-        hides_gpus: whether they train on CPUs although there are GPUs.
-        silence_seconds: a worker without a heartbeat for so long is taken for lost.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         places: Sequence[WorkerPlace],
+        options: LaunchOptions,
         *,
         folder: Path,
         number: int,
         started: str,
-        hides_gpus: bool = False,
-        silence_seconds: float = 20.0,
     ) -> None:
-        self._silence_seconds = silence_seconds
+        self._silence_seconds = options.silence_seconds
         self._told: int | None = None
         self._killed = False
         self.workers: list[LaunchedWorker] = []
-        marks = {ATTEMPT: str(number), STARTED: started, **(_HIDDEN_GPUS if hides_gpus else {})}
+        marks = {ATTEMPT: str(number), STARTED: started, **(_HIDDEN_GPUS if options.gpus_per_worker == 0 else {})}
         clusters: Sequence[Environment] = [{"TF_CONFIG": None}]
         if len(places) > 1:
             clusters = cluster_environments(len(places))
         try:
             for place, cluster in zip(places, clusters, strict=True):
-                self.workers.append(LaunchedWorker(command, place, environment={**marks, **cluster}, folder=folder))
+                environment = {**marks, **cluster}
+                self.workers.append(
+                    LaunchedWorker(command, place, environment=environment, folder=folder, shows=options.shows_output)
+                )
         except BaseException:
             self._end()
             raise
@@ -115,8 +119,12 @@ class Attempt:
 
     def _wait_for_others(self) -> None:
         """Lets the other workers notice: the one that failed first may have noticed another one's failure."""
-        until = time.monotonic() + _OTHERS_SECONDS
-        while time.monotonic() < until and any(worker.status is None for worker in self.workers):
+        began = time.monotonic()
+        while any(worker.status is None for worker in self.workers):
+            ended = [worker.status for worker in self.workers if worker.status not in (None, DONE)]
+            limit = _CAUSE_SECONDS if all(status == RETRY for status in ended) else _OTHERS_SECONDS
+            if time.monotonic() - began > limit:
+                return
             time.sleep(_POLL_SECONDS)
 
     def _of_failure(self) -> Outcome:

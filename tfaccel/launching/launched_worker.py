@@ -31,6 +31,7 @@ class LaunchedWorker(Child):
         place: its cores and GPUs.
         environment: what to add to the environment of this process.
         folder: for its log and its heartbeat.
+        shows: whether its output goes to the screen.
 
     Attributes:
         place: as given.
@@ -40,8 +41,11 @@ class LaunchedWorker(Child):
         OSError: if it cannot be started.
     """
 
-    def __init__(self, command: Sequence[str], place: WorkerPlace, *, environment: Environment, folder: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], place: WorkerPlace, *, environment: Environment, folder: Path, shows: bool = True
+    ) -> None:
         self.place = place
+        self._shows = shows
         self.ended_at: float | None = None
         self._heartbeat = folder / f".heartbeat-{place.index}"
         self._heartbeat.unlink(missing_ok=True)
@@ -71,8 +75,9 @@ class LaunchedWorker(Child):
                 self._output.flush()
                 if screen is sys.stderr:
                     self._errors.append(line)
-                screen.write(f"[{self.place.index}] {line}")
-                screen.flush()
+                if self._shows:
+                    screen.write(f"[{self.place.index}] {line}")
+                    screen.flush()
 
     @property
     def status(self) -> int | None:

@@ -16,47 +16,13 @@ from typing import Any
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.attempt import Attempt, Outcome
+from tfaccel.launching.launch_options import LaunchOptions
 from tfaccel.launching.worker_places import worker_places
 from tfaccel.processes.exit_status import DONE, INTERRUPTED, PERMANENT, RETRY
 
 logger = logging.getLogger("tfaccel")
 
 MAX_FAILURES_AT_A_STEP = 3
-DEFAULT_GRACE_SECONDS = 15.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """How to launch workers on this machine.
-
-    Args:
-        num_workers: how many.
-        max_restarts: how often all of them are started again, at most.
-        cores_per_worker, gpus_per_worker: see `worker_places`.
-        grace_seconds: how long they may take to stop after SIGTERM or Ctrl-C.
-        silence_seconds: a worker that gives no sign of life for so long is taken for lost.
-
-    Raises:
-        LaunchError: for a number out of range.
-    """
-
-    num_workers: int
-    max_restarts: int = 3
-    cores_per_worker: int | None = None
-    gpus_per_worker: int | None = None
-    grace_seconds: float = DEFAULT_GRACE_SECONDS
-    silence_seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        for name, least in (("num_workers", 1), ("max_restarts", 0), ("cores_per_worker", 1), ("gpus_per_worker", 0)):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < least):
-                raise LaunchError(f"{name} must be a whole number of at least {least}. Received: {name}={value!r}.")
-        for name in ("grace_seconds", "silence_seconds"):
-            if not getattr(self, name) > 0:
-                raise LaunchError(
-                    f"{name} must be a number of seconds above 0. Received: {name}={getattr(self, name)}."
-                )
 
 
 def launch_local(
@@ -112,11 +78,10 @@ def launch_local(
         attempt = Attempt(
             command,
             places,
+            options,
             folder=folder,
             number=number,
             started=started,
-            hides_gpus=options.gpus_per_worker == 0,
-            silence_seconds=options.silence_seconds,
         )
         with _signals_passed_on(attempt, options.grace_seconds) as received:
             outcome = attempt.outcome()
