@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from source_tree import ROOT
 
-NOT_IN_DEV = {"jax", "libtpu", "nvidia-ml-py", "ray"}  # of extras that need other machines, or a process of their own
+NOT_IN_DEV = {"jax", "libtpu", "nvidia-ml-py"}  # of extras that need other machines, or a process of their own
 
 
 def requirements():

@@ -2,8 +2,8 @@
 
     python cluster_training.py --run_dir=RUN_DIR HOW [SECONDS]
 
-HOW is "well"; "killed" or "wrong" if worker 1 is killed or raises an error after 20 of 36 steps of the first attempt;
-or "slow" if each step takes SECONDS.
+HOW is "well"; "killed", "stopped" or "wrong" if worker 1 is killed, stopped or raises an error after 20 of 36 steps of
+the first attempt; or "slow" if each step takes SECONDS.
 """
 
 import hashlib
@@ -47,6 +47,8 @@ def fault(how, seconds):
             if is_first and self.num_steps == 20 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
                 if how == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if how == "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 if how == "wrong":
                     raise ValueError("what a user may write")
 

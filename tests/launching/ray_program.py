@@ -30,7 +30,7 @@ def run(folder, how, seconds, address=None, on_attempt=lambda: None):
 
     status = run_on_ray(
         job,
-        RayOptions(log_dir=folder / "logs", address=address, wait_seconds=60),
+        RayOptions(log_dir=folder / "logs", address=address, wait_seconds=120, silence_seconds=10),
         on_line=lambda index, line: lines.append((index, line)),
         on_event=show,
     )

@@ -67,7 +67,7 @@ def test_an_address_from_outside_of_the_cluster_is_refused(tmp_path):
 @needs_ray
 def test_a_log_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "logs").write_text("")
-    assert "logs cannot be created: File exists." in refused(tmp_path)
+    assert "logs cannot be created: there is a file of that name." in refused(tmp_path)
 
 
 @needs_ray
@@ -123,6 +123,15 @@ def test_after_a_killed_worker_the_run_ends_as_if_nothing_had_happened(undisturb
     assert "Worker 1 was killed by SIGKILL" in events
     assert "Ray starts all workers again, from the last checkpoint." in events
     assert outcome(tmp_path / "killed") == undisturbed
+
+
+@needs_ray
+@pytest.mark.slow
+def test_after_a_stopped_worker_the_run_ends_as_if_nothing_had_happened(undisturbed, tmp_path, logical_devices):
+    status, _, events = run("local", tmp_path, "stopped")
+    assert status == 0
+    assert "Worker 1 gave no sign of life, and was killed by SIGKILL" in events
+    assert outcome(tmp_path / "stopped") == undisturbed
 
 
 @needs_ray

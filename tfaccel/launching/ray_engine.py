@@ -20,6 +20,7 @@ from tfaccel.launching.ray_connection import CONNECT_SECONDS, check_ray_is_insta
 from tfaccel.launching.ray_worker import run_worker
 from tfaccel.launching.worker_places import WorkerPlace
 from tfaccel.processes.exit_status import DONE, INTERRUPTED, PERMANENT, RETRY
+from tfaccel.training.workers.quiet_start import without_notes
 
 logger = logging.getLogger("tfaccel")
 
@@ -93,11 +94,14 @@ def run_on_ray(
         [Ray Train](https://docs.ray.io/en/latest/train/train.html)
     """
     check_ray_is_installed()
-    try:
-        Path(options.log_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"The folder for logs {options.log_dir} cannot be created: {error.strerror}.") from error
+    folder = Path(options.log_dir)
+    if folder.exists() and not folder.is_dir():
+        raise LaunchError(f"The folder for logs {folder} cannot be created: there is a file of that name.")
     with connected(job, options.address, seconds=options.connect_seconds) as places:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f"The folder for logs {folder} cannot be created: {error.strerror}.") from error
         return _Run(job, options, on_line or _log_line, on_event, places=places).run()
 
 
@@ -146,8 +150,9 @@ class _Run:
 
     def _trainer(self) -> Any:
         import ray.train
-        from ray.train.tensorflow import TensorflowTrainer
 
+        with without_notes(wants_gpus=False):
+            from ray.train.tensorflow import TensorflowTrainer
         job, options = self._job, self._options
         log_dir = Path(options.log_dir).absolute()
         resources: dict[str, float] = {"CPU": job.cores_per_worker or 1}
