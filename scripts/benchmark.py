@@ -49,12 +49,9 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from rich.table import Table
-from rich.text import Text
 
 from tfaccel.benchmarks.choice_suite import CHOICE_FIGURES, run_choice_suite
 from tfaccel.benchmarks.faults_suite import FAULT_FIGURES, run_faults_suite
-from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.peers_suite import PEERS_FIGURES, run_peers_suite
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
@@ -66,7 +63,8 @@ from tfaccel.benchmarks.workers_suite import WORKERS_FIGURES, run_workers_suite
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.recipe_list import list_recipes
-from tfaccel.scripts.command import run_command, show_progress, table_console
+from tfaccel.scripts.benchmark_table import print_report
+from tfaccel.scripts.command import run_command, show_progress
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_settings
 
@@ -277,35 +275,6 @@ def write_json(path: Path, data: object) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(data, indent=2) + "\n")
     temporary.replace(path)
-
-
-def print_report(report: Report) -> None:
-    """Prints a table of all figures, then warnings about their reliability."""
-    console = table_console()
-    table = Table(title=f"Benchmark of the {report.suite}", title_justify="left")
-    for heading in ("figure", "quantity"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("median", "min", "max", "CPU time", "loss diff", "bound", "met"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for figure in report.figures:
-        table.add_row(*(Text(cell) for cell in row_of(figure)))
-    console.print(table)
-    for warning in report.warnings:
-        console.print(Text(f"warning: {warning}"))
-
-
-def row_of(figure: Figure) -> list[str]:
-    """The cells of a figure's row."""
-    bound = ""
-    if figure.at_most is not None:
-        bound = f"<= {figure.at_most:g}"
-    elif figure.at_least is not None:
-        bound = f">= {figure.at_least:g}"
-    difference = "" if figure.loss_difference is None else f"{figure.loss_difference:.1e}"
-    cpu = "" if figure.cpu_median is None else f"{figure.cpu_median:.3f}"
-    numbers = [f"{value:.3f}" for value in (figure.median, figure.minimum, figure.maximum)]
-    met = {True: "yes", False: "NO", None: ""}[figure.met]
-    return [figure.name, figure.quantity, *numbers, cpu, difference, bound, met]
 
 
 if __name__ == "__main__":

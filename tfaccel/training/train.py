@@ -132,7 +132,6 @@ def train(
         2
     """
     started = time.perf_counter()
-    resume = resume_in_attempt(resume)
     if x is not None and not isinstance(x, Plan) and learning_rate_scaling is not None:
         raise WorkloadError(_NO_RECOMMENDATION.format(learning_rate_scaling))
     workload, plan = _what_to_train(workload, x, y, plan, of)
@@ -143,14 +142,13 @@ def train(
         check_counts(checkpoint_interval=checkpoint_interval)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     hardware = detect_hardware()
+    resume = resume_on(hardware.cluster, resume_in_attempt(resume))
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume)
     workload_key = plan_key(hardware, workload, {})
     scaling = _scaling(workload, plan, learning_rate_scaling, scaling_warm_up)
     config = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
-    directory = RunDir(
-        run_dir, {**_config(workload, plan, scaling), **config}, resume=resume_on(hardware.cluster, resume)
-    )
+    directory = RunDir(run_dir, {**_config(workload, plan, scaling), **config}, resume=resume)
     complete = directory.result()
     if complete is not None:
         logger.info("The run in %s is complete; there is nothing to train.", directory.path)
