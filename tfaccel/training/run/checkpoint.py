@@ -1,4 +1,4 @@
-"""Checkpoints of the complete training state: JSON and plain arrays, committed by a rename, checked by SHA-256.
+"""Checkpoints of the complete training state: what they hold, read from a model and written to one.
 
 A checkpoint holds what an uninterrupted run has in memory between two steps: weights, optimizer state, dropout seeds
 and states of recurrent layers (neither of which Keras saves), accumulated gradients, metric state, callback state, and
@@ -7,14 +7,8 @@ the position in the data. A resumed run ends with the same weights as an uninter
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import logging
-import os
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -22,14 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import RunDirError
-from tfaccel.files import finite
+from tfaccel.training.run.checkpoint_files import Checkpoint, bytes_of, plain, typed
 from tfaccel.training.steps.model_parts import accumulators_by_replica, optimizers_of, untracked_variables
 from tfaccel.training.steps.replica_state import align_seeds, average_drifting, seed_variables, write_seeds
 from tfaccel.training.steps.replicas import Replicas
 
-logger = logging.getLogger("tfaccel")
-
-FORMAT = 1
+_MESSAGE_BYTES = 1 << 26
 
 
 def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
@@ -43,8 +35,12 @@ def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
     average_drifting(model, replicas)
     state = {f"seed/{i}": v.numpy() for i, v in enumerate(seed_variables(model))}
     for name, variable, is_by_replica in _variables(model):
-        parts = [component.numpy() for component in _components(variable, replicas)]
-        state[name] = _of_all_workers(np.stack(parts), replicas) if is_by_replica else parts[0]
+        components = _components(variable, replicas)
+        if is_by_replica:
+            parts = [component.numpy() for component in components]
+            state[name] = _of_all_workers(parts[0][None] if len(parts) == 1 else np.stack(parts), replicas)
+        else:
+            state[name] = components[0].numpy()
     return state
 
 
@@ -130,101 +126,43 @@ def _of_all_workers(parts: np.ndarray, replicas: Replicas) -> np.ndarray:
     return gathered
 
 
-# --- On disk ----------------------------------------------------------------------------------------------------------
+def checkpoint_of_chief(found: Checkpoint | None, replicas: Replicas) -> Checkpoint | None:
+    """The checkpoint that the chief has read, on all workers, which need no access to its disk.
 
-
-def save_checkpoint(folder: Path, arrays: dict[str, np.ndarray], position: dict[str, Any], *, keep: int = 2) -> Path:
-    """Writes a checkpoint, and deletes all but the newest `keep`.
+    It is sent in messages of about 64 MB, or of one array if that is larger.
 
     Args:
-        folder: the folder of checkpoints.
-        arrays: name -> array.
-        position: JSON-serializable; its `step` names the checkpoint.
+        found: what this worker has read; only the chief's counts.
+        replicas: of the run.
     """
-    final = folder / f"step_{position['step']:010d}"
-    temporary = folder / f".{final.name}-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        np.savez(temporary / "arrays.npz", **{name: _plain(array) for name, array in arrays.items()})  # type: ignore[arg-type]
-        header = {
-            "format": FORMAT,
-            "sha256": _digest(temporary / "arrays.npz"),
-            "dtypes": {name: str(array.dtype) for name, array in arrays.items()},
-            "position": finite(position),
-        }
-        header["sha256_of_header"] = _digest_of_header(header)
-        (temporary / "state.json").write_text(json.dumps(header, indent=1))
-        for file in temporary.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
-    return final
+    if replicas.num_workers == 1:
+        return found
+    arrays, position = found or ({}, {})
+    names = [(name, str(array.dtype), str(plain(array).dtype), array.shape) for name, array in arrays.items()]
+    header = replicas.bytes_of_chief(json.dumps([names, position]).encode() if found else b"")
+    if not header:
+        return None
+    names, position = json.loads(header)
+    received: dict[str, np.ndarray] = {}
+    for group in _messages(names):
+        sent = [bytes_of(plain(arrays[name])) for name, *_ in group] if replicas.is_chief else []
+        content, start = bytearray(replicas.bytes_of_chief(b"".join(sent))), 0
+        for name, dtype, stored, shape in group:
+            array = np.frombuffer(content, stored, int(np.prod(shape)), start).reshape(shape)
+            received[name], start = typed(array, dtype), start + array.nbytes
+    return (arrays if replicas.is_chief else received), position
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """Committed checkpoints, oldest first."""
-    return sorted(folder.glob("step_*")) if folder.is_dir() else []
-
-
-def load_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """Arrays and position of the newest complete checkpoint; broken ones are skipped with a warning."""
-    for path in reversed(checkpoints(folder)):
-        try:
-            return _load(path)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            logger.warning("The checkpoint %s is broken (%s); an older one is used.", path, error)
-    return None
-
-
-def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    header = dict(json.loads((path / "state.json").read_text()))
-    if header.pop("sha256_of_header") != _digest_of_header(header):
-        raise ValueError("the SHA-256 of its state.json does not match")
-    if header["format"] != FORMAT:
-        raise ValueError(f"its format is {header['format']}, not {FORMAT}")
-    if _digest(path / "arrays.npz") != header["sha256"]:
-        raise ValueError("the SHA-256 of its arrays.npz does not match")
-    with np.load(path / "arrays.npz", allow_pickle=False) as stored:
-        arrays = {name: _typed(stored[name], header["dtypes"][name]) for name in stored.files}
-    return arrays, header["position"]
-
-
-def to_bytes(arrays: dict[str, np.ndarray], position: dict[str, Any]) -> bytes:
-    """A checkpoint as bytes, to send to another worker; `from_bytes` reads it."""
-    header = {"dtypes": {name: str(array.dtype) for name, array in arrays.items()}, "position": position}
-    content = io.BytesIO()
-    plain = {name: _plain(array) for name, array in arrays.items()}
-    np.savez(content, **plain)  # type: ignore[arg-type]
-    return json.dumps(header).encode() + b"\n" + content.getvalue()
-
-
-def from_bytes(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and position passed to `to_bytes`."""
-    line, _, rest = content.partition(b"\n")
-    header = json.loads(line)
-    with np.load(io.BytesIO(rest)) as found:
-        return {name: _typed(found[name], header["dtypes"][name]) for name in found.files}, header["position"]
-
-
-def _plain(array: np.ndarray) -> np.ndarray:
-    """An array with a dtype that NumPy's file format supports; others, such as bfloat16, as unsigned integers."""
-    return array if array.dtype.kind in "biufcSU" else array.view(np.uint8 if array.dtype.itemsize == 1 else np.uint16)
-
-
-def _typed(array: np.ndarray, dtype: str) -> np.ndarray:
-    return array if str(array.dtype) == dtype else array.view(tf.dtypes.as_dtype(dtype).as_numpy_dtype)
-
-
-def _digest_of_header(header: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _messages(names: list[Any]) -> Iterator[list[Any]]:
+    """Consecutive arrays in groups of at most `_MESSAGE_BYTES`, or of one."""
+    group: list[Any] = []
+    num_bytes = 0
+    for one in names:
+        size = np.dtype(one[2]).itemsize * int(np.prod(one[3]))
+        if group and num_bytes + size > _MESSAGE_BYTES:
+            yield group
+            group, num_bytes = [], 0
+        group.append(one)
+        num_bytes += size
+    if group:
+        yield group

@@ -14,7 +14,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tfaccel.training.run.checkpoint import read_state, save_checkpoint
+from tfaccel.errors import RunDirError
+from tfaccel.training.run.checkpoint import read_state
+from tfaccel.training.run.checkpoint_writer import CheckpointWriter
 from tfaccel.training.run.run_dir import PERFORMANCE, RunDir
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.steps.engine import Engine
@@ -90,7 +92,7 @@ class MetricLines(keras.callbacks.Callback):
 
 
 class Checkpoints(keras.callbacks.Callback):
-    """Saves and restores the whole training state.
+    """Saves and restores the whole training state. Checkpoints are written in a thread, while training goes on.
 
     Args:
         run_dir, engine: the run directory to save to, and the engine whose state is saved.
@@ -129,6 +131,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._last = 0
         self._saved = self._position if restored else None  # the position of the newest checkpoint
         self._due_at = 0.0  # clock time from which the next checkpoint after an epoch is due
+        self._writer = CheckpointWriter(run_dir.checkpoints)
 
     @property
     def step(self) -> int:
@@ -141,10 +144,25 @@ class Checkpoints(keras.callbacks.Callback):
         return self._epoch, self._first_step + self._last, self.step
 
     def save_now(self) -> int:
-        """Saves the current state, unless the newest checkpoint holds it; returns its step. All workers call it."""
+        """Saves the current state, unless the newest checkpoint holds it; returns its step. All workers call it.
+
+        Raises:
+            RunDirError: if it cannot be written.
+        """
         if self._saved != self._position:
             self._save(*self._position)
+        self._writer.wait()
+        if self._run_dir.writes and not (self._run_dir.checkpoints / f"step_{self.step:010d}").exists():
+            raise RunDirError(
+                f"Training was stopped after step {self.step}, and its state could not be saved in "
+                f'{self._run_dir.checkpoints}. Free space, and resume from the newest checkpoint: resume="auto" '
+                "(--resume=auto)."
+            )
         return self.step
+
+    def close(self) -> None:
+        """Waits until the newest checkpoint is written."""
+        self._writer.close()
 
     def steps_to_boundary(self, done: int) -> int | None:
         """Steps until the next checkpoint is due, `done` steps after this epoch started (or resumed)."""
@@ -196,7 +214,7 @@ class Checkpoints(keras.callbacks.Callback):
             "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
         }
         if self._run_dir.writes:
-            save_checkpoint(self._run_dir.checkpoints, arrays, position)
+            self._writer.write(arrays, position)
         self._saved = epoch, step_in_epoch, step
 
 

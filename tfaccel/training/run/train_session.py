@@ -21,7 +21,8 @@ from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.fit import callbacks_of, run_epochs
 from tfaccel.training.run.built_run import built_settings, check_built
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
-from tfaccel.training.run.checkpoint import from_bytes, load_newest, to_bytes, write_state
+from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
+from tfaccel.training.run.checkpoint_files import load_newest
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.memory_check import check_memory, within_memory
 from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
@@ -102,9 +103,7 @@ class TrainSession:
 
     def _begin_with_chief(self, replicas: Replicas) -> None:
         """Broadcasts the checkpoint that the chief has read, so that workers need no shared disk."""
-        found = b"" if self._stored is None else to_bytes(*self._stored)
-        content = replicas.bytes_of_chief(found)
-        self._begin_from(from_bytes(content) if content else None)
+        self._begin_from(checkpoint_of_chief(self._stored, replicas))
         self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
 
     @property
@@ -188,7 +187,7 @@ class TrainSession:
                 final = self._final_metrics(engine, validation, every[-1])
         finally:
             for callback in container.callbacks:
-                if isinstance(callback, TrainingProgress | ProfileSteps):
+                if isinstance(callback, TrainingProgress | ProfileSteps | Checkpoints):
                     callback.close()
             self._source.close()
         if engine.replicas.is_chief:
