@@ -127,7 +127,10 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or sta
         ([RECIPE, "--run_dir=run", "--checkpoint_interval=1.5"], "--checkpoint_interval must be a whole number of"),
         ([RECIPE, "--run_dir=run", "--clipnorm=1", "--global_clipnorm=1"], "not by both."),
         ([RECIPE, "--run_dir=run", "--image_size=9000"], "`image_size` must be a whole number from 8 to 512 pixels."),
-        ([RECIPE, "--run_dir=run", "--resume=always"], "flag --resume=always: value should be one of <never|auto>"),
+        (
+            [RECIPE, "--run_dir=run", "--resume=always"],
+            "flag --resume=always: value should be one of <never|auto|must>",
+        ),
         ([RECIPE, "--run_dir=run", "--plan=nowhere.json"], "Cannot read the plan file 'nowhere.json'"),
         ([RECIPE, "--run_dir=run", "--seed=-1"], "--seed=-1"),
         ([RECIPE, "--run_dir=taken"], "taken is not empty and holds no run of tfaccel. Choose a new directory."),

@@ -127,7 +127,8 @@ class _Run:
         self._job, self._options = job, options
         self._on_line, self._on_event = on_line, on_event
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._board: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
+        remote: Any = ray.remote  # its types know no strategies
+        self._board: Any = remote(num_cpus=0, scheduling_strategy=here)(Board).remote()
         self._cores = [list(place.cores) for place in places]
         self._error: BaseException | None = None
         self._told: list[int] = []
