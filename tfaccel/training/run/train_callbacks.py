@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tfaccel.errors import RunDirError
+from tfaccel.training.run.callback_state import callback_state, restore_callback
 from tfaccel.training.run.checkpoint import read_state
 from tfaccel.training.run.checkpoint_writer import CheckpointWriter
 from tfaccel.training.run.run_dir import PERFORMANCE, RunDir
@@ -216,41 +217,6 @@ class Checkpoints(keras.callbacks.Callback):
         if self._run_dir.writes:
             self._writer.write(arrays, position)
         self._saved = epoch, step_in_epoch, step
-
-
-def callback_state(callback: keras.callbacks.Callback, prefix: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The state of a callback: its numbers, strings and flags, and its lists of arrays (the best weights)."""
-    state: dict[str, Any] = {"class": type(callback).__name__}
-    arrays: dict[str, np.ndarray] = {}
-    for name, value in vars(callback).items():
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, bool | int | str):
-            state[name] = value
-        elif isinstance(value, float):
-            state[name] = {"float": repr(value)}  # JSON has no infinity
-        elif isinstance(value, list) and value and all(isinstance(v, np.ndarray) for v in value):
-            arrays.update({f"{prefix}/{name}/{i}": v for i, v in enumerate(value)})
-    return state, arrays
-
-
-def restore_callback(
-    callback: keras.callbacks.Callback, state: dict[str, Any], arrays: dict[str, np.ndarray], prefix: str
-) -> None:
-    """Restores a callback's state from `callback_state`, unless it was saved from another class."""
-    if state.get("class") != type(callback).__name__:
-        return
-    for name, value in state.items():
-        if name != "class":
-            setattr(callback, name, float(value["float"]) if isinstance(value, dict) else value)
-    if getattr(callback, "monitor_op", callback) is None:  # Keras may flip its sign on first seeing the metric
-        callback.min_delta = abs(callback.min_delta)
-    lists: dict[str, list[np.ndarray]] = {}
-    for key in arrays:  # in the order in which they were saved
-        if key.startswith(f"{prefix}/"):
-            lists.setdefault(key.split("/")[2], []).append(arrays[key])
-    for name, values in lists.items():
-        setattr(callback, name, values)
 
 
 class TrainingProgress(keras.callbacks.Callback):
