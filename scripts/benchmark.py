@@ -35,8 +35,9 @@ sweep of the same space, and `Model.fit` with its defaults, in turn, and what ch
 JPEG images; about seven minutes per kind of model), `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
 turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves
 out what is not installed), `workers` (two workers of one core against one worker of one core and of two, and against
-two logical replicas; and how long workers take from launch to the first step; twenty minutes) and `faults` (what is
-done to workers, how soon it is noticed, and whether the run ends as usual; a minute and a half per repetition).
+two logical replicas; and how long workers take from launch to the first step; twenty minutes), `faults` (what is done
+to workers, how soon it is noticed, and whether the run ends as usual; a minute and a half per repetition) and
+`checkpoints` (how long a save blocks training, and what regular checkpoints cost; two minutes per repetition).
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """
@@ -50,6 +51,7 @@ from typing import Any
 
 from absl import flags
 
+from tfaccel.benchmarks.checkpoints_suite import CHECKPOINT_FIGURES, run_checkpoints_suite
 from tfaccel.benchmarks.choice_suite import CHOICE_FIGURES, run_choice_suite
 from tfaccel.benchmarks.faults_suite import FAULT_FIGURES, run_faults_suite
 from tfaccel.benchmarks.peers_suite import PEERS_FIGURES, run_peers_suite
@@ -70,7 +72,7 @@ from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_s
 
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
-    *("settings", "choice", "peers", "workers", "faults"),
+    *("settings", "choice", "peers", "workers", "faults", "checkpoints"),
 )
 CONTINUED = ("choice", "peers")
 MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
@@ -190,6 +192,8 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             return run_memory_suite(names, options)
         if suite == "serve":
             return run_serve_suite(names, options)
+        if suite == "checkpoints":
+            return run_checkpoints_suite(names, options)
         if suite == "faults":
             return run_faults_suite(names, options)
         if suite == "workers":
@@ -252,6 +256,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "peers": PEERS_FIGURES,
         "workers": WORKERS_FIGURES,
         "faults": FAULT_FIGURES,
+        "checkpoints": CHECKPOINT_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:
