@@ -21,7 +21,7 @@ _GROUPS = {
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
     "Devices and speed (auto: measured by `tfaccel autotune`, or the rules of `tfaccel plan`)": _PLAN,
     "The tested rates": "min_learning_rate max_learning_rate num_steps spacing smoothing divergence_factor",
-    "The run": "run_dir resume checkpoint_interval num_workers profile",
+    "The run": "run_dir resume checkpoint_interval keep_checkpoints num_workers profile",
     "Output": "picture json quiet",
 }
 _OWN, _OTHERS = "Options of this workload", "Other flags"

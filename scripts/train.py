@@ -175,6 +175,7 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
         seed=values.seed,
         resume=values.resume,
         checkpoint_interval=run_option("checkpoint_interval", values),
+        keep_checkpoints=values.keep_checkpoints,
         profile=values.profile,
         verbose=0 if values.quiet else 1,
         learning_rate_scaling=scaling_rule(values),

@@ -68,6 +68,8 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)
     help_text = "auto continues from the newest checkpoint in --run_dir, if it holds a run; must fails if it holds none"
     flags.DEFINE_enum("resume", "never", list(RESUME), help_text, **own)
+    text = "newest checkpoints to keep; the one with the lowest val_loss (or loss) is kept as well"
+    flags.DEFINE_integer("keep_checkpoints", 2, text, lower_bound=1, **own)
     text = "multiply the learning rate by the ratio of global and recommended batch size, or by its square root"
     flags.DEFINE_enum("learning_rate_scaling", "none", ["none", *RULES], text, **own)
     text = "fraction of all steps over which the rate rises from the unscaled to a higher scaled one"

@@ -37,7 +37,9 @@ _TIMES = {
 }
 _NOT_HERE = {
     "plan": "Fix fields of the plan by their own flags, such as --dtype_policy=float32.",
-    "checkpoint_interval": "Trials have no checkpoints: an interrupted trial starts over.",
+    **dict.fromkeys(
+        ("checkpoint_interval", "keep_checkpoints"), "Trials have no checkpoints: an interrupted trial starts over."
+    ),
     **dict.fromkeys(
         ("teacher", "distill_temperature", "distill_alpha"),
         "Distill the best model afterwards: `tfaccel train --teacher`.",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tfaccel.errors import RunDirError
-from tfaccel.training.run.checkpoint_files import checkpoints, load_newest, save_checkpoint
+from tfaccel.training.run.checkpoint_files import checkpoint_weights, checkpoints, load_newest, save_checkpoint
 
 ARRAYS = {
     "weight/0": np.array([1.5, np.nan, -0.0], "float32"),
@@ -48,6 +48,21 @@ def test_newest_two_are_kept_and_nothing_else(tmp_path):
     assert [path.name for path in checkpoints(tmp_path)] == ["step_0000000009", "step_0000000010"]
     assert len(list(tmp_path.iterdir())) == 2
     assert newest_step(tmp_path) == (10, 10)
+
+
+def test_the_best_is_kept_besides_the_newest(tmp_path):
+    for step, value in enumerate((0.9, 0.3, 0.5, None, 0.7)):
+        monitored = None if value is None else {"name": "val_loss", "direction": "min", "value": value}
+        position = {"epoch": step, "step_in_epoch": 0, "step": step, "callbacks": [], "monitored": monitored}
+        save_checkpoint(tmp_path, {**ARRAYS, "weight/0": np.array(step)}, position, keep=1)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step_0000000001", "step_0000000004"]
+    assert [int(checkpoint_weights(tmp_path, name)[0]) for name in ("best", "step_0000000004")] == [1, 4]
+    message = r"Received: checkpoint='first'. Expected: 'step_0000000001', 'step_0000000004', 'best'"
+    with pytest.raises(RunDirError, match=message):
+        checkpoint_weights(tmp_path, "first")
+    (tmp_path / "step_0000000001" / "arrays.npz").write_bytes(b"")
+    with pytest.raises(RunDirError, match=r"step_0000000001 is broken: the SHA-256 of its arrays.npz does not match"):
+        checkpoint_weights(tmp_path, "best")
 
 
 def test_no_checkpoint(tmp_path):

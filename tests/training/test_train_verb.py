@@ -113,6 +113,34 @@ print([float(copied(step)) for step in (0, 3, 4, 23)])
 """
 
 
+KEPT = """
+import json, sys
+import keras
+import numpy as np
+from tfaccel import load_run, train
+from train_workload import plan, workload
+
+class Worse(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            weights.extend(self.model.get_weights())
+            self.model.optimizer.learning_rate.assign(10.0)
+
+weights = []
+result = train(workload(), plan("none"), run_dir=sys.argv[1], epochs=5, checkpoint_interval=2, keep_checkpoints=1,
+               verbose=0, callbacks=[Worse()])
+best = load_run(sys.argv[1]).load_model(checkpoint="best").get_weights()
+print(json.dumps([result.history["val_loss"], all(np.array_equal(a, b) for a, b in zip(weights, best, strict=True))]))
+"""
+
+
+def test_best_checkpoint_is_kept_and_loaded(run_python, tmp_path):
+    losses, is_best = json.loads(run_python(KEPT, tmp_path / "run", cwd=HERE).stdout.splitlines()[-1])
+    assert min(losses) == losses[1]
+    assert is_best
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
+
+
 @pytest.mark.parametrize("placement", ["none", pytest.param("mirrored_2", marks=pytest.mark.slow)])
 def test_loss_that_is_not_finite_names_its_step(run_python, tmp_path, placement):
     child = run_python(NAN, tmp_path / "nan", placement, cwd=HERE)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import RunDirError
 from tfaccel.exporting.load_model import MODEL_FILE, load_keras_model
 from tfaccel.planning.run_workload import check_finished_run
+from tfaccel.training.run.checkpoint_files import checkpoint_weights
 from tfaccel.training.run.result import TrainResult
 
 if TYPE_CHECKING:
@@ -36,16 +37,24 @@ class Run:
     config: dict[str, Any]
     result: TrainResult
 
-    def load_model(self, *, modules: Sequence[str] = ()) -> keras.Model:
+    def load_model(self, *, modules: Sequence[str] = (), checkpoint: str | None = None) -> keras.Model:
         """Loads the trained model, without compiling it.
 
         Args:
             modules: your modules that define layers of the model.
+            checkpoint: None for the model at the end of training; "best" for the weights of the checkpoint with the
+                lowest `val_loss` (`loss` without validation data), or the name of a folder in `checkpoints/`.
 
         Raises:
             ExportError: if the file is invalid, or contains code.
+            RunDirError: if there is no such checkpoint, or it is broken.
         """
-        return load_keras_model(self.path / MODEL_FILE, modules=modules)
+        if checkpoint is None:
+            return load_keras_model(self.path / MODEL_FILE, modules=modules)
+        weights = checkpoint_weights(self.path / "checkpoints", checkpoint)
+        model = load_keras_model(self.path / MODEL_FILE, modules=modules)
+        model.set_weights(weights)
+        return model
 
 
 def load_run(run_dir: str | os.PathLike[str]) -> Run:

@@ -28,6 +28,7 @@ _OF_TRAIN = (
     "seed",
     "resume",
     "checkpoint_interval",
+    "keep_checkpoints",
     "callbacks",
     "verbose",
     "learning_rate_scaling",
@@ -47,9 +48,9 @@ def run_recipe(
     Args:
         make_workload: the recipe's `workload`.
         run_dir, plan: as in `tfaccel.train`.
-        options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `callbacks`, `verbose`, `learning_rate_scaling` and
-            `scaling_warm_up` of `tfaccel.train`; `global_batch_size`, if there is no plan; all others are passed to the
-            workload.
+        options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `keep_checkpoints`, `callbacks`, `verbose`,
+            `learning_rate_scaling` and `scaling_warm_up` of `tfaccel.train`; `global_batch_size`, if there is no plan;
+            all others are passed to the workload.
 
     Raises:
         PlanError: if `global_batch_size` differs from the plan's.

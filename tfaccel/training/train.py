@@ -60,6 +60,7 @@ def train(
     seed: int = 0,
     resume: str = "never",
     checkpoint_interval: int | None = None,
+    keep_checkpoints: int = 2,
     callbacks: Sequence[Any] = (),
     profile: str | None = None,
     verbose: int = 1,
@@ -91,6 +92,8 @@ def train(
             interruption, or to start if there is no run; "must" to continue, or fail. A complete run is left unchanged.
         checkpoint_interval: optimizer steps between checkpoints; None for one after each epoch, or after several if
             epochs are so short that saving would take more than 2 % of the time.
+        keep_checkpoints: number of the newest checkpoints to keep. The best one after an epoch, by `val_loss`, or by
+            `loss` without validation data, is kept as well.
         callbacks: additional Keras callbacks; checkpoints include their numbers and best weights.
         profile: optimizer steps to write a trace of, such as "10:12" for steps 10 to 12, counted from 1 over the whole
             run; it is in `tensorboard/`, for TensorBoard's profiler. None for none.
@@ -136,7 +139,7 @@ def train(
         raise WorkloadError(_NO_RECOMMENDATION.format(learning_rate_scaling))
     workload, plan = _what_to_train(workload, x, y, plan, of)
     epochs = run_epochs_of(workload, epochs)
-    check_counts(epochs=epochs)
+    check_counts(epochs=epochs, keep_checkpoints=keep_checkpoints)
     check_seed(seed)
     if checkpoint_interval is not None:
         check_counts(checkpoint_interval=checkpoint_interval)
@@ -147,7 +150,7 @@ def train(
     plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume)
     workload_key = plan_key(hardware, workload, {})
     scaling = _scaling(workload, plan, learning_rate_scaling, scaling_warm_up)
-    config = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
+    config: dict[str, Any] = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
     directory = RunDir(run_dir, {**_config(workload, plan, scaling), **config}, resume=resume)
     complete = directory.result()
     if complete is not None:
@@ -165,13 +168,7 @@ def train(
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
         signals = stack.enter_context(StopSignals(grace))
-        asked = RunOptions(
-            epochs=epochs,
-            seed=seed,
-            checkpoint_interval=checkpoint_interval,
-            scaling=scaling,
-            profile=steps_to_profile,
-        )
+        asked = RunOptions(**config, keep_checkpoints=keep_checkpoints, scaling=scaling, profile=steps_to_profile)
 
         def begin(plan: Plan) -> TrainSession:
             return TrainSession(

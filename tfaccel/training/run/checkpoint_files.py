@@ -128,6 +128,31 @@ def load_newest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def checkpoint_weights(folder: Path, name: str) -> list[np.ndarray]:
+    """The model's weights in a checkpoint, in the order of `Model.weights`.
+
+    Args:
+        folder: the folder of checkpoints.
+        name: "best", or the name of a checkpoint.
+
+    Raises:
+        RunDirError: if there is no such checkpoint, or it is broken.
+    """
+    found = checkpoints(folder)
+    by_name = {path.name: path for path in found} | {"best": best_checkpoint(found)}
+    chosen = by_name.get(name)
+    if chosen is None:
+        raise RunDirError(
+            f"There is no checkpoint {name!r} in {folder}. Received: checkpoint={name!r}. Expected: "
+            f"{', '.join(repr(key) for key, path in by_name.items() if path) or 'none, since there are none'}."
+        )
+    try:
+        arrays, _ = _load(chosen)
+    except _BROKEN as error:
+        raise RunDirError(f"The checkpoint {chosen} is broken: {error}. Give another one.") from error
+    return [arrays[f"weight/{i}"] for i in range(sum(key.startswith("weight/") for key in arrays))]
+
+
 def plain(array: np.ndarray) -> np.ndarray:
     """An array with a dtype that NumPy's file format supports; others, such as bfloat16, as unsigned integers."""
     return array if array.dtype.kind in "biufcSU" else array.view(np.uint8 if array.dtype.itemsize == 1 else np.uint16)

@@ -25,10 +25,12 @@ class CheckpointWriter:
 
     Args:
         folder: the folder of checkpoints.
+        keep: number of the newest checkpoints to keep, besides the best.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        self._folder, self._keep = folder, keep
+        self._is_first = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[Path] | None = None
         self._num_failures = 0
@@ -44,7 +46,11 @@ class CheckpointWriter:
         """
         self.wait()
         copies = {name: np.array(array, copy=True) for name, array in arrays.items()}
-        self._writing = self._thread.submit(save_checkpoint, self._folder, copies, position)
+        if self._is_first:
+            self._is_first = False
+            size = sum(array.nbytes for array in copies.values()) / 1e6
+            logger.info("A checkpoint holds %.1f MB. While it is written, its copy takes as much memory.", size)
+        self._writing = self._thread.submit(save_checkpoint, self._folder, copies, position, keep=self._keep)
 
     def wait(self) -> bool:
         """Waits until the newest checkpoint is written; returns whether it is.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -101,7 +102,9 @@ class Checkpoints(keras.callbacks.Callback):
         interval: steps between checkpoints; None for one after each epoch, or after several if epochs are so short that
             saving would take more than 2 % of the time. The first and the last epoch always end with one.
         restored: arrays and position of the checkpoint to continue from.
-        num_steps, accumulation_steps: optimizer steps of the run, and batches in each, saved with each checkpoint.
+        of_run: further values for the position of each checkpoint, such as the run's `num_steps`.
+        keep: number of the newest checkpoints to keep. The best one after an epoch, by `val_loss`, or by `loss` without
+            validation data, is kept as well.
     """
 
     tfaccel_windows = True
@@ -114,13 +117,13 @@ class Checkpoints(keras.callbacks.Callback):
         *,
         interval: int | None,
         restored: tuple[dict[str, Any], dict[str, Any]] | None,
-        num_steps: int | None = None,
-        accumulation_steps: int = 1,
+        of_run: Mapping[str, Any],
+        keep: int = 2,
     ) -> None:
         super().__init__()
         self._interval = interval
-        self._accumulation_steps = accumulation_steps
-        self._num_steps = num_steps
+        self._monitored: dict[str, Any] | None = None
+        self._of_run = of_run
         self._run_dir = run_dir
         self._engine = engine
         self._replicas = engine.replicas
@@ -132,7 +135,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._last = 0
         self._saved = self._position if restored else None  # the position of the newest checkpoint
         self._due_at = 0.0  # clock time from which the next checkpoint after an epoch is due
-        self._writer = CheckpointWriter(run_dir.checkpoints)
+        self._writer = CheckpointWriter(run_dir.checkpoints, keep=keep)
 
     @property
     def step(self) -> int:
@@ -186,6 +189,7 @@ class Checkpoints(keras.callbacks.Callback):
         """Saves after an epoch; a resumed run starts with the next one."""
         self._step += self._last
         self._epoch, self._first_step, self._last = epoch + 1, 0, 0
+        self._monitored = _monitored(logs or {})
         if self._interval or self._is_last(epoch) or self._replicas.same_on_all_workers(self._is_due):
             started = time.perf_counter()
             self._save(self._epoch, 0, self._step)
@@ -209,14 +213,20 @@ class Checkpoints(keras.callbacks.Callback):
             "epoch": epoch,
             "step_in_epoch": step_in_epoch,
             "step": step,
-            "num_steps": self._num_steps,
-            "accumulation_steps": self._accumulation_steps,
+            **self._of_run,
             "callbacks": states,
             "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
+            "monitored": self._monitored if step_in_epoch == 0 else None,
         }
         if self._run_dir.writes:
             self._writer.write(arrays, position)
         self._saved = epoch, step_in_epoch, step
+
+
+def _monitored(logs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What decides which checkpoint is the best."""
+    name = "val_loss" if "val_loss" in logs else "loss"
+    return {"name": name, "direction": "min", "value": float(logs[name])} if name in logs else None
 
 
 class TrainingProgress(keras.callbacks.Callback):

@@ -62,7 +62,7 @@ class RunOptions:
     """What `train` was asked for, besides workload and plan.
 
     Args:
-        epochs, seed, checkpoint_interval: as in `train`.
+        epochs, seed, checkpoint_interval, keep_checkpoints: as in `train`.
         scaling: how to scale the learning rate; None to leave it as it is.
         profile: the optimizer steps to profile; None for none.
     """
@@ -70,6 +70,7 @@ class RunOptions:
     epochs: int
     seed: int
     checkpoint_interval: int | None = None
+    keep_checkpoints: int = 2
     scaling: LearningRateScaling | None = None
     profile: StepRange | None = None
 
@@ -85,7 +86,7 @@ class TrainSession:
         self._workload, self.plan, self._run_dir = workload, plan, run_dir
         self._epochs, self._seed = options.epochs, options.seed
         self._scaling, self._profile = options.scaling, options.profile
-        interval = options.checkpoint_interval
+        interval, self._keep = options.checkpoint_interval, options.keep_checkpoints
         self._interval = None if interval is None else interval * plan.accumulation_steps
         self._rates: ScaledRates | None = None
         self._begin_from(load_newest(run_dir.checkpoints) if run_dir.resumes else None)
@@ -265,8 +266,8 @@ class TrainSession:
             callbacks,
             interval=self._interval,
             restored=self._restored,
-            num_steps=self._num_steps,
-            accumulation_steps=self.plan.accumulation_steps,
+            of_run={"num_steps": self._num_steps, "accumulation_steps": self.plan.accumulation_steps},
+            keep=self._keep,
         )
         return [*every, checkpoints, StopWhenAsked(signals, checkpoints, self._run_dir, engine.replicas)]
 
