@@ -180,6 +180,7 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
         verbose=0 if values.quiet else 1,
         learning_rate_scaling=scaling_rule(values),
         scaling_warm_up=values.scaling_warm_up,
+        on_nonfinite=values.on_nonfinite,
     )
     from tfaccel.training.run_recipe import show_on_chief
 
@@ -221,6 +222,8 @@ def _print_result(result: TrainResult) -> None:
         unknown = _NO_MFU if is_one_machine else "unknown on TPUs, and with several workers"
         table.add_row("MFU", unknown if mfu is None else f"{mfu:.2f}")
         table.add_row("limit", result.performance.bottleneck.text)
+    if result.left_out_batches:
+        table.add_row("left out", f"{result.left_out_batches} batches whose loss or gradients were not finite")
     folder = Path(result.run_dir)  # the chief's folder, which other workers may not see
     to_look_at = sorted(path.name for path in folder.glob("*") if path.suffix in (".png", ".csv", ".txt"))
     for name in ("model.keras", *to_look_at, "result.json", "metrics.jsonl", "tensorboard"):

@@ -9,6 +9,7 @@ from absl import flags
 
 from tfaccel.errors import TfaccelError
 from tfaccel.planning.learning_rate_scaling import RULES
+from tfaccel.planning.non_finite_policy import POLICIES, STOP
 from tfaccel.planning.option_checks import MAX_SEED
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import launch_date
@@ -70,6 +71,8 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_enum("resume", "never", list(RESUME), help_text, **own)
     text = "newest checkpoints to keep; the one with the lowest val_loss (or loss) is kept as well"
     flags.DEFINE_integer("keep_checkpoints", 2, text, lower_bound=1, **own)
+    text = "when the loss or gradients become NaN or infinite: stop, leave out the batch, or go back to the checkpoint"
+    flags.DEFINE_enum("on_nonfinite", STOP, list(POLICIES), text, **own)
     text = "multiply the learning rate by the ratio of global and recommended batch size, or by its square root"
     flags.DEFINE_enum("learning_rate_scaling", "none", ["none", *RULES], text, **own)
     text = "fraction of all steps over which the rate rises from the unscaled to a higher scaled one"

@@ -92,7 +92,18 @@ class RunStopped(TfaccelError, RuntimeError):
 
 
 class NonFiniteLossError(TfaccelError, ArithmeticError):
-    """The loss became NaN or infinite; the message names the step."""
+    """The loss, a gradient or a weight became NaN or infinite; the message names the step and, if known, the cause.
+
+    Attributes:
+        epoch, step: the epoch, and the batch in it, counted from 1; None if several steps failed.
+        examples: the row numbers, in the data, of the examples that cause it; empty if they are not known.
+        is_explained: whether the message names a cause.
+    """
+
+    epoch: int | None = None
+    step: int | None = None
+    examples: tuple[int, ...] = ()
+    is_explained: bool = False
 
 
 class OutOfMemoryError(TfaccelError, RuntimeError):

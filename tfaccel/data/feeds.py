@@ -57,6 +57,9 @@ class Feed(CallFeed, Protocol):
     def exhausted(self) -> bool:
         """Whether every batch has been used."""
 
+    def drop(self) -> None:
+        """Passes over the next batch."""
+
     def peek(self) -> Any:
         """The next batch, as a nest of tensors, without using it."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -30,6 +30,8 @@ class ArraySource:
         steps: steps of one epoch if an epoch is not a whole pass; the next epoch then continues the same pass.
         steps_per_execution: that of the compiled model; an epoch consists of whole executions, as in Keras.
     """
+
+    dropped: Collection[int] = ()
 
     def __init__(
         self,
@@ -133,6 +135,10 @@ class ArrayFeed:
         del state
         self._step += num_steps
 
+    def drop(self) -> None:
+        """Passes over the next batch."""
+        self._step += 1
+
     def fingerprint(self) -> int | None:
         """None: the order depends on a seed that all workers share."""
 
@@ -150,6 +156,7 @@ class IteratorSource:
 
     steps_per_epoch: int | None = None
     epoch_limit: int | None = None  # maximum steps of the epoch that `feed` began
+    dropped: Collection[int] = ()  # steps of that epoch whose batches are not trained on
 
     def __init__(
         self, dataset: tf.data.Dataset, *, num_batches: int | None, num_epochs: int = 1, steps_per_execution: int = 1
@@ -264,3 +271,7 @@ class IteratorFeed:
         self._next = state[0]
         if self._left is not None:
             self._left -= num_steps
+
+    def drop(self) -> None:
+        """Passes over the next batch."""
+        self.finished(1, (self._iterator.get_next_as_optional(),))

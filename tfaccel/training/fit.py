@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import keras
 
 from tfaccel.data import private_adapters
-from tfaccel.data.sources import whole_executions
-from tfaccel.errors import NonFiniteLossError
+from tfaccel.errors import PlanError
+from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
+from tfaccel.training.epoch_loop import callbacks_of, run_epochs
 from tfaccel.training.evaluate import engine_evaluate
 from tfaccel.training.fit_plan import apply_plan
-from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.inputs import prepared_model, source_of
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
-from tfaccel.training.private import private_api, private_models
-from tfaccel.training.steps.engine import Engine, EngineOptions, engine_of
-from tfaccel.training.steps.replica_state import align_seeds, average_drifting, separate_seeds
-from tfaccel.training.steps.windows import WindowLength, epoch_windows
-from tfaccel.training.validation import Validation, validation_of_fit
+from tfaccel.training.private import private_models
+from tfaccel.training.steps.engine import EngineOptions, engine_of
+from tfaccel.training.validation import validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
 from tfaccel.training.workers.lost_worker import names_lost_workers
 
@@ -52,6 +52,7 @@ def fit(
     plan: Plan | None = None,
     check_rows: bool = True,
     exact_kernels: bool = False,
+    on_nonfinite: str | None = None,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model; all arguments have the same meaning as in `Model.fit`.
 
@@ -87,12 +88,16 @@ def fit(
         exact_kernels: use Keras's own operations instead of fused kernels. A plan decides by its `fused_kernels`.
         check_rows: with several replicas, check once, on a few rows, for losses, layers and metrics that couple the
             rows of a batch, since each replica sees only its own rows. False skips the check for this call.
+        on_nonfinite: what to do when the loss becomes NaN or infinite. None goes on, as Keras does; "stop" raises
+            `NonFiniteLossError` at that step; "skip" leaves out batches whose loss or gradients are not finite, as if
+            they were not in the data, and logs their number in each epoch.
 
     Returns:
         The `keras.callbacks.History`, also available as `model.history`.
 
     Raises:
         ClusterError: if another worker is lost; the message names it.
+        NonFiniteLossError: with `on_nonfinite="stop"`; with "skip", if ten batches in a row were left out.
         PlanError: if the model's strategy is ParameterServerStrategy or CentralStorageStrategy, or the plan has another
             strategy, dtype policy or batch size than the model; the message names the differences.
         CoupledRowsError: if the model gives other results on several replicas than on one device; the message names
@@ -113,6 +118,8 @@ def fit(
         prepared_model(model, "fit")
         options, size = apply_plan(model, plan, x, batch_size)
         arguments |= {} if size is None else {"batch_size": size}
+    check_policy(on_nonfinite, (None, STOP, SKIP))
+    options = replace(options, stop_at_non_finite_loss=on_nonfinite == STOP, leaves_out=on_nonfinite == SKIP)
     run = partial(_fit, options=options, check_rows=check_rows)
     if isinstance(model, keras.Model) and overrides(model, "fit"):
         methods: dict[str, Callable[..., Any]] = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}
@@ -147,6 +154,11 @@ def _fit(
     """`keras.Model.fit` on the engine."""
     replicas = prepared_model(model, "fit")
     if needs_keras_loop(model, "fit"):
+        if options.leaves_out or options.stop_at_non_finite_loss:
+            raise PlanError(
+                f"{type(model).__name__} replaces part of Keras's training loop, which then runs, and cannot look at "
+                "the loss of each step. Leave out `on_nonfinite`, or override train_step instead."
+            )
         return keras.Model.fit(model, **{name: value for name, value in locals().items() if name not in _NOT_OF_KERAS})
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = private_adapters.validation_split(
@@ -165,7 +177,7 @@ def _fit(
         num_epochs=epochs - initial_epoch,
         steps_per_execution=model.steps_per_execution,
     )
-    if not replicas.is_default:
+    if not replicas.is_default or options.leaves_out:
         private_models.build_model(model, source.batch_spec)
     validation = None
     if validation_data is not None:
@@ -187,108 +199,6 @@ def _fit(
         source.close()
         if validation is not None:
             validation.close()
-
-
-def callbacks_of(
-    callbacks: Any, engine: Engine, source: Source, *, verbose: int | str, epochs: int
-) -> keras.callbacks.CallbackList:
-    """A Keras `CallbackList` of the callbacks, with history and (on the chief) progress bar."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
-    return keras.callbacks.CallbackList(
-        callbacks,
-        add_history=True,
-        add_progbar=verbose != 0 and engine.replicas.is_chief,
-        model=engine.model,
-        verbose=verbose,
-        epochs=epochs,
-        steps=source.steps_per_epoch or source.num_batches,
-    )
-
-
-def run_epochs(
-    engine: Engine,
-    source: Source,
-    container: keras.callbacks.CallbackList,
-    validation: Validation | None,
-    *,
-    epochs: int,
-    initial_epoch: int,
-    first_step: int = 0,
-) -> keras.callbacks.History:
-    """The outer loop: epochs of windows, validation, callbacks, in the order of `Model.fit`.
-
-    With a `first_step`, the first epoch resumes after that many steps, and its metrics are not reset.
-    """
-    model, replicas = engine.model, engine.replicas
-    length = WindowLength(engine, "train", container.callbacks)
-    model.stop_training = False
-    separate_seeds(model, replicas)
-    container.on_train_begin()
-    logs: dict[str, Any] = {}
-    last_logs: dict[str, Any] = {}  # training logs of the last epoch
-    for epoch in range(private_api.initial_epoch(model, initial_epoch), epochs):
-        if not first_step:
-            model.reset_metrics()
-        container.on_epoch_begin(epoch)
-        logs = last_logs = _run_epoch(
-            engine, source, container, length, epoch=epoch, first_step=first_step, last_logs=last_logs
-        )
-        first_step = 0
-        align_seeds(model, replicas)
-        average_drifting(model, replicas)
-        if validation is not None and validation.is_due(epoch):
-            logs = {**logs, **validation.run(engine, container)}
-        container.on_epoch_end(epoch, logs)
-        if model.stop_training:
-            break
-    if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
-        model.optimizer.finalize_variable_values(model.trainable_weights)
-    container.on_train_end(logs=logs)
-    return model.history
-
-
-def _run_epoch(
-    engine: Engine,
-    source: Source,
-    container: keras.callbacks.CallbackList,
-    length: WindowLength,
-    *,
-    epoch: int,
-    first_step: int,
-    last_logs: dict[str, Any],
-) -> dict[str, Any]:
-    logs: dict[str, Any] = engine.metric_results() if first_step else {}
-    done = 0
-    feed = source.feed()
-    windows = epoch_windows(
-        engine, "train", feed, length=length, limit=source.epoch_limit, begin=container.on_train_batch_begin
-    )
-    for done, result in windows:
-        logs = result.logs
-        if not result.loss_is_finite:
-            raise NonFiniteLossError(
-                f"The loss became NaN or infinite at step {first_step + done} of epoch {epoch + 1}. Try a lower "
-                "learning rate, gradient clipping, or float32, and inspect the data of that step."
-            )
-        if length.watched:
-            average_drifting(engine.model, engine.replicas)
-        container.on_train_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)
-        if engine.model.stop_training:
-            break
-    source.epoch_end(done, stopped=engine.model.stop_training)
-    if source.steps_per_epoch and done < source.steps_per_epoch and not engine.model.stop_training:
-        warnings.warn(
-            f"The data ended after {done} of {source.steps_per_epoch} steps_per_epoch. Give at least steps_per_epoch * "
-            "epochs batches, for example with `.repeat()`.",
-            stacklevel=6,
-        )
-    if done == 0 and first_step == 0:
-        warnings.warn("The data contained no batches, so nothing was trained.", stacklevel=6)
-        # As Keras does if an epoch after the first has no batch; `last_logs` may come from a custom `train_step`.
-        logs = engine.metric_results() if last_logs else {}
-        logs = logs if set(logs) == set(last_logs) else last_logs
-    return dict(logs)
 
 
 def _capped_epochs(epochs: int) -> int:

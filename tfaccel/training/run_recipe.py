@@ -33,6 +33,7 @@ _OF_TRAIN = (
     "verbose",
     "learning_rate_scaling",
     "scaling_warm_up",
+    "on_nonfinite",
 )
 
 
@@ -49,8 +50,8 @@ def run_recipe(
         make_workload: the recipe's `workload`.
         run_dir, plan: as in `tfaccel.train`.
         options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `keep_checkpoints`, `callbacks`, `verbose`,
-            `learning_rate_scaling` and `scaling_warm_up` of `tfaccel.train`; `global_batch_size`, if there is no plan;
-            all others are passed to the workload.
+            `learning_rate_scaling`, `scaling_warm_up` and `on_nonfinite` of `tfaccel.train`; `global_batch_size`, if
+            there is no plan; all others are passed to the workload.
 
     Raises:
         PlanError: if `global_batch_size` differs from the plan's.

@@ -17,6 +17,7 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.learning_rate_scaling import LearningRateScaling, scaling_advice
 from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.non_finite_policy import ROLLBACK, STOP, check_policy
 from tfaccel.planning.option_checks import check_counts, check_fractions, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
@@ -26,7 +27,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt
 from tfaccel.training.run.plan_of_run import plan_of_run
 from tfaccel.training.run.result import TrainResult, installed_versions
-from tfaccel.training.run.run_dir import RunDir, resume_on
+from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, resume_on
 from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
@@ -66,6 +67,7 @@ def train(
     verbose: int = 1,
     learning_rate_scaling: str | None = None,
     scaling_warm_up: float = 0.05,
+    on_nonfinite: str = STOP,
     **of: Any,
 ) -> TrainResult:
     """Trains your own model, or a workload, with a plan, and writes a run directory.
@@ -102,6 +104,10 @@ def train(
             one: "linear" by the ratio of the two (the rule for SGD), "square_root" by its square root (for Adam, LAMB
             and similar optimizers). None leaves the rate as it is.
         scaling_warm_up: fraction of all steps over which a higher rate is reached, from the unscaled one; 0 for none.
+        on_nonfinite: what to do when the loss or gradients become NaN or infinite. "stop": stop, and name step, cause
+            and examples. "skip": leave out each such batch, as if it were not in the data; every step is checked.
+            "rollback": go back to the newest checkpoint, and go on without the batch. Ten batches in a row that are
+            skipped, or ten rollbacks, stop the run.
         **of: further arguments of `Workload.of`: `batch_size`, `validation_data`, `validation_split`, `sample_weight`,
             `class_weight`, `shuffle`, `name`; and `optimizer`, `loss`, `metrics` etc. if the model is not compiled. For
             a recipe, an import path or a function without data: its arguments.
@@ -118,7 +124,7 @@ def train(
         PlanError: if the plan cannot run here.
         OutOfMemoryError: if a step does not fit into memory, and the batch may not be split further. Otherwise training
             continues with half the batch per replica and twice the accumulation steps, and logs it.
-        NonFiniteLossError: if the loss becomes NaN or infinite; the message names the step, and no file is overwritten.
+        NonFiniteLossError: if the loss or a weight becomes NaN or infinite; no file is overwritten. See `on_nonfinite`.
         RunStopped: after SIGTERM, when the steps in progress have ended and a checkpoint is saved; several workers stop
             at the same step. A second SIGTERM ends the process.
         KeyboardInterrupt: after Ctrl-C, likewise; after a second Ctrl-C at once, without saving.
@@ -141,6 +147,7 @@ def train(
     epochs = run_epochs_of(workload, epochs)
     check_counts(epochs=epochs, keep_checkpoints=keep_checkpoints)
     check_seed(seed)
+    check_policy(on_nonfinite)
     if checkpoint_interval is not None:
         check_counts(checkpoint_interval=checkpoint_interval)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
@@ -157,28 +164,29 @@ def train(
         logger.info("The run in %s is complete; there is nothing to train.", directory.path)
         _give_back(own, directory)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
-    _check_resumable(workload, directory)
+    _check_resumable(workload, directory, on_nonfinite)
     with contextlib.ExitStack() as stack:
         stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
         from tfaccel.training.run.augmentation_place import place_for_run
-        from tfaccel.training.run.out_of_memory import trained_within_memory
-        from tfaccel.training.run.train_session import RunOptions, TrainSession
+        from tfaccel.training.run.non_finite import trained_without_faults
+        from tfaccel.training.run.run_options import RunOptions
+        from tfaccel.training.run.train_session import TrainSession
         from tfaccel.training.workers.lost_worker import lost_workers_named
 
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
         signals = stack.enter_context(StopSignals(grace))
-        asked = RunOptions(**config, keep_checkpoints=keep_checkpoints, scaling=scaling, profile=steps_to_profile)
+        of_run = {**config, "keep_checkpoints": keep_checkpoints, "on_nonfinite": on_nonfinite}
+        asked = RunOptions(**of_run, scaling=scaling, profile=steps_to_profile)
 
-        def begin(plan: Plan) -> TrainSession:
-            return TrainSession(
-                workload, place_for_run(workload, plan, directory, runtime, epochs=epochs), directory, asked
-            )
+        def begin(plan: Plan, until: tuple[int, int] | None) -> TrainSession:
+            plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)
+            return TrainSession(workload, plan, directory, replace(asked, until=until))
 
         def run(session: TrainSession) -> Outcome:
             return session.run(runtime.strategy, callbacks, signals=signals, hardware=hardware, verbose=verbose)
 
-        plan, outcome = trained_within_memory(begin, run, plan, directory, runtime)
+        plan, outcome = trained_without_faults(begin, run, plan, directory, runtime, on_nonfinite=on_nonfinite)
         baselines = None
         if workload.validation_data is not None and directory.writes:
             baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)
@@ -257,9 +265,11 @@ def _give_back(own: RebuiltModel | None, directory: RunDir) -> None:
         own.take_weights(directory.model_file)
 
 
-def _check_resumable(workload: Workload, directory: RunDir) -> None:
-    """Warns, or refuses to resume, if the order of the data differs between processes."""
+def _check_resumable(workload: Workload, directory: RunDir, on_nonfinite: str) -> None:
+    """Warns, or refuses to resume or to roll back, if the order of the data differs between processes."""
     reason = getattr(workload.train_data, "not_resumable", "")
+    if reason and on_nonfinite == ROLLBACK:
+        raise WorkloadError(f'on_nonfinite="rollback" repeats steps with the same batches. {reason}, or use "skip".')
     if reason and directory.resumes and any(directory.checkpoints.glob("step_*")):
         raise RunDirError(
             f"The run in {directory.path} cannot be resumed exactly. {reason}, and start over in another directory."
@@ -287,4 +297,5 @@ def _result(
         run_dir=str(directory.path),
         learning_rate_scaling=outcome.learning_rate_scaling,
         performance=outcome.performance,
+        left_out_batches=sum(row.get(LEFT_OUT) or 0 for row in directory.rows),
     )

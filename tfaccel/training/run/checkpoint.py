@@ -8,7 +8,7 @@ the position in the data. A resumed run ends with the same weights as an uninter
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -78,6 +78,23 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
             component.assign(parts[replicas.first_replica + replica])
     if seeds:
         write_seeds(model, replicas, [state[f"seed/{i}"] for i in range(len(seeds))])
+
+
+def bad_weight(model: keras.Model, state: Mapping[str, np.ndarray]) -> str | None:
+    """The path of the first weight that has a NaN, or if it is trained, an infinite value; None if there is none.
+
+    Args:
+        model: the model.
+        state: what `read_state` returned.
+    """
+    for i, variable in enumerate(model.weights):
+        value = state[f"weight/{i}"]
+        if np.issubdtype(np.asarray(value).dtype, np.integer) or value.dtype == bool:
+            continue
+        wide = value.astype(np.float32) if value.dtype.itemsize < 4 else value
+        if np.isnan(wide).any() or (variable.trainable and not np.isfinite(wide).all()):
+            return str(variable.path)
+    return None
 
 
 def _variables(model: keras.Model) -> Iterator[tuple[str, keras.Variable, bool]]:

@@ -37,6 +37,8 @@ class TrainResult:
         baselines: scores of the finished model and of simple predictors on the validation data; None if unknown.
         performance: speed, share of time waiting for input, MFU, utilization and memory; None if nothing was trained,
             or the run is from an earlier version.
+        left_out_batches: how many batches were left out because their loss or gradients were not finite; see
+            `on_nonfinite` of `train`.
         workload_key: a digest of the workload, the machine and the versions, by which `tfaccel report` finds what was
             measured of the same; empty in runs of earlier versions.
     """
@@ -55,6 +57,7 @@ class TrainResult:
     learning_rate_scaling: dict[str, Any] | None = None
     baselines: BaselineScores | None = None
     performance: Performance | None = None
+    left_out_batches: int = 0
     workload_key: str = ""
 
     @property

@@ -17,12 +17,14 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.known_names import did_you_mean
 from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
 
+_LEFT_OUT_FILE = "left_out.json"
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved
 RESUME = ("never", "auto", "must")
 _MUST = 'resume="must" (--resume=must) continues a run'
 _OR_START = 'Check the path, or start the run with resume="auto" (--resume=auto).'
-NO_METRICS = ("epoch", "step", "seconds", PERFORMANCE)  # keys of a row that are not metrics
+LEFT_OUT = "left_out"  # the key of the number of batches that were left out in an epoch
+NO_METRICS = ("epoch", "step", "seconds", LEFT_OUT, PERFORMANCE)  # keys of a row that are not metrics
 
 
 class RunDir:
@@ -155,6 +157,20 @@ class RunDir:
     def take_rows(self, lines: bytes) -> None:
         """Sets the metrics of the epochs trained before resuming."""
         self.rows = [json.loads(line) for line in lines.splitlines()]
+
+    def leave_out(self, epoch: int, step: int, accumulation_steps: int) -> None:
+        """Notes the epoch and step, from 0, of a batch that is left out when the run goes on."""
+        if self.writes:
+            write_json(self.path / _LEFT_OUT_FILE, [*self.left_out(), [epoch, step, accumulation_steps]])
+
+    def left_out(self) -> list[list[int]]:
+        """The batches that are left out of the run, as given to `leave_out`."""
+        file = self.path / _LEFT_OUT_FILE
+        try:
+            found = json.loads(file.read_text()) if self.resumes and file.exists() else []
+            return [[int(number) for number in one] for one in found]
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
 
     def history(self) -> dict[str, list[float | None]]:
         """The metrics of all epochs, by name."""

@@ -16,12 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tfaccel.errors import RunDirError
+from tfaccel.training.epoch_loop import non_finite_weight
 from tfaccel.training.run.callback_state import callback_state, restore_callback
-from tfaccel.training.run.checkpoint import read_state
+from tfaccel.training.run.checkpoint import bad_weight, read_state
 from tfaccel.training.run.checkpoint_writer import CheckpointWriter
-from tfaccel.training.run.run_dir import PERFORMANCE, RunDir
+from tfaccel.training.run.run_dir import LEFT_OUT, PERFORMANCE, RunDir
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.left_out_count import LeftOutCount
 
 _MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
 
@@ -74,10 +76,18 @@ class MetricLines(keras.callbacks.Callback):
         run_dir: the run directory.
         steps_of_epoch: batches of an epoch; None if unknown.
         utilization: a callback before this one, which knows the epoch's performance; None if nothing does.
+        left_out: knows how many batches of the epoch were left out; None if none may be.
     """
 
-    def __init__(self, run_dir: RunDir, steps_of_epoch: int | None, utilization: Utilization | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        steps_of_epoch: int | None,
+        utilization: Utilization | None = None,
+        left_out: LeftOutCount | None = None,
+    ) -> None:
         super().__init__()
+        self._left_out = left_out
         self._utilization = utilization
         self._run_dir = run_dir
         self._steps = steps_of_epoch
@@ -87,10 +97,11 @@ class MetricLines(keras.callbacks.Callback):
         """Adds the epoch's metrics."""
         seconds = time.perf_counter() - self._started
         row = {"epoch": epoch, "step": None if self._steps is None else (epoch + 1) * self._steps}
+        left_out = {} if self._left_out is None else {LEFT_OUT: self._left_out.of_epoch}
         metrics = {k: float(v) for k, v in (logs or {}).items()}
         known = self._utilization.of_epoch if self._utilization is not None else None
         performance = {} if known is None else {PERFORMANCE: known.to_json()}
-        self._run_dir.add_row({**row, "seconds": round(seconds, 3), **metrics, **performance})
+        self._run_dir.add_row({**row, "seconds": round(seconds, 3), **metrics, **left_out, **performance})
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -133,6 +144,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._epoch, self._first_step = position["epoch"], position["step_in_epoch"]
         self._step = position["step"]
         self._last = 0
+        self._trained = self._epoch, self._first_step  # the epoch and the number of its steps, after the last step
         self._saved = self._position if restored else None  # the position of the newest checkpoint
         self._due_at = 0.0  # clock time from which the next checkpoint after an epoch is due
         self._writer = CheckpointWriter(run_dir.checkpoints, keep=keep)
@@ -182,6 +194,7 @@ class Checkpoints(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves in the middle of an epoch."""
         self._last = batch + 1
+        self._trained = self._epoch, self._first_step + self._last
         if self._interval and (self._step + self._last) % self._interval == 0:
             self._save(*self._position)
 
@@ -204,6 +217,9 @@ class Checkpoints(keras.callbacks.Callback):
 
     def _save(self, epoch: int, step_in_epoch: int, step: int) -> None:
         arrays = read_state(self.model, self._replicas)
+        weight = bad_weight(self.model, arrays)
+        if weight is not None:
+            raise non_finite_weight(weight, *self._trained)
         states = []
         for index, callback in enumerate(self._others):
             state, more = callback_state(callback, f"callback/{index}")
@@ -215,6 +231,7 @@ class Checkpoints(keras.callbacks.Callback):
             "step": step,
             **self._of_run,
             "callbacks": states,
+            LEFT_OUT: self._engine.left_out.of_epoch if step_in_epoch else 0,
             "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
             "monitored": self._monitored if step_in_epoch == 0 else None,
         }

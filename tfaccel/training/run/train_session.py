@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfaccel.errors import NonFiniteLossError
 from tfaccel.files import whole_file
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.learning_rate_scaling import LearningRateScaling
+from tfaccel.planning.non_finite_policy import STOP
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.training.accumulation import workload_schedule
-from tfaccel.training.fit import callbacks_of, run_epochs
+from tfaccel.training.epoch_loop import callbacks_of, run_epochs
 from tfaccel.training.run.built_run import built_settings, check_built
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
 from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
 from tfaccel.training.run.checkpoint_files import load_newest
-from tfaccel.training.run.compiled_model import compiled_model, engine_options
+from tfaccel.training.run.compiled_model import compiled_model
+from tfaccel.training.run.faulty_batch import explained
 from tfaccel.training.run.memory_check import check_memory, within_memory
+from tfaccel.training.run.non_finite import UntilFault, positions
 from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
 from tfaccel.training.run.performance import Performance
 from tfaccel.training.run.profile_steps import ProfileSteps
-from tfaccel.training.run.run_dir import NO_METRICS, RunDir
+from tfaccel.training.run.run_dir import LEFT_OUT, NO_METRICS, RunDir
+from tfaccel.training.run.run_options import RunOptions
 from tfaccel.training.run.scaled_rates import ScaledRates
-from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
@@ -57,24 +62,6 @@ class Outcome:
     learning_rate_scaling: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What `train` was asked for, besides workload and plan.
-
-    Args:
-        epochs, seed, checkpoint_interval, keep_checkpoints: as in `train`.
-        scaling: how to scale the learning rate; None to leave it as it is.
-        profile: the optimizer steps to profile; None for none.
-    """
-
-    epochs: int
-    seed: int
-    checkpoint_interval: int | None = None
-    keep_checkpoints: int = 2
-    scaling: LearningRateScaling | None = None
-    profile: StepRange | None = None
-
-
 class TrainSession:
     """Builds the model of a workload under the current runtime, and trains it.
 
@@ -86,6 +73,8 @@ class TrainSession:
         self._workload, self.plan, self._run_dir = workload, plan, run_dir
         self._epochs, self._seed = options.epochs, options.seed
         self._scaling, self._profile = options.scaling, options.profile
+        self._options, self._until = options, options.until
+        self.dropped: frozenset[tuple[int, int]] = frozenset()  # positions of batches that are left out
         interval, self._keep = options.checkpoint_interval, options.keep_checkpoints
         self._interval = None if interval is None else interval * plan.accumulation_steps
         self._rates: ScaledRates | None = None
@@ -105,6 +94,8 @@ class TrainSession:
     def _begin_with_chief(self, replicas: Replicas) -> None:
         """Broadcasts the checkpoint that the chief has read, so that workers need no shared disk."""
         self._begin_from(checkpoint_of_chief(self._stored, replicas))
+        left_out = json.loads(replicas.bytes_of_chief(json.dumps(self._run_dir.left_out()).encode()))
+        self.dropped = positions(left_out, self.plan.accumulation_steps)
         self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
 
     @property
@@ -149,10 +140,13 @@ class TrainSession:
             start_epoch=self._first_epoch,
             start_step=self._first_step,
         )
+        self._source.leave_out(self.dropped)
         if self._num_steps is None:
             self._num_steps = self._count_steps(self._source.num_batches)
         model = self._built_model(strategy, hardware)
-        engine = engine_of(model, engine_options(self.plan))
+        engine = engine_of(model, self._options.engine_options(self.plan))
+        if self._restored is not None:
+            engine.left_out.begin_epoch(self._restored[1].get(LEFT_OUT, 0))
         note_first_step(0 if self._restored is None else self._restored[1]["step"])
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
         validation = validation_of(self._workload, self.plan, num_passes=num_passes)
@@ -160,7 +154,7 @@ class TrainSession:
             check_batches(model, validation.source.batch_spec, f"validation_data of workload {self._workload.name!r}")
         asked_for = callbacks_of_workload(self._workload)
         self._announce_rates([*asked_for, *callbacks])
-        self._run_dir.writes = engine.replicas.is_chief
+        self._run_dir.writes = engine.replicas.is_chief and self._until is None
         check_built(self._run_dir, self._built_settings(model))
         if self._restored is not None:
             own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
@@ -175,6 +169,7 @@ class TrainSession:
             with (
                 smaller_batches_if_out_of_memory(model, self._workload, self.plan, engine.replicas),
                 only_chief_writes(model, container.callbacks, engine.replicas),
+                self._causes_named(engine),
             ):
                 run_epochs(
                     engine,
@@ -197,6 +192,17 @@ class TrainSession:
         engine.replicas.wait_for_all_workers()
         scaled = None if self._rates is None else self._rates.to_json()
         return Outcome(self._run_dir.history(), final, times, utilization.of_run(), scaled)
+
+    @contextlib.contextmanager
+    def _causes_named(self, engine: Engine) -> Iterator[None]:
+        """Names the cause of a `NonFiniteLossError`, as far as it is known without repeating steps."""
+        try:
+            yield
+        except NonFiniteLossError as error:
+            finds = {"model": engine.model, "replicas": engine.replicas} if self._until is not None else {}
+            if not finds and engine.replicas.num_workers > 1:  # the step is known only roughly
+                raise
+            raise explained(error, self._workload, self.plan, seed=self._seed, **finds) from None
 
     def _built_settings(self, model: keras.Model) -> dict[str, Any]:
         return built_settings(model, num_batches=self._source.num_batches, batch_size=self._source.batch_size)
@@ -238,9 +244,12 @@ class TrainSession:
     ) -> list[keras.callbacks.Callback]:
         """All callbacks, in order; the last one stops the run."""
         steps = self._source.num_batches
-        lines = MetricLines(self._run_dir, steps, utilization)
+        counts = self._options.on_nonfinite != STOP or self.dropped
+        lines = MetricLines(self._run_dir, steps, utilization, engine.left_out if counts else None)
         every: list[keras.callbacks.Callback] = [*callbacks, times, utilization, lines]
-        if engine.replicas.is_chief:
+        if self._until is not None:
+            every.append(UntilFault(self._until, first_epoch=self._first_epoch, first_step=self._first_step))
+        elif engine.replicas.is_chief:
             every.append(TensorBoardScalars(self._run_dir.tensorboard, utilization))
             if self._profile is not None:
                 every.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import Any
 
@@ -62,12 +62,13 @@ class WorkloadSource(IteratorSource):
         self._workload = workload
         self._plan = plan
         self._seed = seed
-        self._epoch = start_epoch
+        self._epoch = self._start_epoch = start_epoch
         self._epochs = epochs
         self._thread = background_thread()
         self._next: Future[tuple[IteratorFeed | EpochsInMemory, int]] | None = None
         self._epochs_in_feed = 0
         self._start_step = start_step
+        self._left_out: Collection[tuple[int, int]] = ()
         self._shares_reading = replicas.num_workers > 1
         self._prepares_ahead = getattr(workload.train_data, "prepares_ahead", True)
         self._taken = inspect.signature(workload.train_data).parameters
@@ -93,8 +94,14 @@ class WorkloadSource(IteratorSource):
             self.batch_spec = _specs_of(self._augment, self.batch_spec)
         self._first: tf.data.Dataset | None = first
 
+    def leave_out(self, positions: Collection[tuple[int, int]]) -> None:
+        """Leaves out the batches at some positions: epoch, and step in it, from 0."""
+        self._left_out = positions
+
     def feed(self) -> Any:
         """The batches of the next epoch."""
+        first_step = self._start_step if self._epoch == self._start_epoch else 0
+        self.dropped = {step - first_step for epoch, step in self._left_out if epoch == self._epoch}
         if self._epochs_in_feed:
             self._feed.begin(self.num_batches)
         else:

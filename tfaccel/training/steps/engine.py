@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.feeds import Feed
 from tfaccel.data.graph_batches import raise_uneven_rows
-from tfaccel.errors import DataError
+from tfaccel.errors import DataError, PlanError
 from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
@@ -25,12 +26,13 @@ from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
 from tfaccel.training.steps.layer_scopes import layers_marked
+from tfaccel.training.steps.left_out_count import LeftOutCount
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.several_replicas import SeveralReplicas
-from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, metric_results
+from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, logs_of, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
@@ -49,6 +51,8 @@ class EngineOptions:
             does not.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
+        leaves_out: leave out batches whose loss or gradients are not finite; see `left_out`. With
+            `stop_at_non_finite_loss`, a window ends at the first such batch.
         whole_step: run the whole step on each replica, including the optimizer update. Always on for TPUs.
         single_steps: run one optimizer step per graph call, unless the model's `steps_per_execution` is greater than 1.
         batches_per_step: batches per optimizer step; callbacks with batch hooks are called once per optimizer step.
@@ -61,6 +65,7 @@ class EngineOptions:
     sum_duplicate_indices: bool = False
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
+    leaves_out: bool = False
     whole_step: bool = False
     single_steps: bool = False
     batches_per_step: int = 1
@@ -72,12 +77,21 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class WindowResult:
-    """Result of one graph call: number of steps, final logs, whether the last loss was finite, whether it traced."""
+    """Result of one graph call.
+
+    Attributes:
+        num_steps: number of steps, those whose batches were left out included.
+        logs: the final logs.
+        loss_is_finite: whether the last loss was finite, if that is watched.
+        traced: whether the call traced its graph.
+        left_out: which of the steps left out their batches, from 0.
+    """
 
     num_steps: int
     logs: dict[str, Any]
     loss_is_finite: bool = True
     traced: bool = False
+    left_out: tuple[int, ...] = ()
 
 
 class Engine:
@@ -93,6 +107,7 @@ class Engine:
         self._rows_checked: set[str] = set()  # kinds of steps
         self.looks_at_rows = True  # see `looking_at_rows`
         self._kinds: dict[str, StepGraphs] = {}
+        self.left_out = LeftOutCount()
         self.step_seconds: dict[str, float] = {}
         self.waited_seconds: float | None = None  # for batches, in all graph calls so far; None if not measured
 
@@ -115,6 +130,7 @@ class Engine:
                 function_of_keras=function,
                 options=GraphOptions(
                     watch_loss=trains and self.options.stop_at_non_finite_loss,
+                    leaves_out=trains and self.options.leaves_out,
                     times_input=trains and self.options.times_input,
                     traced_in=self._train_contexts() if trains else (),
                 ),
@@ -142,10 +158,19 @@ class Engine:
         model, options = self.model, self.options
         jit_compile = bool(model.jit_compile)
         if self._on_tpu or options.whole_step:
+            if options.leaves_out:
+                raise PlanError(
+                    "A TPU cannot leave out batches, because its cores update the weights by themselves. Received: "
+                    'on_nonfinite="skip" or "rollback" (--on_nonfinite). Use "stop".'
+                )
             return WholeStep(model, self.replicas)
         if self.replicas.num_replicas == 1:
             return OneReplica(
-                model, self.replicas, jit_compile=jit_compile, sum_duplicate_indices=options.sum_duplicate_indices
+                model,
+                self.replicas,
+                jit_compile=jit_compile,
+                sum_duplicate_indices=options.sum_duplicate_indices,
+                leaves_out=options.leaves_out,
             )
         return SeveralReplicas(
             model,
@@ -153,6 +178,7 @@ class Engine:
             jit_compile=jit_compile,
             bytes_per_pack=options.bytes_per_pack,
             sum_duplicate_indices=options.sum_duplicate_indices,
+            leaves_out=options.leaves_out,
         )
 
     def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True) -> WindowResult:
@@ -171,16 +197,17 @@ class Engine:
         arguments, count = call_feed.arguments(num_steps if loop else 1)
         given = (arguments, tf.constant(count))
         with self._clear_errors():
-            done, state, own_logs, results, finite, waited = made.function(call_feed, loop, given)(*given)
+            done, state, own_logs, results, finite, waited, bad = made.function(call_feed, loop, given)(*given)
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
         call_feed.finished(num_done, state)
-        logs = self._logs(_flat(own_logs), dict(results)) if own_logs else dict(results)
+        logs = logs_of(self.model, self.replicas, own_logs, dict(results))
         if self.options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
         if waited:
             self.waited_seconds = (self.waited_seconds or 0.0) + float(waited[0])
-        return WindowResult(num_done, logs, bool(finite), traced=len(made.functions) > num_graphs)
+        left_out = tuple(int(step) for step in np.flatnonzero(bad[0])) if bad else ()
+        return WindowResult(num_done, logs, bool(finite), len(made.functions) > num_graphs, left_out)
 
     @contextlib.contextmanager
     def looking_at_rows(self, looks: bool) -> Iterator[None]:
@@ -246,31 +273,9 @@ class Engine:
                 "`keras.utils.set_random_seed` with the same seed on all workers, and do not shard the dataset."
             )
 
-    def _logs(self, own: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
-        """Logs of a custom step. As in Keras, these are the metrics' results if the names are the same.
-
-        With several replicas, a log with the name of a metric is that metric's result over all replicas, except for the
-        compiled loss tracker, which a custom step need not use.
-        """
-        if set(own) == set(results):
-            return results
-        if self.replicas.num_replicas == 1:
-            return own
-        tracker = private_api.loss_tracker(self.model)
-        tracked = {name for name in results if tracker is None or name != tracker.name}
-        return {name: results[name] if name in tracked else value for name, value in own.items()}
-
     def metric_results(self) -> dict[str, tf.Tensor]:
         """Results of all metrics, over all replicas."""
         return metric_results(self.model, self.replicas)
-
-
-def _flat(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs with nested dicts (results of several metrics) merged in, as Keras reports them."""
-    flat: dict[str, Any] = {}
-    for name, value in logs.items():
-        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
-    return flat
 
 
 def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:

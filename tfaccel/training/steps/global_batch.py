@@ -45,6 +45,7 @@ class Share:
         may_gather: whether the step can gather rows over the replicas: all of them run it, outside of XLA.
         weighs_gradients: whether the gradients, instead of the loss, are weighted by the rows.
         gathers: whether the step gathers rows over the replicas.
+        bad: numbers above 0 for losses and gradients that are not finite, if batches are left out.
         observe: called with the kind and the values of each loss before its reduction.
     """
 
@@ -58,6 +59,7 @@ class Share:
     may_gather: bool = True
     weighs_gradients: bool = False
     gathers: bool = False
+    bad: list[tf.Tensor] = field(default_factory=list)
     observe: Callable[[str, Any], None] | None = None
 
     @property

@@ -15,7 +15,15 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.batch_dependence import is_same_on_all_replicas
-from tfaccel.training.steps.gradients import apply_as_class, densify, have_equal_indices, merged_slices
+from tfaccel.training.steps.global_batch import current_share
+from tfaccel.training.steps.gradients import (
+    apply_as_class,
+    applying_pairs,
+    densify,
+    have_equal_indices,
+    is_bad,
+    merged_slices,
+)
 from tfaccel.training.steps.model_parts import inner_optimizer
 from tfaccel.training.steps.replicas import Replicas
 
@@ -201,3 +209,22 @@ def build_optimizer(
     if not optimizer.built:
         with tf.init_scope(), strategy.scope():
             optimizer.build(variables)
+
+
+def recording(optimizer: keras.optimizers.Optimizer, *, leaves_out: bool) -> dict[str, Callable[..., Any]]:
+    """Attributes that make an optimizer weight the loss by the replica's rows and record gradients unapplied."""
+
+    def scale_loss(loss: Any) -> Any:
+        share = current_share()
+        weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
+        if share is not None and leaves_out:
+            share.bad.append(is_bad(loss))
+        return type(optimizer).scale_loss(optimizer, loss * weight)
+
+    def apply(gradients: Any, trainable_variables: Any = None) -> None:
+        del trainable_variables
+        share = current_share()
+        if share is not None:
+            share.gradients = list(gradients)
+
+    return {"scale_loss": scale_loss, "apply": apply, "apply_gradients": applying_pairs(apply)}

@@ -31,6 +31,11 @@ def count_overflows(gradients: list[Any]) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(tf.stack(flags), tf.float32)) if flags else tf.constant(0.0)
 
 
+def is_bad(value: Any) -> tf.Tensor:
+    """1.0 if a tensor has a NaN or an infinite value, else 0.0."""
+    return tf.cast(~tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(value))), tf.float32)
+
+
 def empty_gradient(gradient: Any, variable: keras.Variable) -> Any:
     """The gradient of a variable for zero rows: zeros, or `IndexedSlices` without slices."""
     if not isinstance(gradient, tf.IndexedSlices):

@@ -13,6 +13,7 @@ from tfaccel.data.feeds import GraphBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.gradient_update import build_optimizer
 from tfaccel.training.steps.gradients import densify
+from tfaccel.training.steps.left_out import OneReplicaGuard
 from tfaccel.training.steps.model_parts import optimizers_of, variables_of
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
@@ -23,16 +24,34 @@ class OneReplica:
 
     Under a strategy with one replica, Keras code uses the plain variables inside the distributed ones, so a whole step,
     including the optimizer update, is one function that XLA can compile.
+
+    Args:
+        model: a compiled Keras model.
+        replicas: the replica of the strategy that it was built under.
+        jit_compile: compile the steps with XLA.
+        sum_duplicate_indices: see `gradients.densify`.
+        leaves_out: leave out batches whose loss or gradients are not finite; the model must be built.
+
+    Attributes:
+        finite: with `leaves_out`, while tracing: whether the loss and gradients of the last step were finite.
     """
 
     def __init__(
-        self, model: keras.Model, replicas: Replicas, *, jit_compile: bool, sum_duplicate_indices: bool = False
+        self,
+        model: keras.Model,
+        replicas: Replicas,
+        *,
+        jit_compile: bool,
+        sum_duplicate_indices: bool = False,
+        leaves_out: bool = False,
     ) -> None:
         self._model = model
         self._replicas = replicas
         self._sum_duplicate_indices = sum_duplicate_indices
         self._jit_compile = jit_compile and not model.run_eagerly
-        self._train = self._function(model.train_step)
+        self._leaves_out = leaves_out
+        self.finite: tf.Tensor | None = None
+        self._train = self._function(self._guarded(model.train_step) if leaves_out else model.train_step)
         self._test = self._function(model.test_step)
         self._predict = self._function(model.predict_step)
 
@@ -42,7 +61,10 @@ class OneReplica:
         """One training step; returns what `train_step` returns."""
         with tf.device(self._replicas.devices[0] or None):  # batches are augmented here if the plan says so
             data = batches.rows(batch)
-        return self._train(data)
+        if not self._leaves_out:
+            return self._train(data)
+        logs, self.finite = self._train(data)
+        return logs
 
     def test(self, batches: GraphBatches, batch: Any) -> Any:
         """One evaluation step; returns what `test_step` returns."""
@@ -78,6 +100,12 @@ class OneReplica:
                 return function(data)
 
         return on_device
+
+    def _guarded(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The step as a function that leaves out batches, and also returns whether everything was finite."""
+
+        guard = OneReplicaGuard(self._model, lambda variable: self._replicas.components([variable], 0)[0])
+        return lambda data: guard.run(step, data)
 
     def _local_apply(
         self, optimizer: keras.optimizers.Optimizer, build: Callable[[list[keras.Variable]], None]

@@ -26,8 +26,9 @@ from tfaccel.training.steps.global_batch import (
     replica_share,
     weighted_by_rows,
 )
-from tfaccel.training.steps.gradient_update import GradientUpdate, build_optimizer
+from tfaccel.training.steps.gradient_update import GradientUpdate, build_optimizer, recording
 from tfaccel.training.steps.gradients import applying_pairs, count_overflows, scaled
+from tfaccel.training.steps.left_out import ReplicasGuard, bad_gradients, bad_logs
 from tfaccel.training.steps.merged_metrics import NotedResults, gathered_updates, metrics_in
 from tfaccel.training.steps.model_parts import (
     has_own_logs,
@@ -55,6 +56,7 @@ class SeveralReplicas:
         jit_compile: compile forward pass, backward pass and update with XLA (see `model_parts.xla_refusal`).
         sum_duplicate_indices: see `gradient_update.densify`.
         bytes_per_pack: see `GradientUpdate`.
+        leaves_out: leave out batches whose loss or gradients are not finite on any replica.
     """
 
     def __init__(
@@ -65,9 +67,12 @@ class SeveralReplicas:
         jit_compile: bool,
         sum_duplicate_indices: bool = False,
         bytes_per_pack: int = 0,
+        leaves_out: bool = False,
     ) -> None:
         self._model = model
         self._replicas = replicas
+        self._leaves_out = leaves_out
+        self._guard = ReplicasGuard(model, replicas, leaves_out=leaves_out)
         refusal = xla_refusal(model) if jit_compile else None
         if refusal:
             logger.warning("XLA stays off for training: %s", refusal)
@@ -94,6 +99,11 @@ class SeveralReplicas:
         self._test = self._with_share(self._test_logs, jit_compile=jit_compile)
         self._own_test = self._with_share(self._own_step("test"), jit_compile=False)
         self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
+
+    @property
+    def finite(self) -> tf.Tensor | None:
+        """With `leaves_out`, while tracing: whether the loss and gradients of the last step were finite."""
+        return self._guard.finite
 
     @property
     def has_sparse_gradients(self) -> bool:
@@ -127,6 +137,7 @@ class SeveralReplicas:
 
     def _train_all(self, batches: GraphBatches, batch: Any) -> Any:
         with self._replicas.strategy.scope(), global_losses(self._model):
+            self._guard.begin()
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
                     stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
@@ -134,23 +145,29 @@ class SeveralReplicas:
                         apply = self._merged_apply(update)
                         attributes = {"apply": apply, "apply_gradients": applying_pairs(apply)}
                         stack.enter_context(instance_attributes(update.optimizer, attributes))
-                    return self._replicas.mean_of_weighted(
-                        self._rows.run(batches, batch, self._own_train, if_empty="borrow")
-                    )
+                    logs, bad = self._rows.run(batches, batch, self._own_train, if_empty="borrow")
+                self._guard.end(bad)
+                return self._replicas.mean_of_weighted(logs)
             update = self._updates["optimizer"]
             with contextlib.ExitStack() as stack:
-                stack.enter_context(instance_attributes(update.optimizer, _recording(update.optimizer)))
+                stack.enter_context(
+                    instance_attributes(update.optimizer, recording(update.optimizer, leaves_out=self._leaves_out))
+                )
                 stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
                 denominators = self._denominators(batches, batch, training=True)
                 if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
                 outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
-            gradients, overflows, logs = outputs
-            update.apply(
-                gradients,
-                self._model.trainable_variables,
-                overflows,
-                num_contributors=self._rows.num_contributors(batches.num_rows(batch), if_empty),
-            )
+            gradients, overflows, bad, logs = outputs
+
+            def apply_sum() -> None:
+                update.apply(
+                    gradients,
+                    self._model.trainable_variables,
+                    overflows,
+                    num_contributors=self._rows.num_contributors(batches.num_rows(batch), if_empty),
+                )
+
+            self._guard.end(bad, apply_sum)
             return self._replicas.mean_of_weighted(logs)
 
     def _test_all(self, batches: GraphBatches, batch: Any) -> Any:
@@ -195,16 +212,33 @@ class SeveralReplicas:
         return run
 
     def _own_step(self, kind: str) -> Step:
-        step = self._model.train_step if kind == "train" else self._model.test_step
-        return lambda data: weighted_by_rows(self.noted_results.look_at(step(data)))
+        if kind == "test":
+            return lambda data: weighted_by_rows(self.noted_results.look_at(self._model.test_step(data)))
 
-    def _gradients(self, data: Any) -> tuple[list[Any], tf.Tensor, Any]:
-        """Runs Keras's train step up to the gradients; returns them, the number of non-finite ones, and custom logs."""
+        def train(data: Any) -> tuple[Any, Any]:
+            logs = self._model.train_step(data)
+            share, bad = current_share(), None
+            if share is not None and self._leaves_out:
+                bad = tf.add_n([bad_logs(logs, self._model, private_api.tf_variable), *share.bad])
+            return weighted_by_rows(self.noted_results.look_at(logs)), bad
+
+        return train
+
+    def _gradients(self, data: Any) -> tuple[list[Any], tf.Tensor, Any, Any]:
+        """Runs Keras's train step up to the gradients.
+
+        Returns:
+            The gradients, the number of those that are not finite, the same with losses if batches are left out (else
+            None), and custom logs.
+        """
         logs = self._model.train_step(data)
         share = current_share()
         gradients = list(share.gradients) if share is not None else []
+        optimizer, bad = self._updates["optimizer"].optimizer, None
         self._updates["optimizer"].note_same_rows(gradients, self._model.trainable_variables, data)
-        return gradients, count_overflows(gradients), self._own_logs(logs, "train")
+        if share is not None and self._leaves_out:
+            bad = tf.add_n([bad_gradients(gradients, optimizer), *share.bad])
+        return gradients, count_overflows(gradients), bad, self._own_logs(logs, "train")
 
     def _test_logs(self, data: Any) -> Any:
         return self._own_logs(self._model.test_step(data), "test")
@@ -223,6 +257,8 @@ class SeveralReplicas:
             variables = list(trainable_variables or self._model.trainable_variables)
             present = [g is not None for g in weighted]
             update.note_same_rows(weighted, variables, None if share is None else share.data)
+            if share is not None and self._leaves_out:
+                share.bad.append(bad_gradients(weighted, update.optimizer))
 
             def merge(strategy: tf.distribute.Strategy, kept: Any, overflows: Any) -> None:
                 build_optimizer(update.optimizer, variables, strategy)
@@ -258,20 +294,3 @@ class SeveralReplicas:
             return None
         (total,) = self._replicas.sum([counts])
         return total
-
-
-def _recording(optimizer: keras.optimizers.Optimizer) -> dict[str, Callable[..., Any]]:
-    """Attributes that make an optimizer weight the loss by the replica's rows and record gradients unapplied."""
-
-    def scale_loss(loss: Any) -> Any:
-        share = current_share()
-        weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
-        return type(optimizer).scale_loss(optimizer, loss * weight)
-
-    def apply(gradients: Any, trainable_variables: Any = None) -> None:
-        del trainable_variables
-        share = current_share()
-        if share is not None:
-            share.gradients = list(gradients)
-
-    return {"scale_loss": scale_loss, "apply": apply, "apply_gradients": applying_pairs(apply)}

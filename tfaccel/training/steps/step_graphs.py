@@ -30,11 +30,14 @@ class GraphOptions:
 
     Attributes:
         watch_loss: end a window at the first step whose loss is NaN or infinite.
+        leaves_out: the steps leave out batches whose loss or gradients are not finite; with `watch_loss`, a window ends
+            at the first one.
         traced_in: contexts of the model in which the steps are traced: the first is the outermost.
         times_input: measure the time that steps wait for their batches; not on TPUs.
     """
 
     watch_loss: bool
+    leaves_out: bool
     traced_in: tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]
     times_input: bool
 
@@ -74,7 +77,7 @@ class StepGraphs:
         self._model = model
         self._kind = kind
         self._replicas = replicas
-        self._watch_loss = options.watch_loss
+        self._watch_loss, self._leaves_out = options.watch_loss, options.leaves_out
         self._traced_in = options.traced_in
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
         self._times_input = options.times_input and not self._is_on_tpu
@@ -124,36 +127,48 @@ class StepGraphs:
         keep_logs = has_own_logs(self._model, self._kind)
         # A single worker must not leave the loop on its own, so several workers check the loss at the window's end.
         # On a TPU too: reading the loss would stop the cores at every step.
-        may_leave = self._replicas.num_workers == 1 and not self._is_on_tpu
+        # All workers know, however, whether a batch was left out.
+        leaves_out = self._leaves_out
+        may_leave = leaves_out or (self._replicas.num_workers == 1 and not self._is_on_tpu)
         watch_loss = self._watch_loss and may_leave
         on_gpu = runs_on_gpu(self._replicas)
-        times_input = self._times_input and (watch_loss or not on_gpu)
+        times_input = self._times_input and (watch_loss or leaves_out or not on_gpu)
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
-            def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor, waited: Any) -> Any:
+            def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor, waited: Any, bad: Any) -> Any:
                 del finite
+                earlier = logs
                 clock = InputClock(on_gpu=on_gpu)
                 batch, state = batches.fetch(arguments, state, step)
                 own_logs = clock.step(step_fn, batches, batch)
-                finite = self._loss_is_finite() if watch_loss else tf.constant(True)
+                if leaves_out:
+                    finite = self._steps_are_finite()
+                    bad = (bad[0].write(step, ~finite),)
+                    if keep_logs and earlier and own_logs:
+                        own_logs = _chosen(finite, _tensors(own_logs), earlier)
+                else:
+                    finite = self._loss_is_finite() if watch_loss else tf.constant(True)
                 if times_input:
                     waited = (waited[0] + clock.waited(state, finite),)
-                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), finite, waited
+                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), finite, waited, bad
 
-            def go_on(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor, waited: Any) -> tf.Tensor:
-                del logs, waited
+            def go_on(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor, *others: Any) -> tf.Tensor:
+                del logs, others
                 more = (step < num_steps) & batches.has_next(state)
                 return more & finite if watch_loss else more
 
             waited = (tf.constant(0.0, tf.float64),) if times_input else ()
-            variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True), waited)
+            bad = (tf.TensorArray(tf.bool, 0, dynamic_size=True, element_shape=()),) if leaves_out else ()
+            variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True), waited, bad)
             if keep_logs or not loop:  # the first step determines the structure of the logs
                 variables = body(*variables)
-            done, state, logs, finite, waited = tf.while_loop(go_on, body, variables) if loop else variables
+            done, state, logs, finite, waited, bad = tf.while_loop(go_on, body, variables) if loop else variables
             if keep_logs and not isinstance(steps, OneReplica):
                 with self._replicas.strategy.scope():
                     logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
-            return done, state, logs, metric_results(self._model, self._replicas), finite, waited
+            finite = finite if watch_loss else tf.constant(True)
+            bad = tuple(of_steps.stack() for of_steps in bad)
+            return done, state, logs, metric_results(self._model, self._replicas), finite, waited, bad
 
         return window
 
@@ -167,6 +182,11 @@ class StepGraphs:
             return outputs, state
 
         return predict
+
+    def _steps_are_finite(self) -> tf.Tensor:
+        """Whether the step that was just traced has left its batch in; the same on all workers."""
+        finite = None if isinstance(self.steps, WholeStep) else self.steps.finite
+        return tf.constant(True) if finite is None else finite
 
     def _loss_is_finite(self) -> tf.Tensor:
         """Whether this process's share of the mean loss is finite; a NaN remains in it until the epoch ends."""
@@ -188,3 +208,38 @@ def metric_results(model: keras.Model, replicas: Replicas) -> dict[str, tf.Tenso
 
 def _tensors(logs: Any) -> Any:
     return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}
+
+
+def _chosen(condition: tf.Tensor, some: Any, others: Any) -> Any:
+    """The first nest of tensors if the condition holds, else the second."""
+    return keras.tree.map_structure(lambda one, other: tf.where(condition, one, other), some, others)
+
+
+def logs_of(model: keras.Model, replicas: Replicas, own: Any, results: dict[str, Any]) -> dict[str, Any]:
+    """The logs of a window: its metric results, unless a custom step returned others.
+
+    As in Keras, they are the metrics' results if the names are the same. With several replicas, a log with the name of
+    a metric is that metric's result over all replicas, except for the compiled loss tracker, which a custom step need
+    not use.
+
+    Args:
+        model, replicas: the model and its replicas.
+        own: what a custom step returned; empty if there is none.
+        results: the results of all metrics.
+    """
+    own = _flat(own or {})
+    if not own or set(own) == set(results):
+        return results
+    if replicas.num_replicas == 1:
+        return own
+    tracker = private_api.loss_tracker(model)
+    tracked = {name for name in results if tracker is None or name != tracker.name}
+    return {name: results[name] if name in tracked else value for name, value in own.items()}
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs with nested dicts (results of several metrics) merged in, as Keras reports them."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+    return flat

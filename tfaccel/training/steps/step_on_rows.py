@@ -117,12 +117,12 @@ class StepOnRows:
         """Outputs for a replica without rows: zero gradients and no overflows, in the structure of the others."""
         if not outputs:
             return outputs
-        gradients, overflows, _ = outputs
+        gradients, overflows, bad, _ = outputs
         zeros = [
             None if g is None else empty_gradient(g, v)
             for g, v in zip(gradients, self._model.trainable_variables, strict=True)
         ]
-        return zeros, tf.zeros_like(overflows), {}
+        return zeros, tf.zeros_like(overflows), None if bad is None else tf.zeros_like(bad), {}
 
     def _local_state(self) -> list[Any]:
         """The state that a replica's rows change: metrics and moving statistics."""

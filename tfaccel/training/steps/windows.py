@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -115,7 +116,14 @@ class WindowLength:
 
 
 def epoch_windows(
-    engine: Engine, kind: str, feed: Feed, *, length: WindowLength, limit: int | None, begin: Any
+    engine: Engine,
+    kind: str,
+    feed: Feed,
+    *,
+    length: WindowLength,
+    limit: int | None,
+    begin: Any,
+    dropped: Collection[int] = (),
 ) -> Iterator[tuple[int, WindowResult]]:
     """Runs one epoch window by window; yields the number of steps run so far and the window's result.
 
@@ -125,19 +133,28 @@ def epoch_windows(
         length: chooses the length of windows.
         limit: number of steps in the epoch; None for all batches of the feed.
         begin: called with the first step of each window before it runs.
+        dropped: steps whose batches are not used; each is a window of its own, without logs.
     """
     done = 0
     engine.check_rows(kind, feed)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
-        end = done + length.next(done, limit)
+        if done in dropped:
+            feed.drop()
+            done += 1
+            yield done, WindowResult(1, {}, left_out=(done - 1,))
+            continue
+        ends = [step for step in (limit, *dropped) if step is not None and step > done]
+        end = done + length.next(done, min(ends, default=None))
         whole = False
+        left_out: tuple[int, ...] = ()
         while not whole:
             started = time.perf_counter()
             num_steps = min(end - done, engine.longest_window(kind, feed) or sys.maxsize)
             result = engine.run(kind, feed, num_steps, loop=length.loops)
             length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced)
+            left_out += tuple(done + step for step in result.left_out)
             done += result.num_steps
             # A fixed-length execution may take several graph calls: a smaller last batch has a separate graph.
             whole = not length.is_fixed or done >= end or feed.exhausted or not result.loss_is_finite
-        yield done, result
+        yield done, replace(result, left_out=left_out)

@@ -1,0 +1,183 @@
+"""Leaves out a batch whose loss or gradients are not finite: its step changes nothing, on any replica.
+
+Whether they are finite is one number per step, and the same on all replicas: it is summed over them before anything is
+applied. The update of the weights and the optimizer's state runs only if all of them are. What the forward pass changes
+(metrics, moving statistics, seeds, states of recurrent layers) gets back its value from before the step. A custom
+`train_step` may update anything at any time, so there all variables do.
+
+A `LossScaleOptimizer` expects gradients that overflow, and skips such steps itself: there only the loss counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.training.private import private_api
+from tfaccel.training.steps.gradients import count_overflows, is_bad
+from tfaccel.training.steps.model_parts import has_own_train_step, inner_optimizer, optimizers_of, variables_of
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.replicas import Replicas
+
+
+class StateBefore:
+    """While tracing: the values of plain variables before a step."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
+
+    def keep(self, variables: Iterable[tf.Variable]) -> None:
+        """Copies the values of variables that are not kept yet."""
+        for variable in variables:
+            if id(variable) not in self._values:
+                with tf.device(variable.device or None):
+                    self._values[id(variable)] = variable, tf.identity(variable.read_value())
+
+    def put_back_unless(self, finite: tf.Tensor) -> None:
+        """Gives each variable its value from before the step, unless everything was finite."""
+        for variable, value in self._values.values():
+            with tf.device(variable.device or None):
+                variable.assign(tf.where(finite, variable.read_value(), value))
+
+
+def variables_to_keep(model: keras.Model) -> list[keras.Variable]:
+    """The variables that a training step may change before it is known whether everything is finite."""
+    every = variables_of(model)
+    if has_own_train_step(model):
+        return every
+    kind = keras.layers.SpectralNormalization  # its forward pass assigns the weights
+    if any(isinstance(layer, kind) for layer in private_api.all_layers(model)):
+        updated: set[int] = set()
+    else:
+        updated = {id(v) for v in model.trainable_variables}
+    updated |= {id(v) for optimizer in optimizers_of(model).values() for v in optimizer.variables}
+    return [v for v in every if id(v) not in updated]
+
+
+def bad_gradients(gradients: list[Any], optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
+    """The number of gradients that are not finite, as a float32 scalar; 0 if a loss scale checks them itself."""
+    return count_overflows(gradients) if inner_optimizer(optimizer) is optimizer else tf.constant(0.0)
+
+
+def bad_logs(logs: Any, model: keras.Model, read: Callable[[keras.Variable], Any]) -> tf.Tensor:
+    """Above 0 if the loss that a custom `train_step` returns or tracks is not finite.
+
+    Args:
+        logs: what the step returned.
+        model: the model.
+        read: reads a variable of the replica.
+    """
+    found = [logs["loss"]] if isinstance(logs, dict) and "loss" in logs else []
+    tracker = private_api.loss_tracker(model)
+    found += [] if tracker is None else [read(tracker.total)]
+    found = [tf.convert_to_tensor(value) for value in found]
+    return tf.add_n([tf.constant(0.0), *(is_bad(value) for value in found if value.dtype.is_floating)])
+
+
+class OneReplicaGuard:
+    """Runs a training step of one replica, and leaves out its batch if the loss or gradients are not finite.
+
+    Args:
+        model: the model, built with its optimizers and metrics.
+        component: returns the plain variable behind a Keras variable.
+    """
+
+    def __init__(self, model: keras.Model, component: Callable[[keras.Variable], tf.Variable]) -> None:
+        self._model = model
+        self._component = component
+        self._is_own = has_own_train_step(model)
+        self._bad: list[tf.Tensor] = []
+        self._before = StateBefore()
+
+    def run(self, step: Callable[[Any], Any], data: Any) -> tuple[Any, tf.Tensor]:
+        """What the step returns, and whether everything was finite. Call it where `optimizer.apply` may be replaced."""
+        self._bad, self._before = [], StateBefore()
+        self._before.keep(map(self._component, variables_to_keep(self._model)))
+        with contextlib.ExitStack() as stack:
+            for optimizer in optimizers_of(self._model).values():
+                stack.enter_context(self._watched(optimizer))
+            logs = step(data)
+        if self._is_own:
+            self._bad.append(bad_logs(logs, self._model, self._component))
+        finite = self._finite
+        self._before.put_back_unless(finite)
+        self._before = StateBefore()
+        return logs, finite
+
+    @property
+    def _finite(self) -> tf.Tensor:
+        return tf.equal(tf.add_n([tf.constant(0.0), *self._bad]), 0.0)
+
+    @contextlib.contextmanager
+    def _watched(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+        """Within the block, the optimizer's losses and gradients are checked, and not applied if they are bad."""
+        scale, update = optimizer.scale_loss, optimizer.apply
+
+        def scale_loss(loss: Any) -> Any:
+            self._bad.append(is_bad(loss))
+            return scale(loss)
+
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            gradients = list(gradients)
+            self._bad.append(bad_gradients(gradients, optimizer))
+            if self._is_own:
+                update(gradients, trainable_variables)
+            else:
+                only_if(self._finite, lambda: update(gradients, trainable_variables))
+
+        with instance_attributes(optimizer, {"scale_loss": scale_loss, "apply": apply}):
+            yield
+
+
+def only_if(finite: tf.Tensor, update: Callable[[], Any]) -> None:
+    """Runs an update in the graph if everything is finite."""
+
+    def applied() -> tf.Tensor:
+        update()
+        return tf.constant(True)
+
+    tf.cond(finite, applied, lambda: tf.constant(False))
+
+
+class ReplicasGuard:
+    """Leaves out the batch of a step on all replicas if the loss or gradients are not finite on any of them.
+
+    Args:
+        model: the model, built with its optimizers and metrics.
+        replicas: its replicas.
+        leaves_out: False to leave out nothing; gradients are then always applied.
+
+    Attributes:
+        finite: while tracing: whether everything was finite in the last step.
+    """
+
+    def __init__(self, model: keras.Model, replicas: Replicas, *, leaves_out: bool) -> None:
+        self._model, self._replicas, self._leaves_out = model, replicas, leaves_out
+        self._before = StateBefore()
+        self.finite: tf.Tensor | None = None
+
+    def begin(self) -> None:
+        """Keeps what the forward pass changes on the local replicas. Call it before the step."""
+        self._before = StateBefore()
+        for replica in range(len(self._replicas.devices) if self._leaves_out else 0):
+            self._before.keep(self._replicas.components(variables_to_keep(self._model), replica))
+
+    def end(self, bad: Any, update: Callable[[], None] = lambda: None) -> None:
+        """Runs the update, or gives all replicas their state from before the step.
+
+        Args:
+            bad: per-replica numbers, above 0 where something is not finite.
+            update: sums and applies the gradients.
+        """
+        if not self._leaves_out:
+            update()
+            return
+        total = self._replicas.local_results(self._replicas.sum([bad]))[0][0]
+        self.finite = tf.equal(total, 0.0)
+        only_if(self.finite, update)
+        self._before.put_back_unless(self.finite)
+        self._before = StateBefore()
