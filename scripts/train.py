@@ -221,7 +221,8 @@ def _print_result(result: TrainResult) -> None:
         is_one_machine = result.plan.num_workers == 1 and result.plan.strategy != "tpu"
         unknown = _NO_MFU if is_one_machine else "unknown on TPUs, and with several workers"
         table.add_row("MFU", unknown if mfu is None else f"{mfu:.2f}")
-        table.add_row("limit", result.performance.bottleneck.text)
+    if result.bottleneck is not None:
+        table.add_row("limit", result.bottleneck.text)
     if result.left_out_batches:
         table.add_row("left out", f"{result.left_out_batches} batches whose loss or gradients were not finite")
     folder = Path(result.run_dir)  # the chief's folder, which other workers may not see

@@ -297,5 +297,6 @@ def _result(
         run_dir=str(directory.path),
         learning_rate_scaling=outcome.learning_rate_scaling,
         performance=outcome.performance,
+        workers=outcome.workers,
         left_out_batches=sum(row.get(LEFT_OUT) or 0 for row in directory.rows),
     )

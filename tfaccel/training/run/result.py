@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tfaccel.planning.plan import Plan
-from tfaccel.training.run.performance import Performance
+from tfaccel.training.run.performance import Bottleneck, Performance
+from tfaccel.training.run.stragglers import WorkerTimes, straggler
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 from tfaccel.training.verdict.fit_verdict import FitVerdict, verdict
 
@@ -37,6 +38,8 @@ class TrainResult:
         baselines: scores of the finished model and of simple predictors on the validation data; None if unknown.
         performance: speed, share of time waiting for input, MFU, utilization and memory; None if nothing was trained,
             or the run is from an earlier version.
+        workers: with several workers, the seconds per batch that each of them waited for its input, computed, and
+            waited for the others; measured on CPUs.
         left_out_batches: how many batches were left out because their loss or gradients were not finite; see
             `on_nonfinite` of `train`.
         workload_key: a digest of the workload, the machine and the versions, by which `tfaccel report` finds what was
@@ -57,6 +60,7 @@ class TrainResult:
     learning_rate_scaling: dict[str, Any] | None = None
     baselines: BaselineScores | None = None
     performance: Performance | None = None
+    workers: tuple[WorkerTimes, ...] = ()
     left_out_batches: int = 0
     workload_key: str = ""
 
@@ -65,17 +69,27 @@ class TrainResult:
         """A diagnosis of the fit from the history and the baselines, with what to try next."""
         return verdict(self.history, baselines=self.baselines, final_loss=self.final.get("loss"))
 
+    @property
+    def bottleneck(self) -> Bottleneck | None:
+        """What held the run back: a worker that the others waited for, or what slowed all of them; None if unknown."""
+        slow = straggler(self.workers)
+        if slow is not None:
+            return Bottleneck(kind="straggler", text=slow.text)
+        return None if self.performance is None else self.performance.bottleneck
+
     def to_json(self) -> dict[str, Any]:
         """The result and its verdict as JSON-serializable data."""
         baselines = None if self.baselines is None else self.baselines.to_json()
         performance = None if self.performance is None else self.performance.to_json()
-        limit = None if self.performance is None else self.performance.bottleneck.to_json()
+        slow = straggler(self.workers)
         return {
             **asdict(self),
             "plan": self.plan.to_json(),
             "baselines": baselines,
             "performance": performance,
-            "bottleneck": limit,
+            "workers": [one.to_json() for one in self.workers],
+            "straggler": None if slow is None else slow.to_json(),
+            "bottleneck": None if self.bottleneck is None else self.bottleneck.to_json(),
             "verdict": self.verdict.to_json(),
         }
 
@@ -87,6 +101,7 @@ class TrainResult:
         known["baselines"] = None if baselines is None else BaselineScores.from_json(baselines)
         performance = data.get("performance")
         known["performance"] = None if performance is None else Performance.from_json(performance)
+        known["workers"] = tuple(WorkerTimes.from_json(one) for one in data.get("workers") or ())
         return cls(**{**known, "plan": Plan.from_json(data["plan"])})
 
 

@@ -24,7 +24,8 @@ RESUME = ("never", "auto", "must")
 _MUST = 'resume="must" (--resume=must) continues a run'
 _OR_START = 'Check the path, or start the run with resume="auto" (--resume=auto).'
 LEFT_OUT = "left_out"  # the key of the number of batches that were left out in an epoch
-NO_METRICS = ("epoch", "step", "seconds", LEFT_OUT, PERFORMANCE)  # keys of a row that are not metrics
+WORKERS = "workers"  # the key of the times of each worker
+NO_METRICS = ("epoch", "step", "seconds", LEFT_OUT, PERFORMANCE, WORKERS)  # keys of a row that are not metrics
 
 
 class RunDir:

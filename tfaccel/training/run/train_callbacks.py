@@ -20,7 +20,7 @@ from tfaccel.training.epoch_loop import non_finite_weight
 from tfaccel.training.run.callback_state import callback_state, restore_callback
 from tfaccel.training.run.checkpoint import bad_weight, read_state
 from tfaccel.training.run.checkpoint_writer import CheckpointWriter
-from tfaccel.training.run.run_dir import LEFT_OUT, PERFORMANCE, RunDir
+from tfaccel.training.run.run_dir import LEFT_OUT, PERFORMANCE, WORKERS, RunDir
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.left_out_count import LeftOutCount
@@ -100,7 +100,9 @@ class MetricLines(keras.callbacks.Callback):
         left_out = {} if self._left_out is None else {LEFT_OUT: self._left_out.of_epoch}
         metrics = {k: float(v) for k, v in (logs or {}).items()}
         known = self._utilization.of_epoch if self._utilization is not None else None
-        performance = {} if known is None else {PERFORMANCE: known.to_json()}
+        performance: dict[str, Any] = {} if known is None else {PERFORMANCE: known.to_json()}
+        if self._utilization is not None and self._utilization.workers:
+            performance[WORKERS] = [one.to_json() for one in self._utilization.workers]
         self._run_dir.add_row({**row, "seconds": round(seconds, 3), **metrics, **left_out, **performance})
 
 

@@ -38,6 +38,7 @@ from tfaccel.training.run.run_options import RunOptions
 from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
+from tfaccel.training.run.stragglers import WorkerTimes, straggler
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.run.utilization import Utilization
@@ -59,6 +60,7 @@ class Outcome:
     final: dict[str, float]
     times: StepTimes
     performance: Performance | None
+    workers: tuple[WorkerTimes, ...] = ()
     learning_rate_scaling: dict[str, Any] | None = None
 
 
@@ -189,9 +191,13 @@ class TrainSession:
         if engine.replicas.is_chief:
             with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)
+        workers = utilization.workers_of_run()
+        slow = straggler(workers)
+        if slow is not None and engine.replicas.is_chief:
+            logger.warning(f"Straggler: {slow.text}.")
         engine.replicas.wait_for_all_workers()
         scaled = None if self._rates is None else self._rates.to_json()
-        return Outcome(self._run_dir.history(), final, times, utilization.of_run(), scaled)
+        return Outcome(self._run_dir.history(), final, times, utilization.of_run(), workers, scaled)
 
     @contextlib.contextmanager
     def _causes_named(self, engine: Engine) -> Iterator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 import time
+from dataclasses import fields
 from typing import Any
 
 import keras
@@ -16,12 +17,15 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.machine_ceilings import cached_ceilings, compute_dtype, num_limited_devices
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.performance import Performance
+from tfaccel.training.run.stragglers import WorkerTimes
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.marked_layers import train_step_cost
+from tfaccel.training.steps.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
 
 _KIB = 1024
+_MAX_MICROS = 2**30
 
 
 class Utilization(keras.callbacks.Callback):
@@ -37,6 +41,7 @@ class Utilization(keras.callbacks.Callback):
 
     Attributes:
         of_epoch: the performance of the last epoch; None before the first one, or if it had no steps.
+        workers: the times of each worker in the last epoch; empty with one worker.
     """
 
     tfaccel_windows = True
@@ -46,12 +51,13 @@ class Utilization(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.of_epoch: Performance | None = None
+        self.workers: tuple[WorkerTimes, ...] = ()
         self._engine, self._plan, self._hardware = engine, plan, hardware
         self._batch_spec, self._examples = batch_spec, examples_per_batch
         self._meter = GpuMeter(visible_gpu_ids(plan.devices))
         self._epoch, self._traced, self._all = _Sums(), _Sums(), _Sums()
         self._epoch_began: float | None = None
-        self._began = (0, 0.0, 0.0, 0.0)
+        self._began = (0, 0.0, 0.0, 0.0, 0.0)
         self._num_graphs = self._num_epochs = 0
         self._least_seconds: float | None = None  # of a batch's matrix products, at the machine's ceiling
         self._looked_for_ceilings = False
@@ -69,11 +75,12 @@ class Utilization(keras.callbacks.Callback):
             self._epoch.waited += now - self._epoch_began
             self._epoch.seconds += now - self._epoch_began
         self._epoch_began = None
-        self._began = (batch, now, time.process_time(), self._engine.waited_seconds or 0.0)
+        waited = self._engine.waited_seconds or 0.0
+        self._began = (batch, now, time.process_time(), waited, self._engine.reduced_seconds)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Adds a window."""
-        first, started, cpu_started, waited = self._began
+        first, started, cpu_started, waited, reduced = self._began
         num_graphs = self._engine.num_graphs("train")
         sums = self._epoch if num_graphs == self._num_graphs else self._traced
         self._num_graphs = num_graphs
@@ -81,6 +88,7 @@ class Utilization(keras.callbacks.Callback):
         sums.seconds += time.perf_counter() - started
         sums.cpu_seconds += time.process_time() - cpu_started
         sums.waited += (self._engine.waited_seconds or 0.0) - waited
+        sums.reduced += self._engine.reduced_seconds - reduced
         self._meter.sample()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -95,6 +103,11 @@ class Utilization(keras.callbacks.Callback):
             self._looked_for_ceilings = True
             self._least_seconds = self._seconds_at_ceiling()
         self.of_epoch = self._performance(sums)
+        self.workers = times_of_workers(self._engine.replicas, sums.times())
+
+    def workers_of_run(self) -> tuple[WorkerTimes, ...]:
+        """The times of each worker in all epochs so far but the first one, if there are others. All workers call it."""
+        return times_of_workers(self._engine.replicas, self._all.times()) if self._all.num_batches else self.workers
 
     def of_run(self) -> Performance | None:
         """The performance of all epochs so far but the first one, if there are others."""
@@ -145,6 +158,19 @@ class Utilization(keras.callbacks.Callback):
         return cost.matrix_flops / speed
 
 
+def times_of_workers(replicas: Replicas, own: WorkerTimes) -> tuple[WorkerTimes, ...]:
+    """The times of all workers, in their order; empty if there is only one. All workers call it."""
+    if replicas.num_workers == 1:
+        return ()
+    size = len(fields(own))
+    micros = [0] * (size * replicas.num_workers)
+    micros[size * replicas.worker_index : size * (replicas.worker_index + 1)] = [
+        min(_MAX_MICROS, round(1e6 * getattr(own, one.name))) for one in fields(own)
+    ]
+    every = [micro * 1e-6 for micro in replicas.sum_over_workers(micros)]
+    return tuple(WorkerTimes(*every[start : start + size]) for start in range(0, len(every), size))
+
+
 class _Sums:
     """Sums over windows."""
 
@@ -153,11 +179,18 @@ class _Sums:
         self.seconds = 0.0
         self.cpu_seconds = 0.0
         self.waited = 0.0
+        self.reduced = 0.0
         self.gpu_utilization: float | None = None
+
+    def times(self) -> WorkerTimes:
+        """The times of a batch."""
+        batches = max(1, self.num_batches)
+        compute = max(0.0, self.seconds - self.waited - self.reduced)
+        return WorkerTimes(input=self.waited / batches, compute=compute / batches, reduce=self.reduced / batches)
 
     def __add__(self, other: _Sums) -> _Sums:
         total = _Sums()
-        for name in ("num_batches", "seconds", "cpu_seconds", "waited"):
+        for name in ("num_batches", "seconds", "cpu_seconds", "waited", "reduced"):
             setattr(total, name, getattr(self, name) + getattr(other, name))
         pairs = [(one.gpu_utilization, one.seconds) for one in (self, other) if one.gpu_utilization is not None]
         weight = sum(seconds for _, seconds in pairs)

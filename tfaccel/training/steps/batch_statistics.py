@@ -11,6 +11,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -58,14 +59,24 @@ def _layers_to_synchronize(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 @contextlib.contextmanager
-def replica_statistics(model: keras.Model, num_replicas: int) -> Iterator[None]:
-    """While tracing a training step: synchronized layers sum over the replicas; others are logged once."""
+def replica_statistics(
+    model: keras.Model,
+    num_replicas: int,
+    *,
+    timed: Callable[[Any, Callable[[], Any]], Any] = lambda inputs, reduce: reduce(),
+) -> Iterator[None]:
+    """While tracing a training step: synchronized layers sum over the replicas; others are logged once.
+
+    Args:
+        model, num_replicas: the model, and the number of its replicas.
+        timed: see `Replicas.timed`.
+    """
     synchronized = {id(layer) for layer in synchronized_layers(model)}
     alone: dict[str, None] = {}  # names, in order
     with contextlib.ExitStack() as stack:
         for layer in private_api.all_layers(model):
             if id(layer) in synchronized and private_batch_norm.takes_keras_moments(layer):
-                sums = _sum_over_replicas(layer)
+                sums = _sum_over_replicas(layer, timed)
                 attributes = private_batch_norm.global_moments(layer, own_rows=rows_that_count, sum_over_replicas=sums)
             elif isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in synchronized:
                 notice = functools.partial(alone.setdefault, layer.name)
@@ -112,12 +123,15 @@ def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
         )
 
 
-def _sum_over_replicas(layer: keras.layers.Layer) -> Callable[[tf.Tensor], tf.Tensor]:
+def _sum_over_replicas(
+    layer: keras.layers.Layer, timed: Callable[[Any, Callable[[], Any]], Any]
+) -> Callable[[tf.Tensor], tf.Tensor]:
     """Sums values over the replicas; its gradient is that of the sum of the replicas' losses, weighted by rows."""
 
     def all_reduce(values: tf.Tensor) -> tf.Tensor:
         try:
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+            context = tf.distribute.get_replica_context()
+            return timed(values, lambda: context.all_reduce(tf.distribute.ReduceOp.SUM, values))
         except RuntimeError as error:
             if "merge_call" not in str(error):
                 raise

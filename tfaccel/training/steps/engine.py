@@ -25,11 +25,13 @@ from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
+from tfaccel.training.steps.input_clock import runs_on_gpu
 from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.left_out_count import LeftOutCount
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
+from tfaccel.training.steps.reduce_clock import ReduceClock
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, logs_of, metric_results
@@ -103,6 +105,8 @@ class Engine:
         self.model = model
         self.options = options
         self.replicas = Replicas(model.distribute_strategy)
+        if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
+            self.replicas.reduce_clock = ReduceClock()
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
         self._rows_checked: set[str] = set()  # kinds of steps
         self.looks_at_rows = True  # see `looking_at_rows`
@@ -252,6 +256,12 @@ class Engine:
             if self.replicas.num_replicas > 1:
                 error.add_note(f"Each of the {self.replicas.num_replicas} replicas sees only its own rows of a batch.")
             raise
+
+    @property
+    def reduced_seconds(self) -> float:
+        """The time of all reductions between workers so far; 0 if it is not measured."""
+        clock = self.replicas.reduce_clock
+        return 0.0 if clock is None else clock.seconds
 
     def longest_window(self, kind: str, feed: Feed) -> int | None:
         """Maximum number of steps in one graph call; None for no limit.

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_tensorflow import keep_collectives_apart
+from tfaccel.training.steps.reduce_clock import ReduceClock
 
 _NUMBERS_AT_ONCE = 1 << 24
 
@@ -37,6 +38,7 @@ class Replicas:
         self.worker_index: int = _worker_index(strategy) if self.num_workers > 1 else 0
         self.first_replica: int = self.worker_index * len(self.devices)
         self.is_chief: bool = self.num_workers == 1 or bool(strategy.extended.should_checkpoint)
+        self.reduce_clock: ReduceClock | None = None  # measures the time of reductions between workers
         if self.num_workers == 1 and self.num_replicas > 1:
             keep_collectives_apart(strategy)
 
@@ -78,9 +80,16 @@ class Replicas:
         joined = [self.num_workers == 1 and isinstance(parts[0], tf.IndexedSlices) for parts in local]
         options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
         pairs = [(value, value) for value, join in zip(values, joined, strict=True) if not join]
-        reduce = self.strategy.extended.batch_reduce_to
-        reduced = iter(reduce(tf.distribute.ReduceOp.SUM, pairs, options=options) if pairs else ())
+
+        def reduce() -> Any:
+            return self.strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options=options)
+
+        reduced = iter((self.timed(local, reduce) if pairs else None) or ())
         return [_joined_slices(parts) if join else next(reduced) for parts, join in zip(local, joined, strict=True)]
+
+    def timed(self, inputs: Any, reduce: Callable[[], Any]) -> Any:
+        """What `reduce()` returns; the time that it takes is measured if there is a clock for that."""
+        return reduce() if self.reduce_clock is None else self.reduce_clock.timed(inputs, reduce)
 
     def mean_of_weighted(self, logs: Any) -> Any:
         """The mean over the replicas of logs weighted by `weighted_by_rows`."""

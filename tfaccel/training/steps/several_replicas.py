@@ -140,7 +140,7 @@ class SeveralReplicas:
             self._guard.begin()
             if has_own_train_step(self._model):
                 with contextlib.ExitStack() as stack:
-                    stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
+                    stack.enter_context(self._statistics())
                     for update in self._updates.values():
                         apply = self._merged_apply(update)
                         attributes = {"apply": apply, "apply_gradients": applying_pairs(apply)}
@@ -153,7 +153,7 @@ class SeveralReplicas:
                 stack.enter_context(
                     instance_attributes(update.optimizer, recording(update.optimizer, leaves_out=self._leaves_out))
                 )
-                stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
+                stack.enter_context(self._statistics())
                 denominators = self._denominators(batches, batch, training=True)
                 if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
                 outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
@@ -169,6 +169,9 @@ class SeveralReplicas:
 
             self._guard.end(bad, apply_sum)
             return self._replicas.mean_of_weighted(logs)
+
+    def _statistics(self) -> contextlib.AbstractContextManager[None]:
+        return replica_statistics(self._model, self._replicas.num_replicas, timed=self._replicas.timed)
 
     def _test_all(self, batches: GraphBatches, batch: Any) -> Any:
         with self._replicas.strategy.scope(), global_losses(self._model):
