@@ -36,8 +36,8 @@ def test_slow_worker_is_told_from_its_times(workers, worker, phase):
 def test_straggler_names_worker_phase_and_times():
     found = straggler([times(0.05, reduce=0.04), times(0.05, wait=0.04)])
     assert found.text == (
-        "worker 1 takes 1.8 times as long as the others, which wait for it: it spends 40.0 ms per batch waiting for its "
-        "input, the others 0.0 ms; look at its disk and network, and at what else reads or uses its CPU cores"
+        "worker 1 takes 1.8 times as long as the others, which wait for it: it spends 40.0 ms per batch waiting for "
+        "its input, the others 0.0 ms; look at its disk and network, and at what else reads or uses its CPU cores"
     )
 
 
