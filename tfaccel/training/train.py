@@ -104,10 +104,9 @@ def train(
             one: "linear" by the ratio of the two (the rule for SGD), "square_root" by its square root (for Adam, LAMB
             and similar optimizers). None leaves the rate as it is.
         scaling_warm_up: fraction of all steps over which a higher rate is reached, from the unscaled one; 0 for none.
-        on_nonfinite: what to do when the loss or gradients become NaN or infinite. "stop": stop, and name step, cause
-            and examples. "skip": leave out each such batch, as if it were not in the data; every step is checked.
-            "rollback": go back to the newest checkpoint, and go on without the batch. Ten batches in a row that are
-            skipped, or ten rollbacks, stop the run.
+        on_nonfinite: what to do when the loss or gradients become NaN or infinite. "stop" names step, cause and
+            examples; "skip" leaves out the batch, as if it were not in the data; "rollback" goes back to the newest
+            checkpoint, and on without the batch. Ten batches in a row, or ten rollbacks, stop the run.
         **of: further arguments of `Workload.of`: `batch_size`, `validation_data`, `validation_split`, `sample_weight`,
             `class_weight`, `shuffle`, `name`; and `optimizer`, `loss`, `metrics` etc. if the model is not compiled. For
             a recipe, an import path or a function without data: its arguments.
@@ -124,7 +123,7 @@ def train(
         PlanError: if the plan cannot run here.
         OutOfMemoryError: if a step does not fit into memory, and the batch may not be split further. Otherwise training
             continues with half the batch per replica and twice the accumulation steps, and logs it.
-        NonFiniteLossError: if the loss or a weight becomes NaN or infinite; no file is overwritten. See `on_nonfinite`.
+        NonFiniteLossError: if the loss, a gradient or a weight becomes NaN or infinite; no file is overwritten.
         RunStopped: after SIGTERM, when the steps in progress have ended and a checkpoint is saved; several workers stop
             at the same step. A second SIGTERM ends the process.
         KeyboardInterrupt: after Ctrl-C, likewise; after a second Ctrl-C at once, without saving.

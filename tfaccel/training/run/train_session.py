@@ -40,7 +40,8 @@ from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
 from tfaccel.training.run.stragglers import WorkerTimes, straggler
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
-from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
+from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes
+from tfaccel.training.run.training_progress import TrainingProgress
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
 from tfaccel.training.run.workload_source import WorkloadSource
