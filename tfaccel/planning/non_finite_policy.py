@@ -7,6 +7,10 @@ from tfaccel.known_names import did_you_mean
 
 STOP, SKIP, ROLLBACK = "stop", "skip", "rollback"
 POLICIES = (STOP, SKIP, ROLLBACK)
+NOT_ON_TPUS = (
+    "A TPU cannot leave out batches, because its cores update the weights by themselves. Received: "
+    'on_nonfinite="skip" or "rollback" (--on_nonfinite). Use "stop".'
+)
 
 
 def check_policy(on_nonfinite: Any, policies: tuple[str | None, ...] = POLICIES) -> None:

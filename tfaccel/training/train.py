@@ -186,9 +186,8 @@ def train(
             return session.run(runtime.strategy, callbacks, signals=signals, hardware=hardware, verbose=verbose)
 
         plan, outcome = trained_without_faults(begin, run, plan, directory, runtime, on_nonfinite=on_nonfinite)
-        baselines = None
-        if workload.validation_data is not None and directory.writes:
-            baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)
+        held_out = workload.validation_data if directory.writes else None
+        baselines = None if held_out is None else trivial_scores(held_out(plan.global_batch_size), outcome.final)
         result = _result(workload, plan, hardware, outcome, directory, time.perf_counter() - started)
         result = replace(result, baselines=baselines, workload_key=workload_key)
         directory.write_raw_input(workload.raw_input)

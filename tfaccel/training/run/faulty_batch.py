@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.errors import NonFiniteLossError, TfaccelError
+from tfaccel.errors import NonFiniteLossError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.epoch_loop import non_finite_loss
+from tfaccel.training.private import private_api
 from tfaccel.training.steps.model_parts import has_own_train_step, variables_of
 from tfaccel.training.steps.replicas import Replicas
 
@@ -107,7 +109,8 @@ def explained(
         return error
     fault = fault_in_data(batch)
     if fault is None and model is not None and replicas is not None and not has_own_train_step(model):
-        fault = fault_in_step(model, replicas, batch)
+        with contextlib.suppress(Exception):  # of the user's model; the error to explain is more important
+            fault = fault_in_step(model, replicas, batch)
     if fault is None:
         return error
     examples = _examples_at(workload, size, seed=seed, epoch=epoch, step=step)
@@ -129,7 +132,7 @@ def _batch_at(workload: Workload, size: int, *, seed: int, epoch: int, step: int
         else:
             batches = workload.train_data(size, seed=seed, epoch=epoch).skip(step)
         return next(iter(batches.take(1)), None)
-    except TfaccelError:  # a dataset that may be iterated over once only
+    except Exception:  # a dataset that may be iterated over once only, or whatever the user's function raises
         return None
 
 
@@ -171,8 +174,8 @@ def fault_in_step(model: keras.Model, replicas: Replicas, batch: Any) -> Fault |
 
     def loss_of(rows: slice, training: bool) -> tf.Tensor:
         some = keras.tree.map_structure(lambda leaf: leaf if leaf is None else leaf[rows], (x, y, sample_weight))
-        predicted = model(some[0], training=training)
-        return model.compute_loss(x=some[0], y=some[1], y_pred=predicted, sample_weight=some[2], training=training)
+        predicted = private_api.call_model(model, some[0], training=training)
+        return private_api.compute_loss(model, some[0], some[1], predicted, some[2], training=training)
 
     def bad_gradients(rows: slice, training: bool) -> list[str]:
         with tf.GradientTape() as tape:

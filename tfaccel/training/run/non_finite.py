@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfaccel.errors import NonFiniteLossError, RunStopped
+from tfaccel.errors import DataError, NonFiniteLossError, RunStopped
 from tfaccel.planning.non_finite_policy import ROLLBACK, SKIP
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.out_of_memory import BatchTooLarge, trained_within_memory
@@ -63,7 +63,7 @@ def trained_without_faults(
         plan, error = found.plan, found.error
         if on_nonfinite == SKIP or error.step is None:
             raise error
-        if not error.is_explained:
+        if not (error.is_explained or plan.strategy == "tpu"):  # no step of a TPU can leave out its batch
             examine = functools.partial(begin, plan, (error.epoch or 1, error.step))
             error = _with_cause(error, lambda examine=examine: run(examine()), run_dir, runtime)  # type: ignore[misc]
         if on_nonfinite != ROLLBACK:
@@ -120,7 +120,7 @@ def _with_cause(
         examine()
     except NonFiniteLossError as found:
         return found.with_traceback(None) if found.step is not None else failed
-    except (NotRepeated, BatchTooLarge):
+    except (NotRepeated, BatchTooLarge, DataError):  # DataError: a dataset that can be iterated over once only
         pass
     except (KeyboardInterrupt, RunStopped):
         raise failed from None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tfaccel.errors import PlanError
 from tfaccel.planning.learning_rate_scaling import LearningRateScaling
-from tfaccel.planning.non_finite_policy import SKIP, STOP
+from tfaccel.planning.non_finite_policy import NOT_ON_TPUS, SKIP, STOP
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.compiled_model import engine_options
 from tfaccel.training.run.step_range import StepRange
@@ -34,6 +35,12 @@ class RunOptions:
     until: tuple[int, int] | None = None
 
     def engine_options(self, plan: Plan) -> EngineOptions:
-        """The engine's options for a plan."""
+        """The engine's options for a plan.
+
+        Raises:
+            PlanError: if batches are to be left out on a TPU.
+        """
+        if plan.strategy == "tpu" and self.on_nonfinite != STOP:
+            raise PlanError(NOT_ON_TPUS)
         skips, finds = self.on_nonfinite == SKIP, self.until is not None
         return replace(engine_options(plan), stop_at_non_finite_loss=finds or not skips, leaves_out=finds or skips)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfaccel.data.feeds import Feed
 from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError, PlanError
+from tfaccel.planning.non_finite_policy import NOT_ON_TPUS
 from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
@@ -163,10 +164,7 @@ class Engine:
         jit_compile = bool(model.jit_compile)
         if self._on_tpu or options.whole_step:
             if options.leaves_out:
-                raise PlanError(
-                    "A TPU cannot leave out batches, because its cores update the weights by themselves. Received: "
-                    'on_nonfinite="skip" or "rollback" (--on_nonfinite). Use "stop".'
-                )
+                raise PlanError(NOT_ON_TPUS)
             return WholeStep(model, self.replicas)
         if self.replicas.num_replicas == 1:
             return OneReplica(
