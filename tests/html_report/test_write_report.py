@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from report_cases import (
@@ -17,6 +18,8 @@ from report_page import digest, written
 
 from tfaccel import write_report
 from tfaccel.errors import ReportError, RunDirError
+from tfaccel.training.run.result import TrainResult
+from tfaccel.training.run.stragglers import WorkerTimes
 
 PERFORMANCE = {
     "learning_rate": 0.1,
@@ -117,6 +120,19 @@ def test_several_runs_stand_side_by_side(tmp_path):
     assert "Settings that differ" in page.text
     assert page.texts[page.texts.index("seed_of_data") + 1 :][:2] == ["0", "1"]
     assert "has the same plan as" in page.text
+
+
+def test_slow_worker_and_batches_left_out_are_named(tmp_path):
+    times = [{"input": 0.0, "compute": 0.05, "reduce": 0.04}, {"input": 0.04, "compute": 0.05, "reduce": 0.0}]
+    run = write_run(tmp_path / "run", extra={"left_out": 3, "workers": times})
+    kept = TrainResult.from_json(json.loads((run / "result.json").read_text()))
+    workers = tuple(WorkerTimes.from_json(one) for one in times)
+    (run / "result.json").write_text(json.dumps(replace(kept, workers=workers, left_out_batches=15).to_json()))
+    report, page = written(tmp_path, run)
+    assert "Speed: worker 1 takes 1.8 times as long as the others, which wait for it: it spends 40.0 ms" in page.text
+    assert "15 batches were left out: their loss or gradients were not finite." in page.text
+    assert report.sections["Learning curves"] == 3  # with the batches left out in each epoch
+    assert report.problems == ()
 
 
 def test_run_that_has_not_finished(tmp_path, caplog):
