@@ -256,6 +256,7 @@ def worker(folder: str, kind: str, on_nonfinite: str) -> None:
     runs = Runs(folder)
     options: dict[str, Any] = {"on_nonfinite": on_nonfinite}
     options |= {"checkpoint_interval": 3} if on_nonfinite == "rollback" else {}
+    options |= {"epochs": 1} if on_nonfinite != "skip" else {}
     if on_nonfinite == "stop":
         found = runs.error(kind, workload(*arrays(kind)), "workers_2", **options)
     else:
