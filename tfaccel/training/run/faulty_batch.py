@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.epoch_loop import non_finite_loss
 from tfaccel.training.private import private_api
+from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.model_parts import has_own_train_step, variables_of
 from tfaccel.training.steps.replicas import Replicas
 
@@ -81,6 +82,24 @@ class Fault:
         more = f" and {len(numbers) - _MAX_SHOWN} more" if len(numbers) > _MAX_SHOWN else ""
         place = "the batch" if examples is None else "the data"
         return f" {preposition} row{'s' * (len(numbers) > 1)} {shown}{more} of {place}"
+
+
+@contextlib.contextmanager
+def causes_named(engine: Engine, workload: Workload, plan: Plan, *, seed: int, finds: bool) -> Iterator[None]:
+    """Within the block, a `NonFiniteLossError` names its cause, as far as it is known without repeating steps.
+
+    Args:
+        engine: the engine that trains.
+        workload, plan, seed: as of the run.
+        finds: whether steps leave out their batch if it is not finite, so that the weights are those from before it.
+    """
+    try:
+        yield
+    except NonFiniteLossError as error:
+        if not finds and engine.replicas.num_workers > 1:  # the step is known only roughly
+            raise
+        known: dict[str, Any] = {"model": engine.model, "replicas": engine.replicas} if finds else {}
+        raise explained(error, workload, plan, seed=seed, **known) from None
 
 
 def explained(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import NonFiniteLossError
 from tfaccel.files import whole_file
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.non_finite_policy import STOP
@@ -27,7 +25,7 @@ from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch,
 from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
 from tfaccel.training.run.checkpoint_files import load_newest
 from tfaccel.training.run.compiled_model import compiled_model
-from tfaccel.training.run.faulty_batch import explained
+from tfaccel.training.run.faulty_batch import causes_named
 from tfaccel.training.run.memory_check import check_memory, within_memory
 from tfaccel.training.run.non_finite import UntilFault, positions
 from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
@@ -38,7 +36,7 @@ from tfaccel.training.run.run_options import RunOptions
 from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
-from tfaccel.training.run.stragglers import WorkerTimes, straggler
+from tfaccel.training.run.stragglers import WorkerTimes
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes
 from tfaccel.training.run.training_progress import TrainingProgress
@@ -148,8 +146,6 @@ class TrainSession:
             self._num_steps = self._count_steps(self._source.num_batches)
         model = self._built_model(strategy, hardware)
         engine = engine_of(model, self._options.engine_options(self.plan))
-        if self._restored is not None:
-            engine.left_out.begin_epoch(self._restored[1].get(LEFT_OUT, 0))
         note_first_step(0 if self._restored is None else self._restored[1]["step"])
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
         validation = validation_of(self._workload, self.plan, num_passes=num_passes)
@@ -159,10 +155,7 @@ class TrainSession:
         self._announce_rates([*asked_for, *callbacks])
         self._run_dir.writes = engine.replicas.is_chief and self._until is None
         check_built(self._run_dir, self._built_settings(model))
-        if self._restored is not None:
-            own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
-            own = state_in_parts(own, model, self._parts, num_replicas=engine.replicas.num_replicas)
-            write_state(model, engine.replicas, own)
+        self._restore(model, engine)
         self._run_dir.start(self.plan.to_json())
         times = StepTimes()
         utilization = self._utilization(engine, hardware)
@@ -172,7 +165,7 @@ class TrainSession:
             with (
                 smaller_batches_if_out_of_memory(model, self._workload, self.plan, engine.replicas),
                 only_chief_writes(model, container.callbacks, engine.replicas),
-                self._causes_named(engine),
+                causes_named(engine, self._workload, self.plan, seed=self._seed, finds=self._until is not None),
             ):
                 run_epochs(
                     engine,
@@ -193,23 +186,16 @@ class TrainSession:
             with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)
         workers = utilization.workers_of_run()
-        slow = straggler(workers)
-        if slow is not None and engine.replicas.is_chief:
-            logger.warning(f"Straggler: {slow.text}.")
         engine.replicas.wait_for_all_workers()
         scaled = None if self._rates is None else self._rates.to_json()
         return Outcome(self._run_dir.history(), final, times, utilization.of_run(), workers, scaled)
 
-    @contextlib.contextmanager
-    def _causes_named(self, engine: Engine) -> Iterator[None]:
-        """Names the cause of a `NonFiniteLossError`, as far as it is known without repeating steps."""
-        try:
-            yield
-        except NonFiniteLossError as error:
-            finds = {"model": engine.model, "replicas": engine.replicas} if self._until is not None else {}
-            if not finds and engine.replicas.num_workers > 1:  # the step is known only roughly
-                raise
-            raise explained(error, self._workload, self.plan, seed=self._seed, **finds) from None
+    def _restore(self, model: keras.Model, engine: Engine) -> None:
+        if self._restored is not None:
+            own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
+            own = state_in_parts(own, model, self._parts, num_replicas=engine.replicas.num_replicas)
+            write_state(model, engine.replicas, own)
+            engine.left_out.begin_epoch(self._restored[1].get(LEFT_OUT, 0))
 
     def _built_settings(self, model: keras.Model) -> dict[str, Any]:
         return built_settings(model, num_batches=self._source.num_batches, batch_size=self._source.batch_size)

@@ -17,7 +17,7 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.machine_ceilings import cached_ceilings, compute_dtype, num_limited_devices
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.performance import Performance
-from tfaccel.training.run.stragglers import WorkerTimes
+from tfaccel.training.run.stragglers import WorkerTimes, straggler
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.marked_layers import train_step_cost
 from tfaccel.training.steps.replicas import Replicas
@@ -106,8 +106,16 @@ class Utilization(keras.callbacks.Callback):
         self.workers = times_of_workers(self._engine.replicas, sums.times())
 
     def workers_of_run(self) -> tuple[WorkerTimes, ...]:
-        """The times of each worker in all epochs so far but the first one, if there are others. All workers call it."""
-        return times_of_workers(self._engine.replicas, self._all.times()) if self._all.num_batches else self.workers
+        """The times of each worker in all epochs so far but the first one, if there are others. All workers call it.
+
+        The chief logs a worker that the others waited for.
+        """
+        replicas = self._engine.replicas
+        workers = times_of_workers(replicas, self._all.times()) if self._all.num_batches else self.workers
+        slow = straggler(workers)
+        if slow is not None and replicas.is_chief:
+            logger.warning(f"Straggler: {slow.text}.")
+        return workers
 
     def of_run(self) -> Performance | None:
         """The performance of all epochs so far but the first one, if there are others."""
