@@ -56,10 +56,11 @@ def fault(how, seconds):
 
 
 def main(run_dir, how, seconds="0"):
+    num_workers = len(json.loads(os.environ.get("TF_CONFIG") or '{"cluster": {"worker": [1]}}')["cluster"]["worker"])
     plan = Plan(
-        strategy="multi_worker_mirrored",
+        strategy="multi_worker_mirrored" if num_workers > 1 else "none",
         devices=("CPU:0",),
-        num_workers=2,
+        num_workers=num_workers,
         global_batch_size=BATCH,
         steps_per_execution=1,
         intra_op_threads=1,
@@ -77,12 +78,16 @@ def main(run_dir, how, seconds="0"):
     )
 
 
-def outcome(run_dir):
-    """A digest of the final weights, and the losses of all epochs."""
+def weights_of(run_dir):
+    """The final weights."""
     import keras
 
-    weights = keras.models.load_model(f"{run_dir}/model.keras", compile=False).get_weights()
-    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in weights)).hexdigest()
+    return keras.models.load_model(f"{run_dir}/model.keras", compile=False).get_weights()
+
+
+def outcome(run_dir):
+    """A digest of the final weights, and the losses of all epochs."""
+    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in weights_of(run_dir))).hexdigest()
     with open(f"{run_dir}/metrics.jsonl") as file:
         return digest, [json.loads(line)["loss"] for line in file]
 

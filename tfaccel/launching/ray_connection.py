@@ -15,11 +15,11 @@ from typing import Any
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.launching.cluster_job import ClusterJob
+from tfaccel.launching.ray_options import CONNECT_SECONDS
 from tfaccel.launching.worker_places import WorkerPlace, worker_places
 from tfaccel.processes.child import ProcessError, last_words, run_program
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # Ray's own
-CONNECT_SECONDS = 15.0
 _OBJECT_STORE_BYTES = 100 * 2**20  # workers exchange their data with TensorFlow; Ray takes a third of the memory
 _TRY = """
 import sys, ray

@@ -11,6 +11,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.processes import heartbeat
 
 ATTEMPT = "TFACCEL_LAUNCH_ATTEMPT"  # 1 for the first
+NUM_WORKERS = "TFACCEL_LAUNCH_WORKERS"  # of the whole group; fewer may be training
 STARTED = "TFACCEL_LAUNCH_STARTED"  # when the first attempt began, as text: the same for all workers and attempts
 
 
@@ -32,6 +33,12 @@ def resume_in_attempt(resume: str, environ: Mapping[str, str] | None = None) -> 
 def launch_date() -> str | None:
     """When the launch began of which this process is a worker; None if it was not launched."""
     return os.environ.get(STARTED) or None
+
+
+def whole_group_size() -> int | None:
+    """How many workers the launch asked for, if training may go on with fewer; None if it may not."""
+    number = os.environ.get(NUM_WORKERS, "")
+    return int(number) if number.isdecimal() else None
 
 
 def serve_launcher() -> None:

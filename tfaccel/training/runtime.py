@@ -22,8 +22,8 @@ from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
 from tfaccel.processes.launched import serve_launcher
+from tfaccel.processes.quiet_start import without_notes
 from tfaccel.training.process_settings import note_loaded, unavailable_settings
-from tfaccel.training.workers.quiet_start import without_notes
 
 if TYPE_CHECKING:
     import tensorflow as tf
