@@ -76,8 +76,11 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float("scaling_warm_up", 0.05, text, **own)
     text = "write a trace of these optimizer steps for TensorBoard's profiler, such as 10:12"
     flags.DEFINE_string("profile", None, text, **own)
-    text = "start so many workers on this machine, as `tfaccel launch` does, and again when one is lost"
+    text = "start so many workers, as `tfaccel launch` does, and again when one is lost"
     flags.DEFINE_integer("num_workers", None, text, lower_bound=1, **own)
+    flags.DEFINE_string("engine", "local", "what starts them: local (this machine), or ray", **own)
+    text = "ray: the head of the cluster, as host:port, or auto (default: RAY_ADDRESS, or a cluster here)"
+    flags.DEFINE_string("address", None, text, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and everything else to standard error", **own)
     flags.DEFINE_bool("quiet", False, "print only the result, no plan and no progress", **own)
 

@@ -60,6 +60,7 @@ NOUN_MODULES = {
     "tfaccel.launching.ray_board",
     "tfaccel.launching.ray_options",
     "tfaccel.launching.slurm_script",
+    "tfaccel.launching.worker_group",
     "tfaccel.serving.options",
     "tfaccel.compressing.litert.layer_cost",
     "tfaccel.compressing.methods",
@@ -95,6 +96,7 @@ CHILD_PROGRAMS = {
     "tfaccel.benchmarks.sampler_program",
     "tfaccel.benchmarks.search_program",
     "tfaccel.benchmarks.torch_program",
+    "tfaccel.training.train_program",
     "tfaccel.tuning.worker_program",
 }
 

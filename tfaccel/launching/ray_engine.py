@@ -213,7 +213,8 @@ class _Run:
     def _status(self, ends: list[WorkerEnd]) -> int:
         """The exit status; says what went wrong."""
         last = [end for end in ends if end.attempt == self._attempt]
-        final = next((end for end in last if end.is_final), None)
+        told = (INTERRUPTED, -signal.SIGINT) if self._told else ()
+        final = next((end for end in last if end.is_final and end.status not in told), None)
         if final is not None:
             self._on_event(f"{final.cause} Starting again would not help.")
             if final.last_words:

@@ -1,0 +1,46 @@
+"""What must be the same for a run to be resumed, and how its learning rate is scaled."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tfaccel.planning.learning_rate_scaling import LearningRateScaling, scaling_advice
+from tfaccel.planning.option_checks import check_fractions
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.workload import Workload
+
+logger = logging.getLogger("tfaccel")
+
+
+def config_of_run(workload: Workload, plan: Plan, scaling: LearningRateScaling | None) -> dict[str, Any]:
+    """What must be the same for a run to be resumed, apart from the arguments of `train`."""
+    config: dict[str, Any] = {
+        "recipe": workload.name,
+        "options": dict(workload.options),
+        "global_batch_size": plan.global_batch_size,
+        "dtype_policy": plan.dtype_policy,
+    }
+    if not plan.synchronize_batch_norm:
+        config["synchronize_batch_norm"] = False
+    if scaling is not None:
+        config["learning_rate_scaling"] = scaling.rule
+        config["scaling_warm_up"] = scaling.warm_up
+        config["recommended_batch_size"] = scaling.recommended_batch_size
+    return config
+
+
+def scaling_of_run(workload: Workload, plan: Plan, rule: str | None, warm_up: float) -> LearningRateScaling | None:
+    """How to scale the learning rate, or None; then logs that it can be, if the batch size is not the recommended."""
+    check_fractions(scaling_warm_up=warm_up)
+    if rule is None:
+        advice = scaling_advice(workload.global_batch_size, plan.global_batch_size)
+        if advice:
+            logger.info(advice)
+        return None
+    return LearningRateScaling(
+        rule=rule,
+        recommended_batch_size=workload.global_batch_size,
+        global_batch_size=plan.global_batch_size,
+        warm_up=warm_up,
+    )
