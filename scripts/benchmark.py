@@ -35,7 +35,8 @@ sweep of the same space, and `Model.fit` with its defaults, in turn, and what ch
 JPEG images; about seven minutes per kind of model), `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
 turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves
 out what is not installed), `workers` (two workers of one core against one worker of one core and of two, and against
-two logical replicas; and how long workers take from launch to the first step; twenty minutes), `faults` (what is done
+two logical replicas; how long workers take from launch to the first step; and, if Ray is installed, speed and start
+under Ray; twenty-five minutes), `faults` (what is done
 to workers, how soon it is noticed, and whether the run ends as usual; a minute and a half per repetition) and
 `checkpoints` (how long a save blocks training, and what regular checkpoints cost; two minutes per repetition).
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.

@@ -48,7 +48,7 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path, options,
 
 def test_without_ray_its_line_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(LaunchError, match="The engine `ray` needs Ray, which is not installed. Install it: pip"):
+    with pytest.raises(LaunchError, match=r"^The engine `ray` needs Ray, which is not installed\. Install it: pip"):
         search("tabular_classification", run_dir=tmp_path / "run", engine="ray")
 
 

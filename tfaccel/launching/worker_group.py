@@ -47,8 +47,8 @@ class WorkerGroup:
     def __post_init__(self) -> None:
         if self.engine in _OTHER_ENGINES:
             raise LaunchError(
-                f"A call from Python cannot wait for jobs of {self.engine}. Received: engine={self.engine!r}. Submit "
-                f"the script with `tfaccel launch --engine={self.engine} --num_workers=N -- python SCRIPT`."
+                f"Training cannot wait for a job of {self.engine}. Received: engine={self.engine!r}. Submit "
+                f"the command with `tfaccel launch --engine={self.engine} --num_workers=N -- COMMAND`."
             )
         if self.engine not in ENGINES:
             raise LaunchError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -65,6 +66,7 @@ def train_on_workers(
     checked_place(run_dir, arguments["resume"])
     path = Path(run_dir).absolute()
     folder = path.with_name(f"{path.name}-logs")
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,7 +81,12 @@ def train_on_workers(
         logger.info(text)
 
     command = [sys.executable, "-m", _PROGRAM, str(task), f"--run_dir={path}"]
-    status = group.run(command, folder=folder, on_event=on_event, shows_output=bool(arguments["verbose"]))
+    try:
+        status = group.run(command, folder=folder, on_event=on_event, shows_output=bool(arguments["verbose"]))
+    except LaunchError:
+        if is_new and not any(folder.glob("*.log")):  # no worker has started
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     if status == INTERRUPTED:
         raise KeyboardInterrupt(_RESUME)
     if status != DONE:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import SearchError
+from tfaccel.errors import LaunchError, SearchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
 from tfaccel.known_names import check_names, did_you_mean
@@ -94,7 +94,11 @@ def worker_places(parallel: int, engine: str | None, options: Mapping[str, Any] 
     job = ClusterJob(command=("tfaccel", "tune"), num_workers=parallel, **{"cores_per_worker": 1, **resources})
     check_ray_is_installed()
     group = DeviceGroup(plan_fields=(("intra_op_threads", job.cores_per_worker),))
-    with connected(job, ray.address, seconds=ray.connect_seconds):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(connected(job, ray.address, seconds=ray.connect_seconds))
+        except LaunchError as error:  # its workers are this search's
+            raise LaunchError(str(error).replace("--num_workers", "--parallel")) from error
         yield WorkerPlaces(groups=[group] * parallel, ray=(ray, job))
 
 
