@@ -60,22 +60,38 @@ def lose_a_node(cluster, node, metrics, *, is_replaced):
         cluster.add_node(**NODE)
 
 
+def two_nodes():
+    """A cluster, and its second node. On a busy machine, nodes are not always up within Ray's 30 seconds."""
+    from ray.cluster_utils import Cluster
+
+    for attempt in range(3):
+        cluster = None
+        try:
+            cluster = Cluster(initialize_head=True, head_node_args=NODE)
+            node = cluster.add_node(**NODE)
+            cluster.wait_for_nodes()
+            return cluster, node
+        except Exception:
+            if cluster is not None:
+                cluster.shutdown()
+            if attempt == 2:
+                raise
+    return None
+
+
 def main(where, folder, how, seconds="0"):
     folder = Path(folder)
     if where == "local":
         run(folder, how, seconds)
         return
-    from ray.cluster_utils import Cluster
+    cluster, node = two_nodes()
 
     def lose():
         lose_a_node(cluster, node, folder / how / "metrics.jsonl", is_replaced=where == "lost_node")
 
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
     try:
-        node = cluster.add_node(**NODE)
-        cluster.wait_for_nodes()
         least = 1 if where == "fewer" else None
-        run(folder, how, seconds, address=cluster.address, min_workers=least, on_attempt=lose)
+        run(folder, how, seconds, address=cluster.address, min_workers=least, connect_seconds=60, on_attempt=lose)
     finally:
         cluster.shutdown()
 

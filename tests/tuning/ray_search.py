@@ -48,17 +48,32 @@ def kill_a_trial():
         time.sleep(0.05)
 
 
+def two_nodes():
+    """A cluster, and its second node. On a busy machine, nodes are not always up within Ray's 30 seconds."""
+    from ray.cluster_utils import Cluster
+
+    for attempt in range(3):
+        cluster = None
+        try:
+            cluster = Cluster(initialize_head=True, head_node_args=NODE)
+            node = cluster.add_node(**NODE)
+            cluster.wait_for_nodes()
+            return cluster, node
+        except Exception:
+            if cluster is not None:
+                cluster.shutdown()
+            if attempt == 2:
+                raise
+    return None
+
+
 def main(where, folder):
     folder = Path(folder)
     if where == "local":
         run(folder)
         return
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
+    cluster, node = two_nodes()
     try:
-        node = cluster.add_node(**NODE)
-        cluster.wait_for_nodes()
         seen = []
 
         def on_row(row):

@@ -79,7 +79,8 @@ def connected(job: ClusterJob, address: str | None, *, seconds: float = CONNECT_
 
     try:
         ray.init(address=address or "local", **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises what it likes
+        ray.shutdown()
         raise LaunchError(f"Ray cannot start: {' '.join(str(error).split()):.300}") from error
     try:
         yield places
