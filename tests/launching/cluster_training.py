@@ -3,13 +3,15 @@
     python cluster_training.py --run_dir=RUN_DIR HOW [SECONDS]
 
 HOW is "well"; "killed", "stopped" or "wrong" if worker 1 is killed, stopped or raises an error after 20 of 36 steps of
-the first attempt; "slow" if each step takes SECONDS; or "plain", the same without Dropout, which draws other numbers
-for another number of workers. Without TF_CONFIG, this process trains alone.
+the first attempt; "emptied" if it is killed when the run directory has been deleted; "slow" if each step takes SECONDS;
+or "plain", the same without Dropout, which draws other numbers for another number of workers. Without TF_CONFIG, this
+process trains alone.
 """
 
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -35,7 +37,7 @@ def workload(dropout=0.2):
     return Workload.of(build_model, x, y, batch_size=BATCH, optimizer="adam", loss="mse", name="small")
 
 
-def fault(how, seconds):
+def fault(how, seconds, run_dir):
     import keras
 
     class Fault(keras.callbacks.Callback):
@@ -46,7 +48,10 @@ def fault(how, seconds):
             time.sleep(seconds)
             is_first = os.environ.get(launched.ATTEMPT, "1") == "1"
             if is_first and self.num_steps == 20 and json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
-                if how == "killed":
+                if how == "emptied":
+                    time.sleep(5)  # until the checkpoint of step 20 has been reported
+                    shutil.rmtree(run_dir)
+                if how in ("killed", "emptied"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if how == "stopped":
                     os.kill(os.getpid(), signal.SIGSTOP)
@@ -74,7 +79,7 @@ def main(run_dir, how, seconds="0"):
         epochs=EPOCHS,
         seed=1,
         checkpoint_interval=5,
-        callbacks=[fault(how, float(seconds))],
+        callbacks=[fault(how, float(seconds), run_dir)],
         verbose=0,
     )
 

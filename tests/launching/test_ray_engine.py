@@ -147,6 +147,15 @@ def test_after_a_killed_worker_the_run_ends_as_if_nothing_had_happened(expected,
 
 @needs_ray
 @pytest.mark.slow
+def test_a_run_directory_that_is_gone_is_restored_from_what_was_reported(expected, tmp_path):
+    status, lines, _ = run("local", tmp_path, "emptied")
+    assert status == 0
+    assert [0, f"{tmp_path / 'emptied'} was restored from the newest checkpoint that Ray keeps."] in lines
+    assert outcome(tmp_path / "emptied") == expected
+
+
+@needs_ray
+@pytest.mark.slow
 def test_after_a_stopped_worker_the_run_ends_as_if_nothing_had_happened(expected, tmp_path):
     status, _, events = run("local", tmp_path, "stopped")
     assert status == 0

@@ -73,9 +73,9 @@ def test_the_end_is_reported_with_the_model(run):
 def test_a_reported_run_is_put_where_there_is_none(run, tmp_path):
     run.add_checkpoint(7)
     reported = run.reports.news().folder
-    put_back(reported, tmp_path / "other")
+    assert put_back(reported, tmp_path / "other")
     assert (tmp_path / "other/checkpoints/step_0000000007/arrays.npz").read_text() == "weights of step 7"
     run.add_checkpoint(8)
-    put_back(reported, run.path)
+    assert not put_back(reported, run.path)
     assert sorted(os.listdir(run.path / "checkpoints")) == ["step_0000000007", "step_0000000008"]
     assert run.reports.news().metrics["checkpoint_step"] == 8

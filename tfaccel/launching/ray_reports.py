@@ -118,12 +118,14 @@ def _link(source: Path, target: Path) -> None:
         shutil.copy(source, target)
 
 
-def put_back(folder: Path, run_dir: Path) -> None:
-    """Makes a run directory that has no checkpoint one that can be resumed, from a reported one.
+def put_back(folder: Path, run_dir: Path) -> bool:
+    """Makes a run directory that has no checkpoint one that can be resumed, from a reported one; whether it did.
 
     Args:
         folder: what was reported, on this machine.
         run_dir: where the run goes on.
     """
-    if not any(run_dir.glob(f"{_CHECKPOINTS}/step_*")):
-        shutil.copytree(folder, run_dir, dirs_exist_ok=True)
+    if any(run_dir.glob(f"{_CHECKPOINTS}/step_*")):
+        return False
+    shutil.copytree(folder, run_dir, dirs_exist_ok=True)
+    return True

@@ -55,15 +55,17 @@ def run_worker(config: dict[str, Any]) -> None:
     folder = Path(config["log_dir"])
     folder.mkdir(parents=True, exist_ok=True)
     log = _NewLines(folder / f"worker-{index}.log")
-    reports = None
+    reports, told = None, list[str]()
     if index == 0 and config["run_dir"]:
         run_dir = Path(config["run_dir"])
-        if attempt > 1:
-            _put_back(run_dir)
+        if attempt > 1 and _put_back(run_dir):
+            told.append(f"{run_dir} was restored from the newest checkpoint that Ray keeps.")
         reports = RunReports(run_dir, folder)
 
     def exchange(num_reports: int = 0) -> News:
-        news = board.exchange.remote(index, attempt, log.read(), num_reports)
+        lines = [*told, *log.read()]
+        told.clear()
+        news = board.exchange.remote(index, attempt, lines, num_reports)
         found: News = ray.get(news, timeout=_ANSWER_SECONDS)
         return found
 
@@ -115,14 +117,15 @@ def _started(config: dict[str, Any], index: int, addresses: list[str], attempt: 
     return LaunchedWorker(config["command"], place, environment=environment, folder=folder)
 
 
-def _put_back(run_dir: Path) -> None:
-    """Continues from the newest reported checkpoint, if this node does not have the run directory."""
+def _put_back(run_dir: Path) -> bool:
+    """Restores the newest reported checkpoint, if this node does not have the run directory; whether it did."""
     import ray.train
 
     checkpoint = ray.train.get_checkpoint()
-    if checkpoint is not None:
-        with checkpoint.as_directory() as folder:
-            put_back(Path(folder), run_dir)
+    if checkpoint is None:
+        return False
+    with checkpoint.as_directory() as folder:
+        return put_back(Path(folder), run_dir)
 
 
 class _Reporter:
