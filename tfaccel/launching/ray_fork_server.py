@@ -149,9 +149,10 @@ class RayForkServer:
 
     def save_logs(self, folder: Path) -> None:
         """Writes the logs of all processes whose nodes are there."""
-        for host in self._hosts.values():
+        for kind, host in self._hosts.items():
             for name, text in (_asked(host, "logs") or {}).items():
-                (folder / name).write_text(text, encoding="utf-8")
+                own = name if name.startswith(kind) else f"{kind}-{name}"  # each host has a fork server
+                (folder / own).write_text(text, encoding="utf-8")
 
     def close(self) -> None:
         """Ends all processes, and gives their cores back."""
