@@ -19,7 +19,7 @@ from tfaccel.tuning.search import search
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 
 
-def run(folder, on_row=lambda row: None, **engine):
+def run(folder, on_row=lambda row: None, seen=dict, **engine):
     result = search(
         search_cases.workload,
         search_cases.slow_arguments,
@@ -33,7 +33,7 @@ def run(folder, on_row=lambda row: None, **engine):
     )
     rows = [[row.trial_id, row.status, row.hyperparameters, row.score, row.cause] for row in result.rows]
     logs = sorted(file.name for file in (folder / "run" / "logs").iterdir())
-    print(json.dumps({"rows": rows, "logs": logs}))
+    print(json.dumps({"rows": rows, "logs": logs, **seen()}))
 
 
 def kill_a_trial():
@@ -44,8 +44,9 @@ def kill_a_trial():
         trials = [process for process in below if process.name().startswith("worker-")]
         if trials:
             trials[0].kill()
-            return
+            return 1
         time.sleep(0.05)
+    return 0
 
 
 def two_nodes():
@@ -74,18 +75,23 @@ def main(where, folder):
         return
     cluster, node = two_nodes()
     try:
-        seen = []
+        rows, killed = [], []
 
         def on_row(row):
-            seen.append(row)
-            if where == "losses" and len(seen) == 1:
-                kill_a_trial()
-            if where == "losses" and len(seen) == 2:
+            rows.append(row)
+            if where == "losses" and len(rows) == 1:
+                killed.append(kill_a_trial())
+            if where == "losses" and len(rows) == 2:
                 threading.Thread(target=cluster.remove_node, args=(node,), kwargs={"allow_graceful": False}).start()
 
-        wait_seconds = 60 if where == "losses" else 300
-        options = {"address": cluster.address, "wait_seconds": wait_seconds, "connect_seconds": 60}
-        run(folder, on_row, engine="ray", engine_options=options)
+        options = {"address": cluster.address, "wait_seconds": 200, "connect_seconds": 60}
+        run(
+            folder,
+            on_row,
+            lambda: {"killed": sum(killed), "nodes": len(cluster.list_all_nodes())},
+            engine="ray",
+            engine_options=options,
+        )
     finally:
         cluster.shutdown()
 

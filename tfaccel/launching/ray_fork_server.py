@@ -73,6 +73,7 @@ class RayForkServer:
         self._resources = {"num_cpus": cores, "num_gpus": gpus}
         self._hosts: dict[str, _Host] = {}
         self._unread: deque[tuple[RayChild, Any]] = deque()
+        self._logs: dict[str, str] = {}
         self._count = 0
 
     def start(self, kind: str, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> RayChild:
@@ -135,12 +136,14 @@ class RayForkServer:
         _kill(host)
         self._unread.extend((child, None) for child in host.children.values())
 
-    def give_up(self, child: RayChild) -> None:
-        """Forgets a process for which there is no place."""
+    def release(self, child: RayChild) -> None:
+        """Gives back the place of a process, or stops looking for one."""
         for kind, host in list(self._hosts.items()):
             if host is child.host:
-                del self._hosts[kind]
+                self._keep_logs(kind, host)
+                _asked(host, "close")
                 _kill(host)
+                del self._hosts[kind]
 
     def end_of_log(self, child: RayChild) -> str:
         """The end of a process's log; if its node is lost, what Ray says."""
@@ -148,11 +151,15 @@ class RayForkServer:
         return str(_asked(child.host, "end_of_log", child.name) or "") if there else child.host.failure
 
     def save_logs(self, folder: Path) -> None:
-        """Writes the logs of all processes whose nodes are there."""
+        """Writes the logs of all processes whose nodes were not lost."""
         for kind, host in self._hosts.items():
-            for name, text in (_asked(host, "logs") or {}).items():
-                own = name if name.startswith(kind) else f"{kind}-{name}"  # each host has a fork server
-                (folder / own).write_text(text, encoding="utf-8")
+            self._keep_logs(kind, host)
+        for name, text in self._logs.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+    def _keep_logs(self, kind: str, host: _Host) -> None:
+        for name, text in (_asked(host, "logs") or {}).items():
+            self._logs[name if name.startswith(kind) else f"{kind}-{name}"] = text  # each host has a fork server
 
     def close(self) -> None:
         """Ends all processes, and gives their cores back."""

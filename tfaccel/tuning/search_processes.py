@@ -146,10 +146,10 @@ class SearchProcesses:
         """How long Ray has been looking for a place for a process; 0 if it has one."""
         return self._on_ray.waiting_seconds(child) if isinstance(child, RayChild) else 0.0
 
-    def give_up(self, child: AnyChild) -> None:
-        """Forgets a process for which there is no place."""
+    def release(self, child: AnyChild) -> None:
+        """Gives back the place of a worker that has ended, or stops looking for one."""
         if isinstance(child, RayChild):
-            self._on_ray.give_up(child)
+            self._on_ray.release(child)
 
     def end_of_log(self, child: AnyChild) -> str:
         """The end of a process's log."""

@@ -175,8 +175,7 @@ class Supervisor:
                     "Use fewer cores or GPUs for each (cores_per_worker, gpus_per_worker), or a larger wait_seconds."
                 )
             logger.warning(f"Ray has found no place for worker {slot.index}: the search goes on with {len(others)}.")
-            slot.done = True
-            self._processes.give_up(slot.child)
+            self._retire(slot)
 
     def _handle_chief(self, message: dict[str, Any] | None) -> None:
         if message is None:
@@ -226,7 +225,7 @@ class Supervisor:
         if slot.trial_id is not None:
             self._finish_failed(slot, how)
         elif status == 0 and not slot.asks:
-            slot.done = True
+            self._retire(slot)
             return
         elif status != START_ANEW and slot.ended_because is None:
             slot.failed_starts += 1
@@ -234,10 +233,15 @@ class Supervisor:
                 raise SearchError(f"A worker cannot start: {how} {self._processes.end_of_log(slot.child)}")
         slot.trial_id, slot.ended_because, slot.asks = None, None, False
         if self._all_given and not self._options.max_retries_per_trial:
-            slot.done = True
+            self._retire(slot)
             return
         slot.child = self._worker(slot.index)
         slot.child.send(self._order)
+
+    def _retire(self, slot: _Slot) -> None:
+        """Leaves a slot without a worker; what it held may go to another one."""
+        slot.done = True
+        self._processes.release(slot.child)
 
     def _finish_failed(self, slot: _Slot, how: str) -> None:
         trial_id = slot.trial_id or ""
