@@ -54,6 +54,17 @@ def test_of_several_new_ones_the_newest_is_reported(run):
     assert os.listdir(report.folder / "checkpoints") == ["step_0000000003"]
 
 
+def test_without_room_for_a_copy_the_metrics_are_reported_alone(run, tmp_path, caplog):
+    reports = RunReports(run.path, tmp_path / "no such folder" / "logs")
+    (tmp_path / "no such folder").write_text("a file")
+    run.add_checkpoint(2)
+    run.add_row(0)
+    report = reports.news()
+    assert (report.metrics, report.folder) == ({"epoch": 0, "loss": 1.0}, None)
+    assert "The checkpoint step_0000000002 was not reported: " in caplog.text
+    assert reports.news() is None
+
+
 def test_what_an_earlier_attempt_has_left_is_not_reported_again(run, tmp_path):
     run.add_checkpoint(1)
     run.add_row(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import threading
 import time
@@ -155,7 +156,7 @@ class _Run:
                 resources_per_worker=resources,
             ),
             run_config=ray.train.RunConfig(
-                name=f"{job.name}-{started}",  # by a name that was there before, Ray would find other checkpoints
+                name=f"{job.name}-{started}-{secrets.token_hex(2)}",  # by a used name, Ray finds others' checkpoints
                 storage_path=options.storage_path or str(log_dir / "ray"),
                 failure_config=ray.train.FailureConfig(max_failures=job.max_restarts),
                 checkpoint_config=ray.train.CheckpointConfig(num_to_keep=_KEPT_CHECKPOINTS),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger("tfaccel")
 
 _ROWS, _CHECKPOINTS, _RESULT = "metrics.jsonl", "checkpoints", "result.json"
 _RUN_FILES = ("config.json", "plan.json", _ROWS, "raw_input.json")
@@ -56,9 +59,11 @@ class RunReports:
         if newest is not None and newest != self._last[0]:
             try:
                 folder = self._copy(newest, _RUN_FILES)
+                metrics["checkpoint_step"] = int(newest.partition("_")[2])
             except FileNotFoundError:  # a newer one has taken its place meanwhile
                 return None
-            metrics["checkpoint_step"] = int(newest.partition("_")[2])
+            except OSError as error:
+                logger.warning(f"The checkpoint {newest} was not reported: {error}. Training goes on.")
         self._last = state
         return RunReport(metrics, folder)
 
