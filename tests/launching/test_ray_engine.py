@@ -23,6 +23,7 @@ from tfaccel.launching.ray_options import RayOptions
 HERE = Path(__file__).parent
 JOB = ClusterJob(command=("true",), num_workers=2)
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'tfaccel[ray]'")
+pytestmark = pytest.mark.timeout(2400)  # on a busy machine, each start of a Ray cluster takes minutes
 
 
 def refused(folder, **options):

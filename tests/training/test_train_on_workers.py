@@ -19,6 +19,7 @@ ENGINES = [
     "local",
     pytest.param("ray", marks=pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: 'tfaccel[ray]'")),
 ]
+pytestmark = pytest.mark.timeout(2400)  # on a busy machine, each start of a Ray cluster takes minutes
 
 
 def train(run_dir, **options):

@@ -15,6 +15,7 @@ from tfaccel.tuning.search import search
 
 HERE = Path(__file__).parent
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'tfaccel[ray]'")
+pytestmark = pytest.mark.timeout(2400)  # on a busy machine, each start of a Ray cluster takes minutes
 
 
 @pytest.mark.parametrize(
