@@ -53,7 +53,7 @@ def two_nodes():
     """A cluster, and its second node. On a busy machine, nodes are not always up within Ray's 30 seconds."""
     from ray.cluster_utils import Cluster
 
-    for attempt in range(3):
+    for attempt in range(5):
         cluster = None
         try:
             cluster = Cluster(initialize_head=True, head_node_args=NODE)
@@ -63,7 +63,7 @@ def two_nodes():
         except Exception:
             if cluster is not None:
                 cluster.shutdown()
-            if attempt == 2:
+            if attempt == 4:
                 raise
     return None
 
