@@ -31,7 +31,7 @@ def run(folder, how, seconds, *, on_attempt=lambda: None, **options):
 
     status = run_on_ray(
         job,
-        RayOptions(log_dir=folder / "logs", wait_seconds=400, silence_seconds=10, **options),
+        RayOptions(log_dir=folder / "logs", wait_seconds=800, silence_seconds=10, **options),
         on_line=lambda index, line: lines.append((index, line)),
         on_event=show,
     )

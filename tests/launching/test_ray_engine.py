@@ -89,7 +89,7 @@ def test_times_are_above_zero(name):
 
 def start(*arguments):
     command = [sys.executable, str(HERE / "ray_program.py"), *map(str, arguments)]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "400"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, start_new_session=True, **streams)
 

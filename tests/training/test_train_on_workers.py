@@ -42,7 +42,7 @@ def test_what_contradicts_itself_is_refused_before_anything_is_written(tmp_path)
 
 def run(*arguments, status=0):
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "400"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=environment, start_new_session=True, **streams) as process:
         try:
