@@ -37,7 +37,8 @@ turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and
 out what is not installed), `workers` (two workers of one core against one worker of one core and of two, and against
 two logical replicas; and how long workers take from launch to the first step; twenty minutes), `faults` (what is done
 to workers, how soon it is noticed, and whether the run ends as usual; a minute and a half per repetition) and
-`checkpoints` (how long a save blocks training, and what regular checkpoints cost; two minutes per repetition).
+`checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
+epoch; three minutes per repetition).
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """

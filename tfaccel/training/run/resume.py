@@ -15,8 +15,8 @@ from tfaccel.planning.option_checks import check_counts
 EXACT, REPLAY, RESTART = DATA_MODES = ("exact", "replay", "restart")
 
 _ELSEWHERE = (
-    "tfaccel.Resume works with tfaccel.fit(model, ..., callbacks=[...]), which knows what Model.fit hides: the position "
-    "in the data. Call tfaccel.fit; tfaccel.train needs no such callback, since it saves checkpoints in "
+    "tfaccel.Resume works with tfaccel.fit(model, ..., callbacks=[...]), which knows what Model.fit hides: where it "
+    "is in the data. Call tfaccel.fit; tfaccel.train needs no such callback, since it saves checkpoints in "
     "its run_dir."
 )
 
