@@ -50,11 +50,11 @@ def run_checkpoints_suite(names: Sequence[str], options: SuiteOptions) -> Report
     if "resume" in names:
         raw["resume"] = _resume(options)
         for name in raw["resume"][0]:
-            seconds = [one[name] for one in raw["resume"]]
-            ratios = tuple(late / early for early, late in seconds)
+            times = [one[name] for one in raw["resume"]]
+            ratios = tuple(late / early for early, late in times)
             quantity = f"seconds to the first batch, at 90 % / at 10 % of an epoch: {name}"
             figures.append(Figure(name="resume", quantity=quantity, values=ratios, at_most=MAX_LATE_RESUME))
-            late = tuple(late for _, late in seconds)
+            late = tuple(late for _, late in times)
             figures.append(Figure(name="resume", quantity=f"seconds, at 90 %: {name}", values=late))
     return Report(suite="checkpoints", machine=options.machine(), measurements={}, figures=tuple(figures), raw=raw)
 

@@ -140,7 +140,6 @@ def data(kind: str) -> dict[str, Any]:
     return dict(made[kind]())
 
 
-PLACES = ("0.1", "1.2", "1.test", "2.end")
 MODES = {"hooks": "replay", "generator": "replay"}
 
 
@@ -196,7 +195,7 @@ def interrupted(directory: Path, kind: str, *places: str, **options: Any) -> lis
     return trained(directory, kind, **options)
 
 
-def main(*kinds: str) -> None:
+def main(*kinds: str, places: tuple[str, ...]) -> None:
     """Prints a line for each kind of data: what an undisturbed run, an interrupted one, and a repeated one end with."""
     if tf.config.list_physical_devices("CPU"):
         tf.config.set_logical_device_configuration(
@@ -211,7 +210,7 @@ def main(*kinds: str) -> None:
                 except Interruption:
                     shutil.copytree(other, whole)
             expected = trained(whole, kind)
-            outcomes = [expected, interrupted(other, kind, *PLACES), trained(whole, kind)]
+            outcomes = [expected, interrupted(other, kind, *places), trained(whole, kind)]
             sys.stdout.write(json.dumps([kind, *outcomes]) + "\n")
             sys.stdout.flush()
 

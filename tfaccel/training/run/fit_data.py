@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.dataset_source import DatasetSource
-from tfaccel.data.given_data import checksum_of_rows
+from tfaccel.data.given_data import DATASET, checksum_of_rows
 from tfaccel.data.iterator_feed import MAX_STATE_BYTES, IteratorFeed
 from tfaccel.data.private_adapters import batch_size_of
 from tfaccel.data.private_pipelines import buffered_bytes, known_to_vary, pipeline_classes, runs_python
@@ -83,8 +83,10 @@ class FitData:
             named = enumerate(leaf for leaf in keras.tree.flatten(self.source.arrays) if leaf is not None)
             checksum = checksum_of_rows((str(number), np.asarray(leaf)) for number, leaf in named)
             return {"kind": "arrays", "global_batch_size": self.source.global_batch_size, "checksum": checksum}
-        known = {"kind": type(self._x).__name__, "elements": str(self.source.batch_spec)}
-        return {**known, "global_batch_size": batch_size_of(self._x)} if self._is_dataset else known
+        elements = {"elements": str(self.source.batch_spec)}
+        if self._is_dataset:
+            return {"kind": DATASET, "global_batch_size": batch_size_of(self._x), **elements}
+        return {"kind": type(self._x).__name__, **elements}
 
     def place(self, step: int) -> tuple[dict[str, Any], Arrays]:
         """Where the next batch is, after `step` steps of the epoch: JSON values, and arrays."""
