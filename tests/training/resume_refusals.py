@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ class RandomBatches(Batches):
     def __getitem__(self, index: int) -> Any:
         x, y = super().__getitem__(index)
         return x + np.random.default_rng().normal(), y
+
+
+def copied(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Runs Python code."""
+    return tf.ensure_shape(tf.numpy_function(np.copy, [x], tf.float32), x.shape), y
 
 
 class Terminate(keras.callbacks.Callback):
@@ -55,11 +61,7 @@ def fitted(directory: Path, units: int = 3, callbacks: Any = (), **given: Any) -
 def of_data(folder: Path) -> dict[str, str]:
     """The message for each kind of data that cannot be resumed exactly, and for some that can be with a choice."""
     noise = dataset().map(lambda x, y: (x + tf.random.normal([4]), y)).batch(BATCH)
-    python = (
-        dataset()
-        .batch(BATCH)
-        .map(lambda x, y: (tf.ensure_shape(tf.numpy_function(np.copy, [x], tf.float32), [None, 4]), y))
-    )
+    python = dataset().batch(BATCH).map(copied)
     kinds = {
         "unseeded": {"x": dataset().shuffle(44).batch(BATCH)},
         "random": {"x": noise},
@@ -70,10 +72,7 @@ def of_data(folder: Path) -> dict[str, str]:
         "python replayed": {"x": python, "mode": "replay"},
         "random restarted": {"x": noise, "mode": "restart"},
     }
-    return {
-        name: message(lambda given=given, name=name: fitted(folder / name, shuffle=False, **given))
-        for name, given in kinds.items()
-    }
+    return {name: message(partial(fitted, folder / name, shuffle=False, **given)) for name, given in kinds.items()}
 
 
 def of_directories(folder: Path) -> dict[str, str]:

@@ -57,7 +57,7 @@ def buffered_bytes(dataset: tf.data.Dataset) -> float:
     total = 0.0
     try:
         for one in _pipeline(dataset):
-            if type(one).__name__ == "_CacheDataset":
+            if type(one).__name__ == "CacheDataset":
                 cardinality = int(one.cardinality())
                 total += cardinality * _element_bytes(one.element_spec) if cardinality >= 0 else math.inf
             size = getattr(one, "_buffer_size", None)

@@ -17,6 +17,7 @@ from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.steps.engine import Engine
 
 _MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
+NOT_OF_MODEL = ("callback/", "data/")  # begin the names of arrays that `read_state` does not return
 
 PlaceOfData = Callable[[int], tuple[dict[str, Any], Arrays]]
 

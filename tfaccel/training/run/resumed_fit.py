@@ -19,7 +19,7 @@ from tfaccel.training.private import private_tensorflow
 from tfaccel.training.run.built_run import built_settings, check_built
 from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
 from tfaccel.training.run.checkpoint_files import load_newest
-from tfaccel.training.run.checkpoints import CheckpointOptions, Checkpoints
+from tfaccel.training.run.checkpoints import NOT_OF_MODEL, CheckpointOptions, Checkpoints
 from tfaccel.training.run.fit_data import FitData
 from tfaccel.training.run.resume import Resume
 from tfaccel.training.run.run_dir import RunDir
@@ -109,11 +109,10 @@ class ResumedFit:
         if self._restored is None:
             return initial_epoch, 0
         arrays, position = self._restored
-        others = ("callback/", "data/")
         write_state(
             engine.model,
             engine.replicas,
-            {name: array for name, array in arrays.items() if not name.startswith(others)},
+            {name: array for name, array in arrays.items() if not name.startswith(NOT_OF_MODEL)},
         )
         note_first_step(position["step"])
         epoch, step = position["epoch"], position["step_in_epoch"]

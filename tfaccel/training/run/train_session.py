@@ -24,7 +24,7 @@ from tfaccel.training.run.built_run import built_settings, check_built
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
 from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
 from tfaccel.training.run.checkpoint_files import load_newest
-from tfaccel.training.run.checkpoints import CheckpointOptions, Checkpoints
+from tfaccel.training.run.checkpoints import NOT_OF_MODEL, CheckpointOptions, Checkpoints
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.memory_check import check_memory, within_memory
 from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
@@ -165,8 +165,7 @@ class TrainSession:
         self._run_dir.writes = engine.replicas.is_chief
         check_built(self._run_dir, self._built_settings(model))
         if self._restored is not None:
-            others = ("callback/", "data/")
-            own = {name: array for name, array in self._restored[0].items() if not name.startswith(others)}
+            own = {name: array for name, array in self._restored[0].items() if not name.startswith(NOT_OF_MODEL)}
             own = state_in_parts(own, model, self._parts, num_replicas=engine.replicas.num_replicas)
             write_state(model, engine.replicas, own)
         self._run_dir.start(self.plan.to_json())
