@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ class CheckpointOptions:
     Attributes:
         interval: steps between checkpoints; None for one after each epoch, or after several if epochs are so short that
             saving would take more than 2 % of the time. The first and the last epoch always end with one.
-        keep: number of the newest checkpoints to keep.
+        keep: number of the newest checkpoints to keep. The best one after an epoch, by `val_loss`, or by `loss` without
+            validation data, is kept as well.
         first_epoch: of a run that has no checkpoint yet.
         at_begin: whether such a run begins with a checkpoint.
         num_steps, accumulation_steps: optimizer steps of the run, and batches in each, saved with each checkpoint.
@@ -68,6 +69,7 @@ class Checkpoints(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._options, self._interval = options, options.interval
+        self._monitored: dict[str, Any] | None = None
         self._run_dir = run_dir
         self._engine = engine
         self._replicas = engine.replicas
@@ -133,6 +135,7 @@ class Checkpoints(keras.callbacks.Callback):
         """Saves after an epoch; a resumed run starts with the next one."""
         self._before, self._in_epoch = self.step, 0
         self._epoch = epoch + 1
+        self._monitored = _monitored(logs or {})
         if self._interval or self._is_last(epoch) or self._replicas.same_on_all_workers(self._is_due):
             started = time.perf_counter()
             self._save(*self._position)
@@ -157,6 +160,7 @@ class Checkpoints(keras.callbacks.Callback):
             "accumulation_steps": self._options.accumulation_steps,
             "callbacks": states,
             "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
+            "monitored": self._monitored if step_in_epoch == 0 else None,
         }
         if self._run_dir.writes:
             if self._options.place_of_data is not None:
@@ -164,3 +168,9 @@ class Checkpoints(keras.callbacks.Callback):
                 arrays.update({f"data/{name}": array for name, array in more.items()})
             self._writer.write(arrays, position)
         self._saved = epoch, step_in_epoch, step
+
+
+def _monitored(logs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What decides which checkpoint is the best."""
+    name = "val_loss" if "val_loss" in logs else "loss"
+    return {"name": name, "direction": "min", "value": float(logs[name])} if name in logs else None
