@@ -38,7 +38,8 @@ out what is not installed), `workers` (two workers of one core against one worke
 two logical replicas; how long workers take from launch to the first step; and, if Ray is installed, speed and start
 under Ray; twenty-five minutes), `faults` (what is done
 to workers, how soon it is noticed, and whether the run ends as usual; a minute and a half per repetition) and
-`checkpoints` (how long a save blocks training, and what regular checkpoints cost; two minutes per repetition).
+`checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
+epoch; three minutes per repetition).
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """

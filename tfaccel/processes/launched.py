@@ -51,6 +51,22 @@ def serve_launcher() -> None:
         sys.excepthook = _end_with_its_status
 
 
+def end_uncaught_with_status() -> None:
+    """Lets an error of tfaccel that a script does not catch end this process with the error's exit status.
+
+    As at any other end, functions registered with `atexit` run. In a launched process, `serve_launcher` has done more.
+    """
+    before = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        before(kind, error, traceback)
+        if isinstance(error, TfaccelError):
+            raise SystemExit(error.exit_status)
+
+    if before is not _end_with_its_status:
+        sys.excepthook = end
+
+
 def _end_with_its_status(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     sys.__excepthook__(kind, error, traceback)
     if isinstance(error, TfaccelError):

@@ -10,19 +10,19 @@ from typing import Any
 import keras
 
 from tfaccel.data import private_adapters
-from tfaccel.data.sources import whole_executions
-from tfaccel.errors import NonFiniteLossError
 from tfaccel.planning.plan import Plan
+from tfaccel.training.epochs import callbacks_of, run_epochs
 from tfaccel.training.evaluate import engine_evaluate
 from tfaccel.training.fit_plan import apply_plan
-from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.training.inputs import prepared_model, source_of
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
-from tfaccel.training.private import private_api, private_models
-from tfaccel.training.steps.engine import Engine, EngineOptions, engine_of
-from tfaccel.training.steps.replica_state import align_seeds, average_drifting, separate_seeds
-from tfaccel.training.steps.windows import WindowLength, epoch_windows
-from tfaccel.training.validation import Validation, validation_of_fit
+from tfaccel.training.private import private_models
+from tfaccel.training.run.fit_data import FitData
+from tfaccel.training.run.resume import refuse_own_loop, taken_out
+from tfaccel.training.run.resumed_fit import ResumedFit
+from tfaccel.training.steps.engine import EngineOptions, engine_of
+from tfaccel.training.validation import validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
 from tfaccel.training.workers.lost_worker import names_lost_workers
 
@@ -146,13 +146,16 @@ def _fit(
 ) -> keras.callbacks.History:
     """`keras.Model.fit` on the engine."""
     replicas = prepared_model(model, "fit")
+    resume, others = taken_out(callbacks)
     if needs_keras_loop(model, "fit"):
+        refuse_own_loop(resume, model)
         return keras.Model.fit(model, **{name: value for name, value in locals().items() if name not in _NOT_OF_KERAS})
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = private_adapters.validation_split(
             (x, y, sample_weight), validation_split
         )
     epochs = _capped_epochs(epochs)
+    resumed = None if resume is None else ResumedFit(resume, replicas)
     source = source_of(
         x,
         y,
@@ -164,8 +167,9 @@ def _fit(
         class_weight=class_weight,
         num_epochs=epochs - initial_epoch,
         steps_per_execution=model.steps_per_execution,
+        order_seed=None if resumed is None else resumed.order_seed,
     )
-    if not replicas.is_default:
+    if not replicas.is_default or resumed is not None:
         private_models.build_model(model, source.batch_spec)
     validation = None
     if validation_data is not None:
@@ -179,116 +183,19 @@ def _fit(
         )
     engine = engine_of(model, options)
     source.reset()
-    container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
     try:
-        with engine.looking_at_rows(check_rows), only_chief_writes(model, container.callbacks, engine.replicas):
-            return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
+        with engine.looking_at_rows(check_rows):
+            if resume is not None and resumed is not None:
+                data = FitData(x, source, mode=resume.data, order_seed=resumed.order_seed)
+                length = {"epochs": epochs, "initial_epoch": initial_epoch}
+                return resumed.run(engine, data, others, validation, verbose=verbose, **length)
+            container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
+            with only_chief_writes(model, container.callbacks, engine.replicas):
+                return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
     finally:
         source.close()
         if validation is not None:
             validation.close()
-
-
-def callbacks_of(
-    callbacks: Any, engine: Engine, source: Source, *, verbose: int | str, epochs: int
-) -> keras.callbacks.CallbackList:
-    """A Keras `CallbackList` of the callbacks, with history and (on the chief) progress bar."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
-    return keras.callbacks.CallbackList(
-        callbacks,
-        add_history=True,
-        add_progbar=verbose != 0 and engine.replicas.is_chief,
-        model=engine.model,
-        verbose=verbose,
-        epochs=epochs,
-        steps=source.steps_per_epoch or source.num_batches,
-    )
-
-
-def run_epochs(
-    engine: Engine,
-    source: Source,
-    container: keras.callbacks.CallbackList,
-    validation: Validation | None,
-    *,
-    epochs: int,
-    initial_epoch: int,
-    first_step: int = 0,
-) -> keras.callbacks.History:
-    """The outer loop: epochs of windows, validation, callbacks, in the order of `Model.fit`.
-
-    With a `first_step`, the first epoch resumes after that many steps, and its metrics are not reset.
-    """
-    model, replicas = engine.model, engine.replicas
-    length = WindowLength(engine, "train", container.callbacks)
-    model.stop_training = False
-    separate_seeds(model, replicas)
-    container.on_train_begin()
-    logs: dict[str, Any] = {}
-    last_logs: dict[str, Any] = {}  # training logs of the last epoch
-    for epoch in range(private_api.initial_epoch(model, initial_epoch), epochs):
-        if not first_step:
-            model.reset_metrics()
-        container.on_epoch_begin(epoch)
-        logs = last_logs = _run_epoch(
-            engine, source, container, length, epoch=epoch, first_step=first_step, last_logs=last_logs
-        )
-        first_step = 0
-        align_seeds(model, replicas)
-        average_drifting(model, replicas)
-        if validation is not None and validation.is_due(epoch):
-            logs = {**logs, **validation.run(engine, container)}
-        container.on_epoch_end(epoch, logs)
-        if model.stop_training:
-            break
-    if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
-        model.optimizer.finalize_variable_values(model.trainable_weights)
-    container.on_train_end(logs=logs)
-    return model.history
-
-
-def _run_epoch(
-    engine: Engine,
-    source: Source,
-    container: keras.callbacks.CallbackList,
-    length: WindowLength,
-    *,
-    epoch: int,
-    first_step: int,
-    last_logs: dict[str, Any],
-) -> dict[str, Any]:
-    logs: dict[str, Any] = engine.metric_results() if first_step else {}
-    done = 0
-    feed = source.feed()
-    windows = epoch_windows(
-        engine, "train", feed, length=length, limit=source.epoch_limit, begin=container.on_train_batch_begin
-    )
-    for done, result in windows:
-        logs = result.logs
-        if not result.loss_is_finite:
-            raise NonFiniteLossError(
-                f"The loss became NaN or infinite at step {first_step + done} of epoch {epoch + 1}. Try a lower "
-                "learning rate, gradient clipping, or float32, and inspect the data of that step."
-            )
-        if length.watched:
-            average_drifting(engine.model, engine.replicas)
-        container.on_train_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)
-        if engine.model.stop_training:
-            break
-    source.epoch_end(done, stopped=engine.model.stop_training)
-    if source.steps_per_epoch and done < source.steps_per_epoch and not engine.model.stop_training:
-        warnings.warn(
-            f"The data ended after {done} of {source.steps_per_epoch} steps_per_epoch. Give at least steps_per_epoch * "
-            "epochs batches, for example with `.repeat()`.",
-            stacklevel=6,
-        )
-    if done == 0 and first_step == 0:
-        warnings.warn("The data contained no batches, so nothing was trained.", stacklevel=6)
-        # As Keras does if an epoch after the first has no batch; `last_logs` may come from a custom `train_step`.
-        logs = engine.metric_results() if last_logs else {}
-        logs = logs if set(logs) == set(last_logs) else last_logs
-    return dict(logs)
 
 
 def _capped_epochs(epochs: int) -> int:

@@ -254,6 +254,11 @@ def _check_resumable(workload: Workload, directory: RunDir) -> None:
         )
     if reason:
         logger.warning(f"This run cannot be resumed if it is stopped. {reason}.")
+    elif getattr(workload.train_data, "runs_python", False):
+        logger.info(
+            "The dataset runs Python code, which must yield the same batches again if the run is to be resumed. The "
+            "first batch after resuming is compared with the one that was due."
+        )
 
 
 def _result(

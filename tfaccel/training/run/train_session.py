@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.resumed_place import ResumedPlace
 from tfaccel.files import whole_file
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.learning_rate_scaling import LearningRateScaling
@@ -18,11 +19,12 @@ from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.training.accumulation import workload_schedule
-from tfaccel.training.fit import callbacks_of, run_epochs
+from tfaccel.training.epochs import callbacks_of, run_epochs
 from tfaccel.training.run.built_run import built_settings, check_built
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
 from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
 from tfaccel.training.run.checkpoint_files import load_newest
+from tfaccel.training.run.checkpoints import NOT_OF_MODEL, CheckpointOptions, Checkpoints
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.memory_check import check_memory, within_memory
 from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
@@ -34,7 +36,7 @@ from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
-from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes, TrainingProgress
+from tfaccel.training.run.train_callbacks import MetricLines, StepTimes, TrainingProgress
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
 from tfaccel.training.run.workload_source import WorkloadSource
@@ -147,7 +149,7 @@ class TrainSession:
             seed=self._seed,
             epochs=self._epochs,
             start_epoch=self._first_epoch,
-            start_step=self._first_step,
+            start=ResumedPlace.of(self._restored),
         )
         if self._num_steps is None:
             self._num_steps = self._count_steps(self._source.num_batches)
@@ -163,7 +165,7 @@ class TrainSession:
         self._run_dir.writes = engine.replicas.is_chief
         check_built(self._run_dir, self._built_settings(model))
         if self._restored is not None:
-            own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
+            own = {name: array for name, array in self._restored[0].items() if not name.startswith(NOT_OF_MODEL)}
             own = state_in_parts(own, model, self._parts, num_replicas=engine.replicas.num_replicas)
             write_state(model, engine.replicas, own)
         self._run_dir.start(self.plan.to_json())
@@ -249,6 +251,7 @@ class TrainSession:
                         self._run_dir.tensorboard,
                         batches_per_step=self.plan.accumulation_steps,
                         batches_before=self._restored[1]["step"] if self._restored else 0,
+                        batches_in_epoch=self._first_step,
                     )
                 )
             if verbose:
@@ -264,10 +267,14 @@ class TrainSession:
             self._run_dir,
             engine,
             callbacks,
-            interval=self._interval,
+            CheckpointOptions(
+                interval=self._interval,
+                keep=self._keep,
+                num_steps=self._num_steps,
+                accumulation_steps=self.plan.accumulation_steps,
+                place_of_data=self._source.place_of_data,
+            ),
             restored=self._restored,
-            of_run={"num_steps": self._num_steps, "accumulation_steps": self.plan.accumulation_steps},
-            keep=self._keep,
         )
         return [*every, checkpoints, StopWhenAsked(signals, checkpoints, self._run_dir, engine.replicas)]
 

@@ -115,9 +115,9 @@ class WindowLength:
 
 
 def epoch_windows(
-    engine: Engine, kind: str, feed: Feed, *, length: WindowLength, limit: int | None, begin: Any
+    engine: Engine, kind: str, feed: Feed, *, length: WindowLength, limit: int | None, begin: Any, done: int = 0
 ) -> Iterator[tuple[int, WindowResult]]:
-    """Runs one epoch window by window; yields the number of steps run so far and the window's result.
+    """Runs one epoch window by window; yields the number of its steps that are done, and the window's result.
 
     Args:
         engine, kind: the engine to run, and the kind of step.
@@ -125,8 +125,8 @@ def epoch_windows(
         length: chooses the length of windows.
         limit: number of steps in the epoch; None for all batches of the feed.
         begin: called with the first step of each window before it runs.
+        done: steps of the epoch that were done before, if it is resumed.
     """
-    done = 0
     engine.check_rows(kind, feed)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)

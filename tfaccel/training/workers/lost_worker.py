@@ -35,8 +35,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 GO_ON_WITH_FIT = (
-    'Start all workers again. To continue where training stopped, use `tfaccel.train(..., resume="auto")` or '
-    "`keras.callbacks.BackupAndRestore`."
+    "Start all workers again. To continue where training stopped, use the callback `tfaccel.Resume`, or "
+    '`tfaccel.train(..., resume="auto")`.'
 )
 
 
