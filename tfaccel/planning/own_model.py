@@ -240,7 +240,7 @@ def checked_build_model(build_model: Any) -> Callable[[], Any]:
             "build_model must be a Keras model, or a function that returns one, compiled or not. "
             f"Received: {build_model!r:.200}."
         )
-    return build_model  # type: ignore[no-any-return]
+    return build_model
 
 
 def name_of(build_model: Any) -> str:
