@@ -22,7 +22,7 @@ COMPILE_ARGUMENTS = (
     "run_eagerly",
     "auto_scale_loss",
 )
-_OF_THE_PLAN = ("jit_compile", "steps_per_execution")
+OF_THE_PLAN = ("jit_compile", "steps_per_execution")
 # Arguments of `Model.fit` that have another place here.
 _OF_FIT = {
     "steps_per_epoch": "An epoch is all of the data: give `dataset.take(n)`.",
@@ -53,7 +53,7 @@ class CompiledByModel:
                 "loss and metrics beside the data."
             )
         arguments = given_compile_arguments(model)
-        return {name: value for name, value in arguments.items() if name not in _OF_THE_PLAN}
+        return {name: value for name, value in arguments.items() if name not in OF_THE_PLAN}
 
 
 class FreshArguments:
@@ -73,7 +73,7 @@ class FreshArguments:
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        for name in _OF_THE_PLAN:
+        for name in OF_THE_PLAN:
             if name in arguments:
                 raise WorkloadError(
                     f"The plan decides {name}: leave it out, or set it in the plan (`tfaccel train --{name}=...`)."
@@ -227,21 +227,20 @@ def _state(model: Any) -> list[Any]:
     return [*model.weights, *seeds, *recurrent_states(model)]
 
 
-def checked_build_model(build_model: Any, compile_args: Mapping[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The function that builds the model, and its compile arguments: empty if it compiles itself.
+def checked_build_model(build_model: Any) -> Callable[[], Any]:
+    """The function that builds the model: for a compiled model, one that recreates it.
 
     Raises:
         WorkloadError: for anything that is neither a Keras model nor a function.
     """
     if is_model(build_model):
-        rebuilt = RebuiltModel(build_model)
-        return rebuilt, {**rebuilt.compile_args, **compile_args}
+        return RebuiltModel(build_model)
     if not callable(build_model):
         raise WorkloadError(
             "build_model must be a Keras model, or a function that returns one, compiled or not. "
             f"Received: {build_model!r:.200}."
         )
-    return build_model, dict(compile_args)
+    return build_model
 
 
 def name_of(build_model: Any) -> str:

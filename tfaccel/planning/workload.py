@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.data_places import data_after_model
-from tfaccel.planning.own_model import CompiledByModel, FreshArguments, checked_build_model, name_of
+from tfaccel.planning.data_places import compile_function, data_after_model
+from tfaccel.planning.own_model import checked_build_model, name_of
 from tfaccel.planning.workload_calls import check_parameters
 
 _OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge", "show_result")
@@ -177,7 +177,9 @@ class Workload:
             raw_input: as in `Workload`.
             **compile_args: `optimizer`, `loss`, `metrics` and other arguments of `Model.compile`. Optimizers and
                 metrics are recreated from their config for each use; they may also be given as a function that makes
-                one, which gets the number of optimizer steps if it has the parameter `num_steps`.
+                one, which gets the number of optimizer steps if it has the parameter `num_steps`. All of them may also
+                come as one argument directly after the model, `Workload.of(build_model, compile_args, x, y)`: a
+                dictionary, or a function as in `Workload`, `compile_args(num_steps)` or `compile_args()`.
 
         Raises:
             WorkloadError: for a model that is not compiled, and for unknown compile arguments.
@@ -190,7 +192,8 @@ class Workload:
             (8, 32)
         """
         name = name or name_of(build_model)
-        build_model, compile_args = checked_build_model(build_model, compile_args)
+        build_model = checked_build_model(build_model)
+        compiled, identity = compile_function(build_model, compile_args)
         data = given_data(x, y, sample_weight, shuffle=shuffle, class_weight=class_weight)
         held_out = None
         if validation_data is not None:
@@ -207,13 +210,12 @@ class Workload:
         size = batch_size or data.batch_size or (32 if data.num_examples else None)
         if size is None:
             raise WorkloadError("The batch size of the dataset is not known. Pass batch_size.")
-        compiled = FreshArguments(compile_args)
         options = {f"train_{key}": value for key, value in data.identity.items()}
         options |= {} if held_out is None else {"validation_data": held_out.identity["data"]}
         return cls(
             name,
             build_model,
-            compiled if compile_args else CompiledByModel(build_model),
+            compiled,
             data,
             None if held_out is None else held_out.validation,
             callbacks=callbacks,
@@ -221,5 +223,5 @@ class Workload:
             global_batch_size=size,
             epochs=epochs,
             num_train_examples=data.num_examples,
-            options={**options, **compiled.identity},
+            options={**options, **identity},
         )

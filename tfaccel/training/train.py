@@ -91,8 +91,9 @@ def train(
         workload: a function that builds a Keras model, compiled or not; a compiled Keras model, which receives the
             trained weights; or, without x and y, a `Workload`, the name of a recipe, an import path
             ("package.module:function"), or a function that returns a `Workload`.
-        x, y: data for the model, as `Workload.of` takes them. With a `Workload`, the second argument may be
-            the plan.
+        x, y: data for the model, as `Workload.of` takes them; compile arguments in one piece, a dictionary or a
+            function, come before them: `train(build_model, compile_args, x, y, run_dir=...)`. With a `Workload`, the
+            second argument may be the plan.
         run_dir: a new or empty directory, or with `resume="auto"` or "must" one that holds the same run.
         plan: the plan to train with; None for the one that `tfaccel.find_fastest` has measured for this workload on
             this machine, or else the `default_plan`. A run that is resumed keeps its plan.
