@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Shard, shard_rows
+from tfaccel.data.epoch_positions import Every, Shard, shard_rows, steps_of
 
 _STREAM = 2  # keeps these draws independent of those that shuffle and transform the examples
 
@@ -23,6 +23,7 @@ def with_noise(
     epoch: int,
     start_step: int = 0,
     shard: Shard | None = None,
+    every: Every | None = None,
 ) -> Any:
     """A dataset of (batch, noise) with standard normal noise of shape (rows of the batch, size).
 
@@ -33,6 +34,7 @@ def with_noise(
         seed, epoch: determine the noise.
         start_step: index of the first batch in the epoch.
         shard: (index, count): batches hold only the rows of worker `index` out of `count`; None for all.
+        every: which batches these are, as for `epoch_positions`; None for all.
 
     Example:
         >>> batches = tf.data.Dataset.range(5).batch(2)
@@ -40,9 +42,9 @@ def with_noise(
         [2, 2, 1]
     """
     generator = np.random.default_rng([seed, epoch, _STREAM])
-    num_steps = start_step + int(batches.cardinality())
-    noise = generator.standard_normal((num_steps, global_batch_size, size), np.float32)
-    noise = noise[start_step:, slice(*shard_rows(global_batch_size, shard))]
+    steps = steps_of(int(batches.cardinality()), start_step, every)
+    noise = generator.standard_normal((steps.stop, global_batch_size, size), np.float32)
+    noise = noise[steps, slice(*shard_rows(global_batch_size, shard))]
     pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(noise)))
     if tf.nest.flatten(batches.element_spec)[0].shape[0] is not None:
         return pairs
