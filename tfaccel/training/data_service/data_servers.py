@@ -54,6 +54,7 @@ class _Server:
     child: ForkedChild | None = None
     process_id: int | None = None  # while it serves
     restarts: list[float] = field(default_factory=list)
+    serves_since: float = 0.0
     last_sign: float = 0.0
 
 
@@ -164,7 +165,7 @@ class DataServers:
         server.last_sign = time.monotonic()
         if server.process_id is None:
             with self._changed:
-                server.process_id = message
+                server.process_id, server.serves_since = message, server.last_sign
                 self._changed.notify_all()
 
     def _has_ended(self, server: _Server, child: ForkedChild) -> None:
@@ -214,16 +215,19 @@ class DataServers:
             self._changed.notify_all()
 
     def _unblock(self) -> None:
-        """Replaces the dispatchers by new ones, which do not know who waits for batches and so answer with an error."""
+        """Replaces the dispatchers by new ones, which do not know who waits for batches and so answer with an error.
+
+        Again and again: an epoch may be on its way to the dispatchers at any time.
+        """
         dispatcher = self._servers[0]
-        if dispatcher.child is not None:
-            self._fork_server.kill(dispatcher.child)
-        dispatcher.task = self._dispatchers()
-        if self._fork_server.running:
-            self._start(dispatcher)
-        else:
+        if not self._fork_server.running:
             os.kill(os.getpid(), signal.SIGTERM)  # whoever waits for a batch cannot be told otherwise
-        self._closed.wait(_UNBLOCK_SECONDS)
+            self._closed.wait()
+        elif dispatcher.child is None:
+            dispatcher.task = self._dispatchers()
+            self._start(dispatcher)
+        elif dispatcher.process_id and time.monotonic() - dispatcher.serves_since > _UNBLOCK_SECONDS:
+            self._fork_server.kill(dispatcher.child)
 
     def _dispatchers(self) -> str:
         folder = Path(self._folder.name, f"dispatchers-{next(self._generation)}")

@@ -20,6 +20,7 @@ from tfaccel.training.private.private_bind import servers_on_loopback
 HOST = "127.0.0.1"
 PROTOCOL = "grpc"
 SIGN_OF_LIFE_SECONDS = 1.0
+_SERVICE = tf.data.experimental.service  # loaded before the fork
 _HEARTBEAT_MS = 500  # from a worker to its dispatcher, which may have been started again
 
 
@@ -39,18 +40,17 @@ def main(connection: Connection, arguments: Sequence[str]) -> int:
 
 
 def _servers(task: dict[str, Any]) -> list[Any]:
-    service = tf.data.experimental.service
     if "dispatchers" in task:
         configs = [
-            service.DispatcherConfig(port=int(port), protocol=PROTOCOL, work_dir=folder, fault_tolerant_mode=True)
+            _SERVICE.DispatcherConfig(port=int(port), protocol=PROTOCOL, work_dir=folder, fault_tolerant_mode=True)
             for port, folder in task["dispatchers"].items()
         ]
-        return [service.DispatchServer(config) for config in configs]
-    config = service.WorkerConfig(
+        return [_SERVICE.DispatchServer(config) for config in configs]
+    config = _SERVICE.WorkerConfig(
         dispatcher_address=f"{HOST}:{task['dispatcher']}",
         worker_address=f"{HOST}:{task['worker']}",
         port=task["worker"],
         protocol=PROTOCOL,
         heartbeat_interval_ms=_HEARTBEAT_MS,
     )
-    return [service.WorkerServer(config)]
+    return [_SERVICE.WorkerServer(config)]
