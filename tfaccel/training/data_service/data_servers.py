@@ -83,7 +83,7 @@ class DataServers:
         for number, (port, own) in enumerate(zip(self._ports, ports[num_workers:], strict=True)):
             task = json.dumps({"worker": own, "dispatcher": port})
             self._servers.append(_Server(f"Data worker {number} of {num_workers}", f"worker-{number}", task))
-        self._changed = threading.Condition()
+        self._changed, self._ends = threading.Condition(), False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="tfaccel-data-service", daemon=True)
         self._thread.start()
@@ -106,8 +106,10 @@ class DataServers:
         """
         with self._changed:
             ready = self._changed.wait_for(
-                lambda: self.failure or len(self.process_ids) == len(self._servers), _START_SECONDS
+                lambda: self.failure or self._ends or len(self.process_ids) == len(self._servers), _START_SECONDS
             )
+        if self._ends:
+            raise DataError("The data service is being closed.")
         if self.failure:
             raise DataError(self.failure)
         if not ready:
@@ -129,8 +131,15 @@ class DataServers:
         for place in Path(self._folder.name).glob(f"*/*/datasets/{dataset_id}"):
             place.unlink(missing_ok=True)
 
+    def stop_waiting(self) -> None:
+        """Ends all `wait`; call it before waiting for whoever may be in one."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Ends all processes."""
+        self.stop_waiting()
         self._closed.set()
         self._thread.join()
         self._folder.cleanup()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import tensorflow as tf
@@ -101,9 +102,16 @@ class DataService:
         """The processes that serve; see `DataServers`."""
         return {} if self._servers is None else self._servers.process_ids
 
-    def close(self) -> None:
-        """Ends the processes."""
+    def close(self, thread: Executor | None = None) -> None:
+        """Ends the processes.
+
+        Args:
+            thread: makes epochs; it is shut down before, since it would wait without end for processes that are gone.
+        """
         if self._servers is not None:
+            self._servers.stop_waiting()
+            if thread is not None:
+                thread.shutdown(wait=True, cancel_futures=True)
             self._servers.close()
             self._servers = None
 

@@ -41,7 +41,7 @@ class WorkloadSource(IteratorSource):
     While an epoch trains, a thread calls `train_data` for the next one and fetches its first batch; not if
     `train_data.prepares_ahead` is False, because an epoch changes the contents of the next one.
 
-    If the plan has data workers, they prepare all batches: the same ones in the same order.
+    If the plan has data workers, they prepare the same batches in the same order.
 
     Args:
         workload, plan, seed: the workload to train, its plan and its seed.
@@ -155,9 +155,9 @@ class WorkloadSource(IteratorSource):
     def close(self) -> None:
         """Releases the iterator and the thread."""
         super().close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
         if self._service is not None:
-            self._service.close()
+            self._service.close(self._thread)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def failures_named(self) -> contextlib.AbstractContextManager[None]:
         """Within the block, an error that lost data workers caused becomes a `DataError` that names them."""
