@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Every, Shard, shard_rows, steps_of
+from tfaccel.data.epoch_positions import Shard, shard_rows
 
 _STREAM = 2  # keeps these draws independent of those that shuffle and transform the examples
 
@@ -21,9 +21,8 @@ def with_noise(
     global_batch_size: int,
     seed: int,
     epoch: int,
-    start_step: int = 0,
+    steps: slice | None = None,
     shard: Shard | None = None,
-    every: Every | None = None,
 ) -> Any:
     """A dataset of (batch, noise) with standard normal noise of shape (rows of the batch, size).
 
@@ -32,9 +31,8 @@ def with_noise(
         size: noise values for each row.
         global_batch_size: rows of a full batch.
         seed, epoch: determine the noise.
-        start_step: index of the first batch in the epoch.
+        steps: of the epoch, one for each batch, as from `steps_of`; None for the first ones.
         shard: (index, count): batches hold only the rows of worker `index` out of `count`; None for all.
-        every: which batches these are, as for `epoch_positions`; None for all.
 
     Example:
         >>> batches = tf.data.Dataset.range(5).batch(2)
@@ -42,7 +40,7 @@ def with_noise(
         [2, 2, 1]
     """
     generator = np.random.default_rng([seed, epoch, _STREAM])
-    steps = steps_of(int(batches.cardinality()), start_step, every)
+    steps = steps or slice(0, int(batches.cardinality()))
     noise = generator.standard_normal((steps.stop, global_batch_size, size), np.float32)
     noise = noise[steps, slice(*shard_rows(global_batch_size, shard))]
     pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(noise)))
