@@ -129,6 +129,7 @@ def workload(
             lambda: data.ImageBatches(images, data.ImageMoves()),
             num_train_examples=images.num_train_images,
             several_epochs=True,
+            takes_every=True,
             raw_input=data.ImageInput.of(images),
         ),
         options={"backbone": network.name},  # for a file, its absolute path

@@ -47,6 +47,7 @@ FIXED_VALUES = {
     "sum_duplicate_indices": True,
     "synchronize_batch_norm": False,
     "data_threads": 3,
+    "data_service": 2,
     "prefetch_batches": 1,
     "prefetch_to_device": False,
     "cache_data": True,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.batches import Batches
-from tfaccel.data.epoch_positions import Shard
+from tfaccel.data.epoch_positions import Every, Shard, steps_of
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
@@ -72,11 +72,21 @@ class ExampleData(Batches):
         )
 
     def _train_data(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        every: Every | None = None,
     ) -> Any:
         part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
+        part["every"] = every
         shuffled = self.source.shuffled(global_batch_size, **part)
-        return self._with_noise(shuffled, global_batch_size=global_batch_size, **part)
+        steps = steps_of(int(shuffled.cardinality()), start_step, every)
+        which: dict[str, Any] = {"seed": seed, "epoch": epoch, "steps": steps, "shard": shard}
+        return self._with_noise(shuffled, global_batch_size=global_batch_size, **which)
 
     def _with_noise(self, values: Any, **part: Any) -> Any:
         from tfaccel.data.images.noise_batches import with_noise

@@ -41,6 +41,7 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("memory_allocator", process_rules.memory_allocator_rule),
     ("gpu_thread_mode", process_rules.gpu_thread_mode_rule),
     ("data_threads", process_rules.data_threads_rule),
+    ("data_service", process_rules.data_service_rule),
     ("prefetch_batches", process_rules.prefetch_batches_rule),
     ("prefetch_to_device", process_rules.prefetch_to_device_rule),
     ("cache_data", process_rules.cache_data_rule),

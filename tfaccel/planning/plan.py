@@ -57,6 +57,8 @@ class Plan:
         gpu_thread_mode: whose threads launch the GPUs' kernels: "global", "gpu_private" (each GPU's own) or
             "gpu_shared" (of all GPUs); None leaves it to TensorFlow. Read when TensorFlow is loaded.
         data_threads: threads of the input pipeline; None shares the operations' threads.
+        data_service: number of tf.data service workers, processes that prepare the training batches for this one, which
+            then only receives them; None for none. The batches and their order stay the same.
         prefetch_batches: global batches that the input pipeline prefetches; 0 for none. Like `data_threads`, it has no
             effect on arrays in memory on CPUs, which need no pipeline.
         prefetch_to_device: prefetch the last of them to GPU memory, if there is a single replica, on a GPU.
@@ -104,6 +106,7 @@ class Plan:
     memory_allocator: str | None = None
     gpu_thread_mode: str | None = None
     data_threads: int | None = None
+    data_service: int | None = None
     prefetch_batches: int = 2
     prefetch_to_device: bool = False
     cache_data: bool = False

@@ -217,6 +217,14 @@ def _check_prefetch(plan: "Plan") -> None:
         )
 
 
+def _check_data_service(plan: "Plan") -> None:
+    if plan.data_service is not None and plan.cache_data:
+        raise PlanError(
+            "`cache_data` keeps examples in the memory of the process that trains, and data workers are other ones. "
+            f"Received: cache_data=True, data_service={plan.data_service}. Use cache_data=False or data_service=None."
+        )
+
+
 CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_tpu,
     _check_workers,
@@ -232,4 +240,5 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_communication,
     _check_packs,
     _check_prefetch,
+    _check_data_service,
 )

@@ -53,7 +53,9 @@ OPTIONAL_COUNT_FIELDS = {
     "inter_op_threads": (1, 4_096),
     "gpu_memory_limit_bytes": (1, 2**50),
     "data_threads": (1, 4_096),
+    "data_service": (1, 1_024),
 }
+_NONE = {"data_service": "for no data workers"}
 OPTIONAL_SWITCH_FIELDS = ("onednn",)
 SWITCH_FIELDS = (
     "jit_compile",
@@ -147,7 +149,8 @@ def _check_devices(devices: Any) -> None:
 
 
 def _check_count(name: str, value: Any, minimum: int, maximum: int, *, or_none: bool = False) -> None:
-    alternative = ", or None to leave it to TensorFlow" if or_none else ""
+    none = _NONE.get(name, "to leave it to TensorFlow")
+    alternative = f", or None {none}" if or_none else ""
     if type(value) is not int or value < minimum:
         raise PlanError(
             f"`{name}` must be a whole number of at least {minimum}{alternative}. Received: {name}={shortened(value)}."

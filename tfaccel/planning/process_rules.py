@@ -88,6 +88,12 @@ def data_threads_rule(case: Case) -> list[Choice]:
     return [Choice(max(2, usable - 2), reason)]
 
 
+def data_service_rule(case: Case) -> list[Choice]:
+    """None."""
+    del case
+    return [Choice(None, "This process prepares its batches; data workers pay where cores are idle and input is late.")]
+
+
 def prefetch_batches_rule(case: Case) -> list[Choice]:
     """Two: one in use, one ready."""
     return [Choice(2, "The next batch is ready when a step ends; more would only take memory.")]

@@ -31,11 +31,13 @@ class Workload:
             optimizer steps of the whole run, for a learning-rate schedule. A function without this parameter is called
             without it.
         train_data: `train_data(global_batch_size, *, seed, epoch)` returns one epoch as a finite `tf.data.Dataset`
-            of global batches. Seed and epoch determine the order, so that an epoch is reproducible. It may take three
+            of global batches. Seed and epoch determine the order, so that an epoch is reproducible. It may take
             more arguments: `start_step=0`, the number of full batches to skip at the beginning without reading them,
             and `shard=None`, or (index, count) for the rows of worker `index` out of `count` in each batch, all of
-            which must then be full; and `num_epochs=1`, the number of consecutive epochs to return. See
-            `tfaccel.data.epoch_positions`. With `augment` it also takes `augmented=True`.
+            which must then be full; and `num_epochs=1`, the number of consecutive epochs to return. With
+            `every=None`, or (index, count) for every `count`-th batch from the `index`-th after `start_step` on,
+            several data workers can prepare the batches. See `tfaccel.data.epoch_positions`. With `augment` it also
+            takes `augmented=True`.
         validation_data: `validation_data(global_batch_size)` returns a finite `tf.data.Dataset` of global batches,
             the same at every call; None if there is none.
         augment: turns a batch of `train_data(..., augmented=False)` into the batch that `train_data` returns by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,6 +152,19 @@ class TrainSession:
             start_epoch=self._first_epoch,
             start=ResumedPlace.of(self._restored),
         )
+        with contextlib.closing(self._source):
+            return self._trained(strategy, callbacks, signals=signals, hardware=hardware, verbose=verbose)
+
+    def _trained(
+        self,
+        strategy: tf.distribute.Strategy,
+        callbacks: Sequence[keras.callbacks.Callback],
+        *,
+        signals: StopSignals,
+        hardware: Hardware,
+        verbose: int,
+    ) -> Outcome:
+        """Trains on the source's batches, then evaluates and saves."""
         if self._num_steps is None:
             self._num_steps = self._count_steps(self._source.num_batches)
         model = self._built_model(strategy, hardware)
@@ -177,6 +191,7 @@ class TrainSession:
             with (
                 smaller_batches_if_out_of_memory(model, self._workload, self.plan, engine.replicas),
                 only_chief_writes(model, container.callbacks, engine.replicas),
+                self._source.failures_named(),
             ):
                 run_epochs(
                     engine,
@@ -192,7 +207,6 @@ class TrainSession:
             for callback in container.callbacks:
                 if isinstance(callback, TrainingProgress | ProfileSteps | Checkpoints):
                     callback.close()
-            self._source.close()
         if engine.replicas.is_chief:
             with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Shard, shard_rows
+from tfaccel.data.epoch_positions import Every, Shard, shard_rows
 from tfaccel.data.given_data import GivenArrays
 from tfaccel.data.graph_batches import AugmentedBatches, IteratorBatches
 from tfaccel.data.iterator_feed import MAX_STATE_BYTES, IteratorFeed
@@ -24,6 +25,7 @@ from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
+from tfaccel.training.data_service.data_service import DataService
 from tfaccel.training.run.planned_datasets import checked, fetched_to, with_plan
 from tfaccel.training.runtime import background_thread
 from tfaccel.training.steps.replicas import Replicas
@@ -47,6 +49,8 @@ class WorkloadSource(IteratorSource):
 
     The position in a dataset that `train_data` cannot begin at a step is saved with each checkpoint; where tf.data
     cannot do that, the first batches are read again, and the time is logged.
+
+    If the plan has data workers, they prepare the same batches in the same order.
 
     Args:
         workload, plan, seed: the workload to train, its plan and its seed.
@@ -90,9 +94,10 @@ class WorkloadSource(IteratorSource):
         if replicas.num_workers > 1 and readable and self.batch_size >= replicas.num_replicas:
             self._shard = (replicas.worker_index, replicas.num_workers)
             self._batches = IteratorBatches(self.batch_size, shard_rows(self.batch_size, self._shard)[0])
-        first = self._dataset_of(start_epoch, start.step)
+        self._service = DataService(workload, plan, self._taken) if plan.data_service else None
+        first = self._parts_of(start_epoch, start.step)
         before = start.step if self._begins_anywhere else 0
-        super().__init__(first, num_batches=_length(first, workload, before))
+        super().__init__(first[0], num_batches=_length(first, workload, before))
         if self._shard is not None:
             self._check_rows()
         if self._augment is not None:
@@ -103,7 +108,9 @@ class WorkloadSource(IteratorSource):
                 mixes_rows=workload.augment_mixes_rows,
             )
             self.batch_spec = _specs_of(self._augment, self.batch_spec)
-        self._first: tf.data.Dataset | None = first
+        self._first: list[tf.data.Dataset] | None = first
+        if self._service is not None:
+            self._service.start(first)
 
     def feed(self) -> Any:
         """The batches of the next epoch."""
@@ -129,7 +136,7 @@ class WorkloadSource(IteratorSource):
             feed = EpochsInMemory(self._arrays.tensors, order, self.batch_size)
         elif joined == 1:
             is_first = self._first is not None
-            return self._opened(self._first or self._dataset_of(epoch), self._start if is_first else _BEGIN), 1
+            return self._opened(self._first or self._parts_of(epoch), self._start if is_first else _BEGIN), 1
         else:
             dataset = self._dataset_of(epoch, first_step, num_epochs=joined)
             feed = EpochsInMemory.of_dataset(dataset, self.batch_size)
@@ -148,7 +155,12 @@ class WorkloadSource(IteratorSource):
     @functools.cached_property
     def _num_joined_epochs(self) -> int:
         """How many epochs are small enough to prepare together, since preparing one takes as long as several steps."""
-        if "num_epochs" not in self._taken or type(self._batches) is not IteratorBatches or self._shares_reading:
+        if (
+            self._service is not None
+            or "num_epochs" not in self._taken
+            or type(self._batches) is not IteratorBatches
+            or self._shares_reading
+        ):
             return 1
         num_bytes = (self.num_batches or 0) * num_bytes_of_batch(self.batch_spec, self.batch_size)
         return min(_MAX_JOINED_EPOCHS, _BYTES_OF_JOINED_EPOCHS // num_bytes) if num_bytes else 1
@@ -156,6 +168,8 @@ class WorkloadSource(IteratorSource):
     def close(self) -> None:
         """Releases the iterator and the thread."""
         super().close()
+        if self._service is not None:
+            self._service.close(self._thread)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -171,7 +185,12 @@ class WorkloadSource(IteratorSource):
         self._saves_state = state is not None
         return {"next": self._feed.checksum_of_next(), "reading": self._reading}, state or {}
 
-    def _opened(self, dataset: tf.data.Dataset, start: ResumedPlace) -> IteratorFeed:
+    def failures_named(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block, an error that lost data workers caused becomes a `DataError` that names them."""
+        return contextlib.nullcontext() if self._service is None else self._service.failures_named()
+
+    def _opened(self, parts: list[tf.data.Dataset], start: ResumedPlace) -> IteratorFeed:
+        dataset = parts[0] if self._service is None else self._service.epoch(parts)
         dataset = with_plan(dataset, self._plan, "train_data")
         if self._plan.prefetch_to_device:
             dataset = fetched_to("/GPU:0", dataset)  # no other GPU is visible
@@ -190,10 +209,20 @@ class WorkloadSource(IteratorSource):
         """What the contents and the state of an iterator depend on."""
         return f"{self._pipeline} {self.batch_size} {self._shard} {self._augment is not None}"
 
-    def _dataset_of(self, epoch: int, start_step: int = 0, num_epochs: int = 1) -> tf.data.Dataset:
+    def _parts_of(self, epoch: int, start_step: int = 0) -> list[tf.data.Dataset]:
+        """The batches of an epoch: all, or those of each data worker."""
+        if self._service is None:
+            return [self._dataset_of(epoch, start_step)]
+        return self._service.parts(self._dataset_of, epoch, start_step)
+
+    def _dataset_of(
+        self, epoch: int, start_step: int = 0, num_epochs: int = 1, every: Every | None = None
+    ) -> tf.data.Dataset:
         options: dict[str, Any] = {"seed": self._seed, "epoch": epoch}
         if num_epochs > 1:
             options["num_epochs"] = num_epochs
+        if every is not None:
+            options["every"] = every
         if self._plan.cache_data:
             if "cache" not in self._taken:
                 raise PlanError(
@@ -247,10 +276,11 @@ def _specs_of(augment: Callable[[Any], Any], batch_spec: Any) -> Any:
     return tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
 
 
-def _length(dataset: tf.data.Dataset, workload: Workload, start_step: int) -> int | None:
-    """Number of batches in the whole epoch, given its dataset from `start_step` on; None if unknown."""
-    length = int(dataset.cardinality())
-    if length == tf.data.INFINITE_CARDINALITY:
+def _length(parts: list[tf.data.Dataset], workload: Workload, start_step: int) -> int | None:
+    """Number of batches in the whole epoch, given its datasets from `start_step` on; None if unknown."""
+    lengths = [int(part.cardinality()) for part in parts]
+    length = sum(lengths)
+    if tf.data.INFINITE_CARDINALITY in lengths:
         raise WorkloadError(
             f"train_data of workload {workload.name!r} returned an infinite dataset. Return one epoch, without "
             "`.repeat()`."
