@@ -73,3 +73,4 @@ def _end_with_its_status(kind: type[BaseException], error: BaseException, traceb
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(error.exit_status)
+    heartbeat.note_failure()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import RunDirError, WorkloadError
-from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.planning.data_places import data_after_model
@@ -33,6 +32,8 @@ from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.train_on_workers import train_on_workers
 from tfaccel.training.verdict.trivial_scores import trivial_scores
+from tfaccel.training.workers.agreement import settings_to_agree_on
+from tfaccel.training.workers.own_port import hardware_of_worker
 
 if TYPE_CHECKING:
     from tfaccel.training.run.train_session import Outcome
@@ -171,7 +172,7 @@ def train(
         result = train_on_workers(group, given, workload, of, run_dir=run_dir, callbacks=callbacks, arguments=sent)
         _give_back(own, Path(result.run_dir, "model.keras"))
         return result
-    hardware = detect_hardware()
+    hardware = hardware_of_worker()
     resume = resume_on(hardware.cluster, resume_in_attempt(resume))
     plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume)
     workload_key = plan_key(hardware, workload, {})
@@ -184,9 +185,9 @@ def train(
         _give_back(own, directory.model_file)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     _check_resumable(workload, directory)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(directory.in_use())
-        runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
+    with directory.in_use(), contextlib.ExitStack() as stack:
+        same = settings_to_agree_on(workload, directory.config)
+        runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
         from tfaccel.training.run.augmentation_place import place_for_run
         from tfaccel.training.run.out_of_memory import trained_within_memory
         from tfaccel.training.run.train_session import RunOptions, TrainSession

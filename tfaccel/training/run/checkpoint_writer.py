@@ -70,9 +70,14 @@ class CheckpointWriter:
         except OSError as error:
             self._num_failures += 1
             reason = f"{error.strerror or error}"
-            if self._num_failures >= MAX_FAILURES or not self._folder.parent.is_dir():
+            if not self._folder.parent.is_dir():
                 raise RunDirError(
-                    f"{self._num_failures} checkpoint{'s' * (self._num_failures > 1)} in a row could not be written to "
+                    f"The run directory {self._folder.parent} is gone, so no checkpoint can be written. Training "
+                    "stops. Put it back and resume the run, or start it again in a new one."
+                ) from error
+            if self._num_failures >= MAX_FAILURES:
+                raise RunDirError(
+                    f"{self._num_failures} checkpoints in a row could not be written to "
                     f"{self._folder}: {reason}. Training stops, and earlier checkpoints are left as they are. Free "
                     f"space, and resume the run: {self._resume_by}."
                 ) from error
