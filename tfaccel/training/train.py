@@ -162,10 +162,12 @@ def train(
         stack.enter_context(directory.in_use())
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
         from tfaccel.training.run.augmentation_place import place_for_run
+        from tfaccel.training.run.input_errors import input_errors_named
         from tfaccel.training.run.out_of_memory import trained_within_memory
         from tfaccel.training.run.train_session import RunOptions, TrainSession
         from tfaccel.training.workers.lost_worker import lost_workers_named
 
+        stack.enter_context(input_errors_named(workload))
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
         signals = stack.enter_context(StopSignals(grace))
         asked = RunOptions(**config, keep_checkpoints=keep_checkpoints, scaling=scaling, profile=steps_to_profile)
@@ -228,6 +230,8 @@ def _config(workload: Workload, plan: Plan, scaling: LearningRateScaling | None)
     }
     if not plan.synchronize_batch_norm:
         config["synchronize_batch_norm"] = False
+    if workload.bad_data is not None and workload.bad_data.num_skipped:
+        config["bad_data"] = workload.bad_data.digest()
     if scaling is not None:
         config["learning_rate_scaling"] = scaling.rule
         config["scaling_warm_up"] = scaling.warm_up
@@ -287,4 +291,5 @@ def _result(
         run_dir=str(directory.path),
         learning_rate_scaling=outcome.learning_rate_scaling,
         performance=outcome.performance,
+        bad_data=None if workload.bad_data is None or not workload.bad_data.skips else workload.bad_data.to_json(),
     )
