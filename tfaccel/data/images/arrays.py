@@ -1,12 +1,12 @@
 """Image sets from a `.npz` file with the arrays x_train, y_train, x_test and y_test."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.images.image_set import MAX_DEFAULT_IMAGE_SIZE, MIN_IMAGE_SIZE, ImageSet, ImageSplit
+from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.errors import DataError
 
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
@@ -70,18 +70,16 @@ def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: Ba
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            missing = [name for name in _NAMES if name not in file]
-            if missing:
-                raise DataError(
-                    f"{path} must hold the arrays {', '.join(_NAMES)}. Missing: {', '.join(missing)}. "
-                    f"Received: {', '.join(file.files) or 'none'}."
-                )
-            return {name: file[name] for name in _NAMES}
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        found = read_arrays(path)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise DataError(f"Cannot read {path}: {error}. Write it with numpy.savez.") from error
+    missing = [name for name in _NAMES if name not in found]
+    if missing:
+        raise DataError(
+            f"{path} must hold the arrays {', '.join(_NAMES)}. Missing: {', '.join(missing)}. "
+            f"Received: {', '.join(filter(None, found)) or 'none'}."
+        )
+    return found
 
 
 def _images(array: np.ndarray, name: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from tfaccel.errors import DataError
 from tfaccel.planning.workload import Workload
 
 _ERRORS = (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError)
+_RECORD = re.compile(r"(corrupted|truncated) record at \d+")  # the offset in the file, in bytes
 _CHANGED = "It could be read when the run started, and was changed or removed since."
 
 
@@ -33,8 +35,9 @@ def input_errors_named(workload: Workload) -> Iterator[None]:
     try:
         yield
     except _ERRORS as error:
-        message = " ".join(str(error.message).split())
         if isinstance(error, tf.errors.DataLossError):
+            record = _RECORD.search(str(error.message))
+            message = record[0] if record else " ".join(str(error.message).split())
             raise DataError(
                 f"A file of the dataset of {workload.name!r} is damaged: {message:.200}. TensorFlow does not say "
                 "which; `tfaccel.data.read_image_set` does. Write or copy it again. (`ignore_errors()` would silently "
