@@ -58,17 +58,11 @@ def check_no_code(path: Path) -> list[dict[str, Any]]:
         ExportError: if it is not a `.keras` file, is a decompression bomb, would write outside its folder, or would run
             code from the file.
     """
-    entries = list(_entries(_config(path)))
+    entries = _entries_of(path)
     for entry in entries:
-        config = entry.get("config")
-        layer = config.get("name") if isinstance(config, dict) else None
-        if isinstance(layer, str) and (layer.startswith(("/", "\\")) or ".." in re.split(r"[\\/]", layer)):
-            raise ExportError(
-                f"{path} is refused: it names a layer {layer!r}, whose files would be written outside of their folder."
-            )
-
         reason = _RUNS_CODE.get(str(entry.get("class_name")))
         if reason is not None:
+            layer = _name(entry)
             where = f" (layer {layer!r})" if layer else ""
             raise ExportError(
                 f"{path} is refused: it holds {reason}{where}. No code was run. Replace it with a custom layer class, "
@@ -101,7 +95,23 @@ def check_members(path: Path) -> None:
     Raises:
         ExportError: if it is not a `.keras` file, is a decompression bomb, or would write outside its folder.
     """
-    _config(path)
+    _entries_of(path)
+
+
+def _entries_of(path: Path) -> list[dict[str, Any]]:
+    """The checked entries of the config that name a class or a function."""
+    entries = list(_entries(_config(path)))
+    for layer in map(_name, entries):
+        if isinstance(layer, str) and (layer.startswith(("/", "\\")) or ".." in re.split(r"[\\/]", layer)):
+            raise ExportError(
+                f"{path} is refused: it names a layer {layer!r}, whose files would be written outside of their folder."
+            )
+    return entries
+
+
+def _name(entry: dict[str, Any]) -> Any:
+    config = entry.get("config")
+    return config.get("name") if isinstance(config, dict) else None
 
 
 def _config(path: Path) -> Any:

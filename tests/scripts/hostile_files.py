@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -17,7 +18,7 @@ from wrong_command_lines import run_line
 
 BOMB_BYTES = 96 * 2**20
 MODELS = ("lambda.keras", "lambda.h5", "escape.keras", "layer.keras", "bomb.keras", "archive.keras", "link.keras")
-ARRAYS = ("pickled.npy", "pickled.npz", "claims.npy", "claims.npz", "bomb.npz")
+ARRAYS = ("pickled.npy", "pickled.npz", "claims.npy", "claims.npz")
 TRAIN = ("train", "--recipe=image_classification", "--quiet", "--epochs=1")
 # The arguments of each command; FILE stands for a hostile file, RUN for a run directory that has it as its model.
 ON_MODELS = (
@@ -26,7 +27,7 @@ ON_MODELS = (
     ("train", "--recipe=transfer_learning", "--quiet", "--run_dir=new", "--backbone=FILE"),
     ("predict", "--model=FILE", "--input=rows.npy", "--output=new.csv"),
     ("predict", "--run_dir=RUN", "--input=rows.npy", "--output=new.csv"),
-    ("export", "--run_dir=RUN", "--out=new"),
+    ("export", "--run_dir=RUN", "--out=new", "--quiet"),
     ("compress", "--run_dir=RUN", "--methods=float16"),
     ("serve", "--model=FILE", "--port=0"),
     ("serve", "--run_dir=RUN", "--port=0"),
@@ -35,7 +36,7 @@ ON_ARRAYS = (
     (*TRAIN, "--run_dir=new", "--data_dir=FILE"),
     ("predict", "--run_dir=run", "--input=FILE", "--output=new.csv"),
 )
-ON_RUNS = ((*TRAIN, "--run_dir=RUN", "--resume=auto"),)
+ON_RUNS = ((*TRAIN, "--run_dir=RUN", "--width=4", "--resume=must"),)
 
 
 class Code:
@@ -93,10 +94,6 @@ def write_arrays(folder: Path, marker: Path) -> None:
     with zipfile.ZipFile(folder / "claims.npz", "w") as archive:
         for name in names:
             archive.writestr(f"{name}.npy", header.getvalue())
-    zeros = bytearray((folder / "claims.npz").read_bytes())
-    place = zeros.rindex(b"PK\1\2")  # the last entry of the directory: claims 3 GiB of content
-    zeros[place + 24 : place + 28] = (3 * 2**30).to_bytes(4, "little")
-    (folder / "bomb.npz").write_bytes(zeros)
 
 
 def write_checkpoint(run: Path, marker: Path) -> None:
@@ -120,7 +117,7 @@ def write_checkpoint(run: Path, marker: Path) -> None:
 
 
 def command_lines() -> list[tuple[str, ...]]:
-    lines = [[*line] for line in ()]
+    lines: list[list[str]] = []
     for line, file in itertools.chain(itertools.product(ON_MODELS, MODELS), itertools.product(ON_ARRAYS, ARRAYS)):
         lines.append([part.replace("FILE", file).replace("RUN", f"run_{Path(file).stem}_{file[-2:]}") for part in line])
     for line, run in itertools.product(
@@ -130,12 +127,15 @@ def command_lines() -> list[tuple[str, ...]]:
     return [tuple(line) for line in lines]
 
 
-def main(folder: str) -> None:
-    """Prints a JSON line for each command line: itself, status, output, and what it wrote outside of the folder."""
+def main(folder: str, step: str = "1", pattern: str = "") -> None:
+    """Prints a JSON line for every `step`-th command line with a pattern: itself, status, output, and what it wrote.
+
+    That is: new files in the folder and, last, whether code from a file ran.
+    """
     os.chdir(folder)
     here = Path()
     marker = Path(folder).absolute().parent / "ran"
-    status, _, err = run_line("train", [*TRAIN[1:], "--run_dir=run", "--width=4"])
+    status, _, err = run_line("train", [*TRAIN[1:], "--run_dir=run", "--width=4"])  # the run that is then spoiled
     assert status == 0, err
     write_models(here, here / "run" / "model.keras", marker)
     write_arrays(here, marker)
@@ -147,12 +147,15 @@ def main(folder: str) -> None:
         shutil.copy(name, run / "model.keras", follow_symlinks=False)
     shutil.copytree("run", "broken_checkpoint")
     write_checkpoint(Path("broken_checkpoint"), marker)
-    for line in command_lines():
+    before = sorted(map(str, here.rglob("*")))
+    chosen = [line for line in command_lines() if re.search(pattern, " ".join(line))]
+    for line in chosen[:: int(step)]:
         status, out, err = run_line(line[0], list(line[1:]))
-        sys.stdout.write(json.dumps([line, status, out, err, marker.exists()]) + "\n")
+        new = sorted(set(map(str, here.rglob("*"))) - set(before))
+        sys.stdout.write(json.dumps([line, status, out, err, new, marker.exists()]) + "\n")
         sys.stdout.flush()
         marker.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Arrays from `.npy` and `.npz` files that may come from anywhere: nothing is unpickled, and sizes are checked first."""
+"""Arrays from `.npy` and `.npz` files from anywhere: nothing is unpickled, and sizes are checked before reading."""
 
 from __future__ import annotations
 
@@ -48,8 +48,12 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             return {name: archive[name] for name in archive.files}
 
 
-def check_archive(file: IO[bytes]) -> None:
+def check_archive(file: IO[bytes], *, max_bytes: int | None = None) -> None:
     """Checks the arrays in a `.npz` file, without reading them, and rewinds the file.
+
+    Args:
+        file: the file.
+        max_bytes: maximum size of all arrays; None for this machine's memory.
 
     Raises:
         ValueError: as `read_arrays` does.
@@ -58,7 +62,7 @@ def check_archive(file: IO[bytes]) -> None:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             total = sum(member.file_size for member in members)
-            if total > _memory_bytes():
+            if total > (_memory_bytes() if max_bytes is None else max_bytes):
                 raise ValueError(f"its arrays take {total:,} bytes, more than this machine's memory")
             for member in members:
                 with archive.open(member) as stored:
