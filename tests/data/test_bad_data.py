@@ -9,6 +9,7 @@ import pytest
 from damage import flip, skipping
 
 from tfaccel.data import BadData, read_labelled_texts, read_series, read_summaries, read_text_parts, read_translations
+from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.number_rows import read_number_rows
 from tfaccel.data.tables.options import TableOptions
 from tfaccel.data.tables.tabular_files import read_tabular_set
@@ -157,3 +158,13 @@ def test_other_values_are_refused(arguments, message):
 def test_examples(name):
     result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
     assert (result.failed, result.attempted > 0) == (0, True)
+
+
+def test_commands_that_cannot_leave_anything_out_do_not_advise_it(tmp_path):
+    path = csv_file(tmp_path, [b"1,2,yes", b"3,4"])
+    with pytest.raises(DataError, match=r"line 3: it has 2 fields, but the header has 3\. Fix it\.$"):
+        read_table(path)
+    with pytest.raises(
+        DataError, match=r'Fix it\. Or leave out what is damaged: on_bad_data="skip" \(--on_bad_data=skip\)\.$'
+    ):
+        read_table(path, bad_data=BadData())

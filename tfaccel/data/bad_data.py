@@ -64,6 +64,7 @@ class BadData:
             )
         self.on_bad_data = on_bad_data
         self.max_bad_fraction = max_bad_fraction
+        self.advice = SKIP_ADVICE  # the end of messages about damage
         self.num_read = 0
         self._found: dict[tuple[str, int | None], _Damage] = {}
         self._num_logged = 0
@@ -101,7 +102,7 @@ class BadData:
         if isinstance(cause, OSError) and cause.errno is not None:
             raise error  # not the content, but the access to it, which may be different on another worker
         if not self.skips:
-            raise error if SKIP_ADVICE in str(error) else DataError(f"{error} {SKIP_ADVICE}") from error
+            raise error if self.advice in str(error) else DataError(f"{error} {self.advice}") from error
         self._found.setdefault((str(file), place), _Damage(str(error), count))
 
     def tried(self, read: Callable[[], R], file: str | os.PathLike[str], place: int | None = None) -> R | None:
@@ -170,3 +171,17 @@ class BadData:
         named = [f"{entry['num_skipped']:,} in {file}" for file, entry in list(files.items())[:_MOST_NAMED]]
         more = len(files) - len(named)
         return ", ".join(named) + (f" and {more:,} more files" if more else "")
+
+
+def always_fail() -> BadData:
+    """For commands that cannot leave anything out, because there is a result for every row: messages do not advise it.
+
+    Example:
+        >>> always_fail().found(DataError("Line 3 is damaged."), "a.csv", 3)
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.DataError: Line 3 is damaged.
+    """
+    bad_data = BadData()
+    bad_data.advice = ""
+    return bad_data

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.bad_data import SKIP_ADVICE, BadData
+from tfaccel.data.bad_data import BadData, always_fail
 from tfaccel.data.csv_rows import KEEP_BYTES, csv_rows
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
@@ -34,7 +34,7 @@ def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8", bad_dat
     Args:
         path: the file.
         encoding: Python's name of the encoding of a CSV file.
-        bad_data: what to do with damaged rows of a CSV file, and damaged row groups of a Parquet file.
+        bad_data: what to do with damaged rows of a CSV file, and row groups of a Parquet file; None for an error.
 
     Raises:
         DataError: if the file does not exist, the encoding is unknown or wrong, or the file is malformed; the message
@@ -56,7 +56,7 @@ def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8", bad_dat
         raise DataError(
             f"A table must be a file that ends in {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}. Received: {file}."
         )
-    bad_data = bad_data or BadData()
+    bad_data = bad_data or always_fail()
     table = _read_csv(file, _codec(encoding), bad_data) if suffix in CSV_SUFFIXES else _read_parquet(file, bad_data)
     if table.num_rows == 0:
         raise DataError(f"{file} has a header, but no rows.")
@@ -94,7 +94,7 @@ def _read_csv(path: Path, encoding: str, bad_data: BadData) -> Table:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not written in {error.encoding}: byte {error.object[error.start]:#04x} cannot be read. "
-            f"Say how it is encoded, for example --encoding=latin-1. {SKIP_ADVICE}"
+            f"Say how it is encoded, for example --encoding=latin-1. {bad_data.advice}".strip()
         ) from error
     except UnicodeError as error:
         raise DataError(f"{path} is not written in {encoding}: {error}. Say how it is encoded (--encoding).") from error
