@@ -45,6 +45,17 @@ def test_files_that_are_not_what_they_claim_are_refused(tmp_path, content, messa
         read_arrays(tmp_path / "a.npy")
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_changed_bytes_are_found(tmp_path, save):
+    save(tmp_path / "a.npz", a=np.random.default_rng(0).random(1000))
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    for place in (len(content) // 2, len(content) // 3):
+        content[place] ^= 0xFF
+        (tmp_path / "a.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r".+"):
+            read_arrays(tmp_path / "a.npz")
+
+
 def test_arrays_that_do_not_fit_are_refused_before_they_are_unpacked(tmp_path):
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros.npy", claimed((2**20,)) + bytes(4 * 2**20))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,8 +45,11 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             file.seek(0)
             return {"": np.load(file, allow_pickle=False)}
         check_archive(file)
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except (zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(" ".join(str(error).split())) from error
 
 
 def check_archive(file: IO[bytes], *, max_bytes: int | None = None) -> None:
@@ -67,7 +71,7 @@ def check_archive(file: IO[bytes], *, max_bytes: int | None = None) -> None:
             for member in members:
                 with archive.open(member) as stored:
                     _check_array(stored, member.file_size, f"array {Path(member.filename).stem!r}")
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # RuntimeError: encrypted
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:  # RuntimeError: encrypted
         raise ValueError(" ".join(str(error).split())) from error
     file.seek(0)
 
