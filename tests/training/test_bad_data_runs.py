@@ -115,15 +115,19 @@ def outcome(*arguments):
 
 
 @pytest.mark.slow
-def test_resumed_runs_and_several_replicas_and_workers_leave_out_the_same(tmp_path):
+def test_resumed_runs_leave_out_the_same(tmp_path):
     write_damaged(tmp_path / "bad")
-    once = outcome(tmp_path / "bad", tmp_path / "once", "none", 0)
     assert outcome(tmp_path / "bad", tmp_path / "killed", "none", 7) == 7
-    assert outcome(tmp_path / "bad", tmp_path / "killed", "none", 0) == once
+    whole = outcome(tmp_path / "bad", tmp_path / "whole", "none", 0)
+    assert outcome(tmp_path / "bad", tmp_path / "killed", "none", 0) == whole
+
+
+@pytest.mark.slow
+def test_several_replicas_and_workers_leave_out_the_same(tmp_path):
+    write_damaged(tmp_path / "bad")
     mirrored = outcome(tmp_path / "bad", tmp_path / "mirrored", "mirrored_2", 0)
     command = [sys.executable, str(PROGRAM), str(tmp_path / "bad"), str(tmp_path / "workers"), "workers_2", "0"]
     workers = run_local_cluster(command, num_workers=2, time_limit_seconds=300)
     of_workers = [json.loads(worker.stdout.splitlines()[-1]) for worker in workers]
-    assert once[1] == mirrored[1] == of_workers[0][1] == of_workers[1][1]
-    assert mirrored[0] == pytest.approx(once[0], rel=2e-3)
-    assert of_workers[0][0] == pytest.approx(once[0], rel=2e-3)
+    assert mirrored[1] == of_workers[0][1] == of_workers[1][1]
+    assert of_workers[0][0] == of_workers[1][0] == pytest.approx(mirrored[0], rel=2e-3)
