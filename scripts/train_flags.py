@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import flags
 
+from tfaccel.data.bad_data import ON_BAD_DATA
 from tfaccel.errors import TfaccelError
 from tfaccel.planning.learning_rate_scaling import RULES
 from tfaccel.planning.option_checks import MAX_SEED
@@ -18,8 +19,10 @@ from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadPar
 from tfaccel.training.run.run_dir import RESUME
 
 # Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
-_WORKLOAD_OPTIONS = {
+_WORKLOAD_OPTIONS: dict[str, tuple[str | tuple[str, ...], str]] = {
     "data_dir": (TEXT, "the training data, or auto for the recipe's own"),
+    "on_bad_data": (ON_BAD_DATA, "what to do with damaged examples: fail, or skip and count them; or auto for fail"),
+    "max_bad_fraction": (NUMBER, "largest fraction of examples that may be skipped, or auto for 0.01"),
     "optimizer": (TEXT, "name of a Keras optimizer, or auto for the recipe's choice"),
     "learning_rate": (NUMBER, "peak learning rate, or auto for one that suits the recipe and the optimizer"),
     "weight_decay": (NUMBER, "weight decay as in Keras, multiplied by the learning rate at each step, or auto"),

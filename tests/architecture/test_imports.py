@@ -10,6 +10,7 @@ from source_tree import Source, aliases, dotted_name, imports, sources
 LAYERS = {
     "errors": 0,
     "files": 0,
+    "keras_file": 0,
     "known_names": 0,
     "tested_versions": 0,
     "hardware": 1,

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tfaccel.errors import LaunchError
+from tfaccel.errors import LaunchError, TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.launch_options import LaunchOptions
 from tfaccel.launching.local_launcher import launch_local
@@ -231,3 +231,13 @@ def test_launcher_in_a_thread_leaves_signals_alone(tmp_path):
     thread.start()
     thread.join()
     assert found == [0]
+
+
+def test_nothing_is_written_through_a_symbolic_link(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "worker-1.log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(
+        TfaccelError, match=r"The log .*worker-1\.log is a symbolic link, and nothing is written through it"
+    ):
+        launched("print('x')", tmp_path)
+    assert not (tmp_path / "elsewhere").exists()

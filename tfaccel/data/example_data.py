@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.batches import Batches
 from tfaccel.data.epoch_positions import Every, Shard, steps_of
 from tfaccel.data.images.digits import digits
@@ -30,6 +31,7 @@ class ExampleData(Batches):
         latent_size: size of the latent vector, and of the noise (standard normal) for each example.
         image_size: height and width in pixels to resize images to; None for the default of the data.
         encoding: of a CSV file.
+        bad_data: what to do with damaged images or rows; None for `BadData()`, which raises an error.
 
     Raises:
         DataError: if the data cannot be used; the message names the file, or row and column.
@@ -49,14 +51,15 @@ class ExampleData(Batches):
         latent_size: int,
         image_size: int | None = None,
         encoding: str = "utf-8",
+        bad_data: BadData | None = None,
     ) -> None:
         examples: Unlabelled
         if data_dir is None:
             examples = UnlabelledImages(digits(image_size))
         elif Path(data_dir).suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES:
-            examples = UnlabelledRows(read_number_rows(data_dir, encoding=encoding))
+            examples = UnlabelledRows(read_number_rows(data_dir, encoding=encoding, bad_data=bad_data))
         else:
-            examples = UnlabelledImages(read_image_set(data_dir, image_size=image_size))
+            examples = UnlabelledImages(read_image_set(data_dir, image_size=image_size, bad_data=bad_data))
         super().__init__(examples, lambda: self, num_train_examples=examples.num_examples[TRAIN])
         self._latent_size = latent_size
         self.train_data = self._train_data

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.keras_file import check_members
 from tfaccel.known_names import check_names
 from tfaccel.planning.private_models import given_compile_arguments, recurrent_states
 
@@ -195,6 +196,7 @@ class RebuiltModel:
     def take_weights(self, file: Any) -> None:
         """Loads the weights that a run saved in a `.keras` file into the model."""
         trained = self()
+        check_members(Path(file))
         trained.load_weights(file)
         self.model.set_weights(trained.get_weights())
 

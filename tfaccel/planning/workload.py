@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.data_places import compile_function, data_after_model
@@ -56,6 +57,8 @@ class Workload:
         raw_input: the raw data behind the model's tensors (image files, texts, rows of a table), and its class names:
             one of the classes in `tfaccel.data.raw_input`. It is saved in the run, so that exported models accept raw
             inputs. None if they accept only tensors.
+        bad_data: the `tfaccel.data.BadData` that the data were read with: `result.json` has its counts, and a run is
+            resumed only if the same examples were left out. None if damaged data are an error.
         global_batch_size: the recommended number of examples per optimizer step, over all replicas.
         min_replica_batch_size: the smallest number of examples per step that is worth another GPU; with steps of a
             millisecond, summing gradients over several does not pay. None: 32, for unknown models.
@@ -89,6 +92,7 @@ class Workload:
     judge: Callable[[Any], Mapping[str, float]] | None = None
     show_result: Callable[[Any, Any], Any] | None = None
     raw_input: Any = None
+    bad_data: BadData | None = field(default=None, hash=False, compare=False)
     global_batch_size: int
     min_replica_batch_size: int | None = None
     epochs: int | None = None

@@ -189,10 +189,12 @@ def train(
         same = settings_to_agree_on(workload, directory.config)
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
         from tfaccel.training.run.augmentation_place import place_for_run
+        from tfaccel.training.run.input_errors import input_errors_named
         from tfaccel.training.run.out_of_memory import trained_within_memory
         from tfaccel.training.run.train_session import RunOptions, TrainSession
         from tfaccel.training.workers.lost_worker import lost_workers_named
 
+        stack.enter_context(input_errors_named(workload))
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
         signals = stack.enter_context(StopSignals(grace))
         asked = RunOptions(**config, keep_checkpoints=keep_checkpoints, scaling=scaling, profile=steps_to_profile)
@@ -295,4 +297,5 @@ def _result(
         performance=outcome.performance,
         baselines=baselines,
         workload_key=workload_key,
+        bad_data=None if workload.bad_data is None or not workload.bad_data.skips else workload.bad_data.to_json(),
     )

@@ -39,6 +39,8 @@ class TrainResult:
             or the run is from an earlier version.
         workload_key: a digest of the workload, the machine and the versions, by which `tfaccel report` finds what was
             measured of the same; empty in runs of earlier versions.
+        bad_data: the examples that were left out because they are damaged, in all and by file, as
+            `tfaccel.data.BadData.to_json` returns them; None if damaged data are an error.
     """
 
     recipe: str
@@ -56,6 +58,7 @@ class TrainResult:
     baselines: BaselineScores | None = None
     performance: Performance | None = None
     workload_key: str = ""
+    bad_data: dict[str, Any] | None = None
 
     @property
     def verdict(self) -> FitVerdict:

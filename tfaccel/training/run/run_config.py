@@ -23,6 +23,8 @@ def config_of_run(workload: Workload, plan: Plan, scaling: LearningRateScaling |
     }
     if not plan.synchronize_batch_norm:
         config["synchronize_batch_norm"] = False
+    if workload.bad_data is not None and workload.bad_data.num_skipped:
+        config["bad_data"] = workload.bad_data.digest()
     if scaling is not None:
         config["learning_rate_scaling"] = scaling.rule
         config["scaling_warm_up"] = scaling.warm_up
