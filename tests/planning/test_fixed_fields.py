@@ -45,6 +45,7 @@ FIXED_VALUES = {
     "communication": "tensorflow_default",
     "bytes_per_pack": 0,
     "sum_duplicate_indices": True,
+    "embedding_updates": "keras",
     "synchronize_batch_norm": False,
     "data_threads": 3,
     "data_service": 2,

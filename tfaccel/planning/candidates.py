@@ -36,6 +36,7 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("communication", process_rules.communication_rule),
     ("bytes_per_pack", process_rules.bytes_per_pack_rule),
     ("sum_duplicate_indices", process_rules.sum_duplicate_indices_rule),
+    ("embedding_updates", process_rules.embedding_updates_rule),
     ("synchronize_batch_norm", batch_rules.synchronize_batch_norm_rule),
     ("onednn", process_rules.onednn_rule),
     ("memory_allocator", process_rules.memory_allocator_rule),

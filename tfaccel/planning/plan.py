@@ -48,6 +48,10 @@ class Plan:
         bytes_per_pack: gradients are summed in packs of about this many bytes; 0 leaves the size to TensorFlow.
         sum_duplicate_indices: sum the gradients of repeated embedding indices before the optimizer sees them. Keras
             does not, so Adam and clipping then see the gradients of one row as if they were of different rows.
+        embedding_updates: "keras": the optimizer passes over whole embedding tables; "rows": it updates only the rows
+            whose ids are in the batch, after it has summed the gradients of repeated ids. That is exact for SGD without
+            momentum and Adagrad, and refused otherwise. "rows_lazy": the same for Adam and others, whose moments then
+            decay only at steps that have the row: another algorithm.
         synchronize_batch_norm: compute the statistics of batch normalization over the rows of all replicas, as on one
             device; False: over those of each replica alone, which lets XLA compile, but gives different results.
         onednn: whether TensorFlow runs oneDNN's operations on the CPU; None leaves it to TensorFlow, which does on CPUs
@@ -101,6 +105,7 @@ class Plan:
     communication: str = "tensorflow_default"
     bytes_per_pack: int = 0
     sum_duplicate_indices: bool = False
+    embedding_updates: str = "keras"
     synchronize_batch_norm: bool = True
     onednn: bool | None = None
     memory_allocator: str | None = None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 STRATEGIES = ("none", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 DTYPE_POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 AUGMENTATION_PLACES = ("host", "device")
+EMBEDDING_UPDATES = ("keras", "rows", "rows_lazy")
 MEMORY_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "glibc_huge_pages")
 GPU_THREAD_MODES = ("global", "gpu_private", "gpu_shared")
 COMMUNICATIONS = ("tensorflow_default", "nccl", "ring", "hierarchical_copy")
@@ -35,6 +36,7 @@ _CHOICES = {
     "dtype_policy": DTYPE_POLICIES,
     "communication": COMMUNICATIONS,
     "augment_on": AUGMENTATION_PLACES,
+    "embedding_updates": EMBEDDING_UPDATES,
 }
 OPTIONAL_CHOICES = {"memory_allocator": MEMORY_ALLOCATORS, "gpu_thread_mode": GPU_THREAD_MODES}
 _REFUSALS = {"strategy": REFUSED_STRATEGIES, "dtype_policy": REFUSED_DTYPE_POLICIES}

@@ -24,11 +24,13 @@ from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
+from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.row_updates import check_row_updates, raise_unknown_id, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
@@ -47,6 +49,7 @@ class EngineOptions:
     Attributes:
         sum_duplicate_indices: sum the gradients of repeated embedding rows before the optimizer sees them; plain Keras
             does not.
+        embedding_updates: "keras", "rows" or "rows_lazy"; see `row_updates`.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         whole_step: run the whole step on each replica, including the optimizer update. Always on for TPUs.
@@ -59,6 +62,7 @@ class EngineOptions:
     """
 
     sum_duplicate_indices: bool = False
+    embedding_updates: str = "keras"
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
     whole_step: bool = False
@@ -107,6 +111,8 @@ class Engine:
         known = self._kinds.get(kind)
         if known is None or known.function_of_keras is not function:
             trains = kind == "train"
+            if trains and self.options.embedding_updates != "keras":
+                check_row_updates(self.model, self.options.embedding_updates)
             known = StepGraphs(
                 self.model,
                 kind,
@@ -130,7 +136,10 @@ class Engine:
     def _train_contexts(self) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which train steps are traced; recomputed blocks contain fused kernels."""
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
-        changed = (fused_kernels,) * fuses + (recomputed_blocks,) * self.options.rematerialization
+        by_rows = self.options.embedding_updates != "keras"
+        changed = (
+            (fused_kernels,) * fuses + (row_updates,) * by_rows + (recomputed_blocks,) * self.options.rematerialization
+        )
         return changed + (layers_marked,) * self.options.marks_layers
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
@@ -143,16 +152,17 @@ class Engine:
         jit_compile = bool(model.jit_compile)
         if self._on_tpu or options.whole_step:
             return WholeStep(model, self.replicas)
-        if self.replicas.num_replicas == 1:
-            return OneReplica(
-                model, self.replicas, jit_compile=jit_compile, sum_duplicate_indices=options.sum_duplicate_indices
-            )
+        by_rows = options.embedding_updates != "keras"
+        combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
+        if self.replicas.num_replicas == 1 and not (by_rows and jit_compile):
+            return OneReplica(model, self.replicas, jit_compile=jit_compile, combine_slices=combine)
         return SeveralReplicas(
             model,
             self.replicas,
             jit_compile=jit_compile,
             bytes_per_pack=options.bytes_per_pack,
-            sum_duplicate_indices=options.sum_duplicate_indices,
+            combine_slices=combine,
+            compiles_update=not by_rows,
         )
 
     def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True) -> WindowResult:
@@ -217,6 +227,7 @@ class Engine:
             yield
         except tf.errors.InvalidArgumentError as error:
             raise_uneven_rows(error, self.replicas.num_replicas)
+            raise_unknown_id(error)
             raise
         except tf.errors.ResourceExhaustedError as error:
             error.add_note(_IF_SHORT_OF_MEMORY)
