@@ -1,4 +1,4 @@
-"""The benchmark of checkpoints: how long a save blocks training, and what regular checkpoints cost."""
+"""The benchmark of checkpoints: how long a save blocks training, what regular ones cost, and how a run gets back."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tfaccel.processes.child import run_program
 from tfaccel.training.run.checkpoint_files import save_checkpoint
 from tfaccel.training.run.checkpoint_writer import CheckpointWriter
 
-CHECKPOINT_FIGURES = ("blocking", "throughput")
-MAX_BLOCKING, MIN_THROUGHPUT = 0.3, 0.965
+CHECKPOINT_FIGURES = ("blocking", "throughput", "resume")
+MAX_BLOCKING, MIN_THROUGHPUT, MAX_LATE_RESUME = 0.3, 0.965, 1.1
 INTERVAL = 100
-_PROGRAM = "tfaccel.benchmarks.checkpoints_program"
+_PROGRAM, _RESUME_PROGRAM = "tfaccel.benchmarks.checkpoints_program", "tfaccel.benchmarks.resume_program"
 _NUM_ARRAYS, _ARRAY_BYTES = 25, 4 * 10**6  # 100 MB
 _LIMIT_SECONDS = 900.0
 
@@ -47,6 +47,15 @@ def run_checkpoints_suite(names: Sequence[str], options: SuiteOptions) -> Report
         figures.append(Figure(name="throughput", quantity=quantity, values=ratios, at_least=MIN_THROUGHPUT))
         milliseconds = tuple(1e3 / one["without"] for one in raw["throughput"])
         figures.append(Figure(name="throughput", quantity="milliseconds of a step", values=milliseconds))
+    if "resume" in names:
+        raw["resume"] = _resume(options)
+        for name in raw["resume"][0]:
+            times = [one[name] for one in raw["resume"]]
+            ratios = tuple(late / early for early, late in times)
+            quantity = f"seconds to the first batch, at 90 % / at 10 % of an epoch: {name}"
+            figures.append(Figure(name="resume", quantity=quantity, values=ratios, at_most=MAX_LATE_RESUME))
+            late = tuple(late for _, late in times)
+            figures.append(Figure(name="resume", quantity=f"seconds, at 90 %: {name}", values=late))
     return Report(suite="checkpoints", machine=options.machine(), measurements={}, figures=tuple(figures), raw=raw)
 
 
@@ -66,6 +75,15 @@ def _blocking(options: SuiteOptions) -> list[dict[str, float]]:
             thread = time.perf_counter() - began
             writer.close()
         found.append({"at_once": at_once, "thread": thread})
+    return found
+
+
+def _resume(options: SuiteOptions) -> list[dict[str, list[float]]]:
+    found = []
+    for number in range(1, options.repetitions + 1):
+        options.progress(f"resume: {number} of {options.repetitions}")
+        command = [sys.executable, "-m", _RESUME_PROGRAM, json.dumps({"scale": options.scale})]
+        found.append(json.loads(run_program(command, time_limit_seconds=_LIMIT_SECONDS).splitlines()[-1]))
     return found
 
 

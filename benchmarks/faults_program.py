@@ -1,80 +1,155 @@
 """A worker of the benchmark of faults: trains a small model, and does something to itself when it is told to.
 
-    python -m tfaccel.benchmarks.faults_program RUN_DIR FAULT
+    python -m tfaccel.benchmarks.faults_program RUN_DIR [OPTIONS]
 
-FAULT is `WORKER,STEP,ACTION`: at the end of the first window at or after that step, that worker does the action, a
-signal's name or "exception", in the first attempt of a launch. "none" for none. The program prints the time of the
-fault, and at the end a digest of the losses and weights.
+OPTIONS is a JSON object:
+
+* `fault`: `[WORKER, STEP, ACTION, UNTIL]`: at the end of the first window at or after that step, that worker does the
+  action (see `fault_actions`), in the first attempt of a launch, and undoes it at step UNTIL, if that is given.
+* `pause`: seconds to sleep after each window, so that a fault from outside finds a run in progress.
+* `takes_port`: the worker whose port another program uses, in the first attempt.
+* `plain`: no layers whose results depend on the other rows of a batch, or on how batches are split.
+* `width`, `depth`: units and number of the hidden layers, for steps that take longer and checkpoints that are larger.
+* `epochs`, `checkpoint_interval`, `batch_size`, `seed`, `resume`: of the training.
+
+The program prints the time when it asks to train; "begun" with its process id and the time when training begins; the
+time of the fault; and at the end a digest of losses and weights and whether each epoch saw each example exactly once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import signal
+import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-EPOCHS, NUM_ROWS, BATCH, CHECKPOINT_INTERVAL = 6, 640, 16, 10
-STEPS_PER_EPOCH = NUM_ROWS // BATCH
+from tfaccel.benchmarks.fault_actions import act, no_action
+
+EPOCHS, NUM_ROWS, BATCH, CHECKPOINT_INTERVAL = 4, 640, 16, 10
+NUM_VALIDATION_ROWS = NUM_ROWS // 10
+STEPS_PER_EPOCH = (NUM_ROWS - NUM_VALIDATION_ROWS) // BATCH
+SEEN_ONCE = "seen_once"
 
 
 def main(argv: list[str]) -> int:
     """Trains; returns the exit status."""
-    run_dir, fault = argv[1], argv[2]
+    run_dir, options = argv[1], json.loads(argv[2]) if len(argv) > 2 else {}
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import keras  # noqa: F401  # before the clock starts
+
+    config = json.loads(os.environ.get("TF_CONFIG") or '{"task": {"index": 0}}')
+    index, is_first = config["task"]["index"], os.environ.get("TFACCEL_LAUNCH_ATTEMPT", "1") == "1"
+    with contextlib.ExitStack() as stack:
+        if is_first and options.get("takes_port") == index:
+            port = int(config["cluster"]["worker"][index].rpartition(":")[2])
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        _say(f"asked {time.time()}")
+        _train(run_dir, options, index)
+    return 0
+
+
+def _train(run_dir: str, options: dict[str, Any], index: int) -> None:
     import keras
     import numpy as np
 
     from tfaccel.training.train import train
 
-    config = json.loads(os.environ.get("TF_CONFIG") or '{"task": {"index": 0}}')
     random = np.random.default_rng(0)
     x = random.normal(size=(NUM_ROWS, 8)).astype("float32")
+    targets = (x @ random.normal(size=(8, 1))).astype("float32")
     result = train(
-        _build_model,
+        lambda: _build_model(options.get("width", 16), options.get("depth", 1), bool(options.get("plain"))),
         x,
-        (x @ random.normal(size=(8, 1))).astype("float32"),
+        np.concatenate([targets, np.arange(NUM_ROWS, dtype="float32")[:, None]], axis=1),
         run_dir=run_dir,
-        epochs=EPOCHS,
-        checkpoint_interval=CHECKPOINT_INTERVAL,
-        callbacks=[_fault_callback(fault, config["task"]["index"])],
+        epochs=options.get("epochs", EPOCHS),
+        seed=options.get("seed", 0),
+        resume=options.get("resume", "never"),
+        checkpoint_interval=options.get("checkpoint_interval", CHECKPOINT_INTERVAL),
+        callbacks=[_fault_callback(options, index, Path(run_dir))],
         verbose=0,
+        name="faults",
         optimizer="adam",
-        loss="mse",
-        batch_size=BATCH,
+        loss=_squared_error,
+        metrics=lambda: [_seen_once()],
+        batch_size=options.get("batch_size", BATCH),
         validation_split=0.1,
     )
-    model = keras.saving.load_model(Path(run_dir) / "model.keras")
+    model = keras.saving.load_model(Path(run_dir) / "model.keras", compile=False)
     digest = hashlib.sha256(json.dumps([result.history, result.final]).encode())
     for weight in model.get_weights():
         digest.update(weight.tobytes())
-    sys.stdout.write(f"digest {digest.hexdigest()}\n")
-    return 0
+    once = {*result.history[SEEN_ONCE]} == {NUM_ROWS - NUM_VALIDATION_ROWS}
+    once = once and {*result.history[f"val_{SEEN_ONCE}"]} == {NUM_VALIDATION_ROWS}
+    _say(f"digest {digest.hexdigest()}\nonce {once}")
 
 
-def _build_model() -> Any:
+def _build_model(width: int, depth: int, is_plain: bool) -> Any:
     import keras
 
-    layers = [keras.layers.Dense(16), keras.layers.BatchNormalization(), keras.layers.ReLU(), keras.layers.Dropout(0.2)]
+    layers: list[Any] = []
+    for _ in range(depth):
+        layers += [keras.layers.Dense(width)]
+        layers += [] if is_plain else [keras.layers.BatchNormalization()]
+        layers += [keras.layers.ReLU()]
+    layers += [] if is_plain else [keras.layers.Dropout(0.2)]
     return keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(1)])
 
 
-def _fault_callback(fault: str, index: int) -> Any:
+def _squared_error(y_true: Any, y_pred: Any) -> Any:
+    """Of the first column; the second one is the row's number."""
     import keras
 
-    worker, step, action = (fault.split(",") + ["", ""])[:3]
-    is_due = fault != "none" and int(worker) == index and os.environ.get("TFACCEL_LAUNCH_ATTEMPT") == "1"
+    return keras.ops.mean(keras.ops.square(y_true[:, :1] - y_pred), axis=-1)
+
+
+def _seen_once() -> Any:
+    import keras
+
+    class SeenOnce(keras.metrics.Metric):
+        """The number of rows that an epoch has seen once, minus those that it has seen again.
+
+        The counts are a part of checkpoints, so they tell what the committed history of a resumed run has seen.
+        """
+
+        def __init__(self) -> None:
+            super().__init__(name=SEEN_ONCE)
+            self.counts = self.add_weight(shape=(NUM_ROWS,), initializer="zeros", name="counts")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            """Counts the rows of a batch."""
+            rows = keras.ops.one_hot(keras.ops.cast(y_true[:, 1], "int32"), NUM_ROWS)
+            self.counts.assign_add(keras.ops.sum(rows, axis=0))
+
+        def result(self) -> Any:
+            """The number."""
+            once = keras.ops.cast(self.counts == 1, "float32")
+            return keras.ops.sum(once - keras.ops.cast(self.counts > 1, "float32"))
+
+    return SeenOnce()
+
+
+def _fault_callback(options: dict[str, Any], index: int, run_dir: Path) -> Any:
+    import keras
+
+    worker, step, action, *until = options.get("fault") or (-1, 0, "")
+    is_due = worker == index and os.environ.get("TFACCEL_LAUNCH_ATTEMPT", "1") == "1"
 
     class Fault(keras.callbacks.Callback):
-        """Does the action once."""
+        """Does the action once, and undoes it."""
 
         tfaccel_windows = True
         epoch = 0
-        done = False
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            """Says that training begins."""
+            self.undo = None
+            _say(f"begun {os.getpid()} {time.time()}")
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             """Notes the epoch."""
@@ -82,15 +157,22 @@ def _fault_callback(fault: str, index: int) -> Any:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             """Does it if the step has come."""
-            if is_due and not self.done and self.epoch * STEPS_PER_EPOCH + batch + 1 >= int(step):
-                self.done = True
-                sys.stdout.write(f"fault {time.time()}\n")
-                sys.stdout.flush()
-                if action == "exception":
-                    raise ValueError("a mistake in a callback")
-                os.kill(os.getpid(), getattr(signal, action))
+            time.sleep(options.get("pause", 0))
+            now = self.epoch * STEPS_PER_EPOCH + batch + 1
+            if is_due and self.undo is None and now >= step:
+                self.undo = no_action
+                _say(f"fault {time.time()}")
+                self.undo = act(action, run_dir)
+            elif self.undo is not None and until and now >= until[0]:
+                self.undo()
+                self.undo = no_action
 
     return Fault()
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

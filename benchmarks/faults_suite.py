@@ -1,147 +1,77 @@
-"""The benchmark of faults: what is done to launched workers, how soon it is noticed, and whether the run ends as usual.
+"""The benchmark of faults: each row of the matrix of faults, done for real, and the goodput of a run with kills.
 
-Each fault is real: a signal to a process, or an exception in a callback. The digest of losses and weights at the end
-must be that of a run that was not disturbed.
+A run that goes on must end bit-equal to one that was not disturbed, having seen each example once per epoch.
 """
 
 from __future__ import annotations
 
-import random
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from tfaccel.benchmarks.faults_program import EPOCHS, STEPS_PER_EPOCH
+from tfaccel.benchmarks import fault_rows_files, fault_rows_start, fault_rows_workers
+from tfaccel.benchmarks.fault_row import FaultRow, Lab, NotPossibleHere, Trial
 from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.goodput import GOODPUT, goodput_figures
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
-from tfaccel.errors import TfaccelError
-from tfaccel.hardware.detect import detect_hardware
-from tfaccel.launching.launch_options import LaunchOptions
-from tfaccel.launching.local_launcher import launch_local
-from tfaccel.processes.exit_status import DONE, PERMANENT
 
-_PROGRAM = "tfaccel.benchmarks.faults_program"
-_NUM_STEPS = EPOCHS * STEPS_PER_EPOCH
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to which of how many workers.
-
-    Args:
-        num_workers: of the run.
-        action: a signal's name, or "exception".
-        notice_seconds: within how long the launcher must notice.
-        ends_with: the exit status of the launch.
-    """
-
-    num_workers: int
-    action: str
-    notice_seconds: float
-    ends_with: int = DONE
-
-
-FAULTS = {
-    "killed_alone": Fault(1, "SIGKILL", 5.0),
-    "killed_of_two": Fault(2, "SIGKILL", 5.0),
-    "stopped_of_two": Fault(2, "SIGSTOP", 30.0),
-    "exception_of_two": Fault(2, "exception", 10.0, ends_with=PERMANENT),
-}
-FAULT_FIGURES = tuple(FAULTS)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What came of one launch.
-
-    Args:
-        status: the exit status.
-        digest: of losses and weights; "" if the run did not end.
-        fault_at, noticed_at: times; None if there was none.
-        seconds: of the whole launch.
-        said: the launcher's lines.
-    """
-
-    status: int
-    digest: str
-    fault_at: float | None
-    noticed_at: float | None
-    seconds: float
-    said: tuple[str, ...]
+ROWS: dict[str, FaultRow] = {**fault_rows_workers.ROWS, **fault_rows_files.ROWS, **fault_rows_start.ROWS}
+FAULT_FIGURES = (*ROWS, GOODPUT)
 
 
 def run_faults_suite(names: Sequence[str], options: SuiteOptions) -> Report:
-    """Runs the named faults (keys of `FAULTS`), each `repetitions` times at a random step of a random worker.
+    """Runs the named rows (keys of `ROWS`), and the goodput.
 
     Raises:
         TfaccelError: if a run that is not disturbed fails.
     """
-    chance = random.Random(0)
+    lab = Lab()
     figures: list[Figure] = []
-    raw = {}
+    raw: dict[str, Any] = {}
+    notes = []
     for name in names:
-        fault = FAULTS[name]
-        options.progress(f"{name}: a run that is not disturbed")
-        usual = _launched(fault.num_workers, "none")
-        if usual.status != DONE:
-            raise TfaccelError(f"{name}: a run that was not disturbed ended with {usual.status}: {usual.said[-1:]}.")
-        found = []
-        for number in range(1, options.repetitions + 1):
-            worker, step = chance.randrange(fault.num_workers), chance.randrange(1, _NUM_STEPS - STEPS_PER_EPOCH)
-            options.progress(f"{name}: worker {worker} at step {step}, {number} of {options.repetitions}")
-            found.append(_launched(fault.num_workers, f"{worker},{step},{fault.action}"))
-        figures += fault_figures(name, fault, usual, found)
-        raw[name] = [asdict(one) for one in (usual, *found)]
-    return Report(suite="faults", machine=options.machine(), measurements={}, figures=tuple(figures), raw=raw)
-
-
-def fault_figures(name: str, fault: Fault, usual: Launch, found: Sequence[Launch]) -> list[Figure]:
-    """Whether each run ended as it must, how soon the fault was noticed, and the time that it cost."""
-    as_usual = [one.digest == usual.digest if fault.ends_with == DONE else not one.digest for one in found]
-    right = [float(one.status == fault.ends_with and same) for one, same in zip(found, as_usual, strict=True)]
-    delays = [one.noticed_at - one.fault_at for one in found if one.noticed_at and one.fault_at]
-    must = "ends bit-equal to a run that was not disturbed" if fault.ends_with == DONE else "ends with status 1"
-    figures = [
-        Figure(name=name, quantity=f"{must} (1 yes, 0 no)", values=tuple(right), at_least=1.0),
-        Figure(
-            name=name,
-            quantity="seconds until it is noticed",
-            values=tuple(delays) or (float("inf"),),
-            at_most=fault.notice_seconds,
-        ),
-    ]
-    if fault.ends_with == DONE:
-        ratios = tuple(usual.seconds / one.seconds for one in found)
-        figures.append(Figure(name=name, quantity="time without the fault / with it", values=ratios))
-    return figures
-
-
-def _launched(num_workers: int, fault: str) -> Launch:
-    said: list[tuple[float, str]] = []
-    began = time.time()
-    with tempfile.TemporaryDirectory(prefix="tfaccel-") as name:
-        folder = Path(name)
-        command = [sys.executable, "-m", _PROGRAM, str(folder / "run"), fault]
-        status = launch_local(
-            command,
-            LaunchOptions(num_workers=num_workers, shows_output=False),
-            hardware=detect_hardware(),
-            folder=folder / "logs",
-            on_event=lambda text: said.append((time.time(), text)),
-        )
-        lines = [line for log in sorted((folder / "logs").glob("*.log")) for line in log.read_text().splitlines()]
-    digests = {line.split()[1] for line in lines if line.startswith("digest ")}
-    faults = [float(line.split()[1]) for line in lines if line.startswith("fault ")]
-    noticed = [at for at, text in said if text.startswith("Worker ")]
-    return Launch(
-        status,
-        digests.pop() if len(digests) == 1 else "",
-        faults[0] if faults else None,
-        noticed[0] if noticed else None,
-        time.time() - began,
-        tuple(text for _, text in said),
+        if name == GOODPUT:
+            found, raw[name] = goodput_figures(options)
+            figures += found
+            continue
+        row = ROWS[name]
+        try:
+            trials = _trials(name, row, lab, options)
+        except NotPossibleHere as reason:
+            notes.append(f"{name} was not tried: {reason}.")
+            continue
+        figures += row_figures(name, row, trials)
+        raw[name] = {"fault": row.fault, "promise": row.promise, "trials": [asdict(trial) for trial in trials]}
+        notes += [f"{name}: {trial.said}" for trial in trials if not trial.right]
+    return Report(
+        suite="faults", machine=options.machine(), measurements={}, figures=tuple(figures), raw=raw, notes=tuple(notes)
     )
+
+
+def _trials(name: str, row: FaultRow, lab: Lab, options: SuiteOptions) -> list[Trial]:
+    count = max(1, round((row.num_trials or options.repetitions) * options.scale))
+    trials = []
+    for number in range(1, count + 1):
+        options.progress(f"{name}: {number} of {count}")
+        with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:
+            trials.append(row.trial(lab, Path(folder)))
+    return trials
+
+
+def row_figures(name: str, row: FaultRow, trials: Sequence[Trial]) -> list[Figure]:
+    """The fraction of trials that went as promised, how soon the fault was noticed, and the time that it cost."""
+    right = sum(trial.right for trial in trials) / len(trials)
+    what = f"{row.fault}: {row.promise} (fraction of {len(trials)})"
+    figures = [Figure(name=name, quantity=what, values=(right,), at_least=1.0)]
+    if row.notice_seconds is not None:
+        seconds = [float("inf") if trial.notice_seconds is None else trial.notice_seconds for trial in trials]
+        figures.append(
+            Figure(name=name, quantity="seconds until it is noticed", values=tuple(seconds), at_most=row.notice_seconds)
+        )
+    ratios = [trial.ratio for trial in trials if trial.ratio is not None]
+    if ratios:
+        figures.append(Figure(name=name, quantity="time without the fault / with it", values=tuple(ratios)))
+    return figures

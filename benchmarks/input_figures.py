@@ -9,6 +9,7 @@ from tfaccel.benchmarks.figure import Figure
 
 INPUT_FIGURE = "input"
 OURS, UNCACHED, PLAIN, KERAS = "tfaccel", "tfaccel, without a cache", "tf.data", "image_dataset_from_directory"
+SERVED = {1: "tfaccel, 1 data worker", 2: "tfaccel, 2 data workers"}
 NUM_EPOCHS = 3
 
 
@@ -32,9 +33,11 @@ def input_figures(found: Mapping[str, Any] | None) -> tuple[Figure, ...]:
         quantity = f"images / s, {of} / {to}, {text}"
         return Figure(name=INPUT_FIGURE, quantity=quantity, values=values, at_least=at_least)
 
+    served = (ratio(name, UNCACHED, epochs=num_epochs, at_least=None) for name in SERVED.values() if name in runs)
     return (
         ratio(OURS, PLAIN, epochs=num_epochs, at_least=1.4),
         ratio(OURS, PLAIN, epochs=1, at_least=0.97),
         ratio(UNCACHED, PLAIN, epochs=num_epochs, at_least=0.97),
         ratio(OURS, KERAS, epochs=num_epochs, at_least=None),
+        *served,
     )

@@ -4,7 +4,8 @@
 
 Each run makes a new pipeline, shuffles in each epoch, and reads three epochs of full batches; nothing is trained. The
 files are 256x256 pixels and become 128x128. "tfaccel" is what `tfaccel train` reads; it decodes each image once, in the
-first epoch, and keeps it in memory. "tfaccel, without a cache" is what it reads if the images do not fit. "tf.data"
+first epoch, and keeps it in memory. "tfaccel, without a cache" is what it reads if the images do not fit, and "tfaccel,
+1 data worker" (or 2) the same with `--data_service=1` (or 2), whose processes have started before. "tf.data"
 decodes and resizes with the same operations, with `AUTOTUNE` for its threads and prefetching. A fourth one is Keras's
 `image_dataset_from_directory`, which resizes without anti-aliasing. Listing the files comes before and does not count.
 The runs are interleaved; the first of each is discarded. The program writes the seconds of each epoch to standard
@@ -13,6 +14,9 @@ output, as JSON.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import json
 import os
 import sys
@@ -27,13 +31,15 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from tfaccel.benchmarks.input_figures import KERAS, NUM_EPOCHS, OURS, PLAIN, UNCACHED
+from tfaccel.benchmarks.input_figures import KERAS, NUM_EPOCHS, OURS, PLAIN, SERVED, UNCACHED
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.image_data import ImageData
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.run.workload_source import with_plan
+from tfaccel.training.data_service.data_service import DataService
+from tfaccel.training.run.planned_datasets import with_plan
 
 FILE_SIZE, IMAGE_SIZE = 256, 128
 _BATCH = 128
@@ -57,11 +63,41 @@ def write_images(folder: Path, num_images: int) -> None:
 
 def tfaccel_epochs(folder: Path, *, cache: Any = "auto") -> MakeEpoch:
     """tfaccel's pipeline, as `tfaccel train` reads it."""
-    images = read_image_set(folder, image_size=IMAGE_SIZE)
-    data = ImageData(images, augmentation="none", cache=cache)
-    work = Workload("jpeg_images", keras.Sequential, dict, data=data, global_batch_size=_BATCH)
+    work = image_workload(folder, cache=cache)
     plan = default_plan(detect_hardware(), work)
     return lambda epoch: with_plan(work.train_data(_BATCH, seed=0, epoch=epoch), plan, "train_data")
+
+
+def image_workload(folder: Path, *, cache: Any) -> Workload:
+    """A workload that reads the images of a folder."""
+    data = ImageData(read_image_set(folder, image_size=IMAGE_SIZE), augmentation="none", cache=cache)
+    return Workload("jpeg_images", keras.Sequential, dict, data=data, global_batch_size=_BATCH)
+
+
+def served_pipelines(folder: Path, stack: contextlib.ExitStack) -> dict[str, Callable[[Path], MakeEpoch]]:
+    """tfaccel's pipeline without a cache, prepared by data workers that end with the stack."""
+    pipelines: dict[str, Callable[[Path], MakeEpoch]] = {}
+    for num_workers, name in SERVED.items():
+        work = image_workload(folder, cache="none")
+        plan = default_plan(detect_hardware(), work, data_service=num_workers)
+        service = stack.enter_context(
+            contextlib.closing(DataService(work, plan, inspect.signature(work.train_data).parameters))
+        )
+        service.start(service.parts(_maker(work), 0, 0))
+        pipelines[name] = functools.partial(_served_epochs, service, plan)
+    return pipelines
+
+
+def _served_epochs(service: DataService, plan: Plan, folder: Path) -> MakeEpoch:
+    make = _maker(image_workload(folder, cache="none"))
+    return lambda epoch: with_plan(service.epoch(service.parts(make, epoch, 0)), plan, "train_data")
+
+
+def _maker(work: Workload) -> Callable[..., tf.data.Dataset]:
+    def make(epoch: int, start_step: int, every: Any) -> Any:
+        return work.train_data(_BATCH, seed=0, epoch=epoch, start_step=start_step, every=every)
+
+    return make
 
 
 def plain_epochs(folder: Path) -> MakeEpoch:
@@ -121,16 +157,18 @@ def main(argv: list[str]) -> int:
     task = json.loads(argv[0])
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    found: dict[str, list[list[float]]] = {name: [] for name in PIPELINES}
     num_images = task["num_images"] // _BATCH * _BATCH
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_images(folder, num_images)
-        for repetition in range(task["repetitions"] + 1):
-            for pipeline, prepare in PIPELINES.items():
-                seconds = timed(prepare(folder))
-                if repetition:
-                    found[pipeline].append(seconds)
+        with contextlib.ExitStack() as stack:
+            pipelines = PIPELINES | served_pipelines(folder, stack)
+            found: dict[str, list[list[float]]] = {name: [] for name in pipelines}
+            for repetition in range(task["repetitions"] + 1):
+                for pipeline, prepare in pipelines.items():
+                    seconds = timed(prepare(folder))
+                    if repetition:
+                        found[pipeline].append(seconds)
     output.write(json.dumps({"num_images": num_images, "epoch_seconds": found}))
     output.close()
     return 0

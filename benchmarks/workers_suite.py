@@ -14,6 +14,7 @@ from typing import Any
 
 from tfaccel.benchmarks.choice_tasks import FAMILIES
 from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.ray_figures import ray_figures, ray_is_missing, ray_runs
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.workers_program import CORES
@@ -23,7 +24,7 @@ from tfaccel.processes.child import Environment, run_program
 from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 
 ARRANGED = ("mlp", "cnn", "lstm", "transformer")
-WORKERS_FIGURES = ("weak", *ARRANGED, "start")
+WORKERS_FIGURES = ("weak", *ARRANGED, "start", "ray")
 MIN_WEAK_SCALING = 1.7
 MAX_START = 1.3
 _PROGRAM = "tfaccel.benchmarks.workers_program"
@@ -80,6 +81,11 @@ def run_workers_suite(names: Sequence[str], options: SuiteOptions) -> Report:
         if name == "start":
             raw[name] = _starts(options)
             figures += _start_figures(raw[name])
+            continue
+        if name == "ray":
+            if not ray_is_missing(options):
+                raw[name] = ray_runs(options)
+                figures += ray_figures(raw[name])
             continue
         measure = _weak if name == "weak" else _arranged
         raw[name] = measure(name, (cores[0], cores[1]), options)

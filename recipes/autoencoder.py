@@ -97,10 +97,13 @@ def workload(
     width: tfaccel.Count = 32,
     dropout: tfaccel.Fraction = 0.0,  # dropout rate of both networks
     remat: bool = False,  # recompute the activations of both networks in the backward pass: less memory, more time
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The data are checked here; images are decoded when first used."""
-    examples = data.ExampleData(data_dir, latent_size=latent_size, image_size=image_size, encoding=encoding)
+    examples = data.ExampleData(
+        data_dir, latent_size=latent_size, image_size=image_size, encoding=encoding, bad_data=bad_data
+    )
     shape = {"latent_size": latent_size, "width": width, "dropout": dropout, "remat": remat}
 
     def compile_args(num_steps: int) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def workload(
     dropout: tfaccel.Fraction = 0.2,  # dropout rate of the discriminator
     label_smoothing: tfaccel.Fraction = 0.1,  # the discriminator's target for real images is 1 minus this
     remat: bool = False,  # recompute the activations of the generator in the backward pass: less memory, more time
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The images are checked here and decoded when first used."""
@@ -112,7 +113,11 @@ def workload(
         raise tfaccel.WorkloadError(f"`width` must be a multiple of {GROUPS}. Received: width={width}.")
     if training.early_stopping is not None:
         raise tfaccel.WorkloadError("A GAN has no validation loss for early stopping. Leave `early_stopping` out.")
-    images = data.digit_images(image_size) if data_dir is None else data.read_image_set(data_dir, image_size=image_size)
+    images = (
+        data.digit_images(image_size)
+        if data_dir is None
+        else data.read_image_set(data_dir, image_size=image_size, bad_data=bad_data)
+    )
     batches = data.GanData(images, latent_size)
 
     def build_model() -> Any:

@@ -85,10 +85,15 @@ def workload(
     # where to cache decoded images; auto picks a place with enough room. Does not affect the result
     cache: Literal["auto", "memory", "disk", "none"] = "auto",
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The images are checked here and decoded when first used."""
-    images = data.digit_images(image_size) if data_dir is None else data.read_image_set(data_dir, image_size=image_size)
+    images = (
+        data.digit_images(image_size)
+        if data_dir is None
+        else data.read_image_set(data_dir, image_size=image_size, bad_data=bad_data)
+    )
 
     def compile_args(num_steps: int) -> dict[str, Any]:
         import keras

@@ -87,6 +87,7 @@ def workload(
     width: tfaccel.Count = 32,  # filters at half the image size; all other layers scale with it
     dropout: tfaccel.Fraction = 0.0,  # dropout rate before the output layers
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. Images and boxes are read and checked here."""
@@ -94,7 +95,7 @@ def workload(
     if data_dir is None:
         images = data.scenes_of_digits(test_part)
     else:
-        images = data.read_coco(data_dir, image_size=image_size or 128)
+        images = data.read_coco(data_dir, image_size=image_size or 128, bad_data=bad_data)
 
     def compile_args(num_steps: int) -> dict[str, Any]:
         from tfaccel.layers import detection_loss

@@ -99,13 +99,16 @@ def workload(
     augmentation: Literal["none", "jitter"] = "none",
     # recompute the activations of each convolution block in the backward pass: less memory, more time
     remat: bool = False,
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The series is read and checked here."""
     if data_dir is None:
         series = data.pendulum_series()
     else:
-        series = data.read_series(data_dir, time_column=time_column, target=target, encoding=encoding)
+        series = data.read_series(
+            data_dir, time_column=time_column, target=target, encoding=encoding, bad_data=bad_data
+        )
     lengths = {"window": window, "horizon": horizon}
     shape = {**lengths, "width": width, "dropout": dropout, "remat": remat}
 

@@ -70,13 +70,16 @@ def workload(
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     document_column: str = "document",  # column with the documents
     summary_column: str = "summary",  # column with their summaries
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The documents are read and checked here."""
     if data_dir is None:
         pairs = data.documentation_summaries()
     else:
-        pairs = data.read_summaries(data_dir, document_column=document_column, summary_column=summary_column)
+        pairs = data.read_summaries(
+            data_dir, document_column=document_column, summary_column=summary_column, bad_data=bad_data
+        )
     texts = [text for pair in pairs.train for text in pair]
     vocabulary = data.Vocabulary.of(texts, unit="words", least_count=3, most_tokens=20_000)
     longest = max(len(data.split_text(summary, "words")) for _, summary in pairs.train)

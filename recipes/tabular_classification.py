@@ -75,11 +75,12 @@ def workload(
     dropout: tfaccel.Fraction = 0.3,  # dropout rate of the hidden layers
     label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     remat: bool = False,  # recompute the activations of each layer in the backward pass: less memory, more time
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The table is read and checked here."""
     reading = {"target": target, "column_kinds": column_kinds, "encoding": encoding, "class_weights": class_weights}
-    rows = TableData(data_dir, embedded=data, classification=True, **reading)
+    rows = TableData(data_dir, embedded=data, classification=True, bad_data=bad_data, **reading)
     shape = {"width": width, "num_layers": num_layers, "dropout": dropout, "remat": remat}
 
     def compile_args(num_steps: int) -> dict[str, Any]:

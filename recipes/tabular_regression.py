@@ -67,11 +67,12 @@ def workload(
     num_layers: tfaccel.Count = 2,  # number of hidden layers
     dropout: tfaccel.Fraction = 0.3,  # dropout rate of the hidden layers
     remat: bool = False,  # recompute the activations of each layer in the backward pass: less memory, more time
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The table is read and checked here."""
     reading = {"target": target, "column_kinds": column_kinds, "encoding": encoding}
-    rows = TableData(data_dir, embedded="diabetes", classification=False, **reading)
+    rows = TableData(data_dir, embedded="diabetes", classification=False, bad_data=bad_data, **reading)
     shape = {"width": width, "num_layers": num_layers, "dropout": dropout, "remat": remat}
 
     def compile_args(num_steps: int) -> dict[str, Any]:

@@ -80,13 +80,16 @@ def workload(
     remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
     text_column: str = "text",  # column with the texts, in a CSV file
     label_column: str = "label",  # column with their classes
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The texts are read and checked here."""
     if data_dir is None:
         texts = data.documentation_passages()
     else:
-        texts = data.read_labelled_texts(data_dir, text_column=text_column, label_column=label_column)
+        texts = data.read_labelled_texts(
+            data_dir, text_column=text_column, label_column=label_column, bad_data=bad_data
+        )
     examples = data.TextData(texts, num_words=num_words, token_dropout=token_dropout)
     sizes = {"num_tokens": len(examples.vocabulary), "num_words": num_words, "num_classes": len(texts.class_names)}
 

@@ -63,13 +63,14 @@ def workload(
     dropout: tfaccel.Fraction = 0.1,  # dropout rate inside the model
     label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target spread evenly over all characters
     remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The text is read and checked here."""
     if data_dir is None:  # the two splits share no topic
         texts = data.documentation_text(held_out=False), data.documentation_text(held_out=True)
     else:
-        texts = data.read_text_parts(data_dir, min_characters=NUM_CHARACTERS + 1)
+        texts = data.read_text_parts(data_dir, min_characters=NUM_CHARACTERS + 1, bad_data=bad_data)
     vocabulary = data.Vocabulary.of(texts[:1], unit="characters")
     shape = {"width": width, "num_layers": num_layers, "dropout": dropout, "remat": remat}
 

@@ -87,6 +87,7 @@ def workload(
     dropout: tfaccel.Fraction = 0.2,  # dropout rate of the features
     label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     remat: bool = False,  # recompute the activations of the backbone in the backward pass: less memory, more time
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The images are checked here and decoded when first used."""
@@ -97,7 +98,9 @@ def workload(
         size = network.size_of_images(image_size, default=8)
         images = dataclasses.replace(data.few_digit_images(range(5, 10), examples_per_class=20), image_size=size)
     else:
-        images = data.read_image_set(data_dir, image_size=network.size_of_images(image_size, default=96))
+        images = data.read_image_set(
+            data_dir, image_size=network.size_of_images(image_size, default=96), bad_data=bad_data
+        )
         network.check_channels(images.num_channels, data_dir)
     stages: list[Any] = []  # the weights of each later stage, of the model that was built last
 
@@ -129,6 +132,7 @@ def workload(
             lambda: data.ImageBatches(images, data.ImageMoves()),
             num_train_examples=images.num_train_images,
             several_epochs=True,
+            takes_every=True,
             raw_input=data.ImageInput.of(images),
         ),
         options={"backbone": network.name},  # for a file, its absolute path

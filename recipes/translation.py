@@ -59,10 +59,11 @@ def workload(
     dropout: tfaccel.Fraction = 0.0,  # dropout rate inside the model
     label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target spread evenly over all tokens
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
+    bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The texts are read and checked here."""
-    pairs = data.dates_in_words() if data_dir is None else data.read_translations(data_dir)
+    pairs = data.dates_in_words() if data_dir is None else data.read_translations(data_dir, bad_data=bad_data)
     languages = list(zip(*pairs.train, strict=True))
     vocabularies = [data.Vocabulary.of(texts, unit=unit, most_tokens=20_000) for texts in languages]
     longest = [max(len(data.split_text(text, unit)) for text in texts) for texts in languages]

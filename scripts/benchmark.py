@@ -15,7 +15,8 @@
     tfaccel benchmark choice --figures=cnn,input
     tfaccel benchmark peers --out=benchmarks/peers.json
     tfaccel benchmark workers --out=benchmarks/workers.json
-    tfaccel benchmark faults --repetitions=20 --out=benchmarks/faults.json
+    tfaccel benchmark faults --out=benchmarks/faults.json
+    tfaccel benchmark faults --figures=killed_of_two,goodput --scale=0.3
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
 compared with Keras's operations; CPU only, about sixteen minutes on two cores), `recipes` (trains each recipe to its
@@ -35,9 +36,12 @@ sweep of the same space, and `Model.fit` with its defaults, in turn, and what ch
 JPEG images; about seven minutes per kind of model), `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
 turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves
 out what is not installed), `workers` (two workers of one core against one worker of one core and of two, and against
-two logical replicas; and how long workers take from launch to the first step; twenty minutes), `faults` (what is done
-to workers, how soon it is noticed, and whether the run ends as usual; a minute and a half per repetition) and
-`checkpoints` (how long a save blocks training, and what regular checkpoints cost; two minutes per repetition).
+two logical replicas; how long workers take from launch to the first step; and, if Ray is installed, speed and start
+under Ray; twenty-five minutes), `faults` (each
+row of the matrix of faults: how soon it is noticed, and whether the run ends bit-equal to one that was not disturbed,
+each example seen once per epoch; and the goodput of a ten-minute job with three kills; an hour and a half) and
+`checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
+epoch; three minutes per repetition).
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """

@@ -16,7 +16,7 @@ _PLAN = (
 )
 # Title -> flags in order. The workload's own parameters have a separate group; all others come last.
 _GROUPS = {
-    "What to train": "recipe workload data_dir",
+    "What to train": "recipe workload data_dir on_bad_data max_bad_fraction",
     "Training (auto: the recipe's choice)": _TRAINING,
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
     "Devices and speed (auto: measured by `tfaccel autotune`, or the rules of `tfaccel plan`)": _PLAN,

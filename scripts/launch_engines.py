@@ -13,7 +13,8 @@ from tfaccel.known_names import did_you_mean
 from tfaccel.launching.cluster_job import ClusterJob
 from tfaccel.launching.kubernetes_manifest import kubernetes_manifest
 from tfaccel.launching.kubernetes_options import KubernetesOptions
-from tfaccel.launching.ray_engine import RayOptions, run_on_ray
+from tfaccel.launching.ray_engine import run_on_ray
+from tfaccel.launching.ray_options import RayOptions
 from tfaccel.launching.slurm_script import SlurmOptions, slurm_script
 from tfaccel.processes.child import ProcessError, run_program
 from tfaccel.scripts.command_flags import Flag
@@ -37,9 +38,11 @@ ENGINE_FLAGS: dict[str, Flag] = {
     "user_id": (int, "kubernetes: the user and group that workers run as; not 0 (default: 1000)"),
     "address": (str, "ray: the head of the cluster, as host:port, or auto (default: RAY_ADDRESS, or a cluster here)"),
     "storage_path": (str, "ray: where Ray keeps the metrics and the model; shared by all nodes (default: --log_dir)"),
+    "min_workers": (int, "ray: with how many workers training may go on if there is no place for all (default: all)"),
     "wait_seconds": (float, "ray: how long to wait for free cores and GPUs (default: 300)"),
 }
 _JOB = ("num_workers", "max_restarts", "cores_per_worker", "gpus_per_worker", "grace_seconds", "name")
+_OF_RAY = ("address", "storage_path", "wait_seconds", "min_workers")
 _SUBMIT = {"slurm": ("sbatch",), "kubernetes": ("kubectl", "apply", "-f", "-")}
 _GIB = 2**30
 _HOUR = 3600.0
@@ -128,7 +131,7 @@ def _submit(program: tuple[str, ...], text: str) -> str:
 
 def _run_on_ray(values: flags.FlagValues, job: ClusterJob) -> int:
     folder = Path(values.log_dir or f"runs/logs-{time.strftime('%Y%m%d-%H%M%S')}")
-    given = {name: values[name].value for name in ("address", "storage_path", "wait_seconds") if values[name].value}
+    given = {name: values[name].value for name in _OF_RAY if values[name].value is not None}
     options = RayOptions(log_dir=folder, silence_seconds=values.silence_seconds, **given)
 
     def say(text: str) -> None:

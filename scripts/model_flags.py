@@ -14,8 +14,8 @@ from absl import flags
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, place_of_run, raw_input_of_file, url_name
+from tfaccel.processes.quiet_start import without_notes
 from tfaccel.scripts.command_flags import Flag
-from tfaccel.training.workers.quiet_start import without_notes
 
 MODEL_FLAGS: dict[str, Flag] = {
     "run_dir": (str, "the directory of a finished run"),

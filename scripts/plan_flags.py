@@ -28,6 +28,7 @@ _HELP = {
     "steps_per_execution": "optimizer steps per call, or auto",
     "synchronize_batch_norm": "on, off, or auto: whether batch normalization synchronizes statistics across replicas",
     "num_threads": "number of threads for TensorFlow's operations, or auto",
+    "data_service": "number of tf.data service workers that prepare the training batches, or auto for none",
 }
 
 

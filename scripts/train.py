@@ -8,6 +8,7 @@
     tfaccel train --recipe=image_classification --profile=30:40    # a trace of these steps for TensorBoard's profiler
 
     tfaccel train --recipe=image_classification --num_workers=2    # two workers on this machine; see `tfaccel launch`
+    tfaccel train --recipe=image_classification --num_workers=2 --engine=ray    # on a Ray cluster
 
 On several machines, run this command on each, with the cluster and the worker's task index in TF_CONFIG (or under
 Slurm, or in an indexed Kubernetes job). They wait for each other for 300 seconds, or TFACCEL_WORKER_WAIT_SECONDS; only
@@ -34,11 +35,11 @@ from absl import flags
 from rich.table import Table
 
 from tfaccel.data.epoch_positions import check_one_batch
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import LaunchError, TfaccelError
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
-from tfaccel.launching.launch_options import LaunchOptions
+from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.planning.learning_rate_scaling import scaling_advice
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain
@@ -49,7 +50,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import launch_date, resume_in_attempt
 from tfaccel.scripts.autotune import autotune
 from tfaccel.scripts.command import table_console
-from tfaccel.scripts.launch import check_num_workers, launch
+from tfaccel.scripts.launch import check_num_workers
 from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.start_again import can_start_again, carried_plan, has_started_again, start_again_if_needed
 from tfaccel.scripts.train_flags import (
@@ -86,10 +87,11 @@ def run(argv: list[str]) -> int:
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     directory = run_dir(values)
-    if values.num_workers is not None and launch_date() is None:
+    group = _group(values)
+    if group is not None and launch_date() is None:
         cluster = detect_hardware().cluster
         if cluster is None:
-            return _launched(values, directory)
+            return _launched(values, group, directory)
         check_num_workers(values.num_workers, cluster)
     if values.profile is not None:
         StepRange.of(values.profile)  # reports a wrong range before anything is loaded
@@ -113,12 +115,29 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     return 0
 
 
-def _launched(values: flags.FlagValues, directory: str) -> int:
-    """Runs this command as several workers of this machine."""
+def _group(values: flags.FlagValues) -> WorkerGroup | None:
+    """The workers to start; None to train in this process.
+
+    Raises:
+        LaunchError: for an unknown engine, a flag of another one, or a missing number of workers.
+    """
+    engine = str(values.engine) if values["engine"].present or values.num_workers is not None else None
+    options = {} if values.address is None else {"address": values.address}
+    if options and engine != "ray":
+        raise LaunchError(f"--address is for --engine=ray. Received: --address with --engine={engine or 'local'}.")
+    return WorkerGroup.of(engine, values.num_workers, options)
+
+
+def _launched(values: flags.FlagValues, group: WorkerGroup, directory: str) -> int:
+    """Runs this command as several workers."""
     checked_place(directory, values.resume)
     command = [sys.executable, "-m", "tfaccel.scripts.main", *sys.argv[1:], f"--run_dir={directory}"]
-    options = LaunchOptions(num_workers=values.num_workers)
-    return launch(command, options, log_dir=f"{directory}-logs", quiet=values.quiet)
+
+    def say(text: str) -> None:
+        if not values.quiet:
+            print(f"launch: {text}", file=sys.stderr, flush=True)
+
+    return group.run(command, folder=Path(f"{directory}-logs"), on_event=say)
 
 
 def _what_to_train(

@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import flags
 
+from tfaccel.data.bad_data import ON_BAD_DATA
 from tfaccel.errors import TfaccelError
 from tfaccel.planning.learning_rate_scaling import RULES
 from tfaccel.planning.non_finite_policy import POLICIES, STOP
@@ -19,8 +20,10 @@ from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadPar
 from tfaccel.training.run.run_dir import RESUME
 
 # Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
-_WORKLOAD_OPTIONS = {
+_WORKLOAD_OPTIONS: dict[str, tuple[str | tuple[str, ...], str]] = {
     "data_dir": (TEXT, "the training data, or auto for the recipe's own"),
+    "on_bad_data": (ON_BAD_DATA, "what to do with damaged examples: fail, or skip and count them; or auto for fail"),
+    "max_bad_fraction": (NUMBER, "largest fraction of examples that may be skipped, or auto for 0.01"),
     "optimizer": (TEXT, "name of a Keras optimizer, or auto for the recipe's choice"),
     "learning_rate": (NUMBER, "peak learning rate, or auto for one that suits the recipe and the optimizer"),
     "weight_decay": (NUMBER, "weight decay as in Keras, multiplied by the learning rate at each step, or auto"),
@@ -79,8 +82,11 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float("scaling_warm_up", 0.05, text, **own)
     text = "write a trace of these optimizer steps for TensorBoard's profiler, such as 10:12"
     flags.DEFINE_string("profile", None, text, **own)
-    text = "start so many workers on this machine, as `tfaccel launch` does, and again when one is lost"
+    text = "start so many workers, as `tfaccel launch` does, and again when one is lost"
     flags.DEFINE_integer("num_workers", None, text, lower_bound=1, **own)
+    flags.DEFINE_string("engine", "local", "what starts them: local (this machine), or ray", **own)
+    text = "ray: the head of the cluster, as host:port, or auto (default: RAY_ADDRESS, or a cluster here)"
+    flags.DEFINE_string("address", None, text, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and everything else to standard error", **own)
     flags.DEFINE_bool("quiet", False, "print only the result, no plan and no progress", **own)
 

@@ -4,6 +4,7 @@
     tfaccel tune --recipe=image_classification --run_dir=runs/search --resume=auto ...   # continues a stopped search
     tfaccel tune --workload=mine:workload --space=mine:build --objective=val_accuracy --run_dir=runs/search
     tfaccel tune --recipe=image_classification --algorithm=tpe --pruning=median --max_trials=30 --run_dir=runs/tpe
+    tfaccel tune --recipe=image_classification --engine=ray --parallel=8 --run_dir=runs/search   # on a Ray cluster
 
 Algorithms: random, grid, bayesian and hyperband are Keras Tuner's; tpe, cmaes and nsga2 are Optuna's, with its pruners
 (pip install 'tfaccel[optuna]').

@@ -35,8 +35,14 @@ _TIMES = {
     "search_seconds": "start no new trials after this many seconds",
     "stall_seconds": "a trial without a heartbeat for this many seconds fails (default: 900)",
 }
+# Flag -> its least value, and its help.
+_OF_RAY = {
+    "cores_per_worker": (1, "ray: cores for each trial at a time (default: 1)"),
+    "gpus_per_worker": (0, "ray: GPUs for each trial at a time (default: 0)"),
+}
 _NOT_HERE = {
     "plan": "Fix fields of the plan by their own flags, such as --dtype_policy=float32.",
+    "num_workers": "Use --parallel for trials at the same time; each trial has one worker.",
     **dict.fromkeys(
         ("checkpoint_interval", "keep_checkpoints"), "Trials have no checkpoints: an interrupted trial starts over."
     ),
@@ -79,6 +85,9 @@ def define_tune_flags(values: flags.FlagValues) -> None:
         flags.DEFINE_string(name, None, text, **own)
     for name, text in _TIMES.items():
         flags.DEFINE_float(name, None, text, lower_bound=0.0, **own)
+    values["engine"].help = "where trials run: local (this machine), or ray (the nodes of a Ray cluster)"
+    for name, (least, text) in _OF_RAY.items():
+        flags.DEFINE_integer(name, None, text, lower_bound=least, **own)
     flags.DEFINE_bool("keep_models", False, "keep each trial's best model in tuner/trial_*/", **own)
     flags.DEFINE_bool("retrain", False, "retrain the best trial and keep its model in best/", **own)
 
@@ -102,6 +111,11 @@ def search_options(values: flags.FlagValues, parameters: WorkloadParameters) -> 
         options["epochs"] = run_option("epochs", values)
     if "early_stopping" in of_workload:
         options["early_stopping"] = of_workload.pop("early_stopping")
+    engine_options = {name: values[name].value for name in ("address", *_OF_RAY) if values[name].value is not None}
+    if values.engine != "ray" and engine_options:
+        name = next(iter(engine_options))
+        raise TfaccelError(f"--{name} is for --engine=ray. Received: --{name} with --engine={values.engine}.")
+    options |= {"engine": values.engine, "engine_options": engine_options}
     chosen = {name: values[name].value for name in ("algorithm", "pruning", "keep_models", "retrain")}
     return {**options, **chosen, "workload_options": of_workload, "plan_fields": plan_fields}
 

@@ -18,6 +18,7 @@ _PUBLIC_NAMES = {
     "default_plan": "tfaccel.planning.candidates",
     "Runtime": "tfaccel.training.runtime",
     "fit": "tfaccel.training.fit",
+    "Resume": "tfaccel.training.run.resume",
     "evaluate": "tfaccel.training.evaluate",
     "predict": "tfaccel.training.predict",
     "train": "tfaccel.training.train",

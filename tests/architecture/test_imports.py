@@ -10,6 +10,7 @@ from source_tree import Source, aliases, dotted_name, imports, sources
 LAYERS = {
     "errors": 0,
     "files": 0,
+    "keras_file": 0,
     "known_names": 0,
     "tested_versions": 0,
     "hardware": 1,
@@ -17,11 +18,11 @@ LAYERS = {
     "data": 2,
     "planning": 2,
     "costs": 2,
+    "launching": 2,
     "measuring": 3,
     "models": 3,
     "layers": 4,
     "training": 3,
-    "launching": 4,
     "ops": 4,
     "tuning": 4,
     "compressing": 4,
@@ -58,7 +59,9 @@ NOUN_MODULES = {
     "tfaccel.launching.kubernetes_manifest",
     "tfaccel.launching.kubernetes_options",
     "tfaccel.launching.ray_board",
+    "tfaccel.launching.ray_options",
     "tfaccel.launching.slurm_script",
+    "tfaccel.launching.worker_group",
     "tfaccel.serving.options",
     "tfaccel.compressing.litert.layer_cost",
     "tfaccel.compressing.methods",
@@ -94,10 +97,9 @@ CHILD_PROGRAMS = {
     "tfaccel.benchmarks.sampler_program",
     "tfaccel.benchmarks.search_program",
     "tfaccel.benchmarks.torch_program",
+    "tfaccel.training.train_program",
     "tfaccel.tuning.worker_program",
 }
-# `grep` between standard error and the terminal: this process writes into it, and never waits for what it says.
-CHILDREN_OF_THEIR_OWN = {"tfaccel/training/workers/quiet_start.py"}
 
 
 def package_of(module: str) -> str:
@@ -172,7 +174,7 @@ def imports_of_child_programs(source: Source) -> list[str]:
 
 def own_children(source: Source) -> list[str]:
     """Child processes that are started elsewhere than in tfaccel.processes."""
-    if source.module.startswith("tfaccel.processes.") or source.path in CHILDREN_OF_THEIR_OWN:
+    if source.module.startswith("tfaccel.processes."):
         return []
     return [
         f"{source.path}:{found.line}: imports subprocess"

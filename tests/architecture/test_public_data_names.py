@@ -6,6 +6,7 @@ import tfaccel.data
 
 PUBLIC_NAMES = [
     "Augmentation",
+    "BadData",
     "Batches",
     "BoxData",
     "CacheOptions",
@@ -56,5 +57,5 @@ def test_public_names_are_these():
 
 def test_every_name_is_there_and_others_are_not(logical_devices):
     assert all(callable(getattr(tfaccel.data, name)) for name in PUBLIC_NAMES)
-    with pytest.raises(AttributeError, match=r"has no attribute 'pipelines'\. Public names: Augmentation, Batches"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'pipelines'\. Public names: Augmentation, BadData"):
         tfaccel.data.pipelines  # noqa: B018 (asked for on purpose)

@@ -39,6 +39,7 @@ PUBLIC_NAMES = [
     "PlanError",
     "Report",
     "ReportError",
+    "Resume",
     "Roofline",
     "Run",
     "RunDirError",

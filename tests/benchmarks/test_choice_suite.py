@@ -191,6 +191,7 @@ def test_plain_pipeline_reads_the_same_images(run_python, tmp_path):
 
 PIPELINES = """
 import sys
+import contextlib
 from pathlib import Path
 import numpy as np
 from tfaccel.benchmarks import input_program
@@ -199,11 +200,14 @@ from tfaccel.benchmarks.input_figures import KERAS, PLAIN
 folder = Path(sys.argv[1])
 input_program.write_images(folder, 256)
 sums = {}
-for name, prepare in input_program.PIPELINES.items():
+stack = contextlib.ExitStack()
+pipelines = input_program.PIPELINES | input_program.served_pipelines(folder, stack)
+for name, prepare in pipelines.items():
     batches = [(x.numpy(), y.numpy()) for x, y in prepare(folder)(0)]
     assert [x.shape for x, _ in batches] == [(128, 128, 128, 3)] * 2, name
     assert sum(y.sum(axis=0) for _, y in batches).tolist() == [128.0, 128.0], name
     sums[name] = np.sort(np.concatenate([x.sum(axis=(1, 2, 3), dtype=np.float64) for x, _ in batches]))
+stack.close()
 wanted = sums.pop(PLAIN)
 sums.pop(KERAS)  # resizes without anti-aliasing
 for name, found in sums.items():

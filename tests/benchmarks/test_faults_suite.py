@@ -1,33 +1,54 @@
-"""The benchmark of faults: its figures from made-up launches, and a real fault."""
+"""The matrix of faults: each row is done for real; the figures of trials."""
 
 import pytest
 
-from tfaccel.benchmarks.faults_suite import FAULTS, Launch, fault_figures, run_faults_suite
+from tfaccel.benchmarks.fault_row import FaultRow, NotPossibleHere, Trial
+from tfaccel.benchmarks.faults_suite import FAULT_FIGURES, ROWS, row_figures, run_faults_suite
+from tfaccel.benchmarks.goodput import GOODPUT
 from tfaccel.benchmarks.suite_options import SuiteOptions
 
-USUAL = Launch(0, "abc", None, None, 4.0, ())
+QUICK = ("killed_while_saving", "broken_checkpoint")  # the others have a faster counterpart beside what they test
+SCALES = {"killed_alone": 1.0}  # all moments; of the rows with many trials, the others have them in test_checkpoint.py
 
 
-def test_figures_of_a_fault():
-    good = Launch(0, "abc", 10.0, 11.0, 8.0, ())
-    other = Launch(0, "abd", 10.0, 17.0, 16.0, ())
-    same, noticed, goodput = fault_figures("killed_of_two", FAULTS["killed_of_two"], USUAL, [good, other])
-    assert (same.values, same.met) == ((1.0, 0.0), False)
-    assert (noticed.values, noticed.met) == ((1.0, 7.0), True)
-    assert goodput.values == (0.5, 0.25)
+def not_called(lab, folder):
+    raise NotPossibleHere("no such thing")
 
 
-def test_a_final_fault_must_end_the_run():
-    ended = Launch(1, "", 10.0, 11.0, 8.0, ())
-    right, _ = fault_figures("exception_of_two", FAULTS["exception_of_two"], USUAL, [ended])
-    assert (right.quantity, right.met) == ("ends with status 1 (1 yes, 0 no)", True)
-    wrong, _ = fault_figures("exception_of_two", FAULTS["exception_of_two"], USUAL, [USUAL])
-    assert wrong.met is False
+def test_figures_of_a_row():
+    row = FaultRow("a fault", "a promise", not_called, notice_seconds=5.0)
+    trials = [Trial(True, "", 1.0, 0.5), Trial(False, "what went wrong", None, 0.25)]
+    right, noticed, ratio = row_figures("row", row, trials)
+    assert (right.quantity, right.values, right.met) == ("a fault: a promise (fraction of 2)", (0.5,), False)
+    assert (noticed.values, noticed.met) == ((1.0, float("inf")), False)
+    assert ratio.values == (0.5, 0.25)
+
+
+def done_once(name):
+    lines = []
+    report = run_faults_suite([name], SuiteOptions(repetitions=1, scale=SCALES.get(name, 0.01), progress=lines.append))
+    assert lines
+    if report.notes and "was not tried" in report.notes[0]:
+        pytest.skip(report.notes[0])
+    return report
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ROWS if name not in QUICK)]
+)
+def test_row(name):
+    report = done_once(name)
+    trials = report.raw[name]["trials"]
+    assert trials and all(trial["right"] for trial in trials), trials
 
 
 @pytest.mark.slow
-def test_real_fault():
-    options = SuiteOptions(repetitions=1, progress=lambda text: None)
-    report = run_faults_suite(["killed_alone"], options)
-    assert report.met, report.to_json()["figures"]
-    assert len(report.raw["killed_alone"]) == 2
+def test_run_with_kills_ends_as_if_nothing_had_happened():
+    report = done_once(GOODPUT)
+    assert [figure.name for figure in report.figures] == [GOODPUT] * 4
+    assert report.figures[1].values == (1.0,), report.raw
+
+
+def test_every_row_of_the_matrix_is_a_figure():
+    assert {*FAULT_FIGURES} == {*ROWS, GOODPUT}
+    assert all(row.fault and row.promise for row in ROWS.values())

@@ -1,6 +1,7 @@
 """The benchmark of workers: its figures from made-up rates, and a real run on a small scale."""
 
 import os
+import sys
 
 import pytest
 
@@ -30,6 +31,15 @@ def test_one_core_is_refused(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     with pytest.raises(TfaccelError, match="The benchmark of workers needs two cores"):
         run_workers_suite(["weak"], SuiteOptions(repetitions=1, progress=lambda text: None))
+
+
+def test_without_ray_its_figures_are_left_out_with_a_line(monkeypatch):
+    said = []
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    report = run_workers_suite(["ray"], SuiteOptions(repetitions=1, progress=said.append))
+    assert report.figures == ()
+    assert said == ["ray: left out, since Ray is not installed: pip install 'tfaccel[ray]'"]
 
 
 @pytest.mark.slow

@@ -129,9 +129,10 @@ def test_no_image_is_named(tmp_path):
     make_classes(tmp_path)
     bad = tmp_path / "dog" / "bad.png"
     bad.write_bytes(b"")
-    assert message_of(tmp_path) == f"Cannot read the image {bad}: it is not an image. Repair or remove it."
+    advice = 'Or leave out what is damaged: on_bad_data="skip" (--on_bad_data=skip).'
+    assert message_of(tmp_path) == f"Cannot read the image {bad}: it is not an image. Repair or remove it. {advice}"
     Image.new("RGB", (8, 8)).save(bad, format="GIF")
-    assert message_of(tmp_path) == f"{bad} must be a PNG or JPEG image. Received: GIF."
+    assert message_of(tmp_path) == f"{bad} must be a PNG or JPEG image. Received: GIF. {advice}"
 
 
 # JPEG has no checksums: changed bytes give another picture.

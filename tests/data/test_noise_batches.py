@@ -34,7 +34,7 @@ def test_noise_belongs_to_a_place_in_the_epoch(logical_devices):
     options = {"global_batch_size": 4, "seed": 0, "epoch": 0}
     whole = [noise for _, noise in noise_of(20, 0, 0)]
     own_rows = tf.data.Dataset.range(6).batch(2, drop_remainder=True)
-    part = with_noise(own_rows, 3, **options, start_step=2, shard=(1, 2))
+    part = with_noise(own_rows, 3, **options, steps=slice(2, 2 + len(own_rows)), shard=(1, 2))
     assert np.array_equal([noise[2:] for noise in whole[2:]], [noise for _, noise in part.as_numpy_iterator()])
 
 

@@ -57,9 +57,9 @@ def test_columns_without_names_are_called_by_their_place(tmp_path):
     [
         ("", {}, "t.csv is empty: its first line must be a header"),
         ("a,b\n", {}, "t.csv has a header, but no rows."),
-        ("a,b\n1,2\n1,2,3\n", {}, "Line 3 of {path} has 3 fields, but the header has 2. Fix it."),
+        ("a,b\n1,2\n1,2,3\n", {}, "{path}, line 3: it has 3 fields, but the header has 2. Fix it."),
         ("a,a\n1,2\n", {}, "Two columns of {path} are called 'a'."),
-        ('a,b\n1,"2\n', {}, "Cannot read {path}: unexpected end of data."),
+        ('a,b\n1,"2\n', {}, "{path}, line 2: unexpected end of data. Fix the row."),
         ("stadt\nKöln\n", {"encoding": "utf-9"}, "There is no encoding 'utf-9'. Common ones: utf-8,"),
         ("stadt\nKöln\n", {"encoding": "ascii"}, "{path} is not written in ascii: byte 0xc3 cannot be read."),
         ("a\0b,c\n1,2\n", {}, "{path} is not a text file: its first line holds a zero byte."),

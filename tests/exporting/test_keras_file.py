@@ -7,8 +7,8 @@ import zipfile
 import pytest
 
 from tfaccel.errors import ExportError
-from tfaccel.exporting.keras_file import check_keras_file
 from tfaccel.exporting.load_model import load_keras_model, place_of_run, url_name
+from tfaccel.keras_file import check_keras_file
 
 
 def dense(**fields):

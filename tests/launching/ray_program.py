@@ -1,9 +1,9 @@
 """Runs `cluster_training.py` on Ray, as the test that starts this program asks; prints events and the status as JSON.
 
-    python ray_program.py local|cluster|lost_node FOLDER HOW [SECONDS]
+    python ray_program.py local|lost_node|fewer FOLDER HOW [SECONDS]
 
-"local" starts Ray here; "cluster" and "lost_node" start two nodes of one core each. The second node is lost after the
-first epoch, and another one joins.
+"local" starts Ray here; the others start two nodes of one core each. The second node is lost after the first epoch.
+With "lost_node" another one joins; with "fewer", training goes on with one worker.
 """
 
 import json
@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 
 from tfaccel.launching.cluster_job import ClusterJob
-from tfaccel.launching.ray_engine import RayOptions, run_on_ray
+from tfaccel.launching.ray_engine import run_on_ray
+from tfaccel.launching.ray_options import RayOptions
 
 PROGRAM = Path(__file__).with_name("cluster_training.py")
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 
 
-def run(folder, how, seconds, address=None, on_attempt=lambda: None):
+def run(folder, how, seconds, *, on_attempt=lambda: None, **options):
     command = (sys.executable, str(PROGRAM), f"--run_dir={folder / how}", how, seconds)
     job = ClusterJob(command=command, num_workers=2, name="small", cores_per_worker=1, max_restarts=2)
     lines = []
@@ -30,18 +31,52 @@ def run(folder, how, seconds, address=None, on_attempt=lambda: None):
 
     status = run_on_ray(
         job,
-        RayOptions(log_dir=folder / "logs", address=address, wait_seconds=120, silence_seconds=10),
+        RayOptions(log_dir=folder / "logs", wait_seconds=800, silence_seconds=10, **options),
         on_line=lambda index, line: lines.append((index, line)),
         on_event=show,
     )
-    print(json.dumps({"status": status, "lines": lines}))
+    print(json.dumps({"status": status, "lines": lines, "reported": reported(folder / "logs" / "ray")}))
 
 
-def lose_a_node(cluster, node, metrics):
+def reported(storage):
+    """What Ray keeps of the run: the newest metrics, and of each checkpoint the metrics and the files."""
+    from ray.train import Result
+
+    [place] = storage.glob("small-*")
+    found = Result.from_path(str(place))
+    kept = []
+    for checkpoint, metrics in found.best_checkpoints or []:
+        with checkpoint.as_directory() as folder:
+            files = {str(file.relative_to(folder)): str(file) for file in Path(folder).rglob("*") if file.is_file()}
+        kept.append({"metrics": metrics, "files": files})
+    return {"metrics": found.metrics, "kept": kept}
+
+
+def lose_a_node(cluster, node, metrics, *, is_replaced):
     while not metrics.exists():
         time.sleep(0.1)
     cluster.remove_node(node, allow_graceful=False)
-    cluster.add_node(**NODE)
+    if is_replaced:
+        cluster.add_node(**NODE)
+
+
+def two_nodes():
+    """A cluster, and its second node. On a busy machine, nodes are not always up within Ray's 30 seconds."""
+    from ray.cluster_utils import Cluster
+
+    for attempt in range(5):
+        cluster = None
+        try:
+            cluster = Cluster(initialize_head=True, head_node_args=NODE)
+            node = cluster.add_node(**NODE)
+            cluster.wait_for_nodes()
+            return cluster, node
+        except Exception:
+            if cluster is not None:
+                cluster.shutdown()
+            if attempt == 4:
+                raise
+    return None
 
 
 def main(where, folder, how, seconds="0"):
@@ -49,16 +84,14 @@ def main(where, folder, how, seconds="0"):
     if where == "local":
         run(folder, how, seconds)
         return
-    from ray.cluster_utils import Cluster
+    cluster, node = two_nodes()
 
     def lose():
-        lose_a_node(cluster, node, folder / how / "metrics.jsonl")
+        lose_a_node(cluster, node, folder / how / "metrics.jsonl", is_replaced=where == "lost_node")
 
-    cluster = Cluster(initialize_head=True, head_node_args=NODE)
     try:
-        node = cluster.add_node(**NODE)
-        cluster.wait_for_nodes()
-        run(folder, how, seconds, cluster.address, lose if where == "lost_node" else lambda: None)
+        least = 1 if where == "fewer" else None
+        run(folder, how, seconds, address=cluster.address, min_workers=least, connect_seconds=60, on_attempt=lose)
     finally:
         cluster.shutdown()
 

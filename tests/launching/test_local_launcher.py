@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tfaccel.errors import LaunchError
+from tfaccel.errors import LaunchError, TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.launch_options import LaunchOptions
 from tfaccel.launching.local_launcher import launch_local
@@ -77,6 +77,16 @@ def test_worker_that_lost_another_is_not_blamed(tmp_path):
     assert said[1].startswith("Worker 1 of 2 was killed by SIGKILL")
 
 
+def test_what_a_worker_lost_is_named(tmp_path):
+    text = "Worker 1 (127.0.0.1:9) is lost: worker 0 cannot continue. Check the last output there."
+    lost = f"print('tfaccel.errors.ClusterError: {text}', file=sys.stderr); sys.exit(138)"
+    status, said = launched(f"if attempt > 1: sys.exit(0)\nif index: time.sleep(60)\n{lost}", tmp_path)
+    assert status == 0
+    assert said[1].startswith(
+        "Worker 0 of 2 ended with status 138: Worker 1 (127.0.0.1:9) is lost: worker 0 cannot continue. All workers "
+    )
+
+
 def test_one_worker_has_no_cluster(tmp_path, capfd):
     options = LaunchOptions(num_workers=1)
     command = [sys.executable, "-c", "import os; print(os.environ.get('TF_CONFIG'))"]
@@ -111,6 +121,16 @@ def test_silent_worker_is_named(tmp_path):
     assert status == 0
     assert said[1].startswith("Worker 1 of 2 has given no sign of life for ")
     assert "seconds, while training. All workers start again" in said[1]
+
+
+def test_exception_of_a_worker_that_does_not_end_is_shown_and_final(tmp_path):
+    code = "from tfaccel.processes.launched import serve_launcher\nserve_launcher()\n"
+    code += "import atexit\natexit.register(time.sleep, 60)\n"  # as TensorFlow does, which waits for the other workers
+    code += "if index == 1: raise ValueError('no such label')\ntime.sleep(60)"
+    status, said = launched(code, tmp_path)
+    assert status == 1
+    assert said[-2].startswith("Worker 1 of 2 raised an exception, and did not end within ")
+    assert said[-1].endswith("ValueError: no such label")
 
 
 LAUNCHER = """
@@ -211,3 +231,13 @@ def test_launcher_in_a_thread_leaves_signals_alone(tmp_path):
     thread.start()
     thread.join()
     assert found == [0]
+
+
+def test_nothing_is_written_through_a_symbolic_link(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "worker-1.log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(
+        TfaccelError, match=r"The log .*worker-1\.log is a symbolic link, and nothing is written through it"
+    ):
+        launched("print('x')", tmp_path)
+    assert not (tmp_path / "elsewhere").exists()

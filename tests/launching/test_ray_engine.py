@@ -11,16 +11,19 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
-from cluster_training import outcome
+from cluster_training import outcome, weights_of
 
 from tfaccel.errors import LaunchError
 from tfaccel.launching.cluster_job import ClusterJob
-from tfaccel.launching.ray_engine import RayOptions, run_on_ray
+from tfaccel.launching.ray_engine import run_on_ray
+from tfaccel.launching.ray_options import RayOptions
 
 HERE = Path(__file__).parent
 JOB = ClusterJob(command=("true",), num_workers=2)
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'tfaccel[ray]'")
+pytestmark = pytest.mark.timeout(2400)  # on a busy machine, each start of a Ray cluster takes minutes
 
 
 def refused(folder, **options):
@@ -86,7 +89,7 @@ def test_times_are_above_zero(name):
 
 def start(*arguments):
     command = [sys.executable, str(HERE / "ray_program.py"), *map(str, arguments)]
-    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "400"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=environment, start_new_session=True, **streams)
 
@@ -95,12 +98,13 @@ def run(*arguments):
     """The status, what each worker said, and the events."""
     with start(*arguments) as process:
         try:
-            stdout, stderr = process.communicate(timeout=300)
+            stdout, stderr = process.communicate(timeout=900)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     assert stdout, stderr[-5000:]
     told = json.loads(stdout.splitlines()[-1])
+    (Path(arguments[1]) / "reported.json").write_text(json.dumps(told["reported"]))
     return told["status"], told["lines"], stderr
 
 
@@ -110,36 +114,78 @@ def undisturbed(tmp_path_factory):
     status, lines, events = run("local", folder, "well")
     assert (status, "attempt 2" in events) == (0, False)
     assert [line for line in lines if line[0] == 0] != []
-    [reported] = (folder / "logs" / "ray" / "small").glob("checkpoint_*/model.keras")
-    assert reported.read_bytes() == (folder / "well" / "model.keras").read_bytes()
-    return outcome(folder / "well")
+    return folder / "well"
+
+
+@pytest.fixture(scope="module")
+def expected(undisturbed, logical_devices):
+    return outcome(undisturbed)
 
 
 @needs_ray
 @pytest.mark.slow
-def test_after_a_killed_worker_the_run_ends_as_if_nothing_had_happened(undisturbed, tmp_path, logical_devices):
+def test_metrics_and_checkpoints_are_reported_while_the_run_goes_on(undisturbed):
+    reported = json.loads((undisturbed.parent / "reported.json").read_text())
+    final = json.loads((undisturbed / "result.json").read_text())["final"]
+    assert reported["metrics"] == {"exit_status": 0, **final}
+    before, last = reported["kept"]  # the newest two, as in the run directory
+    step = before["metrics"]["checkpoint_step"]
+    assert 5 <= step <= 36
+    wanted = {"config.json", "plan.json", f"checkpoints/step_{step:010d}/arrays.npz"}
+    assert wanted <= before["files"].keys()
+    assert Path(last["files"]["model.keras"]).read_bytes() == (undisturbed / "model.keras").read_bytes()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_after_a_killed_worker_the_run_ends_as_if_nothing_had_happened(expected, tmp_path):
     status, _, events = run("local", tmp_path, "killed")
     assert status == 0
     assert "Worker 1 was killed by SIGKILL" in events
     assert "Ray starts all workers again, from the last checkpoint." in events
-    assert outcome(tmp_path / "killed") == undisturbed
+    assert outcome(tmp_path / "killed") == expected
 
 
 @needs_ray
 @pytest.mark.slow
-def test_after_a_stopped_worker_the_run_ends_as_if_nothing_had_happened(undisturbed, tmp_path, logical_devices):
+def test_a_run_directory_that_is_gone_is_restored_from_what_was_reported(expected, tmp_path):
+    status, lines, _ = run("local", tmp_path, "emptied")
+    assert status == 0
+    assert [0, f"{tmp_path / 'emptied'} was restored from the newest checkpoint that Ray keeps."] in lines
+    assert outcome(tmp_path / "emptied") == expected
+
+
+@needs_ray
+@pytest.mark.slow
+def test_after_a_stopped_worker_the_run_ends_as_if_nothing_had_happened(expected, tmp_path):
     status, _, events = run("local", tmp_path, "stopped")
     assert status == 0
     assert "Worker 1 gave no sign of life, and was killed by SIGKILL" in events
-    assert outcome(tmp_path / "stopped") == undisturbed
+    assert outcome(tmp_path / "stopped") == expected
 
 
 @needs_ray
 @pytest.mark.slow
-def test_after_a_lost_node_the_run_ends_as_if_nothing_had_happened(undisturbed, tmp_path, logical_devices):
+def test_after_a_lost_node_the_run_ends_as_if_nothing_had_happened(expected, tmp_path):
     status, _, events = run("lost_node", tmp_path, "slow", 0.4)
     assert (status, "attempt 2" in events) == (0, True)
-    assert outcome(tmp_path / "slow") == undisturbed
+    assert outcome(tmp_path / "slow") == expected
+
+
+@needs_ray
+@pytest.mark.slow
+def test_after_a_lost_node_the_workers_that_are_left_go_on_with_the_same_batches(tmp_path):
+    alone = tmp_path / "alone"
+    subprocess.run([sys.executable, str(HERE / "cluster_training.py"), f"--run_dir={alone}", "plain"], check=True)
+    status, _, events = run("fewer", tmp_path, "plain", 0.4)
+    assert (status, "attempt 2: 1 of 2 workers, with the batches of 2; logs in" in events) == (0, True)
+    folders = alone, tmp_path / "plain"
+    for one, other in zip(*map(weights_of, folders), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    rows = [(folder / "metrics.jsonl").read_text().splitlines() for folder in folders]
+    losses = [[json.loads(row)["loss"] for row in lines] for lines in rows]
+    assert len(losses[0]) == 3
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 @needs_ray

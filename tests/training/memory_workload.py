@@ -56,10 +56,11 @@ def workload(
 def outcome(name: str, work: Workload, plan: Plan, **options: Any) -> dict[str, Any]:
     """Trains in the folder `name`; returns the weights, the metrics and the plan, or the error."""
     import keras
+    import tensorflow as tf
 
     try:
         result = train(work, plan, run_dir=name, epochs=3, seed=3, verbose=0, **options)
-    except TfaccelError as error:
+    except (TfaccelError, tf.errors.CancelledError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     weights = keras.models.load_model(Path(name) / "model.keras", compile=False).get_weights()
     return {
@@ -90,6 +91,26 @@ def taking_memory(batch_of_second_epoch: int, num_bytes: int) -> Any:
     return Taking()
 
 
+def cancelling(num_times: int) -> Any:
+    """A callback that ends the first batch of the second epoch as TensorFlow may when another replica has failed."""
+    import keras
+    import tensorflow as tf
+
+    class Cancelling(keras.callbacks.Callback):
+        tfaccel_windows = True
+        epoch, num_left = 0, num_times
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.epoch == 1 and Cancelling.num_left:
+                Cancelling.num_left -= 1
+                raise tf.errors.CancelledError(None, None, "Function was cancelled before it was started")
+
+    return Cancelling()
+
+
 def outcome_of(case: str) -> dict[str, Any]:
     """The outcome of a case: a placement and its accumulation steps, or one of the names below."""
     small = {"batch": BATCH // 2, "num_rows": 2 * BATCH, "dropout": 0.0}
@@ -101,6 +122,9 @@ def outcome_of(case: str) -> dict[str, Any]:
         interval = 1 if case == "within an epoch" else None
         plan = Plan(**one, global_batch_size=BATCH // 2)
         return outcome(case, workload(**small), plan, callbacks=callbacks, checkpoint_interval=interval)
+    if case.startswith("cancelled "):
+        plan = Plan(**PLANS["mirrored_2"], global_batch_size=BATCH // 2)
+        return outcome(case, workload(**small), plan, callbacks=[cancelling(int(case.split()[1]))])
     placement, steps = case.split(":")
     return outcome(case, workload(), Plan(**PLANS[placement], global_batch_size=BATCH, accumulation_steps=int(steps)))
 

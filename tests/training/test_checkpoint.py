@@ -14,6 +14,7 @@ import pytest
 
 from tfaccel.errors import RunDirError
 from tfaccel.training.run.checkpoint_files import checkpoint_weights, checkpoints, load_newest, save_checkpoint
+from tfaccel.training.run.checkpoint_writer import CheckpointWriter
 
 ARRAYS = {
     "weight/0": np.array([1.5, np.nan, -0.0], "float32"),
@@ -100,6 +101,14 @@ def remove_arrays(path):
     (path / "arrays.npz").unlink()
 
 
+def empty_arrays(path):
+    (path / "arrays.npz").write_bytes(b"")
+
+
+def remove_header(path):
+    (path / "state.json").unlink()
+
+
 def other_format(path):
     header = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps({**header, "format": 99}))
@@ -114,6 +123,8 @@ def other_format(path):
         change_position,
         list_in_place_of_header,
         remove_arrays,
+        empty_arrays,
+        remove_header,
         other_format,
     ],
 )
@@ -227,6 +238,16 @@ def test_full_disk_leaves_earlier_checkpoints_and_stops_after_three_failures(tmp
     assert child.stderr.count("could not be written to") == 3  # and the third in a row ends training
     assert "File too large. Training goes on, the earlier checkpoints are left as they are" in child.stderr
     assert refused.startswith("3 checkpoints in a row could not be written to") and "Free space" in refused
+
+
+def test_folder_that_is_gone_stops_training_at_once(tmp_path):
+    writer = CheckpointWriter(tmp_path / "run" / "checkpoints")
+    writer.write({"x": np.zeros(10)}, {"step": 1})
+    with pytest.raises(
+        RunDirError, match=r"The run directory .*/run is gone, so no checkpoint can be written\. Training stops"
+    ):
+        writer.wait()
+    writer.close()
 
 
 def test_writing_needs_no_second_copy(tmp_path):

@@ -49,18 +49,20 @@ def rows_of(replicas, *, mixes_rows=False, **options):
 
 
 def test_a_worker_reads_and_augments_its_own_rows():
+    from tfaccel.data.resumed_place import ResumedPlace
+
     expected = [[2.5, 3.5], [6.5, 7.5]]
     assert rows_of(ALONE) == (expected, (4,), None)
     assert rows_of(SECOND_OF_TWO) == (expected, (4,), 4)
     assert rows_of(SECOND_OF_TWO, mixes_rows=True) == (expected, (4,), None)  # it reads them all
-    assert rows_of(SECOND_OF_TWO, start_step=1) == (expected[1:], (4,), 4)
+    assert rows_of(SECOND_OF_TWO, start=ResumedPlace(step=1, batches=1)) == (expected[1:], (4,), 4)
 
 
 def test_batches_are_fetched_to_a_device():
     import tensorflow as tf
 
-    from tfaccel.data.sources import IteratorFeed
-    from tfaccel.training.run.workload_source import fetched_to
+    from tfaccel.data.iterator_feed import IteratorFeed
+    from tfaccel.training.run.planned_datasets import fetched_to
 
     batches = tf.data.Dataset.range(10).map(lambda n: {"a": n, "b": (tf.cast(n, tf.float32), n * 2)}).batch(4)
     feed, seen = IteratorFeed(fetched_to("/CPU:1", batches.prefetch(2))), []
@@ -84,7 +86,7 @@ def test_batches_are_fetched_to_a_device():
 def test_what_a_gpu_cannot_hold_is_not_fetched_there():
     import tensorflow as tf
 
-    from tfaccel.training.run.workload_source import fetched_to
+    from tfaccel.training.run.planned_datasets import fetched_to
 
     texts = tf.data.Dataset.from_tensors(tf.constant(["text"]))
     ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3]]))

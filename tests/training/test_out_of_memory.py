@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,6 +51,41 @@ def test_on_two_replicas_and_in_a_later_epoch(run_python, tmp_path):
         assert found[case]["accumulation_steps"] == 2
         for one, other in zip(found["never"]["weights"], found[case]["weights"], strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_steps_are_repeated_when_a_replica_was_cancelled_and_nobody_knows_why(run_python, tmp_path):
+    found, lines = outcomes(run_python, tmp_path, "cancelled 0", "cancelled 2")
+    assert found["cancelled 2"]["weights"] == found["cancelled 0"]["weights"]
+    assert found["cancelled 2"]["history"] == found["cancelled 0"]["history"]
+    assert found["cancelled 2"]["accumulation_steps"] == 1
+    assert len(lines) == 2
+    assert lines[0].startswith("A replica was cancelled, because another one had failed; TensorFlow does not say how")
+
+
+def test_error_of_a_replica_that_is_cancelled_again_and_again_is_raised(logical_devices, tmp_path):
+    import tensorflow as tf
+
+    from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory, trained_within_memory
+    from tfaccel.training.run.run_dir import RunDir
+    from tfaccel.training.steps.replicas import Replicas
+
+    model, work = model_and_work()
+    plan = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), global_batch_size=8, num_logical_cpus=2)
+    strategy, attempts = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), []
+
+    def run(session):
+        attempts.append(session)
+        with smaller_batches_if_out_of_memory(model, work, plan, Replicas(strategy)):
+            raise tf.errors.CancelledError(None, None, "Function was cancelled before it was started")
+
+    def begin(plan):
+        return SimpleNamespace(plan=plan, place="from its start")
+
+    runtime = SimpleNamespace(seed_generators=lambda: None)
+    with pytest.raises(tf.errors.CancelledError, match="before it was started"):
+        trained_within_memory(begin, run, plan, RunDir(tmp_path / "run", {}), runtime)
+    assert len(attempts) == 3
 
 
 def test_shortage_is_told_from_other_exhausted_resources(logical_devices):

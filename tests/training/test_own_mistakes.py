@@ -151,7 +151,7 @@ def test_model_that_cannot_fit_into_memory_is_refused_before_its_first_step(logi
         return train(work(build_model=wide(num_units), compile_args=lambda: dict(compile_args)), plan, **arguments)
 
     # The kernel of the first layer alone has 3 values of 4 bytes per unit, and its gradient as many.
-    monkeypatch.setattr("tfaccel.training.train.detect_hardware", lambda: Hardware(memory_bytes=2**20))
+    monkeypatch.setattr("tfaccel.training.train.hardware_of_worker", lambda: Hardware(memory_bytes=2**20))
     one = (
         r"^The model of mine is too large: weights and gradients take more than 0\.0 GiB, and CPU:0 has 0\.0 GiB\. Make"
     )

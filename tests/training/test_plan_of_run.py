@@ -47,6 +47,19 @@ def test_resumed_run_keeps_its_plan(tmp_path):
     assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto") == MEASURED
 
 
+def test_fewer_workers_than_were_asked_for_keep_the_global_batch_of_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFACCEL_LAUNCH_WORKERS", "3")
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never").global_batch_size == 63
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never", global_batch_size=32).global_batch_size == 32
+    for number, size in ((2, 60), (3, 60)):
+        cluster = Cluster(source="tf_config", num_workers=number, task_index=0)
+        machine, work = (
+            dataclasses.replace(MACHINE, cluster=cluster),
+            dataclasses.replace(WORKLOAD, global_batch_size=61),
+        )
+        assert plan_of_run(machine, work, tmp_path, resume="never").global_batch_size == size
+
+
 def test_where_a_plan_comes_from_is_said(tmp_path):
     def chosen(resume="never", **options):
         return plan_and_origin(MACHINE, WORKLOAD, tmp_path, resume=resume, **options)

@@ -2,13 +2,18 @@
 
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
 from tfaccel.errors import ClusterError
+from tfaccel.planning.workload import Workload
 from tfaccel.processes.local_cluster import free_ports
+from tfaccel.training.workers.agreement import settings_to_agree_on
+from tfaccel.training.workers.own_port import check_own_port
 from tfaccel.training.workers.rendezvous import Place, meet, wait_seconds
 
 
@@ -70,6 +75,27 @@ def test_what_workers_do_not_agree_on_is_named_on_all():
     assert all(one.startswith(text) for one in found)
 
 
+def test_other_code_and_other_settings_are_named():
+    def work(width, **options):
+        return Workload("small", lambda: width, dict, print, global_batch_size=8, options=options)
+
+    def settings(width, **config):
+        return settings_to_agree_on(work(width), {"epochs": 3, "options": {"rate": 0.1, "data_dir": "/a"}, **config})
+
+    first = settings(4)
+    assert met([(0, first, 0), (1, settings(4, options={"rate": 0.1, "data_dir": "/b"}), 0)], num_workers=2) == [
+        "met",
+        "met",
+    ]
+    for other, text in (
+        (settings(5), "the code of the model is '"),
+        (settings(4, epochs=4), "epochs is 3 on worker 0 and 4 on worker 1. Start all of them with the same"),
+        (settings(4, options={"rate": 0.2, "data_dir": "/a"}), "options.rate is 0.1 on worker 0 and 0.2 on worker 1."),
+    ):
+        found = met([(0, first, 0), (1, other, 0)], num_workers=2)
+        assert all(one.startswith(f"The workers do not agree: {text}") for one in found), found
+
+
 def test_port_that_is_taken_is_named():
     with socket.socket() as other:
         other.bind(("", 0))
@@ -77,6 +103,22 @@ def test_port_that_is_taken_is_named():
         port = other.getsockname()[1]
         with pytest.raises(ClusterError, match=f"Worker 0 cannot listen on its port {port} .*another program, uses it"):
             meet(Place((f"127.0.0.1:{port}", "127.0.0.1:1"), 0), {}, seconds=1.0)
+
+
+def test_process_at_the_port_is_named_before_tensorflow_starts():
+    code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
+    code += "sys.stdin.read()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        port = int(other.stdout.readline())
+        with pytest.raises(
+            ClusterError, match=rf"uses it \(process {other.pid}: .*python.* -c import socket.*\)\. Stop"
+        ):
+            check_own_port(0, f"127.0.0.1:{port}")
+        other.stdin.close()
+    check_own_port(0, f"127.0.0.1:{port}")
+    with socket.create_server(("127.0.0.1", port)):
+        check_own_port(0, f"127.0.0.1:{port}")  # this process's own
 
 
 def test_another_program_at_the_port_is_not_taken_for_a_worker():

@@ -146,7 +146,7 @@ def test_loss_that_is_not_finite_names_its_step(run_python, tmp_path, placement)
     child = run_python(NAN, tmp_path / "nan", placement, cwd=HERE)
     ended = json.loads(child.stdout.splitlines()[-1])
     first, files, kept, resumed, untouched, at_once = ended
-    assert first.startswith("The loss became NaN or infinite at step 4 of epoch 1. Try a lower learning rate")
+    assert first.startswith("The loss became NaN or infinite at step 4 of epoch 1. The input of row 5 of the batch")
     assert resumed == first  # steps are counted from the start of the epoch, not from where it resumed
     assert "model.keras" not in files
     assert "result.json" not in files

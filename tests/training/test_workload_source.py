@@ -32,6 +32,12 @@ def source(logical_devices):
     return make
 
 
+def at(step):
+    from tfaccel.data.resumed_place import ResumedPlace
+
+    return ResumedPlace(step=step, batches=step)
+
+
 def numbers(global_batch_size, *, seed, epoch):
     """Batches of the numbers from 0 to 18, in an order determined by seed and epoch."""
     import tensorflow as tf
@@ -88,7 +94,7 @@ def test_error_in_the_thread_is_raised_where_the_epoch_begins(source):
 
 def test_data_that_cannot_start_later_is_skipped_to(source):
     whole = epochs_of(source(numbers))
-    resumed = source(numbers, start_step=3)
+    resumed = source(numbers, start=at(3))
     assert resumed.num_batches == 5
     assert epochs_of(resumed) == [whole[0][3:], whole[1]]
 
@@ -113,11 +119,11 @@ def test_data_that_can_start_later_reads_nothing_of_what_comes_before(source):
 
     whole = epochs_of(source(train_data))
     read.clear()
-    resumed = source(train_data, start_step=3, start_epoch=0)
+    resumed = source(train_data, start=at(3), start_epoch=0)
     assert resumed.num_batches == 4
     assert epochs_of(resumed, count=1) == [whole[0][3:]]
     assert sorted(read) == sorted(number for batch in whole[0][3:] for number in batch)
-    assert epochs_of(source(train_data, start_step=4)) == [[], whole[1]]  # it was stopped after the last step
+    assert epochs_of(source(train_data, start=at(4))) == [[], whole[1]]  # it was stopped after the last step
 
 
 def sharded(global_batch_size, *, seed, epoch, shard=None):
@@ -205,7 +211,7 @@ def test_batches_of_arrays_are_gathered_in_the_graph(source, num_rows):
 
     apart = epochs_of(source(read, epochs=5), 5)
     assert epochs_in_memory(source(arrays, epochs=5), 5) == apart
-    resumed = source(arrays, epochs=5, start_epoch=2, start_step=3)
+    resumed = source(arrays, epochs=5, start_epoch=2, start=at(3))
     assert epochs_in_memory(resumed, 3) == [apart[2][3:], *apart[3:]]
     second = source(arrays, SECOND_OF_TWO, epochs=1)
     assert type(second.feed()).__name__ == "IteratorFeed"
@@ -222,6 +228,6 @@ def test_small_epochs_are_prepared_together(source):
     apart = epochs_of(source(lambda size, *, seed, epoch: joined(size, seed=seed, epoch=epoch)), 70)
     assert epochs_in_memory(source(train_data, epochs=70), 70) == apart
     assert calls == [(0, 0, 1), (0, 0, 64), (64, 0, 6)]
-    resumed = source(train_data, epochs=4, start_epoch=1, start_step=3)
+    resumed = source(train_data, epochs=4, start_epoch=1, start=at(3))
     assert epochs_in_memory(resumed, 3) == [apart[1][3:], *apart[2:4]]
     assert epochs_of(source(train_data, SECOND_OF_TWO, epochs=2)) == apart[:2]  # several workers read single epochs

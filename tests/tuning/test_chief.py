@@ -7,6 +7,7 @@ import pytest
 from tfaccel.processes.fork_server import ForkedChild
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.search_processes import WorkerPlaces
 from tfaccel.tuning.supervisor import Supervisor, _Slot
 from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, write_outcome
 
@@ -67,7 +68,7 @@ def test_a_trial_goes_only_to_the_worker_that_asked_for_it():
     sent = []
     child = ForkedChild("worker-0.1", None, SimpleNamespace(send=sent.append))
     source = SimpleNamespace(to_json=dict)
-    supervisor = Supervisor(source, SearchOptions(max_trials=4), [], lambda row: None)
+    supervisor = Supervisor(source, SearchOptions(max_trials=4), WorkerPlaces(groups=[]), lambda row: None)
     supervisor._slots = [slot] = [_Slot(0, child)]
     answer = {"event": "trial", "worker": 0, "child": "worker-0.1", "status": "RUNNING", "trial_id": "0"}
     supervisor._handle_chief(answer)

@@ -25,6 +25,7 @@ from tfaccel.compressing.examples import (
 )
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import CompressionError, RunDirError
+from tfaccel.keras_file import check_members, check_no_code
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.private.private_api import all_layers, call_model
@@ -117,11 +118,13 @@ def loaded_model(given: keras.Model | str | os.PathLike[str]) -> keras.Model:
 
     Raises:
         CompressionError: if Keras cannot load the file.
+        ExportError: if it would run code.
     """
     if isinstance(given, keras.Model):
         return given
     if not Path(given).is_file():
         raise CompressionError(f"There is no file {given}.")
+    check_no_code(Path(given))
     try:
         return keras.saving.load_model(given, safe_mode=True)
     except Exception as error:  # Keras raises errors of many kinds for files that it cannot load
@@ -197,6 +200,7 @@ def _model_of_run(run_dir: Path, workload: Workload | None, x: Any) -> keras.Mod
     path = run_dir / "model.keras"
     if workload is None:
         raise CompressionError(f"The run in {run_dir} needs its workload.")
+    check_members(path)
     try:
         model = workload.build_model()
         if not model.built:

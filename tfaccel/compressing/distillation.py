@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
+from tfaccel.keras_file import check_no_code
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 
@@ -55,6 +56,7 @@ def distill(
     Raises:
         WorkloadError: if a number is out of range, or the teacher does not exist. Raised when the model is built if the
             output shapes of teacher and student differ, or the workload's loss is not a cross-entropy.
+        ExportError: if the teacher's file would run code.
 
     Reference:
         Hinton et al., Distilling the knowledge in a neural network, 2015, https://arxiv.org/abs/1503.02531
@@ -68,13 +70,14 @@ def distill(
     """
     _check_numbers(temperature, alpha)
     path = teacher_file(teacher)
+    check_no_code(path)
 
     def build_model() -> Any:
         import keras
 
         student = workload.build_model()
         with _naming(path):
-            model = keras.models.load_model(path, compile=False)
+            model = keras.models.load_model(path, compile=False, safe_mode=True)
         model.trainable = False
         return taught(student, model, temperature=temperature, alpha=alpha)
 

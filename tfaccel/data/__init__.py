@@ -10,6 +10,7 @@ from typing import Any
 _PUBLIC_NAMES = {
     "Augmentation": "tfaccel.data.pipeline",
     "Batches": "tfaccel.data.batches",
+    "BadData": "tfaccel.data.bad_data",
     "BoxData": "tfaccel.data.boxes.box_data",
     "CacheOptions": "tfaccel.data.cache_choice",
     "ExampleData": "tfaccel.data.example_data",

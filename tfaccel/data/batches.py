@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from tfaccel.data.epoch_positions import Shard
+from tfaccel.data.epoch_positions import Every, Shard
 
 
 class Batches:
@@ -18,6 +19,8 @@ class Batches:
             `test(global_batch_size)`, like `tfaccel.data.Pipeline`. It is called once, on first use.
         num_train_examples: examples in one epoch.
         several_epochs: whether `train` also takes `num_epochs`, the number of consecutive epochs.
+        takes_every: whether `train` also takes `every`, so that several data workers can prepare the batches; see
+            `tfaccel.Workload`.
         raw_input: the raw data behind the model's tensors; see `tfaccel.Workload`.
 
     Example:
@@ -34,12 +37,13 @@ class Batches:
         *,
         num_train_examples: int,
         several_epochs: bool = False,
+        takes_every: bool = False,
         raw_input: Any = None,
     ) -> None:
         self.source = source
         self.num_train_examples = num_train_examples
         self.raw_input = raw_input
-        self.train_data = train_data_of(self.made, several_epochs=several_epochs)
+        self.train_data = train_data_of(self.made, several_epochs=several_epochs, takes_every=takes_every)
         self._make, self._made = make, None
 
     def made(self) -> Any:
@@ -53,26 +57,22 @@ class Batches:
         return self.made().test(global_batch_size)
 
 
-def train_data_of(batches: Callable[[], Any], *, several_epochs: bool = False) -> Callable[..., Any]:
+def train_data_of(
+    batches: Callable[[], Any], *, several_epochs: bool = False, takes_every: bool = False
+) -> Callable[..., Any]:
     """A `train_data` for a workload that can start at any step and be sharded across workers.
 
     Args:
         batches: `batches()` returns the object whose `train` makes an epoch, the same at every call; see
             `tfaccel.data.pipeline.Pipeline`. It is called only when data are needed.
-        several_epochs: whether `train` also takes `num_epochs`, the number of consecutive epochs.
+        several_epochs, takes_every: as for `Batches`.
 
     Example:
-        >>> import inspect
         >>> list(inspect.signature(train_data_of(dict)).parameters)
         ['global_batch_size', 'seed', 'epoch', 'start_step', 'shard']
     """
 
     def train_data(
-        global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
-    ) -> Any:
-        return batches().train(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard)
-
-    def train_data_of_epochs(
         global_batch_size: int,
         *,
         seed: int,
@@ -80,9 +80,17 @@ def train_data_of(batches: Callable[[], Any], *, several_epochs: bool = False) -
         start_step: int = 0,
         shard: Shard | None = None,
         num_epochs: int = 1,
+        every: Every | None = None,
     ) -> Any:
-        return batches().train(
-            global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard, num_epochs=num_epochs
-        )
+        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
+        if several_epochs:
+            part["num_epochs"] = num_epochs
+        if takes_every:
+            part["every"] = every
+        return batches().train(global_batch_size, **part)
 
-    return train_data_of_epochs if several_epochs else train_data
+    absent = {"num_epochs": not several_epochs, "every": not takes_every}
+    signature = inspect.signature(train_data)
+    taken = [parameter for name, parameter in signature.parameters.items() if not absent.get(name)]
+    train_data.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
+    return train_data

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 Shard = tuple[int, int]
+Every = tuple[int, int]
 
 
 def epoch_positions(
@@ -22,6 +23,7 @@ def epoch_positions(
     shard: Shard | None = None,
     noun: str = "examples",
     num_epochs: int = 1,
+    every: Every | None = None,
 ) -> np.ndarray:
     """The positions in an epoch, from 0, that make up each of its full batches.
 
@@ -35,9 +37,11 @@ def epoch_positions(
         shard: (index, count): only the rows of worker `index`, from 0, out of `count`, in each batch.
         noun: what examples are called in messages.
         num_epochs: number of consecutive epochs. Positions of the second begin at `num_examples`, and so on.
+        every: (index, count): only every `count`-th batch, from the `index`-th on, counted from `start_step`; None for
+            all.
 
     Returns:
-        int64, of shape (num_epochs * num_steps - start_step, rows).
+        int64, of shape (num_epochs * num_steps - start_step, rows), or a `count`-th of it.
 
     Raises:
         DataError: if there are too few examples for one batch, or the shard or step is out of range.
@@ -49,6 +53,8 @@ def epoch_positions(
         [[6, 7]]
         >>> epoch_positions(5, 2, start_step=1, num_epochs=2).tolist()
         [[2, 3], [5, 6], [7, 8]]
+        >>> epoch_positions(7, 1, start_step=1, every=(1, 3)).tolist()
+        [[2], [5]]
     """
     check_one_batch(num_examples, global_batch_size, noun)
     num_steps = num_examples // global_batch_size
@@ -57,7 +63,30 @@ def epoch_positions(
     start, stop = shard_rows(global_batch_size, shard)
     epochs, steps = np.divmod(np.arange(start_step, num_epochs * num_steps, dtype=np.int64), num_steps)
     firsts = epochs * num_examples + steps * global_batch_size
-    return firsts[:, np.newaxis] + np.arange(start, stop, dtype=np.int64)
+    return firsts[of_every(every)][:, np.newaxis] + np.arange(start, stop, dtype=np.int64)
+
+
+def of_every(every: Every | None) -> slice:
+    """The slice that takes every `count`-th of a sequence of batches; see `epoch_positions`.
+
+    Example:
+        >>> list(range(7))[of_every((1, 3))]
+        [1, 4]
+    """
+    index, count = every or (0, 1)
+    return slice(index, None, count)
+
+
+def steps_of(num_batches: int, start_step: int, every: Every | None) -> slice:
+    """The steps of an epoch that a number of batches belong to; arguments as of `epoch_positions`.
+
+    Example:
+        >>> steps_of(3, 10, None), steps_of(3, 10, (1, 2))
+        (slice(10, 13, 1), slice(11, 16, 2))
+    """
+    index, count = every or (0, 1)
+    first = start_step + index
+    return slice(first, max(first, first + (num_batches - 1) * count + 1), count)
 
 
 def shard_rows(global_batch_size: int, shard: Shard | None) -> tuple[int, int]:

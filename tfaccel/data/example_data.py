@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.batches import Batches
-from tfaccel.data.epoch_positions import Shard
+from tfaccel.data.epoch_positions import Every, Shard, steps_of
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
@@ -30,6 +31,7 @@ class ExampleData(Batches):
         latent_size: size of the latent vector, and of the noise (standard normal) for each example.
         image_size: height and width in pixels to resize images to; None for the default of the data.
         encoding: of a CSV file.
+        bad_data: what to do with damaged images or rows; None for `BadData()`, which raises an error.
 
     Raises:
         DataError: if the data cannot be used; the message names the file, or row and column.
@@ -49,14 +51,15 @@ class ExampleData(Batches):
         latent_size: int,
         image_size: int | None = None,
         encoding: str = "utf-8",
+        bad_data: BadData | None = None,
     ) -> None:
         examples: Unlabelled
         if data_dir is None:
             examples = UnlabelledImages(digits(image_size))
         elif Path(data_dir).suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES:
-            examples = UnlabelledRows(read_number_rows(data_dir, encoding=encoding))
+            examples = UnlabelledRows(read_number_rows(data_dir, encoding=encoding, bad_data=bad_data))
         else:
-            examples = UnlabelledImages(read_image_set(data_dir, image_size=image_size))
+            examples = UnlabelledImages(read_image_set(data_dir, image_size=image_size, bad_data=bad_data))
         super().__init__(examples, lambda: self, num_train_examples=examples.num_examples[TRAIN])
         self._latent_size = latent_size
         self.train_data = self._train_data
@@ -72,11 +75,21 @@ class ExampleData(Batches):
         )
 
     def _train_data(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        every: Every | None = None,
     ) -> Any:
         part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
+        part["every"] = every
         shuffled = self.source.shuffled(global_batch_size, **part)
-        return self._with_noise(shuffled, global_batch_size=global_batch_size, **part)
+        steps = steps_of(int(shuffled.cardinality()), start_step, every)
+        which: dict[str, Any] = {"seed": seed, "epoch": epoch, "steps": steps, "shard": shard}
+        return self._with_noise(shuffled, global_batch_size=global_batch_size, **which)
 
     def _with_noise(self, values: Any, **part: Any) -> Any:
         from tfaccel.data.images.noise_batches import with_noise

@@ -8,7 +8,7 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -116,14 +116,9 @@ class GivenArrays:
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed: a checksum of all rows, and the settings of the batches."""
-        checksum = hashlib.blake2b(digest_size=16)
-        for name, part in self._parts.items():
-            for leaf in leaves(part):
-                checksum.update(f"{name} {leaf.dtype} {leaf.shape} ".encode())
-                plain = leaf if leaf.dtype != object else np.array("\0".join(map(str, leaf.ravel())).encode())
-                checksum.update(np.ascontiguousarray(plain).view(np.uint8).data if plain.size else b"")
+        checksum = checksum_of_rows((name, leaf) for name, part in self._parts.items() for leaf in leaves(part))
         weights = self._class_weight and {str(name): float(weight) for name, weight in self._class_weight.items()}
-        return {"data": checksum.hexdigest(), "shuffle": self._shuffle, "class_weight": weights}
+        return {"data": checksum, "shuffle": self._shuffle, "class_weight": weights}
 
     def __call__(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1
@@ -185,6 +180,16 @@ class GivenArrays:
         except ValueError as error:
             raise DataError(f"Keras does not take these data: {error}") from error
         return dense_arrays(adapter)
+
+
+def checksum_of_rows(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
+    """A checksum of all rows of named arrays, in hexadecimal digits."""
+    checksum = hashlib.blake2b(digest_size=16)
+    for name, leaf in arrays:
+        checksum.update(f"{name} {leaf.dtype} {leaf.shape} ".encode())
+        plain = leaf if leaf.dtype != object else np.array("\0".join(map(str, leaf.ravel())).encode())
+        checksum.update(np.ascontiguousarray(plain).view(np.uint8).data if plain.size else b"")
+    return checksum.hexdigest()
 
 
 def leaves(nest: Any) -> Iterator[Any]:

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.given_data import DATASET
-from tfaccel.data.private_adapters import batch_size_of, data_adapter, passes_are_alike, shuffles_without_seed
+from tfaccel.data.private_adapters import batch_size_of, data_adapter, passes_are_alike
+from tfaccel.data.private_pipelines import known_to_vary, runs_python
 from tfaccel.errors import DataError
 
 # Dataset -> its passes in this process: iterators of a `tf.data.Dataset`, epochs of a `PyDataset`.
@@ -51,9 +52,8 @@ class GivenDataset:
         if self.num_batches == 0:
             raise DataError("The dataset is empty.")
         self.batch_size = batch_size_of(dataset)
-        self.not_resumable = ""
-        if shuffles_without_seed(dataset):
-            self.not_resumable = "The dataset is shuffled without a seed: write `.shuffle(..., seed=NUMBER)`"
+        self.not_resumable = known_to_vary(dataset)
+        self.runs_python = runs_python(dataset)
 
     @property
     def prepares_ahead(self) -> bool:

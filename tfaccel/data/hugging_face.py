@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import numbered_classes, train_and_test
 from tfaccel.data.images.encoded import EncodedPart, encoded_image_set
 from tfaccel.data.images.image_set import EncodedImages, ImageSet
@@ -21,7 +22,7 @@ _LABELS = ("label", "labels", "fine_label", "class")
 _IMAGES = ("image", "img", "picture")
 
 
-def read_hugging_face_images(name: str, *, image_size: int | None = None) -> ImageSet:
+def read_hugging_face_images(name: str, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:
     """Validates all images of a dataset; they stay where `datasets` keeps them.
 
     The split `train` is used for training and `test` or `validation` for testing; without them a stratified fifth is
@@ -32,6 +33,7 @@ def read_hugging_face_images(name: str, *, image_size: int | None = None) -> Ima
         name: "hf:NAME" or "hf:NAME:CONFIG", where NAME is what `datasets.load_dataset` takes, or a folder that
             `save_to_disk` wrote.
         image_size: height and width in pixels to resize images to; None for `default_image_size`.
+        bad_data: what to do with images that cannot be decoded.
 
     Raises:
         DataError: if `datasets` is not installed, the dataset does not exist, or it has no images or classes.
@@ -51,10 +53,11 @@ def read_hugging_face_images(name: str, *, image_size: int | None = None) -> Ima
             _Images(split.cast_column(image, datasets.Image(decode=False)), image),
             rows,
             lambda number: f"in row {number} (from 0) of {source}",
+            lambda number: (source, number),
         )
         for split, rows in zip(splits, labels, strict=True)
     ]
-    return encoded_image_set(parts, names, source=source, image_size=image_size)
+    return encoded_image_set(parts, names, source=source, image_size=image_size, bad_data=bad_data or BadData())
 
 
 def read_hugging_face_texts(name: str, *, text_column: str = "text", label_column: str = "label") -> LabelledTexts:

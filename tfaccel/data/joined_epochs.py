@@ -33,16 +33,16 @@ class EpochsInMemory(ArrayFeed):
 
     def begin(self, num_batches: int) -> None:
         """Starts an epoch of `num_batches`."""
-        self._end = self._step + num_batches
+        self._end = self.num_used + num_batches
 
     @property
     def exhausted(self) -> bool:
         """Whether every batch of the epoch has been used."""
-        return self._step >= self._end
+        return self.num_used >= self._end
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
         """Arguments of the next graph call, and the maximum number of its steps."""
-        return super().arguments(min(num_steps, self._end - self._step))
+        return super().arguments(min(num_steps, self._end - self.num_used))
 
     def take_iterator(self) -> None:
         """None: there is no iterator to release."""

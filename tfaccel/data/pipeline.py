@@ -16,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.cache_choice import CacheOptions
-from tfaccel.data.epoch_positions import Shard, epoch_positions
+from tfaccel.data.epoch_positions import Every, Shard, epoch_positions
 from tfaccel.data.example_cache import ExampleCache, Reader
 from tfaccel.data.ordered_map import ordered_map, untuned
+from tfaccel.errors import DataError
 
 AUTOMATIC = CacheOptions()
 
@@ -79,7 +80,7 @@ class Pipeline:
         self._augmentation = augmentation
         self._cache = cache
         self._noun = noun
-        self._traced: dict[tuple[int, bool], Callable[..., Any]] = {}
+        self._traced: dict[tuple[int, bool, bool], Callable[..., Any]] = {}
 
     def train(
         self,
@@ -91,6 +92,7 @@ class Pipeline:
         shard: Shard | None = None,
         augmented: bool = True,
         num_epochs: int = 1,
+        every: Every | None = None,
     ) -> tf.data.Dataset:
         """Full batches of an epoch; each epoch drops different leftover examples.
 
@@ -104,9 +106,12 @@ class Pipeline:
             augmented: if False, yield batches for `augment`, to be augmented later; no effect without an augmentation.
             num_epochs: number of consecutive epochs, starting with `epoch`; `start_step` counts in the first.
                 Preparing epochs of a few steps one by one takes as long as training on them.
+            every: (index, count): only every `count`-th batch, from the `index`-th after `start_step` on, as data
+                workers prepare them; without a cache, which other processes do not have. None for all batches.
 
         Raises:
-            DataError: if there are too few examples for one batch, or the step or shard is out of range.
+            DataError: if there are too few examples for one batch, the step or shard is out of range, or batches for
+                data workers must be cached.
         """
         positions = epoch_positions(
             self._num_examples,
@@ -115,11 +120,12 @@ class Pipeline:
             shard=shard,
             noun=self._noun,
             num_epochs=num_epochs,
+            every=every,
         )
         numbers = joined([self._numbers(seed, epoch + i) for i in range(num_epochs)])
         with tf.device("/CPU:0"):
             steps = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda array: array[positions], numbers))
-        return ordered_map(steps, self._batch(positions.shape[1], steps.element_spec, augmented))
+        return ordered_map(steps, self._batch(positions.shape[1], steps.element_spec, augmented, every is None))
 
     def _numbers(self, seed: int, epoch: int) -> tuple[Any, ...]:
         """Everything random about an epoch, by position: the example, and the numbers that augment it."""
@@ -144,14 +150,29 @@ class Pipeline:
     @functools.cached_property
     def _prepared(self) -> Reader:
         """Reads and prepares examples; the cache is created on first access, outside of any graph."""
-        read, prepare = self._source, self._prepare
+        read = self._source
         if self._cache is not None:
             read = ExampleCache(read, num_examples=self._num_examples, options=self._cache, noun=self._noun).read
+        return self._with_preparation(read)
+
+    @functools.cached_property
+    def _uncached(self) -> Reader:
+        """Reads and prepares examples, in any process."""
+        if self._cache is not None and self._cache.place in ("memory", "disk"):
+            raise DataError(
+                f"The {self._noun} are to be cached (place={self._cache.place!r}), but a cache belongs to one process, "
+                'and data workers are others. Use place="none" or "auto" (--cache=none), or no data workers.'
+            )
+        return self._with_preparation(self._source)
+
+    def _with_preparation(self, read: Reader) -> Reader:
+        prepare = self._prepare
         return read if prepare is None else lambda rows: prepare(read(rows))
 
-    def _batch(self, num_rows: int, specs: tuple[Any, ...], augmented: bool) -> Callable[..., Any]:
+    def _batch(self, num_rows: int, specs: tuple[Any, ...], augmented: bool, cached: bool) -> Callable[..., Any]:
         """The function that makes a training batch, traced once rather than in every epoch."""
-        prepared, key = self._prepared, (num_rows, augmented)
+        prepared = self._prepared if cached else self._uncached
+        key = num_rows, augmented, cached
         if key not in self._traced:
 
             def batch(rows: tf.Tensor, numbers: Any = None) -> Any:

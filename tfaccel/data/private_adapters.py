@@ -108,15 +108,6 @@ def passes_are_alike(dataset: tf.data.Dataset) -> bool:
         return False
 
 
-def shuffles_without_seed(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset is shuffled without a seed; False if the private names are missing."""
-    try:
-        unseeded = type(dataset).__name__ == "_ShuffleDataset" and int(dataset._seed) == int(dataset._seed2) == 0
-        return unseeded or any(shuffles_without_seed(one) for one in dataset._inputs())
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return False
-
-
 def batch_size_of(dataset: tf.data.Dataset) -> int | None:
     """The batch size of a dataset, whose last batch may be smaller; None if unknown."""
     try:

@@ -7,17 +7,22 @@ other input comes through a `tf.data` iterator.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-import zlib
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import ArrayBatches, IteratorBatches, without_optionals
+from tfaccel.data.graph_batches import ArrayBatches, without_optionals
+from tfaccel.data.iterator_feed import IteratorFeed
+from tfaccel.data.resumed_place import ResumedPlace
+
+Place = dict[str, Any]  # where the next batch of a source is, as JSON values
 
 
 class ArraySource:
@@ -52,6 +57,8 @@ class ArraySource:
         leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
         num_rows = int(leaves[0].shape[0])
         self._order = order or (lambda _: np.arange(num_rows, dtype=np.int64))
+        self._resumes = False
+        self.around_feed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # `feed` runs within it
         self.num_batches: int | None = math.ceil(num_rows / global_batch_size)
         self.batch_spec = keras.tree.map_structure(
             lambda a: None if a is None else tf.TensorSpec([None, *a.shape[1:]], a.dtype), arrays
@@ -59,10 +66,24 @@ class ArraySource:
 
     def feed(self) -> ArrayFeed:
         """The batches of the next epoch: a new pass, or the rest of the last one if an epoch is not a whole pass."""
-        if self._feed is None or self.steps_per_epoch is None or self._feed.exhausted:
-            self._feed = ArrayFeed(self, self._order(self._passes))
-            self._passes += 1
+        resumes, self._resumes = self._resumes, False
+        with self.around_feed():
+            if self._feed is None or (not resumes and (self.steps_per_epoch is None or self._feed.exhausted)):
+                self._feed = ArrayFeed(self, self._order(self._passes))
+                self._passes += 1
         return self._feed
+
+    def place(self, step: int) -> Place:
+        """Where the next batch is, after `step` steps of the epoch, for `go_to`."""
+        within = self._feed is not None and (step or not self._feed.exhausted)
+        return {"passes": self._passes, "batches": self._feed.num_used if self._feed is not None and within else 0}
+
+    def go_to(self, place: Place) -> None:
+        """Makes the next feed continue at a place."""
+        self._passes, self._feed = place["passes"], None
+        if place["batches"]:
+            self._feed = ArrayFeed(self, self._order(self._passes - 1), place["batches"])
+            self._resumes = True
 
     def epoch_end(self, num_steps: int, *, stopped: bool = False) -> None:
         """Nothing to do."""
@@ -86,11 +107,11 @@ def whole_executions(num_steps: int, steps_per_execution: int) -> int:
 
 
 class ArrayFeed:
-    """One pass over an `ArraySource`."""
+    """One pass over an `ArraySource`, or the rest of it after `num_used` batches."""
 
-    def __init__(self, source: ArraySource, order: np.ndarray) -> None:
+    def __init__(self, source: ArraySource, order: np.ndarray, num_used: int = 0) -> None:
         self._source = source
-        self._step = 0
+        self.num_used = num_used
         size = source.global_batch_size
         self._num_full = len(order) // size
         with tf.device("/CPU:0"):
@@ -107,7 +128,7 @@ class ArrayFeed:
     @property
     def exhausted(self) -> bool:
         """Whether every batch has been used."""
-        return self._step >= self._num_batches
+        return self.num_used >= self._num_batches
 
     def signature(self, *, any_rows: bool = False) -> Any:
         """Argument specs for arrays of any length, so that one traced graph serves them all.
@@ -115,29 +136,29 @@ class ArrayFeed:
         Args:
             any_rows: also for batches of any size.
         """
-        size = self._source.global_batch_size if self._step < self._num_full and not any_rows else None
+        size = self._source.global_batch_size if self.num_used < self._num_full and not any_rows else None
         return self._source.batch_spec, tf.TensorSpec([None, size], tf.int64), tf.TensorSpec([], tf.int64)
 
     def arguments(self, num_steps: int) -> tuple[Any, int]:
         """Arguments of the next graph call, and the maximum number of its steps (batches of equal size only)."""
-        if self._step < self._num_full:
-            count = min(num_steps, self._num_full - self._step)
-            return (self._source.arrays, self._full, tf.constant(self._step, tf.int64)), count
+        if self.num_used < self._num_full:
+            count = min(num_steps, self._num_full - self.num_used)
+            return (self._source.arrays, self._full, tf.constant(self.num_used, tf.int64)), count
         return (self._source.arrays, self._last, tf.constant(0, tf.int64)), 1
 
     def peek(self) -> Any:
         """The next batch, as a nest of tensors, without using it."""
-        rows = self._full[self._step] if self._step < self._num_full else self._last[0]
+        rows = self._full[self.num_used] if self.num_used < self._num_full else self._last[0]
         return keras.tree.map_structure(lambda a: None if a is None else tf.gather(a, rows), self._source.arrays)
 
     def finished(self, num_steps: int, state: Any) -> None:
         """Takes note of the steps that a graph call ran, and of the loop state that it ended with."""
         del state
-        self._step += num_steps
+        self.num_used += num_steps
 
     def drop(self) -> None:
         """Passes over the next batch."""
-        self._step += 1
+        self.finished(1, None)
 
     def fingerprint(self) -> int | None:
         """None: the order depends on a seed that all workers share."""
@@ -165,15 +186,41 @@ class IteratorSource:
         self.steps_per_execution = steps_per_execution
         self.batch_spec = without_optionals(dataset.element_spec)
         self._feed: IteratorFeed | None = None
+        self._resumed: ResumedPlace | None = None
+        self.around_feed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # `feed` runs within it
         self._repeated = num_batches is not None and num_epochs > 1
         self._dataset = repeated(dataset, num_epochs) if self._repeated else dataset
 
     def feed(self) -> IteratorFeed:
         """The batches of the next epoch."""
-        if self._feed is None or not self._repeated or self._feed.ended:
-            self.close()
-            self._feed = IteratorFeed(self._dataset)
-        self._feed.begin(self.num_batches if self._repeated else None)
+        resumed, self._resumed = self._resumed, None
+        with self.around_feed():
+            if resumed is not None:
+                self._feed = resumed.feed(self._dataset)
+            elif self._feed is None or not self._repeated or self._feed.ended:
+                self.close()
+                self._feed = IteratorFeed(self._dataset)
+        left = self.num_batches if self._repeated else None
+        self._feed.begin(left if left is None or resumed is None else left - resumed.step)
+        return self._feed
+
+    def place(self, step: int) -> Place:
+        """Where the next batch is, after `step` steps of the epoch, for `go_to`. All passes are alike."""
+        return {"batches": step}
+
+    def go_to(self, place: Place, resumed: ResumedPlace) -> None:
+        """Makes the next feed continue at a place."""
+        del place
+        self._resumed = resumed if resumed.batches or resumed.step else None
+
+    @property
+    def dataset(self) -> tf.data.Dataset:
+        """What iterators are made of."""
+        return self._dataset
+
+    @property
+    def open_feed(self) -> IteratorFeed | None:
+        """The feed of the epoch in progress."""
         return self._feed
 
     def epoch_end(self, num_steps: int, *, stopped: bool = False) -> None:
@@ -206,72 +253,3 @@ def repeated(dataset: tf.data.Dataset, num_epochs: int) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return dataset.repeat(num_epochs).with_options(options)
-
-
-class IteratorFeed:
-    """Batches from one iterator, with the next one always prefetched.
-
-    Args:
-        dataset: yields global batches, or this worker's rows of them; or an unused iterator over it.
-        batches: how batches are split; None for global batches.
-    """
-
-    def __init__(self, dataset: Any, batches: IteratorBatches | None = None) -> None:
-        self.batches = batches or IteratorBatches()
-        self._iterator: Any = iter(dataset)
-        self.spec = self._iterator.element_spec  # of any batch
-        self._next: Any = self._iterator.get_next_as_optional()
-        self._left: int | None = None
-        self._fingerprinted = self.batches.num_global_rows is not None  # workers' own rows differ
-
-    def begin(self, num_batches: int | None) -> None:
-        """Starts an epoch of `num_batches` (None: until the iterator ends)."""
-        self._left = num_batches
-
-    def take_iterator(self) -> Any:
-        """Returns the iterator and its prefetched batch, and releases both."""
-        iterator, self._iterator, self._next = (self._iterator, self._next), None, None
-        return iterator
-
-    @property
-    def ended(self) -> bool:
-        """Whether the iterator has no more batches."""
-        return not bool(self._next.has_value())
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether every batch of the epoch has been used."""
-        return self._left == 0 or self.ended
-
-    def signature(self, *, any_rows: bool = False) -> None:
-        """None: the iterator's type is enough."""
-
-    def fingerprint(self) -> int | None:
-        """A checksum of the iterator's first batch (below 2**31), once; None afterwards."""
-        if self._fingerprinted or self.ended:
-            return None
-        self._fingerprinted = True
-        checksum = 0
-        for leaf in tf.nest.flatten(self._next.get_value(), expand_composites=True):
-            values = np.asarray(leaf)
-            content = b"\0".join(values.ravel().tolist()) if values.dtype == object else values.tobytes()
-            checksum = zlib.crc32(content, checksum)
-        return checksum & 0x7FFFFFFF
-
-    def peek(self) -> Any:
-        """The next batch, or this worker's rows of it, as a nest of tensors, without using it."""
-        return self.batches.rows(without_optionals(self._next.get_value()))
-
-    def arguments(self, num_steps: int) -> tuple[Any, int]:
-        """Arguments of the next graph call, and the maximum number of its steps."""
-        return (self._iterator, self._next), num_steps if self._left is None else min(num_steps, self._left)
-
-    def finished(self, num_steps: int, state: Any) -> None:
-        """Takes note of the steps that a graph call ran, and of the loop state that it ended with."""
-        self._next = state[0]
-        if self._left is not None:
-            self._left -= num_steps
-
-    def drop(self) -> None:
-        """Passes over the next batch."""
-        self.finished(1, (self._iterator.get_next_as_optional(),))

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import numbered_classes, train_and_test
 from tfaccel.data.example_message import decode_example
 from tfaccel.data.images.image_set import ImageSet
@@ -43,7 +44,7 @@ print(json.dumps(described))
 """
 
 
-def read_tfds_images(name: str, *, image_size: int | None = None) -> ImageSet:
+def read_tfds_images(name: str, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:
     """Reads and validates the images of a dataset.
 
     The split `train` is used for training and `test` or `validation` for testing; without them a stratified fifth is
@@ -53,6 +54,7 @@ def read_tfds_images(name: str, *, image_size: int | None = None) -> ImageSet:
         name: "tfds:NAME" or "tfds:NAME:CONFIG", with the names of `tensorflow_datasets`; the dataset is downloaded and
             prepared if needed, in `TFDS_DATA_DIR` or the home folder.
         image_size: height and width in pixels to resize images to; None for `default_image_size`.
+        bad_data: what to do with damaged records and images.
 
     Raises:
         DataError: if `tensorflow-datasets` is not installed, the dataset does not exist, or it has no labeled images.
@@ -61,31 +63,40 @@ def read_tfds_images(name: str, *, image_size: int | None = None) -> ImageSet:
     image, label = _feature(described, "Image", name), _feature(described, "ClassLabel", name)
     files = [[Path(file) for file in part] for part in _files(described, name)]
     return read_tfrecord_images(
-        files, image_size=image_size, class_names=described["names"][label], features=ImageFeatures(image, label, "")
+        files,
+        image_size=image_size,
+        class_names=described["names"][label],
+        features=ImageFeatures(image, label, ""),
+        bad_data=bad_data,
     )
 
 
-def read_tfds_texts(name: str, *, text_column: str = "text", label_column: str = "label") -> LabelledTexts:
+def read_tfds_texts(
+    name: str, *, text_column: str = "text", label_column: str = "label", bad_data: BadData | None = None
+) -> LabelledTexts:
     """The texts of a dataset and their classes.
 
     Args:
         name: as for `read_tfds_images`.
         text_column, label_column: the features with texts and classes.
+        bad_data: what to do with damaged records.
 
     Raises:
         DataError: if `tensorflow-datasets` is not installed, the dataset does not exist, or it lacks the features.
     """
-    described = _describe(name)
+    described, bad_data, num_files = _describe(name), bad_data or BadData(), 0
     for column in (text_column, label_column):
         if column not in described["kinds"]:
             raise DataError(f"{name} must have a feature {column!r}. Received: {', '.join(described['kinds'])}.")
     texts: list[list[str]] = []
     labels: list[list[int | str]] = []
     for part in _files(described, name):
-        index = RecordIndex.of(Path(file) for file in part)
+        index = RecordIndex.of([Path(file) for file in part], bad_data)
+        num_files += len(part)
         examples = [decode_example(index.read(row)) for row in range(len(index))]
         texts.append([example[text_column][0].decode(errors="replace") for example in examples])
         labels.append([_label(example[label_column][0]) for example in examples])
+    bad_data.finish(sum(map(len, texts)), "texts", num_files=num_files)
     names, rows = numbered_classes(labels, name, described["names"].get(label_column))
     return labelled_texts(names, texts, rows, name)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import os
 import re
 import struct
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -16,6 +17,7 @@ from typing import IO
 import google_crc32c
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.example_message import Value, encode_example
 from tfaccel.errors import DataError
 
@@ -93,12 +95,17 @@ def _write(file: IO[bytes], data: bytes) -> None:
     file.write(length + _CHECKSUM.pack(masked_crc32c(length)) + data + _CHECKSUM.pack(masked_crc32c(data)))
 
 
-def find_tfrecords(place: str | os.PathLike[str]) -> list[Path]:
+def find_tfrecords(place: str | os.PathLike[str], bad_data: BadData | None = None) -> list[Path]:
     """The sorted TFRecord files of a folder or of a pattern such as `data/*.tfrecord`, or the single file of that name.
 
+    Args:
+        place: the folder, pattern or file.
+        bad_data: what to do if one of several numbered files is missing in a folder.
+
     Raises:
-        DataError: if one of several numbered files is missing.
+        DataError: if one is missing.
     """
+    bad_data = bad_data or BadData()
     path = Path(place)
     if path.is_dir():
         found = [entry for entry in path.iterdir() if _NAME.fullmatch(entry.name) and not entry.name.startswith(".")]
@@ -110,44 +117,70 @@ def find_tfrecords(place: str | os.PathLike[str]) -> list[Path]:
     for match in filter(None, (_NUMBERED.fullmatch(str(file)) for file in found)):
         groups.setdefault((match[1], match[3], match[4]), set()).add(int(match[2]))
     for (start, count, end), numbers in groups.items():
-        missing = sorted(set(range(int(count))) - numbers)
-        if missing and path.is_dir():
-            name = f"{start}-{missing[0]:0{len(count)}d}-of-{count}{end}"
-            raise DataError(f"There is no file {name}, one of {int(count)}. Copy it as well.")
+        missing = sorted(set(range(int(count))) - numbers) if path.is_dir() else []
+        names = [f"{start}-{number:0{len(count)}d}-of-{count}{end}" for number in missing]
+        for name in names:
+            others = f" (nor {', '.join(names[1:5])}{' ...' if len(names) > 5 else ''})" if len(names) > 1 else ""
+            error = DataError(f"There is no file {name}{others}, one of {int(count)}. Copy it as well.")
+            bad_data.found(error, name, count=None)
     return sorted(found)
 
 
 @dataclass(frozen=True)
 class RecordIndex:
-    """The position of each record in some TFRecord files.
+    """The position of each readable record in some TFRecord files.
 
     Records are numbered from 0, file after file. Each can be read without those before it.
 
     Args:
         paths: the files.
         files: int32, the index of each record's file in `paths`.
+        numbers: int64, the number of each record in its file, from 0.
         offsets: int64, where each record's data begins.
         lengths: int64, its bytes.
     """
 
     paths: tuple[Path, ...]
     files: np.ndarray
+    numbers: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
 
     @classmethod
-    def of(cls, paths: Iterable[Path]) -> RecordIndex:
+    def of(cls, paths: Iterable[Path], bad_data: BadData | None = None) -> RecordIndex:
         """Reads and validates all files, and returns their index.
 
+        Args:
+            paths: the files.
+            bad_data: what to do with damaged records and empty files. If the length of a record is damaged, the rest of
+                its file is lost, and its number of records is estimated from its bytes.
+
         Raises:
-            DataError: if a record is corrupt or truncated; file and record are named.
+            DataError: if a record is corrupt or truncated, or a file is empty; file and record are named.
         """
-        paths = tuple(paths)
-        places: list[tuple[int, int, int]] = []
-        for number, path in enumerate(paths):
-            places += [(number, offset, length) for offset, length in _checked_records(path)]
-        columns = np.array(places, np.int64).reshape(-1, 3).T
-        return cls(paths, columns[0].astype(np.int32), columns[1], columns[2])
+        paths, bad_data = tuple(paths), bad_data or BadData()
+        places: list[tuple[int, int, int, int]] = []
+        rests: list[tuple[DataError, Path, int, int]] = []
+        for file, path in enumerate(paths):
+            for record in _records(path):
+                if record.error is None:
+                    places.append((file, record.number, record.offset, record.length))
+                elif record.is_last and bad_data.skips:
+                    rests.append((record.error, path, record.number, record.length))
+                else:
+                    bad_data.found(record.error, path, record.number)
+        columns = np.array(places, np.int64).reshape(-1, 4).T
+        mean = max(1.0, float(columns[3].mean()) + _HEAD + _CHECKSUM.size) if places else np.inf
+        for error, path, number, num_bytes in rests:
+            if num_bytes:
+                bad_data.found(error, path, number, count=max(1, round(num_bytes / mean)))
+            else:
+                bad_data.found(error, path, count=None)
+        return cls(paths, columns[0].astype(np.int32), *columns[1:])
+
+    def kept(self, rows: np.ndarray) -> RecordIndex:
+        """The index of these records only."""
+        return RecordIndex(self.paths, self.files[rows], self.numbers[rows], self.offsets[rows], self.lengths[rows])
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -159,12 +192,16 @@ class RecordIndex:
 
     def name(self, number: int) -> str:
         """File and record for messages."""
-        in_file = number - int(np.searchsorted(self.files, self.files[number]))
-        return f"record {in_file} (from 0) of {self.paths[self.files[number]]}"
+        path, in_file = self.place(number)
+        return f"record {in_file} (from 0) of {path}"
+
+    def place(self, number: int) -> tuple[str, int]:
+        """The path of a record's file, and the record's number there."""
+        return str(self.paths[self.files[number]]), int(self.numbers[number])
 
     def identity(self) -> str:
         """A string that differs for different files."""
-        return file_states(self.paths)
+        return f"{file_states(self.paths)} {len(self)}"
 
 
 def file_states(paths: Iterable[str | os.PathLike[str]]) -> str:
@@ -173,26 +210,49 @@ def file_states(paths: Iterable[str | os.PathLike[str]]) -> str:
     return str([(name, state.st_size, state.st_mtime_ns) for name, state in states])
 
 
-def _checked_records(path: Path) -> list[tuple[int, int]]:
-    """Offset and length of the data of each record."""
-    found: list[tuple[int, int]] = []
-    with open(path, "rb") as file:
+@dataclass(frozen=True)
+class _Record:
+    """A record of a file; or a damaged one, with the error. The file cannot be read any further if it `is_last`."""
+
+    number: int
+    offset: int
+    length: int  # bytes; of the rest of the file if it is the last
+    error: DataError | None = None
+    is_last: bool = False
+
+
+def _records(path: Path) -> Iterator[_Record]:
+    with _opened(path) as file:
         size, place = os.fstat(file.fileno()).st_size, 0
-        while place < size:
+        if not size:
+            yield _Record(0, 0, 0, DataError(f"{path} is empty (0 bytes). Write or copy the file again."), True)
+        for number in itertools.count():
+            if place >= size:
+                return
             head = file.read(_HEAD)
+            length = _LENGTH.unpack(head[:8])[0] if len(head) == _HEAD else size
+            reason = ""
             if len(head) == _HEAD and _CHECKSUM.unpack(head[8:])[0] != masked_crc32c(head[:8]):
                 if place == 0 and head[:2] in _COMPRESSED:
                     raise DataError(f"{path} is compressed. Write TFRecord files without compression.")
-                raise _damaged(path, len(found), "the checksum of its length is wrong")
-            length = _LENGTH.unpack(head[:8])[0] if len(head) == _HEAD else size
-            if place + _HEAD + length + _CHECKSUM.size > size:
-                raise _damaged(path, len(found), "the file ends inside of it")
+                reason = "the checksum of its length is wrong"
+            elif place + _HEAD + length + _CHECKSUM.size > size:
+                reason = "the file ends inside of it"
+            if reason:
+                yield _Record(number, place, size - place, _damaged(path, number, reason), True)
+                return
             data, checksum = file.read(length), file.read(_CHECKSUM.size)
-            if _CHECKSUM.unpack(checksum)[0] != masked_crc32c(data):
-                raise _damaged(path, len(found), "its checksum is wrong")
-            found.append((place + _HEAD, length))
+            is_whole = _CHECKSUM.unpack(checksum)[0] == masked_crc32c(data)
+            wrong = None if is_whole else _damaged(path, number, "its checksum is wrong")
+            yield _Record(number, place + _HEAD, length, wrong)
             place += _HEAD + length + _CHECKSUM.size
-    return found
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
 
 
 def _damaged(path: Path, record: int, reason: str) -> DataError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.raw_input import RawInput, TableInput
+from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.data.tables.gaps import gaps_of
@@ -198,9 +198,8 @@ def _table(table: Table, inputs: Mapping[str, Any], raw_input: RawInput | None, 
 
 def _arrays(path: Path, inputs: Mapping[str, Any]) -> Rows:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        found = {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        found = read_arrays(path)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise DataError(f"Cannot read {path}: {error}. Write it with numpy.save or numpy.savez.") from error
     if len(found) == 1 and len(inputs) == 1:
         found = dict(zip(inputs, found.values(), strict=True))

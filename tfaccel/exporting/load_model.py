@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tfaccel.compressing.litert.archive import is_litert_file, read_litert_raw_input
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import ExportError
-from tfaccel.exporting.keras_file import check_keras_file
+from tfaccel.keras_file import check_keras_file
 
 if TYPE_CHECKING:
     import keras

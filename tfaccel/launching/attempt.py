@@ -13,7 +13,7 @@ from tfaccel.launching.launched_worker import LaunchedWorker
 from tfaccel.launching.worker_places import WorkerPlace
 from tfaccel.processes import heartbeat
 from tfaccel.processes.child import Environment
-from tfaccel.processes.exit_status import DONE, RETRY, can_be_retried
+from tfaccel.processes.exit_status import DONE, PERMANENT, RETRY, can_be_retried
 from tfaccel.processes.launched import ATTEMPT, STARTED
 from tfaccel.processes.local_cluster import cluster_environments
 
@@ -21,6 +21,7 @@ _POLL_SECONDS = 0.05
 # For the other workers to end by themselves, with what they have to say: if the first one did nothing but lose another
 # one, the cause is still to come.
 _OTHERS_SECONDS, _CAUSE_SECONDS = 1.0, 4.0
+_ENDING_SECONDS = 5.0  # for a worker that has raised an exception to end
 _MISSED_BEATS = 4  # make a worker suspect when another one has lost it
 _HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
@@ -136,14 +137,18 @@ class Attempt:
         first = min(causes or ended, key=lambda worker: worker.ended_at or 0.0)
         index, step = first.place.index, self._last_step()
         self._end()
-        cause = f"Worker {index} of {len(self.workers)} {first.how_it_ended()}."
+        said = first.last_sentence() if first.status == RETRY else ""
+        cause = f"Worker {index} of {len(self.workers)} {first.how_it_ended()}{f': {said}' if said else '.'}"
         return Outcome(first.status or 0, index, cause, first.last_words(), step)
 
     def _silent(self, limit_seconds: float) -> tuple[LaunchedWorker, float] | None:
         """The worker that has been silent for longer, and for how long."""
         for worker in self.workers:
             beat = worker.last_heartbeat() if worker.status is None else None
-            if beat is not None and beat.age_seconds > limit_seconds:
+            has_failed = beat is not None and beat.phase == heartbeat.FAILED
+            if beat is not None and beat.age_seconds > (
+                min(_ENDING_SECONDS, limit_seconds) if has_failed else limit_seconds
+            ):
                 return worker, beat.age_seconds
         return None
 
@@ -151,9 +156,14 @@ class Attempt:
         index, beat = worker.place.index, worker.last_heartbeat()
         doing = f", while {beat.phase}" if beat is not None else ""
         cause = f"Worker {index} of {len(self.workers)} has given no sign of life for {seconds:.0f} seconds{doing}."
+        has_failed = beat is not None and beat.phase == heartbeat.FAILED  # TensorFlow waits for the other workers
+        if has_failed:
+            cause = (
+                f"Worker {index} of {len(self.workers)} raised an exception, and did not end within {seconds:.0f} s."
+            )
         step = self._last_step()
         self._end()
-        return Outcome(RETRY, index, cause, worker.last_words(), step)
+        return Outcome(PERMANENT if has_failed else RETRY, index, cause, worker.last_words(), step)
 
     def _of_signal(self) -> Outcome:
         """After a signal: done if all are; otherwise the status with which all ended, or the signal."""

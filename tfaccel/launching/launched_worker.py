@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from tfaccel.processes.child import NO_INPUT, Child, Environment
 from tfaccel.processes.heartbeat import Heartbeat, last_heartbeat
 
 _TRACEBACK = "Traceback (most recent call last):"
+_ERROR = re.compile(r"(?:tfaccel[\w.]*\.\w+|tfaccel [\w-]+): (.+)")  # as Python, or a command, shows it
 _KEPT_LINES = 400
 _SHOWN_LINES = 60
 _SHOWN_WITHOUT_TRACEBACK = 15
@@ -111,3 +113,9 @@ class LaunchedWorker(Child):
         starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
         shown = lines[starts[-1] :][:_SHOWN_LINES] if starts else lines[-_SHOWN_WITHOUT_TRACEBACK:]
         return "".join(shown).rstrip()
+
+    def last_sentence(self) -> str:
+        """The first sentence of the error in its last line, such as which other worker it has lost; "" if none."""
+        lines = [line.strip() for line in self._errors if line.strip()]
+        found = _ERROR.match(lines[-1]) if lines else None
+        return "" if found is None else f"{found[1].partition('. ')[0]:.300}".rstrip(".") + "."

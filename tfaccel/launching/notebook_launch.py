@@ -81,7 +81,7 @@ def notebook_launch(
 
 
 def _check_not_started() -> None:
-    from tfaccel.training.private.private_tensorflow import has_started
+    from tfaccel.launching.private_tensorflow import has_started
 
     if has_started():
         raise LaunchError(

@@ -40,10 +40,14 @@ class News:
     Args:
         signal: the signal that the driver received; None for none.
         is_over: whether another worker of this attempt has failed for good.
+        num_reports: how often the workers of this attempt must have reported to Ray by now.
+        chief_has_ended: whether the command of worker 0 has ended, so that `num_reports` stays as it is.
     """
 
     signal: int | None = None
     is_over: bool = False
+    num_reports: int = 0
+    chief_has_ended: bool = False
 
 
 class Board:
@@ -54,14 +58,15 @@ class Board:
         >>> board.begin("host1:1,host2:1"), board.begin("host1:1,host2:1"), board.begin("host1:2,host2:2")
         (1, 1, 2)
         >>> board.end(WorkerEnd(attempt=2, index=1, status=1))
-        >>> board.exchange(0, 2, ["step 1"]), board.lines()
-        (News(signal=None, is_over=True), [(0, 'step 1')])
+        >>> board.exchange(0, 2, ["step 1"], num_reports=1), board.lines()
+        (News(signal=None, is_over=True, num_reports=1, chief_has_ended=False), [(0, 'step 1')])
     """
 
     def __init__(self) -> None:
         self._clusters: list[str] = []
         self._lines: list[tuple[int, str]] = []
         self._ends: list[WorkerEnd] = []
+        self._num_reports: dict[int, int] = {}
         self._signal: int | None = None
         self._heard_at = time.monotonic()
 
@@ -72,11 +77,24 @@ class Board:
             self._clusters.append(cluster)
         return self._clusters.index(cluster) + 1
 
-    def exchange(self, index: int, attempt: int, lines: Sequence[str]) -> News:
-        """Takes a worker's output; returns what it must know."""
+    def exchange(self, index: int, attempt: int, lines: Sequence[str], num_reports: int = 0) -> News:
+        """Takes a worker's output; returns what it must know.
+
+        Args:
+            index, attempt: of the worker.
+            lines: the output since the last call.
+            num_reports: how often it has reported to Ray, or is about to; the others follow worker 0.
+        """
         self._heard_at = time.monotonic()
         self._lines += [(index, line) for line in lines]
-        return News(self._signal, any(end.is_final and end.attempt == attempt for end in self._ends))
+        self._num_reports[attempt] = max(num_reports, self._num_reports.get(attempt, 0))
+        ends = [end for end in self._ends if end.attempt == attempt]
+        return News(
+            self._signal,
+            is_over=any(end.is_final for end in ends),
+            num_reports=self._num_reports[attempt],
+            chief_has_ended=any(end.index == 0 for end in ends),
+        )
 
     def end(self, end: WorkerEnd) -> None:
         """Takes note of the end of a worker's command."""
@@ -92,9 +110,9 @@ class Board:
         lines, self._lines = self._lines, []
         return lines
 
-    def attempt(self) -> int:
-        """The number of the current attempt; 0 before the first worker has begun."""
-        return len(self._clusters)
+    def num_workers(self) -> list[int]:
+        """The number of workers of each attempt so far."""
+        return [len(cluster.split(",")) for cluster in self._clusters]
 
     def ends(self) -> list[WorkerEnd]:
         """The ends of all commands so far."""

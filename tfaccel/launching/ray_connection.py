@@ -15,11 +15,15 @@ from typing import Any
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.launching.cluster_job import ClusterJob
+from tfaccel.launching.ray_options import CONNECT_SECONDS
 from tfaccel.launching.worker_places import WorkerPlace, worker_places
 from tfaccel.processes.child import ProcessError, last_words, run_program
 
+logger = logging.getLogger("tfaccel")
+
+_TRIES = 3
+_NOT_UP_IN_TIME = "timed out during startup"  # Ray's words
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # Ray's own
-CONNECT_SECONDS = 15.0
 _OBJECT_STORE_BYTES = 100 * 2**20  # workers exchange their data with TensorFlow; Ray takes a third of the memory
 _TRY = """
 import sys, ray
@@ -77,14 +81,26 @@ def connected(job: ClusterJob, address: str | None, *, seconds: float = CONNECT_
         }
     import ray
 
-    try:
-        ray.init(address=address or "local", **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LaunchError(f"Ray cannot start: {' '.join(str(error).split()):.300}") from error
+    _start(address or "local", options)
     try:
         yield places
     finally:
         ray.shutdown()
+
+
+def _start(address: str, options: dict[str, Any]) -> None:
+    """Connects, or starts a cluster; again if it was not up in time, for which Ray gives it 30 seconds."""
+    import ray
+
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            ray.init(address=address, **options)
+            return
+        except Exception as error:  # Ray raises what it likes
+            ray.shutdown()
+            if not tries_left or _NOT_UP_IN_TIME not in str(error):
+                raise LaunchError(f"Ray cannot start: {' '.join(str(error).split()):.300}") from error
+            logger.info("Ray was not up in time, perhaps because this machine is busy. It is started again.")
 
 
 def _places(job: ClusterJob) -> list[WorkerPlace]:

@@ -5,63 +5,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import LaunchError
 from tfaccel.launching.cluster_job import ClusterJob
 from tfaccel.launching.ray_board import Board, WorkerEnd
-from tfaccel.launching.ray_connection import CONNECT_SECONDS, check_ray_is_installed, connected
-from tfaccel.launching.ray_worker import run_worker
+from tfaccel.launching.ray_connection import check_ray_is_installed, connected
+from tfaccel.launching.ray_options import RayOptions
+from tfaccel.launching.ray_worker import num_active_workers, run_worker
 from tfaccel.launching.worker_places import WorkerPlace
 from tfaccel.processes.exit_status import DONE, INTERRUPTED, PERMANENT, RETRY
-from tfaccel.training.workers.quiet_start import without_notes
+from tfaccel.processes.quiet_start import without_notes
 
 logger = logging.getLogger("tfaccel")
 
 _POLL_SECONDS = 0.2
 _ANSWER_SECONDS = 30.0
+_KEPT_CHECKPOINTS = 2  # as tfaccel's own
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RayOptions:
-    """How to run on Ray.
-
-    Args:
-        address: of the head of the Ray cluster, as "host:port", or "auto" for the one on this machine; None for the
-            one that `RAY_ADDRESS` names, or else one that is started on this machine, and ended at the end.
-        log_dir: for the workers' logs, and for what Ray keeps of the run.
-        storage_path: where Ray keeps the reported metrics and model: a folder that all nodes share, or a URL such as
-            "s3://bucket/path"; None for `log_dir`.
-        connect_seconds: how long to wait for the cluster to answer.
-        wait_seconds: how long to wait for free cores and GPUs, at first and after a node is lost.
-        silence_seconds: a worker that gives no sign of life for so long is taken for lost.
-
-    Raises:
-        LaunchError: for a time that is not above 0.
-
-    Example:
-        >>> RayOptions(log_dir="runs/logs").address is None
-        True
-    """
-
-    log_dir: str | os.PathLike[str]
-    address: str | None = None
-    storage_path: str | None = None
-    connect_seconds: float = CONNECT_SECONDS
-    wait_seconds: float = 300.0
-    silence_seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        for name in ("connect_seconds", "wait_seconds", "silence_seconds"):
-            if not getattr(self, name) > 0:
-                raise LaunchError(f"`{name}` must be a number of seconds above 0. Received: {getattr(self, name)!r}.")
 
 
 def run_on_ray(
@@ -93,6 +60,11 @@ def run_on_ray(
     Reference:
         [Ray Train](https://docs.ray.io/en/latest/train/train.html)
     """
+    if options.min_workers is not None and options.min_workers > job.num_workers:
+        raise LaunchError(
+            f"Training may go on with fewer workers, not with more. Received: min_workers={options.min_workers} "
+            f"(--min_workers), num_workers={job.num_workers}."
+        )
     check_ray_is_installed()
     folder = Path(options.log_dir)
     if folder.exists() and not folder.is_dir():
@@ -159,28 +131,35 @@ class _Run:
         resources: dict[str, float] = {"CPU": job.cores_per_worker or 1}
         if job.gpus_per_worker:
             resources["GPU"] = job.gpus_per_worker
+        started = time.strftime("%Y%m%d-%H%M%S")
         config = {
             "board": self._board,
             "command": list(job.command),
             "environment": dict(job.environment),
-            "started": time.strftime("%Y%m%d-%H%M%S"),
+            "started": started,
             "directory": os.getcwd(),
             "log_dir": str(log_dir),
             "cores": self._cores,
             "grace_seconds": job.grace_seconds,
             "silence_seconds": options.silence_seconds,
+            "num_workers": job.num_workers,
             "run_dir": job.flag("run_dir"),
         }
+        least, most = options.min_workers, job.num_workers
+        num_workers: Any = most if least is None else (least, most)  # its types know no pairs
         return TensorflowTrainer(
             run_worker,
             train_loop_config=config,
             scaling_config=ray.train.ScalingConfig(
-                num_workers=job.num_workers, use_gpu=job.gpus_per_worker > 0, resources_per_worker=resources
+                num_workers=num_workers,
+                use_gpu=job.gpus_per_worker > 0,
+                resources_per_worker=resources,
             ),
             run_config=ray.train.RunConfig(
-                name=job.name,
+                name=f"{job.name}-{started}-{secrets.token_hex(2)}",  # by a used name, Ray finds others' checkpoints
                 storage_path=options.storage_path or str(log_dir / "ray"),
                 failure_config=ray.train.FailureConfig(max_failures=job.max_restarts),
+                checkpoint_config=ray.train.CheckpointConfig(num_to_keep=_KEPT_CHECKPOINTS),
             ),
         )
 
@@ -199,22 +178,29 @@ class _Run:
         """Shows what the workers have said, and stops waiting for a place that Ray does not find."""
         for index, line in self._ask("lines"):
             self._on_line(index, line)
-        attempt = self._ask("attempt")
-        if attempt > self._attempt:
+        sizes = self._ask("num_workers")
+        if len(sizes) > self._attempt:
             if self._attempt:
-                self._on_event(f"{self._cause()} Ray starts all workers again, from the last checkpoint.")
-            self._attempt = attempt
-            self._on_event(f"attempt {attempt}: {self._job.num_workers} workers; logs in {self._options.log_dir}")
+                self._on_event(f"{self._cause(sizes)} Ray starts all workers again, from the last checkpoint.")
+            self._attempt = len(sizes)
+            self._on_event(f"attempt {self._attempt}: {self._told_size(sizes[-1])}; logs in {self._options.log_dir}")
         if self._ask("silent_seconds") > self._options.wait_seconds:
             raise LaunchError(
                 f"Ray has found no place for {self._job.num_workers} workers within {self._options.wait_seconds:g} "
                 f"seconds. {self._resources()}"
             )
 
-    def _cause(self) -> str:
-        """Why the current attempt failed."""
+    def _told_size(self, num_started: int) -> str:
+        """The number of workers, in words."""
+        whole, active = self._job.num_workers, num_active_workers(num_started, self._job.num_workers)
+        return f"{active} workers" if active == whole else f"{active} of {whole} workers, with the batches of {whole}"
+
+    def _cause(self, sizes: Sequence[int] = ()) -> str:
+        """Why the current attempt, of those with these numbers of workers, ended."""
         ends = [end for end in self._ask("ends") if end.attempt == self._attempt and end.status != DONE]
         causes = [end for end in ends if end.status != RETRY] or ends  # the others only lost a worker
+        if not causes and sizes and sizes[-1] > sizes[self._attempt - 1]:
+            return "There is a place for more workers."
         return causes[0].cause if causes else "A worker or its node was lost."
 
     def _resources(self) -> str:
@@ -228,7 +214,8 @@ class _Run:
     def _status(self, ends: list[WorkerEnd]) -> int:
         """The exit status; says what went wrong."""
         last = [end for end in ends if end.attempt == self._attempt]
-        final = next((end for end in last if end.is_final), None)
+        told = (INTERRUPTED, -signal.SIGINT) if self._told else ()
+        final = next((end for end in last if end.is_final and end.status not in told), None)
         if final is not None:
             self._on_event(f"{final.cause} Starting again would not help.")
             if final.last_words:

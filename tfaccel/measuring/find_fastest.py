@@ -55,9 +55,10 @@ def find_fastest(
 
     Args:
         workload: what to train: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
-        x, y: data, if `workload` is a model or a function that builds one. Not a `tf.data.Dataset`, which cannot be
-            sent to the processes that measure: pass arrays, the import path of a function that returns (build_model,
-            dataset), or a `Workload`, whose `train_data` makes datasets.
+        x, y: data, if `workload` is a model or a function that builds one; compile arguments in one piece, a dictionary
+            or a function, come before them: `find_fastest(build_model, compile_args, x, y)`. Not a `tf.data.Dataset`,
+            which cannot be sent to the processes that measure: pass arrays, the import path of a function that returns
+            (build_model, dataset), or a `Workload`, whose `train_data` makes datasets.
         measure: how to measure; None for at most 60 seconds and 12 plans.
         hardware: the machine; None to detect it.
         progress: told about each plan before and after it is measured; see `SearchProgress`.

@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.sources import IteratorFeed
+from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
-from tfaccel.training.epoch_loop import callbacks_of, run_epochs
+from tfaccel.training.epochs import callbacks_of, run_epochs
 from tfaccel.training.private import private_models
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.workload_source import WorkloadSource

@@ -50,6 +50,7 @@ def estimate_here(
         global_batch_size=plan.replica_batch_size,
         accumulation_steps=plan.accumulation_steps,
         sum_duplicate_indices=plan.sum_duplicate_indices,
+        embedding_updates=plan.embedding_updates,
         fused_kernels=plan.fused_kernels,
         rematerialization=plan.rematerialization,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
+from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import did_you_mean
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
     Raises:
         WorkloadError: if it does not exist (the message suggests the closest name), or the model in the file does not
             have exactly one image input.
+        ExportError: if the file would run code.
 
     Example:
         >>> find_backbone("digits").image_size, find_backbone("MobileNetV2").num_channels
@@ -96,6 +98,8 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
         hint = did_you_mean(text, known) or f" Backbones: {', '.join(known)}, or the path of a .keras file."
         raise WorkloadError(f"There is no backbone {text!r}.{hint}")
     path = DIGITS_FILE if text == DIGITS else Path(text)
+    if text != DIGITS and zipfile.is_zipfile(path):
+        check_no_code(path)
     shape = _input_shape(path)
     if len(shape) != 4 or shape[1] is None or shape[1] != shape[2] or shape[3] not in (1, 3):
         raise WorkloadError(
@@ -142,7 +146,7 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
         return _application(backbone.name, image_size, pretrained=pretrained)
     path = DIGITS_FILE if backbone.name == DIGITS else Path(backbone.name)
     try:
-        model = keras.models.load_model(path, compile=False)
+        model = keras.models.load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras raises many kinds of errors for models that it cannot load.
         raise WorkloadError(f"Cannot load the backbone {path}: {str(error).splitlines()[0]}") from error
     if not pretrained:

@@ -151,6 +151,8 @@ class TransformerBlock(keras.layers.Layer):
         def part(*inputs: Any) -> Any:  # The mask is not an input: booleans have no gradients.
             return calculate(*inputs, mask)
 
+        # Not `tfaccel.layers.rematerialize`, which is TensorFlow's: Keras on JAX trains these blocks too. No part has
+        # what `keras.remat` treats differently: moving statistics, tables, masks attached to tensors.
         return keras.remat(part)(*inputs) if self._settings["remat"] and training else part(*inputs)
 
     def _self_attention(self, x: Any, mask: Any) -> Any:

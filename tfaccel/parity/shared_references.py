@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import platform
 import tempfile
 import time
@@ -14,6 +13,9 @@ from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
+from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.parity.case import ParityCase
 from tfaccel.parity.references import Reference, reference, reference_case, reference_values
 from tfaccel.parity.training_run import Values
@@ -48,19 +50,18 @@ class SharedReferences:
         return reference(case, partial(self._values, trains=position % self.num_workers == self.worker))
 
     def _values(self, case: ParityCase, *, trains: bool) -> Values:
-        path = self.folder / f"{reference_key(case)}.pickle"
+        path = self.folder / f"{reference_key(case)}.npz"
         if trains and not path.exists():
             self._write(path, reference_values(case))
         while not path.exists():
             time.sleep(_POLL_SECONDS)
-        found: Values = pickle.loads(path.read_bytes())
-        return found
+        return read_arrays(path)
 
     def _write(self, path: Path, own: Values) -> None:
         """Writes the file atomically, since several processes may write it at once."""
         descriptor, temporary = tempfile.mkstemp(dir=self.folder)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(pickle.dumps(own))
+            np.savez(file, allow_pickle=False, **own)
         Path(temporary).rename(path)
 
 

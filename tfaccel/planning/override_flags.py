@@ -18,6 +18,7 @@ OVERRIDE_FLAGS = {
     "synchronize_batch_norm": "synchronize_batch_norm",
     "intra_op_threads": "num_threads",
     "inter_op_threads": "num_threads",
+    "data_service": "data_service",
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.keras_file import check_members
 from tfaccel.known_names import check_names
 from tfaccel.planning.private_models import given_compile_arguments, recurrent_states
 
@@ -22,7 +23,7 @@ COMPILE_ARGUMENTS = (
     "run_eagerly",
     "auto_scale_loss",
 )
-_OF_THE_PLAN = ("jit_compile", "steps_per_execution")
+OF_THE_PLAN = ("jit_compile", "steps_per_execution")
 # Arguments of `Model.fit` that have another place here.
 _OF_FIT = {
     "steps_per_epoch": "An epoch is all of the data: give `dataset.take(n)`.",
@@ -53,7 +54,7 @@ class CompiledByModel:
                 "loss and metrics beside the data."
             )
         arguments = given_compile_arguments(model)
-        return {name: value for name, value in arguments.items() if name not in _OF_THE_PLAN}
+        return {name: value for name, value in arguments.items() if name not in OF_THE_PLAN}
 
 
 class FreshArguments:
@@ -73,7 +74,7 @@ class FreshArguments:
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        for name in _OF_THE_PLAN:
+        for name in OF_THE_PLAN:
             if name in arguments:
                 raise WorkloadError(
                     f"The plan decides {name}: leave it out, or set it in the plan (`tfaccel train --{name}=...`)."
@@ -195,6 +196,7 @@ class RebuiltModel:
     def take_weights(self, file: Any) -> None:
         """Loads the weights that a run saved in a `.keras` file into the model."""
         trained = self()
+        check_members(Path(file))
         trained.load_weights(file)
         self.model.set_weights(trained.get_weights())
 
@@ -227,21 +229,20 @@ def _state(model: Any) -> list[Any]:
     return [*model.weights, *seeds, *recurrent_states(model)]
 
 
-def checked_build_model(build_model: Any, compile_args: Mapping[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The function that builds the model, and its compile arguments: empty if it compiles itself.
+def checked_build_model(build_model: Any) -> Callable[[], Any]:
+    """The function that builds the model: for a compiled model, one that recreates it.
 
     Raises:
         WorkloadError: for anything that is neither a Keras model nor a function.
     """
     if is_model(build_model):
-        rebuilt = RebuiltModel(build_model)
-        return rebuilt, {**rebuilt.compile_args, **compile_args}
+        return RebuiltModel(build_model)
     if not callable(build_model):
         raise WorkloadError(
             "build_model must be a Keras model, or a function that returns one, compiled or not. "
             f"Received: {build_model!r:.200}."
         )
-    return build_model, dict(compile_args)
+    return build_model
 
 
 def name_of(build_model: Any) -> str:

@@ -48,6 +48,10 @@ class Plan:
         bytes_per_pack: gradients are summed in packs of about this many bytes; 0 leaves the size to TensorFlow.
         sum_duplicate_indices: sum the gradients of repeated embedding indices before the optimizer sees them. Keras
             does not, so Adam and clipping then see the gradients of one row as if they were of different rows.
+        embedding_updates: "keras": the optimizer passes over whole embedding tables; "rows": it updates only the rows
+            whose ids are in the batch, after it has summed the gradients of repeated ids. That is exact for SGD without
+            momentum and Adagrad, and refused otherwise. "rows_lazy": the same for Adam and others, whose moments then
+            decay only at steps that have the row: another algorithm.
         synchronize_batch_norm: compute the statistics of batch normalization over the rows of all replicas, as on one
             device; False: over those of each replica alone, which lets XLA compile, but gives different results.
         onednn: whether TensorFlow runs oneDNN's operations on the CPU; None leaves it to TensorFlow, which does on CPUs
@@ -57,6 +61,8 @@ class Plan:
         gpu_thread_mode: whose threads launch the GPUs' kernels: "global", "gpu_private" (each GPU's own) or
             "gpu_shared" (of all GPUs); None leaves it to TensorFlow. Read when TensorFlow is loaded.
         data_threads: threads of the input pipeline; None shares the operations' threads.
+        data_service: number of tf.data service workers, processes that prepare the training batches for this one, which
+            then only receives them; None for none. The batches and their order stay the same.
         prefetch_batches: global batches that the input pipeline prefetches; 0 for none. Like `data_threads`, it has no
             effect on arrays in memory on CPUs, which need no pipeline.
         prefetch_to_device: prefetch the last of them to GPU memory, if there is a single replica, on a GPU.
@@ -99,11 +105,13 @@ class Plan:
     communication: str = "tensorflow_default"
     bytes_per_pack: int = 0
     sum_duplicate_indices: bool = False
+    embedding_updates: str = "keras"
     synchronize_batch_norm: bool = True
     onednn: bool | None = None
     memory_allocator: str | None = None
     gpu_thread_mode: str | None = None
     data_threads: int | None = None
+    data_service: int | None = None
     prefetch_batches: int = 2
     prefetch_to_device: bool = False
     cache_data: bool = False

@@ -217,6 +217,25 @@ def _check_prefetch(plan: "Plan") -> None:
         )
 
 
+def _check_data_service(plan: "Plan") -> None:
+    if plan.data_service is not None and plan.cache_data:
+        raise PlanError(
+            "`cache_data` keeps examples in the memory of the process that trains, and data workers are other ones. "
+            f"Received: cache_data=True, data_service={plan.data_service}. Use cache_data=False or data_service=None."
+        )
+
+
+def _check_embedding_updates(plan: "Plan") -> None:
+    how = plan.embedding_updates
+    if how != "keras" and (plan.strategy == "tpu" or plan.accumulation_steps > 1):
+        why = "TPUs have dense gradients only" if plan.strategy == "tpu" else "accumulated gradients are whole tables"
+        raise PlanError(
+            f"embedding_updates={how!r} updates the rows of one batch, but {why}. Received: "
+            f"strategy={plan.strategy!r}, accumulation_steps={plan.accumulation_steps}. Use embedding_updates='keras'"
+            + (", or accumulation_steps=1." if plan.strategy != "tpu" else ".")
+        )
+
+
 CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_tpu,
     _check_workers,
@@ -232,4 +251,6 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_communication,
     _check_packs,
     _check_prefetch,
+    _check_data_service,
+    _check_embedding_updates,
 )

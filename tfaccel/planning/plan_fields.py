@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 STRATEGIES = ("none", "one_device", "mirrored", "multi_worker_mirrored", "tpu")
 DTYPE_POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 AUGMENTATION_PLACES = ("host", "device")
+EMBEDDING_UPDATES = ("keras", "rows", "rows_lazy")
 MEMORY_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "glibc_huge_pages")
 GPU_THREAD_MODES = ("global", "gpu_private", "gpu_shared")
 COMMUNICATIONS = ("tensorflow_default", "nccl", "ring", "hierarchical_copy")
@@ -35,6 +36,7 @@ _CHOICES = {
     "dtype_policy": DTYPE_POLICIES,
     "communication": COMMUNICATIONS,
     "augment_on": AUGMENTATION_PLACES,
+    "embedding_updates": EMBEDDING_UPDATES,
 }
 OPTIONAL_CHOICES = {"memory_allocator": MEMORY_ALLOCATORS, "gpu_thread_mode": GPU_THREAD_MODES}
 _REFUSALS = {"strategy": REFUSED_STRATEGIES, "dtype_policy": REFUSED_DTYPE_POLICIES}
@@ -53,7 +55,9 @@ OPTIONAL_COUNT_FIELDS = {
     "inter_op_threads": (1, 4_096),
     "gpu_memory_limit_bytes": (1, 2**50),
     "data_threads": (1, 4_096),
+    "data_service": (1, 1_024),
 }
+_NONE = {"data_service": "for no data workers"}
 OPTIONAL_SWITCH_FIELDS = ("onednn",)
 SWITCH_FIELDS = (
     "jit_compile",
@@ -147,7 +151,8 @@ def _check_devices(devices: Any) -> None:
 
 
 def _check_count(name: str, value: Any, minimum: int, maximum: int, *, or_none: bool = False) -> None:
-    alternative = ", or None to leave it to TensorFlow" if or_none else ""
+    none = _NONE.get(name, "to leave it to TensorFlow")
+    alternative = f", or None {none}" if or_none else ""
     if type(value) is not int or value < minimum:
         raise PlanError(
             f"`{name}` must be a whole number of at least {minimum}{alternative}. Received: {name}={shortened(value)}."

@@ -77,6 +77,13 @@ def sum_duplicate_indices_rule(case: Case) -> list[Choice]:
     return [Choice(False, "As Keras does on one device; it matters for embeddings with Adam or clipping only.")]
 
 
+def embedding_updates_rule(case: Case) -> list[Choice]:
+    """As Keras: whether an optimizer allows row updates is not known before the model is built."""
+    return [
+        Choice("keras", "As Keras does, for every optimizer; with SGD or Adagrad, rows is faster for large tables.")
+    ]
+
+
 def data_threads_rule(case: Case) -> list[Choice]:
     """Separate threads for the input if the host only feeds an accelerator."""
     usable = case.hardware.num_usable_cores
@@ -86,6 +93,12 @@ def data_threads_rule(case: Case) -> list[Choice]:
         f"The host only feeds the {case.kind}s; of {usable} usable cores, two are left to TensorFlow (never below 2)."
     )
     return [Choice(max(2, usable - 2), reason)]
+
+
+def data_service_rule(case: Case) -> list[Choice]:
+    """None."""
+    del case
+    return [Choice(None, "This process prepares its batches; data workers pay where cores are idle and input is late.")]
 
 
 def prefetch_batches_rule(case: Case) -> list[Choice]:

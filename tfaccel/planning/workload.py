@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.data_places import data_after_model
-from tfaccel.planning.own_model import CompiledByModel, FreshArguments, checked_build_model, name_of
+from tfaccel.planning.data_places import compile_function, data_after_model
+from tfaccel.planning.own_model import checked_build_model, name_of
 from tfaccel.planning.workload_calls import check_parameters
 
 _OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge", "show_result")
@@ -31,11 +32,13 @@ class Workload:
             optimizer steps of the whole run, for a learning-rate schedule. A function without this parameter is called
             without it.
         train_data: `train_data(global_batch_size, *, seed, epoch)` returns one epoch as a finite `tf.data.Dataset`
-            of global batches. Seed and epoch determine the order, so that an epoch is reproducible. It may take three
+            of global batches. Seed and epoch determine the order, so that an epoch is reproducible. It may take
             more arguments: `start_step=0`, the number of full batches to skip at the beginning without reading them,
             and `shard=None`, or (index, count) for the rows of worker `index` out of `count` in each batch, all of
-            which must then be full; and `num_epochs=1`, the number of consecutive epochs to return. See
-            `tfaccel.data.epoch_positions`. With `augment` it also takes `augmented=True`.
+            which must then be full; and `num_epochs=1`, the number of consecutive epochs to return. With
+            `every=None`, or (index, count) for every `count`-th batch from the `index`-th after `start_step` on,
+            several data workers can prepare the batches. See `tfaccel.data.epoch_positions`. With `augment` it also
+            takes `augmented=True`.
         validation_data: `validation_data(global_batch_size)` returns a finite `tf.data.Dataset` of global batches,
             the same at every call; None if there is none.
         augment: turns a batch of `train_data(..., augmented=False)` into the batch that `train_data` returns by
@@ -54,6 +57,8 @@ class Workload:
         raw_input: the raw data behind the model's tensors (image files, texts, rows of a table), and its class names:
             one of the classes in `tfaccel.data.raw_input`. It is saved in the run, so that exported models accept raw
             inputs. None if they accept only tensors.
+        bad_data: the `tfaccel.data.BadData` that the data were read with: `result.json` has its counts, and a run is
+            resumed only if the same examples were left out. None if damaged data are an error.
         global_batch_size: the recommended number of examples per optimizer step, over all replicas.
         min_replica_batch_size: the smallest number of examples per step that is worth another GPU; with steps of a
             millisecond, summing gradients over several does not pay. None: 32, for unknown models.
@@ -87,6 +92,7 @@ class Workload:
     judge: Callable[[Any], Mapping[str, float]] | None = None
     show_result: Callable[[Any, Any], Any] | None = None
     raw_input: Any = None
+    bad_data: BadData | None = field(default=None, hash=False, compare=False)
     global_batch_size: int
     min_replica_batch_size: int | None = None
     epochs: int | None = None
@@ -177,7 +183,9 @@ class Workload:
             raw_input: as in `Workload`.
             **compile_args: `optimizer`, `loss`, `metrics` and other arguments of `Model.compile`. Optimizers and
                 metrics are recreated from their config for each use; they may also be given as a function that makes
-                one, which gets the number of optimizer steps if it has the parameter `num_steps`.
+                one, which gets the number of optimizer steps if it has the parameter `num_steps`. All of them may also
+                come as one argument directly after the model, `Workload.of(build_model, compile_args, x, y)`: a
+                dictionary, or a function as in `Workload`, `compile_args(num_steps)` or `compile_args()`.
 
         Raises:
             WorkloadError: for a model that is not compiled, and for unknown compile arguments.
@@ -190,7 +198,8 @@ class Workload:
             (8, 32)
         """
         name = name or name_of(build_model)
-        build_model, compile_args = checked_build_model(build_model, compile_args)
+        build_model = checked_build_model(build_model)
+        compiled, identity = compile_function(build_model, compile_args)
         data = given_data(x, y, sample_weight, shuffle=shuffle, class_weight=class_weight)
         held_out = None
         if validation_data is not None:
@@ -207,13 +216,12 @@ class Workload:
         size = batch_size or data.batch_size or (32 if data.num_examples else None)
         if size is None:
             raise WorkloadError("The batch size of the dataset is not known. Pass batch_size.")
-        compiled = FreshArguments(compile_args)
         options = {f"train_{key}": value for key, value in data.identity.items()}
         options |= {} if held_out is None else {"validation_data": held_out.identity["data"]}
         return cls(
             name,
             build_model,
-            compiled if compile_args else CompiledByModel(build_model),
+            compiled,
             data,
             None if held_out is None else held_out.validation,
             callbacks=callbacks,
@@ -221,5 +229,5 @@ class Workload:
             global_batch_size=size,
             epochs=epochs,
             num_train_examples=data.num_examples,
-            options={**options, **compiled.identity},
+            options={**options, **identity},
         )

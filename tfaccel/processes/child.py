@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -96,6 +97,7 @@ class Child:
 
     Raises:
         OSError: if the program cannot be started.
+        TfaccelError: if the log is a symbolic link: it may lead to another user's file.
 
     Example:
         >>> import sys
@@ -116,7 +118,7 @@ class Child:
         stdin: int = subprocess.PIPE,
     ) -> None:
         variables = {**(os.environ if base is None else base), **(environment or {})}
-        self._output: IO[bytes] = tempfile.TemporaryFile() if log is None else log.open("a+b")  # noqa: SIM115
+        self._output: IO[bytes] = tempfile.TemporaryFile() if log is None else _log(log)  # noqa: SIM115
         try:
             self.process = subprocess.Popen(
                 list(command),
@@ -207,3 +209,16 @@ def run_program(
         if child.process.returncode:
             raise ProcessError(Path(command[0]).name, how_it_ended(child.process.returncode), child.output())
         return str(written)
+
+
+def _log(path: Path) -> IO[bytes]:
+    """Opens a file that output is appended to."""
+    try:
+        return open(path, "a+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666))
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise TfaccelError(
+            f"The log {path} is a symbolic link, and nothing is written through it. Remove it, or choose another "
+            "folder."
+        ) from error

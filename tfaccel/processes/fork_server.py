@@ -106,6 +106,11 @@ class ForkServer:
             socket.send_fds(self._socket, [json.dumps(order).encode()], [theirs.fileno()])
         return child
 
+    @property
+    def running(self) -> bool:
+        """Whether the server runs; its processes end with it."""
+        return self._server.process.poll() is None
+
     def kill(self, child: ForkedChild) -> None:
         """Kills a process, and all that it has started."""
         with contextlib.suppress(ConnectionError):

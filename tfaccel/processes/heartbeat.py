@@ -6,6 +6,7 @@ or hangs with the interpreter locked is noticed: its file grows old.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ logger = logging.getLogger("tfaccel")
 
 VARIABLE = "TFACCEL_HEARTBEAT"
 SECONDS = 1.0
+FAILED = "ending after an exception"  # the phase of the last sign of life of a process that raised one
 
 
 @dataclass
@@ -40,18 +42,24 @@ class _Writer:
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._lock = threading.Lock()
         self.state = Heartbeat()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def _beat(self) -> None:
         try:
-            while True:
-                temporary = self._file.with_name(f".{self._file.name}-{os.getpid()}")
-                temporary.write_text(json.dumps({"step": self.state.step, "phase": self.state.phase}))
-                os.replace(temporary, self._file)
+            while self.state.phase != FAILED:
+                self.write()
                 time.sleep(SECONDS)
         except OSError as error:
             logger.warning(f"The heartbeat in {self._file} cannot be written any more: {error}")
+
+    def write(self) -> None:
+        """Gives a sign of life."""
+        with self._lock:  # so that the last one is that of the last state
+            temporary = self._file.with_name(f".{self._file.name}-{os.getpid()}")
+            temporary.write_text(json.dumps({"step": self.state.step, "phase": self.state.phase}))
+            os.replace(temporary, self._file)
 
 
 _writer: list[_Writer] = []
@@ -71,6 +79,14 @@ def note(phase: str, num_steps: int = 0) -> None:
         state.phase = phase
         if num_steps:
             state.step = (state.step or 0) + num_steps
+
+
+def note_failure() -> None:
+    """Gives a last sign of life: this process ends after an exception, or hangs while other workers wait for it."""
+    if _writer:
+        _writer[0].state.phase = FAILED
+        with contextlib.suppress(OSError):
+            _writer[0].write()
 
 
 def note_first_step(step: int) -> None:

@@ -11,6 +11,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.processes import heartbeat
 
 ATTEMPT = "TFACCEL_LAUNCH_ATTEMPT"  # 1 for the first
+NUM_WORKERS = "TFACCEL_LAUNCH_WORKERS"  # of the whole group; fewer may be training
 STARTED = "TFACCEL_LAUNCH_STARTED"  # when the first attempt began, as text: the same for all workers and attempts
 
 
@@ -34,6 +35,12 @@ def launch_date() -> str | None:
     return os.environ.get(STARTED) or None
 
 
+def whole_group_size() -> int | None:
+    """How many workers the launch asked for, if training may go on with fewer; None if it may not."""
+    number = os.environ.get(NUM_WORKERS, "")
+    return int(number) if number.isdecimal() else None
+
+
 def serve_launcher() -> None:
     """Gives signs of life, and lets errors of tfaccel end this process with their exit status; unless launched, no-op.
 
@@ -44,9 +51,26 @@ def serve_launcher() -> None:
         sys.excepthook = _end_with_its_status
 
 
+def end_uncaught_with_status() -> None:
+    """Lets an error of tfaccel that a script does not catch end this process with the error's exit status.
+
+    As at any other end, functions registered with `atexit` run. In a launched process, `serve_launcher` has done more.
+    """
+    before = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        before(kind, error, traceback)
+        if isinstance(error, TfaccelError):
+            raise SystemExit(error.exit_status)
+
+    if before is not _end_with_its_status:
+        sys.excepthook = end
+
+
 def _end_with_its_status(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     sys.__excepthook__(kind, error, traceback)
     if isinstance(error, TfaccelError):
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(error.exit_status)
+    heartbeat.note_failure()

@@ -14,13 +14,16 @@ from tfaccel.data import private_adapters
 from tfaccel.errors import PlanError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
-from tfaccel.training.epoch_loop import callbacks_of, run_epochs
+from tfaccel.training.epochs import callbacks_of, run_epochs
 from tfaccel.training.evaluate import engine_evaluate
 from tfaccel.training.fit_plan import apply_plan
 from tfaccel.training.inputs import prepared_model, source_of
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
 from tfaccel.training.private import private_models
+from tfaccel.training.run.fit_data import FitData
+from tfaccel.training.run.resume import refuse_own_loop, taken_out
+from tfaccel.training.run.resumed_fit import ResumedFit
 from tfaccel.training.steps.engine import EngineOptions, engine_of
 from tfaccel.training.validation import validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
@@ -153,7 +156,9 @@ def _fit(
 ) -> keras.callbacks.History:
     """`keras.Model.fit` on the engine."""
     replicas = prepared_model(model, "fit")
+    resume, others = taken_out(callbacks)
     if needs_keras_loop(model, "fit"):
+        refuse_own_loop(resume, model)
         if options.leaves_out or options.stop_at_non_finite_loss:
             raise PlanError(
                 f"{type(model).__name__} replaces part of Keras's training loop, which then runs, and cannot look at "
@@ -165,6 +170,7 @@ def _fit(
             (x, y, sample_weight), validation_split
         )
     epochs = _capped_epochs(epochs)
+    resumed = None if resume is None else ResumedFit(resume, replicas)
     source = source_of(
         x,
         y,
@@ -176,8 +182,9 @@ def _fit(
         class_weight=class_weight,
         num_epochs=epochs - initial_epoch,
         steps_per_execution=model.steps_per_execution,
+        order_seed=None if resumed is None else resumed.order_seed,
     )
-    if not replicas.is_default or options.leaves_out:
+    if not replicas.is_default or resumed is not None or options.leaves_out:
         private_models.build_model(model, source.batch_spec)
     validation = None
     if validation_data is not None:
@@ -191,10 +198,15 @@ def _fit(
         )
     engine = engine_of(model, options)
     source.reset()
-    container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
     try:
-        with engine.looking_at_rows(check_rows), only_chief_writes(model, container.callbacks, engine.replicas):
-            return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
+        with engine.looking_at_rows(check_rows):
+            if resume is not None and resumed is not None:
+                data = FitData(x, source, mode=resume.data, order_seed=resumed.order_seed)
+                length = {"epochs": epochs, "initial_epoch": initial_epoch}
+                return resumed.run(engine, data, others, validation, verbose=verbose, **length)
+            container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
+            with only_chief_writes(model, container.callbacks, engine.replicas):
+                return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
     finally:
         source.close()
         if validation is not None:

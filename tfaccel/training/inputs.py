@@ -40,7 +40,8 @@ def source_of(
         x, y, sample_weight, batch_size: as in `Model.fit`; the batch size is global.
         replicas: the replicas that share each batch.
         steps: `steps_per_epoch` (or `validation_steps`, `steps`).
-        others: `shuffle`, `class_weight`, `num_epochs`, and the model's `steps_per_execution`.
+        others: `shuffle`, `class_weight`, `num_epochs`, the model's `steps_per_execution`, and `order_seed`, for arrays
+            that are shuffled without a global seed.
 
     Raises:
         DataError: if the dataset is already distributed: its global batches cannot be recovered.
@@ -71,21 +72,29 @@ def source_of(
             )
     if arrays is None:
         return DatasetSource(adapter, steps_per_epoch=steps, steps_per_execution=steps_per_execution)
-    order = _order_of_rows(arrays, adapter.batch_size, shuffle, replicas) if shuffle else None
+    seed = others.get("order_seed")
+    order = _order_of_rows(arrays, adapter.batch_size, shuffle, replicas, seed) if shuffle else None
     return ArraySource(
         arrays, global_batch_size=adapter.batch_size, order=order, steps=steps, steps_per_execution=steps_per_execution
     )
 
 
-def _order_of_rows(arrays: Any, batch_size: int, shuffle: bool | str, replicas: Replicas) -> Callable[[int], Any]:
+def _order_of_rows(
+    arrays: Any, batch_size: int, shuffle: bool | str, replicas: Replicas, order_seed: int | None
+) -> Callable[[int], Any]:
     """The row order of `Model.fit` if a global seed is set, else a random one; the same on all workers."""
     num_rows = int(next(array for array in keras.tree.flatten(arrays) if array is not None).shape[0])
     global_seed = private_tensorflow.global_seed()
     seed = replicas.same_on_all_workers(lambda: -1 if global_seed is None else global_seed % _MAX_SEED)
     if seed >= 0:
         return order_of_keras(num_rows, batch_size, shuffle=shuffle, seed=seed)
-    seed = replicas.same_on_all_workers(lambda: secrets.randbelow(_MAX_SEED))
+    seed = new_order_seed(replicas) if order_seed is None else order_seed
     return random_order(num_rows, batch_size, shuffle=shuffle, seed=seed)
+
+
+def new_order_seed(replicas: Replicas) -> int:
+    """A random seed for the order of arrays, the same on all workers."""
+    return replicas.same_on_all_workers(lambda: secrets.randbelow(_MAX_SEED))
 
 
 def prepared_model(model: Any, method: str) -> Replicas:

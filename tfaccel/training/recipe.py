@@ -10,6 +10,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tfaccel.data.bad_data import BadData
+from tfaccel.errors import WorkloadError
 from tfaccel.planning.workload import Workload
 from tfaccel.training.recipe_options import bound_options, check_data_options, recorded_options
 from tfaccel.training.run.result import TrainResult
@@ -20,6 +22,8 @@ from tfaccel.training.verdict.baseline_scores import BaselineScores
 _ShowResult = Callable[[Any, TrainResult], BaselineScores | None]
 
 _TRAINING = "training"  # the parameter that takes the training options
+_BAD_DATA = "bad_data"  # the parameter that takes a `BadData`
+_OF_BAD_DATA = ("on_bad_data", "max_bad_fraction")  # the options that it is made of
 
 
 def recipe(
@@ -36,9 +40,11 @@ def recipe(
     the allowed values: `bool`, `int`, `float`, `str`, a `Literal`, `tfaccel.Count`, `tfaccel.Fraction`, or one of these
     or None. Options are recorded, a `tfaccel.DataPath` as an absolute path: a run resumes only with the same options.
 
-    A parameter `training` receives the `tfaccel.TrainingOptions`, whose fields are options too (`optimizer`,
-    `learning_rate`, ...). They also provide early stopping, unless the workload has its own `callbacks`. The workload
-    is named after the last part of the name that the function sets, so `name=__name__` names it after its file.
+    A parameter `bad_data` receives the `tfaccel.data.BadData` for whatever reads the user's data, made of the options
+    `on_bad_data` and `max_bad_fraction`. A parameter `training` receives the `tfaccel.TrainingOptions`, whose fields
+    are options too (`optimizer`, `learning_rate`, ...). They also provide early stopping, unless the workload has its
+    own `callbacks`. The workload is named after the last part of the name that the function sets, so `name=__name__`
+    names it after its file.
 
     Args:
         not_recorded: options that do not affect results, such as where examples are cached.
@@ -87,7 +93,15 @@ class Recipe:
         self._shows: _ShowResult | None = None
         parameters = dict(inspect.signature(function).parameters)
         self._takes_training = parameters.pop(_TRAINING, None) is not None
+        self._takes_bad_data = parameters.pop(_BAD_DATA, None) is not None
         self._own = tuple(parameters)
+        if self._takes_bad_data:
+            defaults = BadData()
+            for name in _OF_BAD_DATA:
+                value = getattr(defaults, name)
+                parameters[name] = inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=type(value)
+                )
         if self._takes_training:
             rest = inspect.Parameter("training_options", inspect.Parameter.VAR_KEYWORD, annotation=Any)
             parameters[rest.name] = rest
@@ -99,22 +113,27 @@ class Recipe:
         Raises:
             WorkloadError: for an unknown option or an invalid value.
         """
+        bad_data = self._bad_data(options)
+        options = {name: value for name, value in options.items() if bad_data is None or name not in _OF_BAD_DATA}
         own = {name: value for name, value in options.items() if name in self._own or not self._takes_training}
         given = {name: value for name, value in options.items() if name not in own}
-        bound = bound_options(self._function, own, beside=(_TRAINING,))
+        bound = bound_options(self._function, own, beside=(_TRAINING, _BAD_DATA))
         check_data_options(self._function, bound, data_dir_only=self._data_dir_only, bundled_only=self._bundled_only)
         training = self._training(bound, given) if self._takes_training else None
-        work = self._function(**bound, **({} if training is None else {_TRAINING: training}))
+        made = {_TRAINING: training, _BAD_DATA: bad_data}
+        work = self._function(**bound, **{name: value for name, value in made.items() if value is not None})
         kept = {name: value for name, value in bound.items() if name not in self._not_recorded}
         name = work.name.rpartition(".")[2]
         return replace(
             work,
             name=Path(self._function.__code__.co_filename).stem if name == "__main__" else name,
             show_result=self._shows if work.show_result is None else work.show_result,
+            bad_data=bad_data if work.bad_data is None else work.bad_data,
             callbacks=training.callbacks if work.callbacks is None and training is not None else work.callbacks,
             options={
                 **({} if training is None else asdict(training)),
                 **recorded_options(self._function, kept),
+                **({} if bad_data is None else {name: getattr(bad_data, name) for name in _OF_BAD_DATA}),
                 **work.options,
             },
         )
@@ -123,7 +142,8 @@ class Recipe:
     def recorded_names(self) -> frozenset[str]:
         """The names of the options that a run records, and that rebuild the run's workload."""
         training = [field.name for field in fields(TrainingOptions)] if self._takes_training else []
-        return frozenset([*self._own, *training]) - frozenset(self._not_recorded)
+        of_bad_data = _OF_BAD_DATA if self._takes_bad_data else ()
+        return frozenset([*self._own, *of_bad_data, *training]) - frozenset(self._not_recorded)
 
     def run(self, *, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
         """Trains the workload. Writes the files of `tfaccel.train`, and the recipe's own results, to `run_dir`.
@@ -143,6 +163,30 @@ class Recipe:
         """
         self._shows = function
         return function
+
+    def _bad_data(self, options: Mapping[str, Any]) -> BadData | None:
+        """What to do with damaged data, from the options; None if the recipe does not take it.
+
+        Raises:
+            WorkloadError: if the options have no effect.
+            DataError: for an invalid value.
+        """
+        if not self._takes_bad_data:
+            return None
+        given = {name: options[name] for name in _OF_BAD_DATA if name in options}
+        bad_data, defaults = BadData(**given), BadData()
+        changed = [name for name in given if getattr(bad_data, name) != getattr(defaults, name)]
+        if changed and options.get("data_dir") is None:
+            raise WorkloadError(
+                f"`{changed[0]}` is for your own data. Received: {changed[0]}={given[changed[0]]!r} without data_dir. "
+                f"Add data_dir, or leave {changed[0]} out."
+            )
+        if changed and not bad_data.skips:
+            raise WorkloadError(
+                f'`{changed[0]}` has no effect without on_bad_data="skip" (--on_bad_data=skip). '
+                f"Received: {changed[0]}={given[changed[0]]!r}. Leave it out, or skip what is damaged."
+            )
+        return bad_data
 
     def _training(self, options: Mapping[str, Any], given: Mapping[str, Any]) -> TrainingOptions:
         """The given training options, completed by the recipe's defaults that apply."""

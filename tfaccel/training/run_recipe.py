@@ -14,8 +14,10 @@ from tfaccel.errors import PlanError
 from tfaccel.files import write_json
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Cluster
+from tfaccel.keras_file import check_members, check_no_code
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.train import train
@@ -77,12 +79,18 @@ def show_on_chief(workload: Workload, result: TrainResult) -> TrainResult:
 
     Returns:
         The result with the baselines that `workload.show_result` returned, which are also written to `result.json`.
+
+    Raises:
+        ExportError: if the model in the run directory is refused; see `tfaccel.keras_file`.
     """
     if workload.show_result is None:
         return result
     cluster = result.hardware["cluster"]
     if result.plan.num_workers > 1 and cluster is not None and not Cluster.from_json(cluster).is_chief:
         return result
+    is_bundled = str(getattr(workload.show_result, "__module__", "")).startswith(f"{RECIPES_PACKAGE}.")
+    # A complete run that is shown again may come from anywhere. An own workload decides what its model may hold.
+    (check_no_code if is_bundled else check_members)(Path(result.run_dir) / "model.keras")
     baselines: BaselineScores | None = workload.show_result(workload, result)
     if baselines is None:
         return result

@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,8 +22,8 @@ from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
 from tfaccel.processes.launched import serve_launcher
+from tfaccel.processes.quiet_start import without_notes
 from tfaccel.training.process_settings import note_loaded, unavailable_settings
-from tfaccel.training.workers.quiet_start import without_notes
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -42,6 +42,7 @@ class Runtime:
         plan: the plan to set up.
         seed: if given, seeds Python, NumPy, TensorFlow and Keras. Kept as an attribute.
         cluster: this process's place in a cluster, for plans with several workers if `TF_CONFIG` is not set.
+        same_on_all: name -> JSON value on which several workers must agree, besides the plan.
 
     With several workers, entering waits for all of them, for 300 seconds or the value of the environment variable
     `TFACCEL_WORKER_WAIT_SECONDS`, and after a second logs which ones are missing. TensorFlow's C++ log shows errors
@@ -64,8 +65,16 @@ class Runtime:
 
     strategy: tf.distribute.Strategy
 
-    def __init__(self, plan: Plan, *, seed: int | None = None, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        seed: int | None = None,
+        cluster: Cluster | None = None,
+        same_on_all: Mapping[str, Any] | None = None,
+    ) -> None:
         self.plan = plan
+        self._same_on_all = dict(same_on_all or {})
         self.seed = seed
         self._cluster = cluster
         self._environment: dict[str, str] = {}
@@ -265,7 +274,7 @@ class Runtime:
 
         if self.plan.num_workers > 1:
             tf.get_logger().addFilter(_no_advice_on_collectives)
-        strategy = make_strategy(self.plan)
+        strategy = make_strategy(self.plan, self._same_on_all)
         tf.config.list_logical_devices()  # starts TensorFlow now, while its messages are filtered
         return strategy
 

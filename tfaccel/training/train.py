@@ -7,18 +7,18 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfaccel.errors import RunDirError, WorkloadError
-from tfaccel.hardware.detect import detect_hardware
+from tfaccel.errors import WorkloadError
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.planning.data_places import data_after_model
-from tfaccel.planning.learning_rate_scaling import LearningRateScaling, scaling_advice
 from tfaccel.planning.load_workload import as_workload
-from tfaccel.planning.non_finite_policy import ROLLBACK, STOP, check_policy
-from tfaccel.planning.option_checks import check_counts, check_fractions, check_seed
+from tfaccel.planning.non_finite_policy import STOP, check_policy
+from tfaccel.planning.option_checks import check_counts, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_key import plan_key
@@ -27,11 +27,15 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt
 from tfaccel.training.run.plan_of_run import plan_of_run
 from tfaccel.training.run.result import TrainResult, installed_versions
+from tfaccel.training.run.run_config import check_resumable, config_of_run, scaling_of_run
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, resume_on
 from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
+from tfaccel.training.train_on_workers import train_on_workers
 from tfaccel.training.verdict.trivial_scores import trivial_scores
+from tfaccel.training.workers.agreement import settings_to_agree_on
+from tfaccel.training.workers.own_port import hardware_of_worker
 
 if TYPE_CHECKING:
     from tfaccel.training.run.train_session import Outcome
@@ -41,6 +45,11 @@ logger = logging.getLogger("tfaccel")
 _GO_ON = (
     'Start all workers again with the same command and resume="auto" (--resume=auto): training continues from the '
     "newest checkpoint in {}."
+)
+# Arguments that the workers which `train` starts are called with as well; the others are sent in another way.
+_SENT = (
+    *("plan", "epochs", "seed", "resume", "checkpoint_interval", "keep_checkpoints"),
+    *("profile", "verbose", "learning_rate_scaling", "scaling_warm_up", "on_nonfinite"),
 )
 _NO_RECOMMENDATION = (
     "learning_rate_scaling needs the batch size that the learning rate is meant for, which is not known for a model "
@@ -68,6 +77,9 @@ def train(
     learning_rate_scaling: str | None = None,
     scaling_warm_up: float = 0.05,
     on_nonfinite: str = STOP,
+    engine: str | None = None,
+    num_workers: int | None = None,
+    engine_options: Mapping[str, Any] | None = None,
     **of: Any,
 ) -> TrainResult:
     """Trains your own model, or a workload, with a plan, and writes a run directory.
@@ -83,8 +95,9 @@ def train(
         workload: a function that builds a Keras model, compiled or not; a compiled Keras model, which receives the
             trained weights; or, without x and y, a `Workload`, the name of a recipe, an import path
             ("package.module:function"), or a function that returns a `Workload`.
-        x, y: data for the model, as `Workload.of` takes them. With a `Workload`, the second argument may be
-            the plan.
+        x, y: data for the model, as `Workload.of` takes them; compile arguments in one piece, a dictionary or a
+            function, come before them: `train(build_model, compile_args, x, y, run_dir=...)`. With a `Workload`, the
+            second argument may be the plan.
         run_dir: a new or empty directory, or with `resume="auto"` or "must" one that holds the same run.
         plan: the plan to train with; None for the one that `tfaccel.find_fastest` has measured for this workload on
             this machine, or else the `default_plan`. A run that is resumed keeps its plan.
@@ -107,6 +120,14 @@ def train(
         on_nonfinite: what to do when the loss or gradients become NaN or infinite. "stop" names step, cause and
             examples; "skip" leaves out the batch, as if it were not in the data; "rollback" goes back to the newest
             checkpoint, and on without the batch. Ten batches in a row, or ten rollbacks, stop the run.
+        engine: what starts workers: "local" (this machine), or "ray" (Ray Train, extra `ray`). They are started again
+            when one is lost, and get the model, the data and the callbacks from this process, so that these must be
+            picklable, and the call must stand under `if __name__ == "__main__":`. None to train in this process, or
+            with `num_workers` for "local".
+        num_workers: how many workers to start.
+        engine_options: options of `tfaccel launch`, by the names of its flags: `max_restarts`, `cores_per_worker`,
+            `gpus_per_worker`, `grace_seconds`, `silence_seconds`; for "ray" also `address`, `storage_path`,
+            `wait_seconds`, `min_workers`.
         **of: further arguments of `Workload.of`: `batch_size`, `validation_data`, `validation_split`, `sample_weight`,
             `class_weight`, `shuffle`, `name`; and `optimizer`, `loss`, `metrics` etc. if the model is not compiled. For
             a recipe, an import path or a function without data: its arguments.
@@ -124,6 +145,7 @@ def train(
         OutOfMemoryError: if a step does not fit into memory, and the batch may not be split further. Otherwise training
             continues with half the batch per replica and twice the accumulation steps, and logs it.
         NonFiniteLossError: if the loss, a gradient or a weight becomes NaN or infinite; no file is overwritten.
+        LaunchError: if workers cannot be started as `engine`, `num_workers` and `engine_options` ask, or one fails.
         RunStopped: after SIGTERM, when the steps in progress have ended and a checkpoint is saved; several workers stop
             at the same step. A second SIGTERM ends the process.
         KeyboardInterrupt: after Ctrl-C, likewise; after a second Ctrl-C at once, without saving.
@@ -142,6 +164,7 @@ def train(
     started = time.perf_counter()
     if x is not None and not isinstance(x, Plan) and learning_rate_scaling is not None:
         raise WorkloadError(_NO_RECOMMENDATION.format(learning_rate_scaling))
+    group, given = WorkerGroup.of(engine, num_workers, engine_options), workload
     workload, plan = _what_to_train(workload, x, y, plan, of)
     epochs = run_epochs_of(workload, epochs)
     check_counts(epochs=epochs, keep_checkpoints=keep_checkpoints)
@@ -150,29 +173,36 @@ def train(
     if checkpoint_interval is not None:
         check_counts(checkpoint_interval=checkpoint_interval)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
-    hardware = detect_hardware()
-    resume = resume_on(hardware.cluster, resume_in_attempt(resume))
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
+    if group is not None:
+        sent = {name: value for name, value in locals().items() if name in _SENT}
+        result = train_on_workers(group, given, workload, of, run_dir=run_dir, callbacks=callbacks, arguments=sent)
+        _give_back(own, Path(result.run_dir, "model.keras"))
+        return result
+    hardware = hardware_of_worker()
+    resume = resume_on(hardware.cluster, resume_in_attempt(resume))
     plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume)
     workload_key = plan_key(hardware, workload, {})
-    scaling = _scaling(workload, plan, learning_rate_scaling, scaling_warm_up)
+    scaling = scaling_of_run(workload, plan, learning_rate_scaling, scaling_warm_up)
     config: dict[str, Any] = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
-    directory = RunDir(run_dir, {**_config(workload, plan, scaling), **config}, resume=resume)
+    directory = RunDir(run_dir, {**config_of_run(workload, plan, scaling), **config}, resume=resume)
     complete = directory.result()
     if complete is not None:
         logger.info("The run in %s is complete; there is nothing to train.", directory.path)
-        _give_back(own, directory)
+        _give_back(own, directory.model_file)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
-    _check_resumable(workload, directory, on_nonfinite)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(directory.in_use())
-        runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster))
+    check_resumable(workload, directory, on_nonfinite)
+    with directory.in_use(), contextlib.ExitStack() as stack:
+        same = settings_to_agree_on(workload, directory.config)
+        runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
         from tfaccel.training.run.augmentation_place import place_for_run
+        from tfaccel.training.run.input_errors import input_errors_named
         from tfaccel.training.run.non_finite import trained_without_faults
         from tfaccel.training.run.run_options import RunOptions
         from tfaccel.training.run.train_session import TrainSession
         from tfaccel.training.workers.lost_worker import lost_workers_named
 
+        stack.enter_context(input_errors_named(workload))
         stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
         signals = stack.enter_context(StopSignals(grace))
         of_run = {**config, "keep_checkpoints": keep_checkpoints, "on_nonfinite": on_nonfinite}
@@ -186,13 +216,10 @@ def train(
             return session.run(runtime.strategy, callbacks, signals=signals, hardware=hardware, verbose=verbose)
 
         plan, outcome = trained_without_faults(begin, run, plan, directory, runtime, on_nonfinite=on_nonfinite)
-        held_out = workload.validation_data if directory.writes else None
-        baselines = None if held_out is None else trivial_scores(held_out(plan.global_batch_size), outcome.final)
-        result = _result(workload, plan, hardware, outcome, directory, time.perf_counter() - started)
-        result = replace(result, baselines=baselines, workload_key=workload_key)
+        result = _result(workload, plan, hardware, outcome, directory, started=started, workload_key=workload_key)
         directory.write_raw_input(workload.raw_input)
         directory.write_result(result.to_json())
-    _give_back(own, directory)
+    _give_back(own, directory.model_file)
     return result
 
 
@@ -224,61 +251,26 @@ def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, 
     return Workload.of(given, x, y, **of), plan
 
 
-def _config(workload: Workload, plan: Plan, scaling: LearningRateScaling | None) -> dict[str, Any]:
-    """What must be the same for a run to be resumed, apart from the arguments of `train`."""
-    config: dict[str, Any] = {
-        "recipe": workload.name,
-        "options": dict(workload.options),
-        "global_batch_size": plan.global_batch_size,
-        "dtype_policy": plan.dtype_policy,
-    }
-    if not plan.synchronize_batch_norm:
-        config["synchronize_batch_norm"] = False
-    if scaling is not None:
-        config["learning_rate_scaling"] = scaling.rule
-        config["scaling_warm_up"] = scaling.warm_up
-        config["recommended_batch_size"] = scaling.recommended_batch_size
-    return config
-
-
-def _scaling(workload: Workload, plan: Plan, rule: str | None, warm_up: float) -> LearningRateScaling | None:
-    """How to scale the learning rate, or None; then logs that it can be, if the batch size is not the recommended."""
-    check_fractions(scaling_warm_up=warm_up)
-    if rule is None:
-        advice = scaling_advice(workload.global_batch_size, plan.global_batch_size)
-        if advice:
-            logger.info(advice)
-        return None
-    return LearningRateScaling(
-        rule=rule,
-        recommended_batch_size=workload.global_batch_size,
-        global_batch_size=plan.global_batch_size,
-        warm_up=warm_up,
-    )
-
-
-def _give_back(own: RebuiltModel | None, directory: RunDir) -> None:
+def _give_back(own: RebuiltModel | None, model_file: Path) -> None:
     """Loads the trained weights into the model that `train` was called with."""
-    if own is not None and directory.model_file.exists():
-        own.take_weights(directory.model_file)
-
-
-def _check_resumable(workload: Workload, directory: RunDir, on_nonfinite: str) -> None:
-    """Warns, or refuses to resume or to roll back, if the order of the data differs between processes."""
-    reason = getattr(workload.train_data, "not_resumable", "")
-    if reason and on_nonfinite == ROLLBACK:
-        raise WorkloadError(f'on_nonfinite="rollback" repeats steps with the same batches. {reason}, or use "skip".')
-    if reason and directory.resumes and any(directory.checkpoints.glob("step_*")):
-        raise RunDirError(
-            f"The run in {directory.path} cannot be resumed exactly. {reason}, and start over in another directory."
-        )
-    if reason:
-        logger.warning(f"This run cannot be resumed if it is stopped. {reason}.")
+    if own is not None and model_file.exists():
+        own.take_weights(model_file)
 
 
 def _result(
-    workload: Workload, plan: Plan, hardware: Hardware, outcome: Any, directory: RunDir, wall_seconds: float
+    workload: Workload,
+    plan: Plan,
+    hardware: Hardware,
+    outcome: Any,
+    directory: RunDir,
+    *,
+    started: float,
+    workload_key: str,
 ) -> TrainResult:
+    """The result of a run that began at `started`, by the clock of `time.perf_counter`."""
+    wall_seconds, baselines = time.perf_counter() - started, None
+    if workload.validation_data is not None and directory.writes:
+        baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)
     rate = outcome.times.steps_per_second() * (plan.global_batch_size // plan.accumulation_steps)
     steps = {name: seconds * plan.accumulation_steps for name, seconds in outcome.times.step_seconds().items()}
     return TrainResult(
@@ -295,6 +287,9 @@ def _result(
         run_dir=str(directory.path),
         learning_rate_scaling=outcome.learning_rate_scaling,
         performance=outcome.performance,
+        baselines=baselines,
+        workload_key=workload_key,
+        bad_data=None if workload.bad_data is None or not workload.bad_data.skips else workload.bad_data.to_json(),
         workers=outcome.workers,
         left_out_batches=sum(row.get(LEFT_OUT) or 0 for row in directory.rows),
     )

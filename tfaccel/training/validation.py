@@ -20,7 +20,7 @@ from tfaccel.training.own_methods import call_own_method, overrides
 from tfaccel.training.predict import engine_predict
 from tfaccel.training.private import private_models
 from tfaccel.training.private.private_api import CACHED_EVALUATION
-from tfaccel.training.run.workload_source import with_plan
+from tfaccel.training.run.planned_datasets import with_plan
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.replicas import Replicas

@@ -81,7 +81,7 @@ def find_learning_rate(
         learning rate finder of PyTorch Lightning, whose smoothing and stopping rule this is.
     """
     test = test or LearningRateTest()
-    if is_model(workload):
+    if is_model(workload) and "compile_args" not in options:
         if plan is not None:
             raise PlanError("A plan is for a model that is built for the test. Received: a plan, and a Keras model.")
         if x is None:

@@ -14,19 +14,17 @@ from typing import Any
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import SearchError
 from tfaccel.files import write_json
-from tfaccel.hardware.detect import detect_hardware
-from tfaccel.hardware.machine import Machine
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.importance_picture import save_importance_picture
 from tfaccel.reporting.parallel_coordinates_picture import save_parallel_coordinates
 from tfaccel.training.run.run_dir import RunDir
-from tfaccel.tuning.device_groups import device_groups
 from tfaccel.tuning.importance import importances
 from tfaccel.tuning.keras_tuner_extra import check_keras_tuner
 from tfaccel.tuning.objective import DEFAULT_NAME, Objective, checked_objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search_directory import flat_config, search_directory
+from tfaccel.tuning.search_processes import worker_places
 from tfaccel.tuning.search_result import SearchResult
 from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.supervisor import Supervisor
@@ -76,6 +74,8 @@ def search(
     tune_new_entries: bool = True,
     allow_new_entries: bool = True,
     keep_models: bool = False,
+    engine: str | None = None,
+    engine_options: Mapping[str, Any] | None = None,
     **unknown: Any,
 ) -> SearchResult:
     """Searches for the best hyperparameters with parallel trials, using Keras Tuner's or Optuna's algorithms.
@@ -123,6 +123,10 @@ def search(
         executions_per_trial, max_retries_per_trial, max_consecutive_failed_trials: as in Keras Tuner.
         hyperparameters, tune_new_entries, allow_new_entries: as in Keras Tuner.
         retrain, keep_models: which models to keep.
+        engine: "ray" to run the trials on the nodes of a Ray cluster (extra `ray`), which share the disk of `run_dir`;
+            None or "local" for this machine.
+        engine_options: for "ray": `address` (default: `RAY_ADDRESS`, or a cluster on this machine), `cores_per_worker`
+            (1), `gpus_per_worker` (0), `wait_seconds` for free cores and GPUs (300), `connect_seconds` (15).
         **unknown: refused; for an argument of Keras Tuner, the error names its counterpart here.
 
     Returns:
@@ -133,6 +137,7 @@ def search(
         SearchError: for an unknown option, a space with nothing to search, or an unknown objective, before anything is
             written; if the search's processes cannot run, a trial raises a `FatalError`, or
             `max_consecutive_failed_trials` is reached.
+        LaunchError: if Ray is not installed, or its cluster does not answer.
         RunDirError: if the directory has other contents.
 
     Example:
@@ -164,8 +169,10 @@ def search(
         **chosen.identity(),
     }
     directory = RunDir(run_dir, flat_config(config), resume=resume)
-    groups = device_groups(chosen.parallel, detect_hardware(), Machine.here())
-    with Supervisor(source, chosen, groups, on_row or (lambda row: None)) as supervisor:
+    with (
+        worker_places(chosen.parallel, engine, engine_options) as places,
+        Supervisor(source, chosen, places, on_row or (lambda row: None)) as supervisor,
+    ):
         found = supervisor.discovered()
         objective = _checked(found, chosen)
         with search_directory(directory, found["space"]):

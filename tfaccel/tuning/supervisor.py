@@ -5,8 +5,7 @@ If a worker dies, its trial counts as failed.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,27 +13,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.processes.fork_server import ForkedChild, ForkServer
-from tfaccel.tuning.device_groups import DeviceGroup
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.search_processes import AnyChild, SearchProcesses, WorkerPlaces
 from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, read_rows, write_outcome
 
-CHIEF = "tfaccel.tuning.chief_program"
-WORKER = "tfaccel.tuning.worker_program"
-PRELOADED = (
-    "keras_tuner.oracles",
-    "tfaccel.tuning.discovery",
-    "tfaccel.tuning.hparams",
-    "tfaccel.tuning.oracles",
-    "tfaccel.tuning.retrain",
-    "tfaccel.tuning.trial_run",
-)
 START_ANEW = 75  # same as in worker_program.py
-_POLL_SECONDS = 0.2
 _MAX_FAILED_STARTS = 3
 _MIN_START_SECONDS = 300.0
+
+logger = logging.getLogger("tfaccel")
 
 OnRow = Callable[[TrialRow], None]
 
@@ -44,7 +33,7 @@ class _Slot:
     """A worker slot and the state of its current worker."""
 
     index: int
-    child: ForkedChild
+    child: AnyChild
     asks: bool = False
     has_asked: bool = False
     trial_id: str | None = None
@@ -60,15 +49,15 @@ class Supervisor:
 
     Args:
         source, options: of the search.
-        groups: one device group per worker.
+        places: where the workers run.
         on_row: called with each finished trial.
     """
 
-    def __init__(self, source: SearchSource, options: SearchOptions, groups: list[DeviceGroup], on_row: OnRow) -> None:
+    def __init__(self, source: SearchSource, options: SearchOptions, places: WorkerPlaces, on_row: OnRow) -> None:
         self._options = options
         self._on_row = on_row
         self._task = {"source": source.to_json(), "options": options.to_json()}
-        self._groups = groups
+        self._places, self._groups = places, places.groups
         self._order: dict[str, Any] = {}
         self._slots: list[_Slot] = []
         self._run_dir = Path()
@@ -77,16 +66,9 @@ class Supervisor:
         self._announced: set[str] = set()
 
     def __enter__(self) -> Self:
-        self.folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))  # for logs, until there is a run directory
-        environment = {
-            "TF_CONFIG": None,
-            "KERAS_BACKEND": "tensorflow",
-            "KERASTUNER_ORACLE_IP": None,
-            "KERASTUNER_ORACLE_PORT": None,
-        }
-        self._fork_server = ForkServer(PRELOADED, folder=self.folder, environment=environment)
+        self._processes = SearchProcesses(self._places)
         try:
-            self._chief = self._fork_server.start("chief", CHIEF, [], {"CUDA_VISIBLE_DEVICES": "-1"})
+            self._chief = self._processes.start_chief()
             workers = [self._worker(index, discovers=index == 0) for index in range(len(self._groups))]
         except BaseException:  # Ctrl-C, while the server loads and a large task waits to be sent
             self.__exit__()
@@ -95,12 +77,7 @@ class Supervisor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._fork_server.close()
-        if self._order:
-            (self._run_dir / "logs").mkdir(exist_ok=True)
-            for log in self.folder.glob("*.log"):
-                shutil.copy(log, self._run_dir / "logs" / log.name)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._processes.close(self._run_dir / "logs" if self._order else None)
 
     def discovered(self) -> dict[str, Any]:
         """Waits for the first worker to discover the space; see `tfaccel.tuning.discovery`.
@@ -117,7 +94,7 @@ class Supervisor:
             if message is not None and message["event"] == "refused":
                 raise SearchError(message["message"])
             if message is None and child is not None:
-                words = self._fork_server.end_of_log(child)
+                words = self._processes.end_of_log(child)
                 raise SearchError(f"A process of the search {child.how_it_ended()}. {words}")
             if time.monotonic() > deadline:
                 raise SearchError(
@@ -157,7 +134,7 @@ class Supervisor:
         for slot in self._slots:  # workers that have not asked for a trial yet
             if not slot.done:
                 slot.done = True
-                self._fork_server.kill(slot.child)
+                self._processes.kill(slot.child)
         for row in read_rows(rows):
             self._announce(row)
 
@@ -169,27 +146,42 @@ class Supervisor:
         while True:
             child, message = self._next()
             if child is slot.child and message is None:
-                words = self._fork_server.end_of_log(slot.child)
+                words = self._processes.end_of_log(slot.child)
                 raise SearchError(f"Retraining the best trial failed: its process {slot.child.how_it_ended()}. {words}")
             if message is not None and message["event"] == "retrained":
                 return message
 
-    def _worker(self, index: int, *, discovers: bool = False) -> ForkedChild:
+    def _worker(self, index: int, *, discovers: bool = False) -> AnyChild:
         visible = self._groups[index].visible_gpus
         environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         arguments = ["discover"] if discovers else []
-        child = self._fork_server.start(f"worker-{index}", WORKER, arguments, environment)
+        child = self._processes.start_worker(index, arguments, environment)
         child.send({**self._task, "group": self._groups[index].to_json()})
         return child
 
-    def _next(self) -> tuple[ForkedChild | None, dict[str, Any] | None]:
-        return self._fork_server.next_message(_POLL_SECONDS)
+    def _next(self) -> tuple[AnyChild | None, dict[str, Any] | None]:
+        self._give_up_places()
+        return self._processes.next_message()
+
+    def _give_up_places(self) -> None:
+        """Goes on with fewer workers if Ray finds no place for one, such as after a node was lost."""
+        for slot in self._slots:
+            if slot.done or self._processes.waiting_seconds(slot.child) <= self._places.wait_seconds:
+                continue
+            others = [one for one in self._slots if not one.done and not self._processes.waiting_seconds(one.child)]
+            if (slot.index == 0 and not self._order) or not others:
+                raise SearchError(
+                    f"Ray has found no place for a worker of the search within {self._places.wait_seconds:g} seconds. "
+                    "Use fewer cores or GPUs for each (cores_per_worker, gpus_per_worker), or a larger wait_seconds."
+                )
+            logger.warning(f"Ray has found no place for worker {slot.index}: the search goes on with {len(others)}.")
+            self._retire(slot)
 
     def _handle_chief(self, message: dict[str, Any] | None) -> None:
         if message is None:
             raise SearchError(
                 f"The chief of the search {self._chief.how_it_ended()}; finished trials are kept. Continue with "
-                f"resume='auto' (--resume=auto). {self._fork_server.end_of_log(self._chief)}"
+                f"resume='auto' (--resume=auto). {self._processes.end_of_log(self._chief)}"
             )
         if message["event"] == "trial":
             self._all_given |= message["status"] == "STOPPED"
@@ -233,15 +225,23 @@ class Supervisor:
         if slot.trial_id is not None:
             self._finish_failed(slot, how)
         elif status == 0 and not slot.asks:
-            slot.done = True
+            self._retire(slot)
             return
         elif status != START_ANEW and slot.ended_because is None:
             slot.failed_starts += 1
             if slot.failed_starts >= _MAX_FAILED_STARTS:
-                raise SearchError(f"A worker cannot start: {how} {self._fork_server.end_of_log(slot.child)}")
+                raise SearchError(f"A worker cannot start: {how} {self._processes.end_of_log(slot.child)}")
         slot.trial_id, slot.ended_because, slot.asks = None, None, False
+        if self._all_given and not self._options.max_retries_per_trial:
+            self._retire(slot)
+            return
         slot.child = self._worker(slot.index)
         slot.child.send(self._order)
+
+    def _retire(self, slot: _Slot) -> None:
+        """Leaves a slot without a worker; what it held may go to another one."""
+        slot.done = True
+        self._processes.release(slot.child)
 
     def _finish_failed(self, slot: _Slot, how: str) -> None:
         trial_id = slot.trial_id or ""
@@ -270,4 +270,4 @@ class Supervisor:
             elif now - max(slot.last_heartbeat, slot.began) > options.stall_seconds:
                 slot.ended_because = f"It sent no heartbeat for {options.stall_seconds:g} seconds (stall_seconds)."
             if slot.ended_because is not None:
-                self._fork_server.kill(slot.child)
+                self._processes.kill(slot.child)

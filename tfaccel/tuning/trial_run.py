@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfaccel.errors import SearchError, TfaccelError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.epoch_loop import callbacks_of, run_epochs
+from tfaccel.training.epochs import callbacks_of, run_epochs
 from tfaccel.training.private import private_models
 from tfaccel.training.run.checkpoint import read_state, write_state
 from tfaccel.training.run.compiled_model import engine_options

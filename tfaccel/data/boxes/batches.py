@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
-from tfaccel.data.epoch_positions import Shard, epoch_positions
+from tfaccel.data.epoch_positions import Every, Shard, epoch_positions
 from tfaccel.data.example_cache import gathered
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.ordered_map import ordered_map
@@ -81,14 +81,23 @@ class BoxBatches:
         self.test_split = functools.cache(images.test)
 
     def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        every: Every | None = None,
     ) -> tf.data.Dataset:
         """One epoch of full batches; seed and epoch determine order, scenes and moves.
 
         Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
         """
         num_images, size = self._images.num_train_images, self._images.image_size
-        positions = epoch_positions(num_images, global_batch_size, start_step=start_step, shard=shard, noun="images")
+        positions = epoch_positions(
+            num_images, global_batch_size, start_step=start_step, shard=shard, noun="images", every=every
+        )
         generator = np.random.default_rng([seed, epoch, 1])
         split, places = self._images.train(seed, epoch), positions.ravel()
         rows = generator.permutation(num_images)[places]

@@ -29,7 +29,7 @@ class BoxData(Batches):
 
     def __init__(self, images: BoxedImages, *, augmented: bool = False) -> None:
         self._moves = _MOVES if augmented else None
-        super().__init__(images, self._batches, num_train_examples=images.num_train_images)
+        super().__init__(images, self._batches, num_train_examples=images.num_train_images, takes_every=True)
 
     def test_split(self) -> BoxedSplit:
         """The test images with their boxes, as arrays."""

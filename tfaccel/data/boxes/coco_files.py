@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfaccel.data.bad_data import SKIP_ADVICE, BadData
 from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.images.image_set import TEST_FRACTION
 from tfaccel.errors import DataError, WorkloadError
@@ -23,7 +25,7 @@ _SLACK = 1.0  # pixels by which a box may exceed its image: annotation tools rou
 _MAX_BYTES = 2**31
 
 
-def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImages:
+def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: BadData | None = None) -> BoxedImages:
     """Reads and validates the images and boxes of a folder in COCO format.
 
     The folder holds `train.json` and `test.json`, or only `annotations.json`, of which a fifth of the images (always
@@ -33,11 +35,14 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImag
     Args:
         data_dir: the folder.
         image_size: height and width of the square in pixels: a multiple of 16, since detectors halve images four times.
+        bad_data: what to do with images that are missing or cannot be decoded, and images with an invalid annotation;
+            they are left out with all their boxes. A damaged JSON file is always an error.
 
     Raises:
         WorkloadError: for another image size.
         DataError: if a file is missing or malformed, or an entry is invalid; the message names the entry.
     """
+    bad_data = bad_data or BadData()
     if image_size < 32 or image_size % 16:
         raise WorkloadError(f"`image_size` must be a multiple of 16, at least 32. Received: image_size={image_size!r}.")
     folder = Path(data_dir)
@@ -51,16 +56,21 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int) -> BoxedImag
     classes = _classes(contents[0], paths[0])
     if any(_classes(content, path) != classes for content, path in zip(contents, paths, strict=True)):
         raise DataError(f"{paths[0]} and {paths[1]} must have the same categories.")
-    listed = [_objects(content, path, classes) for content, path in zip(contents, paths, strict=True)]
+    listed = [_objects(content, path, classes, bad_data) for content, path in zip(contents, paths, strict=True)]
+    if bad_data.skips:
+        listed = [_readable(part, folder, image_size, bad_data) for part in listed]
+    bad_data.finish(sum(map(len, listed)), "images")
     if len(listed) == 1:
         listed = _split(listed[0], paths[0])
+    if not all(listed):
+        raise DataError(f"{paths[0]} and {paths[-1]} must each have an image that can be read.")
     most = max(1, *(len(boxes) for part in listed for _, boxes in part))
     num_bytes = sum(map(len, listed)) * image_size**2 * 3
     if num_bytes > _MAX_BYTES:
         raise DataError(
             f"The images take {num_bytes:,} bytes in memory at {image_size} pixels. Use a smaller image_size."
         )
-    train, test = (_load(part, folder, image_size, most) for part in listed)
+    train, test = (_load(part, folder, image_size, most, bad_data) for part in listed)
     return BoxedImages(
         class_names=tuple(classes.values()),
         image_size=image_size,
@@ -108,27 +118,48 @@ def _classes(content: dict[str, list[dict[str, Any]]], path: Path) -> dict[Any, 
     return classes
 
 
-def _objects(content: dict[str, list[dict[str, Any]]], path: Path, classes: dict[Any, str]) -> _Listed:
-    """Each image with its boxes (left, top, width, height) and classes."""
+def _objects(
+    content: dict[str, list[dict[str, Any]]], path: Path, classes: dict[Any, str], bad_data: BadData
+) -> _Listed:
+    """Each image with its boxes (left, top, width, height) and classes; without images that have an invalid box."""
     numbers = {key: number for number, key in enumerate(classes)}
     found: dict[Any, tuple[dict[str, Any], list[tuple[list[float], int]]]] = {
-        entry["id"]: ({**entry, "json": path}, []) for entry in content["images"]
+        entry["id"]: ({**entry, "json": path, "number": number}, []) for number, entry in enumerate(content["images"])
     }
-    for entry in content["annotations"]:
+    damaged = set()
+    for number, entry in enumerate(content["annotations"]):
         where = f"Annotation {entry['id']!r} in {path}"
+        image, box = entry["image_id"], entry["bbox"]
         if entry.get("iscrowd"):
             continue
+        error = None
         for name, known in (("image_id", found), ("category_id", numbers)):
             if entry[name] not in known:
-                raise DataError(f"{where} has the {name} {entry[name]!r}, which the file does not have.")
-        box = entry["bbox"]
-        if not isinstance(box, list) or len(box) != 4 or not all(type(v) in (int, float) for v in box):
-            raise DataError(f"{where} must have a bbox of four numbers: left, top, width, height. Received: {box!r}.")
-        if not all(np.isfinite(box)) or min(box[2:]) <= 0:
-            raise DataError(f"{where} has a box without area: bbox={box!r}.")
-        _, boxes = found[entry["image_id"]]
-        boxes.append(([*map(float, box), entry["id"]], numbers[entry["category_id"]]))
-    return list(found.values())
+                error = f"{where} has the {name} {entry[name]!r}, which the file does not have."
+                break
+        if error is None and (
+            not isinstance(box, list) or len(box) != 4 or not all(type(v) in (int, float) for v in box)
+        ):
+            error = f"{where} must have a bbox of four numbers: left, top, width, height. Received: {box!r}."
+        if error is None and (not all(np.isfinite(box)) or min(box[2:]) <= 0):
+            error = f"{where} has a box without area: bbox={box!r}."
+        if error is None:
+            found[image][1].append(([*map(float, box), entry["id"]], numbers[entry["category_id"]]))
+        elif image in found:
+            bad_data.found(DataError(error), path, found[image][0]["number"])
+            damaged.add(image)
+        else:
+            bad_data.found(DataError(error), f"{path} (annotations)", number)
+    return [listed for image, listed in found.items() if image not in damaged]
+
+
+def _readable(listed: _Listed, folder: Path, image_size: int, bad_data: BadData) -> _Listed:
+    """The images that can be decoded, and whose boxes are inside."""
+    return [
+        (entry, objects)
+        for entry, objects in listed
+        if bad_data.tried(partial(_row, entry, objects, folder, image_size), entry["json"], entry["number"]) is not None
+    ]
 
 
 def _split(listed: _Listed, path: Path) -> list[_Listed]:
@@ -139,23 +170,36 @@ def _split(listed: _Listed, path: Path) -> list[_Listed]:
     return [[listed[i] for i in sorted(order[num_test:])], [listed[i] for i in sorted(order[:num_test])]]
 
 
-def _load(listed: _Listed, folder: Path, image_size: int, most: int) -> BoxedSplit:
+def _load(listed: _Listed, folder: Path, image_size: int, most: int, bad_data: BadData) -> BoxedSplit:
     images = np.zeros((len(listed), image_size, image_size, 3), np.uint8)
     boxes = np.zeros((len(listed), most, 4), np.float32)
     labels = np.full((len(listed), most), NO_OBJECT, np.int64)
     for row, (entry, objects) in enumerate(listed):
-        pixels, scale, size = _image(entry, folder, image_size)
+        try:
+            pixels, corners = _row(entry, objects, folder, image_size)
+        except DataError as error:
+            raise error if bad_data.skips else DataError(f"{error} {SKIP_ADVICE}") from error
         images[row, : pixels.shape[0], : pixels.shape[1]] = pixels
-        for place, ((left, top, width, height, name), label) in enumerate(objects):
-            right, bottom = left + width, top + height
-            if min(left, top) < -_SLACK or right > size[0] + _SLACK or bottom > size[1] + _SLACK:
-                raise DataError(
-                    f"Annotation {name!r} in {entry['json']} lies outside its image {entry['file_name']} of "
-                    f"{size[0]}x{size[1]} pixels: bbox={[left, top, width, height]} (left, top, width, height)."
-                )
-            boxes[row, place] = np.clip(np.array([left, top, right, bottom]) * scale, 0, image_size)
-            labels[row, place] = label
+        boxes[row, : len(objects)] = corners
+        labels[row, : len(objects)] = [label for _, label in objects]
     return BoxedSplit(images, boxes, labels)
+
+
+def _row(
+    entry: dict[str, Any], objects: list[tuple[list[float], int]], folder: Path, image_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pixels of an image, and the corners of its boxes in them."""
+    pixels, scale, size = _image(entry, folder, image_size)
+    corners = np.zeros((len(objects), 4), np.float32)
+    for place, ((left, top, width, height, name), _) in enumerate(objects):
+        right, bottom = left + width, top + height
+        if min(left, top) < -_SLACK or right > size[0] + _SLACK or bottom > size[1] + _SLACK:
+            raise DataError(
+                f"Annotation {name!r} in {entry['json']} lies outside its image {entry['file_name']} of "
+                f"{size[0]}x{size[1]} pixels: bbox={[left, top, width, height]} (left, top, width, height)."
+            )
+        corners[place] = np.clip(np.array([left, top, right, bottom]) * scale, 0, image_size)
+    return pixels, corners
 
 
 def _image(entry: dict[str, Any], folder: Path, image_size: int) -> tuple[np.ndarray, float, tuple[int, int]]:

@@ -1,17 +1,18 @@
 """Image sets from a `.npz` file with the arrays x_train, y_train, x_test and y_test."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.images.image_set import MAX_DEFAULT_IMAGE_SIZE, MIN_IMAGE_SIZE, ImageSet, ImageSplit
+from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.errors import DataError
 
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 
-def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
+def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:
     """Reads and validates the image set in a `.npz` file.
 
     Integers from 0 to 255 are kept as pixel values. Other finite values are kept too, and standardized with the mean
@@ -21,6 +22,7 @@ def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
         path: the file. x_train and x_test have shape (num_images, height, width) or (num_images, height, width,
             channels) with 1 or 3 channels; y_train and y_test hold each image's class as an integer or string.
         image_size: height and width to resize images to; None to use the longer side, at most 64.
+        bad_data: what to do with images that hold NaN or infinity. A damaged file is always an error.
 
     Raises:
         DataError: if the file cannot be read, or an array has another form.
@@ -33,7 +35,7 @@ def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
         ...     read_image_arrays(Path(file.name)).class_names
         ('cat', 'dog')
     """
-    arrays = _read(path)
+    arrays, bad_data = _read(path), bad_data or BadData()
     x_train, x_test = (_images(arrays[name], f"{name} in {path}") for name in ("x_train", "x_test"))
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(
@@ -44,6 +46,11 @@ def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
     for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")):
         if len(x) != len(y):
             raise DataError(f"In {path}, x_{part} holds {len(x)} images, but y_{part} {len(y)} labels.")
+    (x_train, y_train), (x_test, y_test) = (
+        _finite(x, y, path, f"x_{part}", bad_data)
+        for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test"))
+    )
+    bad_data.finish(len(x_train) + len(x_test), "images")
     pixels_are_bytes = x_train.dtype == x_test.dtype == np.uint8
     if not pixels_are_bytes:
         x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
@@ -63,18 +70,16 @@ def read_image_arrays(path: Path, *, image_size: int | None = None) -> ImageSet:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            missing = [name for name in _NAMES if name not in file]
-            if missing:
-                raise DataError(
-                    f"{path} must hold the arrays {', '.join(_NAMES)}. Missing: {', '.join(missing)}. "
-                    f"Received: {', '.join(file.files) or 'none'}."
-                )
-            return {name: file[name] for name in _NAMES}
-    except DataError:
-        raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        found = read_arrays(path)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise DataError(f"Cannot read {path}: {error}. Write it with numpy.savez.") from error
+    missing = [name for name in _NAMES if name not in found]
+    if missing:
+        raise DataError(
+            f"{path} must hold the arrays {', '.join(_NAMES)}. Missing: {', '.join(missing)}. "
+            f"Received: {', '.join(filter(None, found)) or 'none'}."
+        )
+    return found
 
 
 def _images(array: np.ndarray, name: str) -> np.ndarray:
@@ -88,13 +93,22 @@ def _images(array: np.ndarray, name: str) -> np.ndarray:
         )
     if array.dtype.kind not in "buif":
         raise DataError(f"{name} must hold numbers. Received: {array.dtype}.")
-    if array.dtype.kind == "f":
-        finite = np.isfinite(array).all(axis=(1, 2, 3))
-        if not finite.all():
-            raise DataError(f"{name} holds NaN or infinity, first in image {int(np.argmin(finite))} (from 0).")
-    elif array.dtype.kind in "ui" and array.min() >= 0 and array.max() <= 255:
+    if array.dtype.kind in "ui" and array.min() >= 0 and array.max() <= 255:
         return array.astype(np.uint8, copy=False)
     return array
+
+
+def _finite(
+    images: np.ndarray, labels: np.ndarray, path: Path, name: str, bad_data: BadData
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels, without images that hold NaN or infinity."""
+    if images.dtype.kind != "f":
+        return images, labels
+    finite = np.isfinite(images).all(axis=(1, 2, 3))
+    for image in np.flatnonzero(~finite).tolist():
+        error = DataError(f"{name} in {path} holds NaN or infinity, first in image {image} (from 0).")
+        bad_data.found(error, f"{path} ({name})", image)
+    return (images, labels) if finite.all() else (images[finite], labels[finite])
 
 
 def _labels(arrays: dict[str, np.ndarray], path: Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tfaccel.data.epoch_positions import Every, steps_of
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
@@ -99,7 +100,14 @@ class ImageAugmentation:
         return hash(self._kind)
 
     def apply(
-        self, batches: tf.data.Dataset, *, seed: int, epoch: int, start_step: int = 0, augmented: bool = True
+        self,
+        batches: tf.data.Dataset,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        augmented: bool = True,
+        every: Every | None = None,
     ) -> tf.data.Dataset:
         """The augmented batches of an epoch; deterministic in seed, epoch and batches.
 
@@ -108,10 +116,11 @@ class ImageAugmentation:
             seed, epoch: determine the augmentation.
             start_step: index of the first batch in the epoch.
             augmented: if False, only pair each batch (of any structure) with its seed, for `augment`.
+            every: which batches these are, as for `epoch_positions`.
         """
         generator = np.random.default_rng([seed, epoch, _STREAM])
-        num_steps = start_step + int(batches.cardinality())
-        seeds = generator.integers(0, 2**31 - 1, (num_steps, 2), np.int32)[start_step:]
+        steps = steps_of(int(batches.cardinality()), start_step, every)
+        seeds = generator.integers(0, 2**31 - 1, (steps.stop, 2), np.int32)[steps]
         pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(seeds)))
         if not augmented:
             return pairs

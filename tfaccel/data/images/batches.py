@@ -46,7 +46,7 @@ class ImageBatches:
         """One epoch of training batches: images (float32, raw pixel values) and one-hot labels (float32).
 
         All batches are full; each epoch drops different leftover images. Takes the arguments (also `start_step`,
-        `shard` and `augmented`) and raises the errors of `Pipeline.train`.
+        `shard`, `augmented` and `every`) and raises the errors of `Pipeline.train`.
         """
         return self._train.train(global_batch_size, seed=seed, epoch=epoch, **options)
 

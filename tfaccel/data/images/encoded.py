@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
+from tfaccel.data.images.image_check import ImageHeader, ImageToCheck, readable_images
 from tfaccel.data.images.image_set import (
     MAX_DEFAULT_IMAGE_SIZE,
     MIN_IMAGE_SIZE,
@@ -20,23 +20,6 @@ from tfaccel.data.images.image_set import (
 )
 from tfaccel.errors import DataError
 
-_FORMATS = ("PNG", "JPEG", "MPO")  # MPO: a JPEG followed by more images, as phones write it
-_GREY_MODES = ("1", "L", "LA", "I", "I;16")
-_NUM_CHECKING_THREADS = 8
-
-
-@dataclass(frozen=True)
-class ImageHeader:
-    """What the header of an image file says.
-
-    Args:
-        longer_side: in pixels.
-        is_grey: whether the image is grayscale.
-    """
-
-    longer_side: int
-    is_grey: bool
-
 
 @dataclass(frozen=True)
 class EncodedPart:
@@ -46,11 +29,13 @@ class EncodedPart:
         images: the images.
         labels: the class index of each image, int64.
         name: `name(index)` names an image in messages.
+        place: `place(index)` returns the file that holds an image, and its number there.
     """
 
     images: EncodedImages
     labels: np.ndarray
     name: Callable[[int], str]
+    place: Callable[[int], tuple[str, int]]
 
 
 class SomeImages(EncodedImages):
@@ -76,38 +61,6 @@ class SomeImages(EncodedImages):
         return f"{self._images.identity()} {self._rows.tolist()}"
 
 
-def check_image(source: Path | bytes, name: str) -> ImageHeader:
-    """Opens an image; PNG files are read to the end, JPEG files decoded at an eighth of their size.
-
-    Raises:
-        DataError: if it is not a PNG or JPEG image, or cannot be read; the message names it.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            if image.format not in _FORMATS:
-                raise DataError(f"{name} must be a PNG or JPEG image. Received: {image.format}.")
-            header = ImageHeader(max(image.size), image.mode in _GREY_MODES)
-            if image.format == "PNG":
-                image.verify()
-            else:
-                image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
-                image.load()
-    except DataError:
-        raise
-    except Exception as error:  # Pillow raises errors of many kinds for corrupt files.
-        reason = "it is not an image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
-        raise DataError(f"Cannot read the image {name}: {reason}. Repair or remove it.") from error
-    return header
-
-
-def check_images(sources: Sequence[tuple[Path, str]]) -> list[ImageHeader]:
-    """The headers of (file, name) pairs, several opened in parallel; see `check_image`."""
-    with ThreadPoolExecutor(_NUM_CHECKING_THREADS) as threads:
-        return list(threads.map(lambda pair: check_image(*pair), sources))
-
-
 def default_image_size(headers: Sequence[ImageHeader]) -> int:
     """The median of the images' longer sides, at most 64 pixels.
 
@@ -120,7 +73,13 @@ def default_image_size(headers: Sequence[ImageHeader]) -> int:
 
 
 def encoded_image_set(
-    parts: Sequence[EncodedPart], class_names: Sequence[str], *, source: str, image_size: int | None
+    parts: Sequence[EncodedPart],
+    class_names: Sequence[str],
+    *,
+    source: str,
+    image_size: int | None,
+    bad_data: BadData,
+    num_files: int = 1,
 ) -> ImageSet:
     """The image set of a training and a test part, or of one part, of which a stratified fifth is held out for testing.
 
@@ -129,17 +88,22 @@ def encoded_image_set(
         class_names: a name for each class.
         source: where the images are from, for messages.
         image_size: height and width to resize images to; None for `default_image_size`.
+        bad_data: what to do with images that cannot be decoded.
+        num_files: files that the images come from.
 
     Raises:
         DataError: if an image cannot be read, or a class has too few images.
     """
+    checked = [_readable(part, bad_data) for part in parts]
+    parts = [part for part, _ in checked]
+    headers = [header for _, of_part in checked for header in of_part]
+    bad_data.finish(len(headers), "images", num_files=num_files)
     counts = np.bincount(parts[0].labels, minlength=len(class_names))
     least = 1 if len(parts) == 2 else 2
     if counts.min() < least:
         rarest = class_names[int(counts.argmin())]
         needed = "one, to train on" if least == 1 else "two, one to train on and one to test with"
         raise DataError(f"Class {rarest!r} of {source} must have at least {needed}. Received: {counts.min()}.")
-    headers = [header for part in parts for header in _headers(part)]
     splits = [ImageSplit(part.images, part.labels) for part in parts]
     if len(parts) == 1:
         labels = parts[0].labels
@@ -154,11 +118,20 @@ def encoded_image_set(
     )
 
 
-def _headers(part: EncodedPart) -> list[ImageHeader]:
-    with ThreadPoolExecutor(_NUM_CHECKING_THREADS) as threads:
-        return list(
-            threads.map(
-                lambda number: check_image(part.images.read(np.array([number]))[0], part.name(number)),
-                range(len(part.labels)),
-            )
-        )
+def _readable(part: EncodedPart, bad_data: BadData) -> tuple[EncodedPart, list[ImageHeader]]:
+    """The part without the images that cannot be decoded, and the headers of the others."""
+
+    def read(number: int) -> bytes:
+        return part.images.read(np.array([number]))[0]
+
+    numbers = range(len(part.labels))
+    images = [ImageToCheck(partial(read, number), part.name(number), *part.place(number)) for number in numbers]
+    rows, headers = readable_images(images, bad_data)
+    if len(rows) == len(images):
+        return part, headers
+    return EncodedPart(
+        SomeImages(part.images, rows),
+        part.labels[rows],
+        lambda number: part.name(int(rows[number])),
+        lambda number: part.place(int(rows[number])),
+    ), headers

@@ -1,5 +1,7 @@
 """Image sets from users' data: a folder of PNG and JPEG files for each class, and other sources."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.hugging_face import HUGGING_FACE, read_hugging_face_images
 from tfaccel.data.images.arrays import read_image_arrays
-from tfaccel.data.images.encoded import check_images, default_image_size
+from tfaccel.data.images.encoded import default_image_size
+from tfaccel.data.images.image_check import ImageHeader, ImageToCheck, readable_images
 from tfaccel.data.images.image_set import ImageSet, ImageSplit, check_image_size, split_rows
 from tfaccel.data.images.tfrecords import read_tfrecord_images
 from tfaccel.data.tfds_sets import TFDS, read_tfds_images
@@ -19,7 +23,9 @@ from tfaccel.errors import DataError
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
-def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None = None) -> ImageSet:
+def read_image_set(
+    data_dir: str | os.PathLike[str], *, image_size: int | None = None, bad_data: BadData | None = None
+) -> ImageSet:
     """Reads and validates the images of a folder, a `.npz` file, TFRecord files or a named dataset.
 
     A folder has one sub-folder for each class, or `train` and `test` with one sub-folder for each class in both.
@@ -33,10 +39,11 @@ def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None =
         data_dir: the folder or file, a pattern of TFRecord files such as `data/*.tfrecord`, or the name of a dataset.
         image_size: height and width in pixels to resize images to; None for the median of the images' longer sides,
             at most 64.
+        bad_data: what to do with images that cannot be read; None for `BadData()`, which raises an error.
 
     Raises:
-        DataError: if there is nothing to read, an image cannot be read (it is named), or there are fewer than two
-            classes with images.
+        DataError: if there is nothing to read, an image cannot be read (it is named) and is not left out, or there are
+            fewer than two classes with images.
 
     Example:
         >>> import tempfile
@@ -49,18 +56,18 @@ def read_image_set(data_dir: str | os.PathLike[str], *, image_size: int | None =
         >>> images.class_names, images.image_size, images.num_channels, images.num_train_images
         (('cat', 'dog'), 24, 3, 2)
     """
-    path = Path(data_dir)
+    path, bad_data = Path(data_dir), bad_data or BadData()
     if image_size is not None:
         check_image_size(image_size)
     for start, read in ((TFDS, read_tfds_images), (HUGGING_FACE, read_hugging_face_images)):
         if str(data_dir).startswith(start):
-            return read(str(data_dir), image_size=image_size)
-    if find_tfrecords(path):
-        return read_tfrecord_images(path, image_size=image_size)
+            return read(str(data_dir), image_size=image_size, bad_data=bad_data)
+    if find_tfrecords(path, bad_data):
+        return read_tfrecord_images(path, image_size=image_size, bad_data=bad_data)
     if path.is_dir():
-        return _read_folder(path, image_size)
+        return _read_folder(path, image_size, bad_data)
     if path.is_file() and path.suffix.lower() == ".npz":
-        return read_image_arrays(path, image_size=image_size)
+        return read_image_arrays(path, image_size=image_size, bad_data=bad_data)
     if path.exists():
         raise DataError(f"`data_dir` must be a folder, TFRecord files or a .npz file. Received: {path}.")
     raise DataError(f"There is no folder or file {path} (`data_dir`).")
@@ -73,8 +80,13 @@ class _Files:
     paths: tuple[Path, ...]
     labels: np.ndarray
 
+    def readable(self, bad_data: BadData) -> tuple[_Files, list[ImageHeader]]:
+        """The files that can be decoded, and their headers."""
+        rows, headers = readable_images([ImageToCheck(p.read_bytes, str(p), str(p)) for p in self.paths], bad_data)
+        return _Files(tuple(self.paths[row] for row in rows), self.labels[rows]), headers
 
-def _read_folder(folder: Path, image_size: int | None) -> ImageSet:
+
+def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> ImageSet:
     parts = [folder / name for name in ("train", "test")]
     present = [part for part in parts if part.is_dir()]
     if len(present) == 1 and any(_class_folders(present[0])):
@@ -83,7 +95,10 @@ def _read_folder(folder: Path, image_size: int | None) -> ImageSet:
     is_split = len(present) == 2
     classes = _class_names(present[0] if is_split else folder)
     listed = [_list_files(part, classes) for part in (present if is_split else [folder])]
-    headers = check_images([(path, str(path)) for files in listed for path in files.paths])
+    checked = [files.readable(bad_data) for files in listed]
+    listed = [files for files, _ in checked]
+    headers = [header for _, of_files in checked for header in of_files]
+    bad_data.finish(len(headers), "images")
     train, test = (_as_split(listed[0]), _as_split(listed[1])) if is_split else _cut(listed[0], classes, folder)
     return ImageSet(
         class_names=classes,
@@ -131,7 +146,7 @@ def _as_split(files: _Files, rows: np.ndarray | None = None) -> ImageSplit:
 
 def _cut(files: _Files, classes: tuple[str, ...], folder: Path) -> tuple[ImageSplit, ImageSplit]:
     """A stratified split of the files, training part first."""
-    counts = np.bincount(files.labels)
+    counts = np.bincount(files.labels, minlength=len(classes))
     if counts.min() < 2:
         raise DataError(
             f"The class folder {folder / classes[int(counts.argmin())]} holds one image; it needs at least two, "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.batches import Batches
-from tfaccel.data.epoch_positions import Shard
+from tfaccel.data.epoch_positions import Every, Shard, steps_of
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.images.moves import ImageMoves
 
@@ -52,13 +52,23 @@ class GanData(Batches):
         return ImageBatches(self.source, ImageMoves(rotation=0.0, zoom=0.0, shift=0.0))
 
     def _train_data(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        every: Every | None = None,
     ) -> Any:
         from tfaccel.data.images.noise_batches import with_noise
 
         part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
+        part["every"] = every
         real = self.made().train(global_batch_size, **part)
-        return with_noise(real, self._latent_size, global_batch_size=global_batch_size, **part).map(self._inputs)
+        steps = steps_of(int(real.cardinality()), start_step, every)
+        which: dict[str, Any] = {"seed": seed, "epoch": epoch, "steps": steps, "shard": shard}
+        return with_noise(real, self._latent_size, global_batch_size=global_batch_size, **which).map(self._inputs)
 
     def _inputs(self, batch: Any, noise: Any) -> Any:
         pixels, labels = batch

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfaccel.data.batches import Batches
 from tfaccel.data.cache_choice import CacheOptions, Place
-from tfaccel.data.epoch_positions import Shard, only_shard
+from tfaccel.data.epoch_positions import Every, Shard, only_shard
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.raw_input import ImageInput
@@ -72,8 +72,10 @@ class ImageData(Batches):
         start_step: int = 0,
         shard: Shard | None = None,
         augmented: bool = True,
+        every: Every | None = None,
     ) -> Any:
         part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "augmented": augmented}
+        part["every"] = every
         if not self.augment_mixes_rows:
             return self.made().train(global_batch_size, shard=shard, **part)
         # The images of a batch are mixed with each other, so the whole batch is needed before it is sharded.

@@ -21,7 +21,7 @@ def with_noise(
     global_batch_size: int,
     seed: int,
     epoch: int,
-    start_step: int = 0,
+    steps: slice | None = None,
     shard: Shard | None = None,
 ) -> Any:
     """A dataset of (batch, noise) with standard normal noise of shape (rows of the batch, size).
@@ -31,7 +31,7 @@ def with_noise(
         size: noise values for each row.
         global_batch_size: rows of a full batch.
         seed, epoch: determine the noise.
-        start_step: index of the first batch in the epoch.
+        steps: of the epoch, one for each batch, as from `steps_of`; None for the first ones.
         shard: (index, count): batches hold only the rows of worker `index` out of `count`; None for all.
 
     Example:
@@ -40,9 +40,9 @@ def with_noise(
         [2, 2, 1]
     """
     generator = np.random.default_rng([seed, epoch, _STREAM])
-    num_steps = start_step + int(batches.cardinality())
-    noise = generator.standard_normal((num_steps, global_batch_size, size), np.float32)
-    noise = noise[start_step:, slice(*shard_rows(global_batch_size, shard))]
+    steps = steps or slice(0, int(batches.cardinality()))
+    noise = generator.standard_normal((steps.stop, global_batch_size, size), np.float32)
+    noise = noise[steps, slice(*shard_rows(global_batch_size, shard))]
     pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(noise)))
     if tf.nest.flatten(batches.element_spec)[0].shape[0] is not None:
         return pairs

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import numbered_classes
 from tfaccel.data.example_message import decode_example
 from tfaccel.data.images.encoded import EncodedPart, encoded_image_set
@@ -68,6 +71,7 @@ def read_tfrecord_images(
     image_size: int | None = None,
     class_names: Sequence[str] | None = None,
     features: ImageFeatures | None = None,
+    bad_data: BadData | None = None,
 ) -> ImageSet:
     """The images of TFRecord files; every record is read and validated.
 
@@ -83,9 +87,11 @@ def read_tfrecord_images(
         image_size: height and width in pixels to resize images to; None for `default_image_size`.
         class_names: a name for each label; None for the text stored with the label, or the label itself.
         features: the features of a record that hold image and class; None to detect them as above.
+        bad_data: what to do with damaged records and images, and empty or missing files.
 
     Raises:
-        DataError: if a record is corrupt (file and record are named), has no image or class, or classes do not match.
+        DataError: if a record is corrupt (file and record are named) or has no image or class, unless it is left out;
+            or if classes do not match.
 
     Example:
         >>> import io, tempfile
@@ -100,27 +106,33 @@ def read_tfrecord_images(
         >>> images.class_names, images.image_size, images.num_train_images
         (('cat', 'dog'), 12, 2)
     """
+    bad_data = bad_data or BadData()
     if isinstance(place, str | os.PathLike):
-        source, files = str(place), _parts(str(place), find_tfrecords(place))
+        source, files = str(place), _parts(str(place), find_tfrecords(place, bad_data))
     else:
         source, files = (
             ", ".join(sorted({str(path.parent) for part in place for path in part})),
             [list(part) for part in place],
         )
-    indexes = [RecordIndex.of(part) for part in files]
+    indexes = [RecordIndex.of(part, bad_data) for part in files]
+    num_files = sum(map(len, files))
     if not all(map(len, indexes)):
         raise DataError(f"The TFRecord files of {source} must hold records. Received: a part without any.")
-    features = features or _features(indexes[0])
-    found = [list(_labels(index, features)) for index in indexes]
+    features = features or _features(indexes[0], bad_data)
+    found: list[list[tuple[int | str, str]]] = []
+    for part, index in enumerate(indexes):
+        read = [bad_data.tried(partial(_label, index, row, features), *index.place(row)) for row in range(len(index))]
+        found.append([pair for pair in read if pair is not None])
+        indexes[part] = index.kept(np.array([row for row, pair in enumerate(read) if pair is not None], np.int64))
     labels: list[list[int | str]] = [[label for label, _ in part] for part in found]
     if class_names is None:
         labels = _named(found)
     names, numbers = numbered_classes(labels, source, class_names)
     parts = [
-        EncodedPart(RecordImages(index, features.image), rows, index.name)
+        EncodedPart(RecordImages(index, features.image), rows, index.name, index.place)
         for index, rows in zip(indexes, numbers, strict=True)
     ]
-    return encoded_image_set(parts, names, source=source, image_size=image_size)
+    return encoded_image_set(parts, names, source=source, image_size=image_size, bad_data=bad_data, num_files=num_files)
 
 
 def _parts(place: str, paths: list[Path]) -> list[list[Path]]:
@@ -139,11 +151,15 @@ def _parts(place: str, paths: list[Path]) -> list[list[Path]]:
     return [groups[_TRAIN], groups[held_out]]
 
 
-def _features(index: RecordIndex) -> ImageFeatures:
-    there = decode_example(index.read(0))
-    for features in FEATURES:
-        if features.image in there and (features.label in there or features.text in there):
-            return features
+def _features(index: RecordIndex, bad_data: BadData) -> ImageFeatures:
+    """The features that the first record has; or, if damage is left out, the first record with an image and a class."""
+    there: dict[str, Any] = {}
+    for row in range(len(index) if bad_data.skips else 1):
+        example = bad_data.tried(partial(_example, index, row), *index.place(row)) or {}
+        for features in FEATURES:
+            if features.image in example and (features.label in example or features.text in example):
+                return features
+        there = there or example
     wanted = FEATURES[0]
     raise DataError(
         f"The {index.name(0)} must have the features {wanted.image!r} and {wanted.label!r} (or {wanted.text!r}). "
@@ -151,22 +167,25 @@ def _features(index: RecordIndex) -> ImageFeatures:
     )
 
 
-def _labels(index: RecordIndex, features: ImageFeatures) -> Iterator[tuple[int | str, str]]:
-    """The class in each record: an integer (or its text if there is none), and a text."""
-    for row in range(len(index)):
-        try:
-            example = decode_example(index.read(row))
-        except DataError as error:
-            raise DataError(f"Cannot read the {index.name(row)}: {error}") from error
-        images, labels, texts = (example.get(name, []) for name in (features.image, features.label, features.text))
-        text = texts[0].decode(errors="replace") if texts and isinstance(texts[0], bytes) else ""
-        label = labels[0] if labels else text
-        if len(images) != 1 or not isinstance(images[0], bytes) or not isinstance(label, int | str) or label == "":
-            raise DataError(
-                f"The {index.name(row)} must have one image in {features.image!r}, and its class in "
-                f"{features.label!r} or {features.text!r}. Received: {', '.join(example) or 'nothing'}."
-            )
-        yield label, text
+def _example(index: RecordIndex, row: int) -> dict[str, Any]:
+    try:
+        return decode_example(index.read(row))
+    except DataError as error:
+        raise DataError(f"Cannot read the {index.name(row)}: {error}") from error
+
+
+def _label(index: RecordIndex, row: int, features: ImageFeatures) -> tuple[int | str, str]:
+    """The class in a record: an integer (or its text if there is none), and a text."""
+    example = _example(index, row)
+    images, labels, texts = (example.get(name, []) for name in (features.image, features.label, features.text))
+    text = texts[0].decode(errors="replace") if texts and isinstance(texts[0], bytes) else ""
+    label = labels[0] if labels else text
+    if len(images) != 1 or not isinstance(images[0], bytes) or not isinstance(label, int | str) or label == "":
+        raise DataError(
+            f"The {index.name(row)} must have one image in {features.image!r}, and its class in "
+            f"{features.label!r} or {features.text!r}. Received: {', '.join(example) or 'nothing'}."
+        )
+    return label, text
 
 
 def _named(parts: list[list[tuple[int | str, str]]]) -> list[list[int | str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.epoch_positions import Shard, epoch_positions
+from tfaccel.data.epoch_positions import Every, Shard, epoch_positions
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.tables.number_rows import NumberRows
@@ -34,7 +34,14 @@ class Unlabelled(ABC):
 
     @abstractmethod
     def shuffled(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        every: Every | None = None,
     ) -> Any:
         """One epoch of full batches of training examples as a `tf.data.Dataset`.
 
@@ -70,11 +77,18 @@ class UnlabelledImages(Unlabelled):
         self.class_names = images.class_names
 
     def shuffled(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        every: Every | None = None,
     ) -> Any:
         """Images without augmentation, in an order determined by seed and epoch."""
         batches = self._batches(TEST).train(
-            global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard
+            global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard, every=every
         )
         return batches.map(lambda pixels, labels: self._values(pixels))
 
@@ -121,13 +135,22 @@ class UnlabelledRows(Unlabelled):
         self.num_examples = {part: len(numbers) for part, numbers in self._numbers.items()}
 
     def shuffled(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        every: Every | None = None,
     ) -> Any:
         """Rows in an order determined by seed and epoch."""
         from tfaccel.data.pipeline import array_batches
 
         num_rows = self.num_examples[TRAIN]
-        positions = epoch_positions(num_rows, global_batch_size, start_step=start_step, shard=shard, noun="rows")
+        positions = epoch_positions(
+            num_rows, global_batch_size, start_step=start_step, shard=shard, noun="rows", every=every
+        )
         order = np.random.default_rng([seed, epoch]).permutation(self._rows.train)
         return array_batches(self._rows.values[order], positions)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Shard
+from tfaccel.data.epoch_positions import Every, Shard
 from tfaccel.data.pipeline import Augmentation, Pipeline
 from tfaccel.data.series.augmentation import SeriesAugmentation
 from tfaccel.data.series.series_set import SeriesSet
@@ -70,14 +70,23 @@ class SeriesBatches:
         return np.arange(max(self._series.num_train, self._window), last + 1, self._horizon)
 
     def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
+        self,
+        global_batch_size: int,
+        *,
+        seed: int,
+        epoch: int,
+        start_step: int = 0,
+        shard: Shard | None = None,
+        every: Every | None = None,
     ) -> tf.data.Dataset:
         """One epoch of full batches: the past, of shape (rows, window, num_columns), and the future, of shape (rows,
         horizon, num_targets, 1), both float32.
 
         Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
         """
-        return self._pipeline.train(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard)
+        return self._pipeline.train(
+            global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard, every=every
+        )
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test windows in chronological order; the last batch may be smaller."""

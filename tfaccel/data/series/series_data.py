@@ -35,7 +35,8 @@ class SeriesData(Batches):
     def __init__(self, series: SeriesSet, *, window: int, horizon: int, augmentation: str = "none") -> None:
         self._window, self._horizon = window, horizon
         self._augmentation = series_augmentation(augmentation)
-        super().__init__(series, self._batches, num_train_examples=series.num_windows(window, horizon))
+        num_windows = series.num_windows(window, horizon)
+        super().__init__(series, self._batches, num_train_examples=num_windows, takes_every=True)
 
     def windows(self, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The windows of a part, in chronological order.

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.series.double_pendulum import double_pendulum
+from tfaccel.data.tables.bad_rows import kinds_of_columns, without_bad_values
 from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, kind_of
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table
@@ -102,7 +104,12 @@ def pendulum_series() -> SeriesSet:
 
 
 def read_series(
-    path: str | os.PathLike[str], *, time_column: str | None, target: str | None = None, encoding: str = "utf-8"
+    path: str | os.PathLike[str],
+    *,
+    time_column: str | None,
+    target: str | None = None,
+    encoding: str = "utf-8",
+    bad_data: BadData | None = None,
 ) -> SeriesSet:
     """The series in a CSV or Parquet file, with a row for each time; the last fifth of the rows is for testing.
 
@@ -113,6 +120,7 @@ def read_series(
         time_column: the column with the times: numbers, or ISO 8601 dates.
         target: the column to forecast, or several separated by commas; None for all.
         encoding: of a CSV file.
+        bad_data: what to do with damaged rows, including those with a damaged time; what is left out is a gap.
 
     Raises:
         DataError: if the file cannot be read, a column is missing, a time is invalid or not later than the one before
@@ -126,17 +134,24 @@ def read_series(
         ...     read_series(file, time_column="day").num_train
         24
     """
-    table = read_table(path, encoding=encoding)
+    bad_data = bad_data or BadData()
+    table = read_table(path, encoding=encoding, bad_data=bad_data)
     if time_column is None:
         raise DataError(
             f"Say which column of {table.source} holds the times: time_column=NAME (--time_column=NAME). "
             f"Columns: {', '.join(table.names)}."
         )
-    times, seconds = _times(table.column(time_column), table.source)
-    steps = np.diff(seconds)
     wanted = [name.strip() for name in target.split(",")] if target else []
     for name in wanted:
         table.column(name)
+    if bad_data.skips:
+        kinds = kinds_of_columns(table, {})
+        kinds |= dict.fromkeys(wanted, NUMERIC) | {time_column: ""}
+        table = without_bad_values(table, kinds, bad_data)
+        table = _with_times(table, time_column, bad_data)
+    bad_data.finish(table.num_rows, "rows")
+    times, seconds = _times(table.column(time_column), table.source)
+    steps = np.diff(seconds)
     used: list[Column] = []
     ignored: list[Column] = []
     for column in table.columns:
@@ -183,6 +198,26 @@ def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:
             )
     seconds = np.array(times)
     return (seconds * 1000).astype("datetime64[ms]") if has_dates else seconds, seconds
+
+
+def _with_times(table: Table, time_column: str, bad_data: BadData) -> Table:
+    """The rows whose time can be read, and is later than that of the row before."""
+    kept: list[int] = []
+    last = -np.inf
+    column = table.column(time_column)
+    for row in range(table.num_rows):
+        place = row + 1 if table.places is None else int(table.places[row])
+        try:
+            _, seconds = _times(Column(column.name, column.values[[row]]), table.source)
+            if not seconds[0] > last:
+                raise DataError(f"it has {column.values[row]!r} after a later or equal one. Times must rise.")
+        except DataError as error:
+            where = f"{table.source}, line {place}: column {time_column!r}:"
+            bad_data.found(DataError(f"{where} {error}"), table.source, place)
+        else:
+            kept.append(row)
+            last = float(seconds[0])
+    return table.rows(np.array(kept, np.int64))
 
 
 def _date(text: str | None, row: int, name: str, source: str) -> float:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import codecs
 import csv
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData, always_fail
+from tfaccel.data.csv_rows import KEEP_BYTES, csv_rows
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 
@@ -22,7 +24,7 @@ _DELIMITERS = ",;\t|"
 _MAX_FIELD_LENGTH = 2**24  # characters
 
 
-def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Table:
+def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8", bad_data: BadData | None = None) -> Table:
     """The table in a CSV or Parquet file.
 
     A CSV file has a header; its delimiter is the comma, semicolon, tab or bar, whichever is most frequent in the
@@ -32,6 +34,7 @@ def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Tabl
     Args:
         path: the file.
         encoding: Python's name of the encoding of a CSV file.
+        bad_data: what to do with damaged rows of a CSV file, and row groups of a Parquet file; None for an error.
 
     Raises:
         DataError: if the file does not exist, the encoding is unknown or wrong, or the file is malformed; the message
@@ -53,7 +56,8 @@ def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Tabl
         raise DataError(
             f"A table must be a file that ends in {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}. Received: {file}."
         )
-    table = _read_csv(file, _codec(encoding)) if suffix in CSV_SUFFIXES else _read_parquet(file)
+    bad_data = bad_data or always_fail()
+    table = _read_csv(file, _codec(encoding), bad_data) if suffix in CSV_SUFFIXES else _read_parquet(file, bad_data)
     if table.num_rows == 0:
         raise DataError(f"{file} has a header, but no rows.")
     return table
@@ -69,41 +73,37 @@ def _codec(encoding: str) -> str:
     return "utf-8-sig" if name == "utf-8" else name  # which skips the byte order mark that spreadsheets write
 
 
-def _read_csv(path: Path, encoding: str) -> Table:
+def _read_csv(path: Path, encoding: str, bad_data: BadData) -> Table:
     csv.field_size_limit(_MAX_FIELD_LENGTH)
+    header: list[str] = []
+
+    def check_header(names: list[str]) -> Callable[[list[str]], str]:
+        header.extend(_header(names, path))
+        return lambda row: (
+            "" if len(row) == len(header) else f"it has {len(row)} fields, but the header has {len(header)}. Fix it."
+        )
+
     try:
-        with path.open(encoding=encoding, newline="") as file:
-            lines = _parsed(file, path)
-            header = _header(next(lines, []), path)
-            rows = [row for row in lines if row]
+        with path.open(encoding=encoding, newline="", errors=KEEP_BYTES if bad_data.skips else "strict") as file:
+            first = file.readline()
+            if "\0" in first:
+                raise DataError(f"{path} is not a text file: its first line holds a zero byte.")
+            file.seek(0)
+            delimiter = max(_DELIMITERS, key=first.count)
+            rows = list(csv_rows(file, path, bad_data, check_header=check_header, delimiter=delimiter))
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not written in {error.encoding}: byte {error.object[error.start]:#04x} cannot be read. "
-            "Say how it is encoded, for example --encoding=latin-1."
+            f"Say how it is encoded, for example --encoding=latin-1. {bad_data.advice}".strip()
         ) from error
     except UnicodeError as error:
         raise DataError(f"{path} is not written in {encoding}: {error}. Say how it is encoded (--encoding).") from error
-    except (csv.Error, OSError) as error:
+    except OSError as error:
         raise DataError(f"Cannot read {path}: {error}.") from error
-    return Table(str(path), tuple(Column(name, _texts(row[i] for row in rows)) for i, name in enumerate(header)))
-
-
-def _parsed(file: Any, path: Path) -> Iterator[list[str]]:
-    """The rows of a CSV file, the header first; each has as many fields as the header."""
-    first = file.readline()
-    if "\0" in first:
-        raise DataError(f"{path} is not a text file: its first line holds a zero byte.")
-    delimiter = max(_DELIMITERS, key=first.count)
-    file.seek(0)
-    reader = csv.reader(file, delimiter=delimiter, strict=True)
-    num_fields = None
-    for row in reader:
-        num_fields = num_fields or len(row)
-        if row and len(row) != num_fields:
-            raise DataError(
-                f"Line {reader.line_num} of {path} has {len(row)} fields, but the header has {num_fields}. Fix it."
-            )
-        yield row
+    if not header:
+        _header([], path)
+    columns = tuple(Column(name, _texts(row[i] for _, row in rows)) for i, name in enumerate(header))
+    return Table(str(path), columns, np.array([line for line, _ in rows], np.int64))
 
 
 def _header(names: list[str], path: Path) -> list[str]:
@@ -131,7 +131,7 @@ def _texts(values: Iterator[str]) -> np.ndarray:
     return column
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path, bad_data: BadData) -> Table:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -141,11 +141,25 @@ def _read_parquet(path: Path) -> Table:
             "Or write the table as CSV."
         ) from error
     try:
-        read = pyarrow.parquet.read_table(path)
+        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"Cannot read {path}: {error}.") from error
-    _header(list(read.column_names), path)
-    return Table(str(path), tuple(_parquet_column(name, read.column(name), path) for name in read.column_names))
+    names = list(file.schema_arrow.names)
+    _header(names, path)
+    groups, numbers, first = [], [np.zeros(0, np.int64)], 1
+    for group in range(file.num_row_groups):
+        num_rows = file.metadata.row_group(group).num_rows
+        try:
+            groups.append(file.read_row_group(group))
+            numbers.append(np.arange(first, first + num_rows))
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
+            damaged = DataError(f"Cannot read {path}: the row group {group} (from 0) is damaged: {reason:.200}.")
+            bad_data.found(damaged, path, group, count=num_rows)
+        first += num_rows
+    read = pyarrow.concat_tables(groups) if groups else file.schema_arrow.empty_table()
+    columns = tuple(_parquet_column(name, read.column(place), path) for place, name in enumerate(names))
+    return Table(str(path), columns, np.concatenate(numbers))
 
 
 def _parquet_column(name: str, values: Any, path: Path) -> Column:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.images.image_set import TEST_FRACTION
+from tfaccel.data.tables.bad_rows import kinds_of_columns, without_bad_values
 from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, kind_of
 from tfaccel.data.tables.files import read_table
 from tfaccel.errors import DataError
@@ -33,7 +35,9 @@ class NumberRows:
     test: np.ndarray
 
 
-def read_number_rows(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> NumberRows:
+def read_number_rows(
+    path: str | os.PathLike[str], *, encoding: str = "utf-8", bad_data: BadData | None = None
+) -> NumberRows:
     """The numeric columns of a CSV or Parquet file; a fifth of the rows, always the same, is held out for testing.
 
     Missing values become the median of their column. Text columns and constant columns are dropped, which is logged
@@ -42,6 +46,7 @@ def read_number_rows(path: str | os.PathLike[str], *, encoding: str = "utf-8") -
     Args:
         path: the file.
         encoding: of a CSV file.
+        bad_data: what to do with damaged rows.
 
     Raises:
         DataError: if the file cannot be read, a numeric column holds text (row and column are named), or there are
@@ -57,7 +62,11 @@ def read_number_rows(path: str | os.PathLike[str], *, encoding: str = "utf-8") -
         >>> rows.names, rows.values.shape, len(rows.test)
         (('a', 'b'), (20, 2), 4)
     """
-    table = read_table(path, encoding=encoding)
+    bad_data = bad_data or BadData()
+    table = read_table(path, encoding=encoding, bad_data=bad_data)
+    if bad_data.skips:
+        table = without_bad_values(table, kinds_of_columns(table, {}), bad_data)
+    bad_data.finish(table.num_rows, "rows")
     if table.num_rows < 10:
         raise DataError(f"{table.source} has {table.num_rows} rows; it needs at least ten.")
     order = np.random.default_rng(0).permutation(table.num_rows)

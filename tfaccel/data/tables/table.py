@@ -51,6 +51,8 @@ class Table:
     Args:
         source: where it is from, for messages: a path, or the name of a set.
         columns: at least one.
+        places: int64, where each row is in the file: its line in a CSV file, its number from 1 in a Parquet file; None
+            if it was not read from one.
 
     Example:
         >>> table = Table("made up", (Column("age", np.array([30.0, 41.0])),))
@@ -60,6 +62,7 @@ class Table:
 
     source: str
     columns: tuple[Column, ...]
+    places: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(column.values) for column in self.columns}
@@ -90,4 +93,5 @@ class Table:
 
     def rows(self, numbers: np.ndarray) -> Table:
         """The table of these rows, given by indices or a mask."""
-        return Table(self.source, tuple(Column(column.name, column.values[numbers]) for column in self.columns))
+        places = None if self.places is None else self.places[numbers]
+        return Table(self.source, tuple(Column(column.name, column.values[numbers]) for column in self.columns), places)

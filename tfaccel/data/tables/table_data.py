@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.batches import Batches
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.tables.options import TableOptions
@@ -23,6 +24,7 @@ class TableData(Batches):
         embedded: the name of a table that comes with scikit-learn: "breast_cancer", "wine" or "diabetes".
         classification: whether the target is a class; otherwise it is a number.
         target: the column to predict.
+        bad_data: what to do with damaged rows; None for `BadData()`, which raises an error.
         **options: further fields of `tfaccel.data.tables.options.TableOptions`.
 
     Raises:
@@ -43,6 +45,7 @@ class TableData(Batches):
         embedded: str,
         classification: bool,
         target: str | None = None,
+        bad_data: BadData | None = None,
         **options: Any,
     ) -> None:
         if data_dir is None:
@@ -50,7 +53,7 @@ class TableData(Batches):
             table = make_tabular_set(embedded_table(embedded), how, classification=classification)
         else:
             how = TableOptions(target=target, **options)
-            table = read_tabular_set(data_dir, how, classification=classification)
+            table = read_tabular_set(data_dir, how, classification=classification, bad_data=bad_data)
         self._one_hot = classification
         num_rows, raw_input = len(table.train.targets), TableInput.of(table.encoding)
         super().__init__(table, self._batches, num_train_examples=num_rows, several_epochs=True, raw_input=raw_input)

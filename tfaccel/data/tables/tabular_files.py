@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
+from tfaccel.data.tables.bad_rows import kinds_of_columns, without_bad_values
+from tfaccel.data.tables.column_kinds import NUMERIC
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.data.tables.options import TableOptions
 from tfaccel.data.tables.table import Column, Table
@@ -18,10 +21,13 @@ EMBEDDED_TARGET = "target"
 _LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabetes": "load_diabetes"}
 
 
-def read_tabular_set(data_dir: str | os.PathLike[str], options: TableOptions, *, classification: bool) -> TabularSet:
+def read_tabular_set(
+    data_dir: str | os.PathLike[str], options: TableOptions, *, classification: bool, bad_data: BadData | None = None
+) -> TabularSet:
     """Prepares the table in a file, or in a folder with the files `train` and `test` (.csv, .tsv or .parquet).
 
-    Takes the arguments and raises the errors of `make_tabular_set` and `read_table`.
+    Takes the arguments and raises the errors of `make_tabular_set` and `read_table`. Rows whose values are not of their
+    column's kind count as damaged.
 
     Example:
         >>> import tempfile
@@ -31,16 +37,21 @@ def read_tabular_set(data_dir: str | os.PathLike[str], options: TableOptions, *,
         ...     read_tabular_set(path, TableOptions(target="kind"), classification=True).report.num_train_rows
         16
     """
-    path = Path(data_dir)
+    path, bad_data = Path(data_dir), bad_data or BadData()
     files = [path]
     if path.is_dir():
         files = [_part(path, "train"), _part(path, "test")]
-    tables = [read_table(file, encoding=options.encoding) for file in files]
+    tables = [read_table(file, encoding=options.encoding, bad_data=bad_data) for file in files]
     if options.target is None:
         raise DataError(
             f"Say which column of {files[0]} is to be predicted: target=NAME (--target=NAME). "
             f"Columns: {', '.join(tables[0].names)}."
         )
+    if bad_data.skips:
+        kinds = kinds_of_columns(tables[0], options.kinds)
+        kinds |= {options.target: "" if classification else NUMERIC}
+        tables = [without_bad_values(table, kinds, bad_data) for table in tables]
+    bad_data.finish(sum(table.num_rows for table in tables), "rows")
     test_table = tables[1] if len(tables) > 1 else None
     return make_tabular_set(tables[0], options, classification=classification, test_table=test_table)
 

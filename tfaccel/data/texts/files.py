@@ -1,22 +1,29 @@
 """Text read from files: whole files, their lines, and the columns of CSV files. Text is UTF-8."""
 
-import csv
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from tfaccel.data.bad_data import SKIP_ADVICE, BadData
+from tfaccel.data.csv_rows import KEEP_BYTES, csv_rows, text_damage
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 
 _TEST_FRACTION = 0.1
 
 
-def read_text(path: str | os.PathLike[str]) -> str:
+def read_text(path: str | os.PathLike[str], *, keeps_damage: bool = False) -> str:
     """The text of a file, with line endings normalized to newlines.
 
+    Args:
+        path: the file.
+        keeps_damage: whether zero bytes, and bytes that are not UTF-8, are kept for `text_damage` to find.
+
     Raises:
-        DataError: if the file does not exist, cannot be read, is empty, or is not UTF-8 (the line is named).
+        DataError: if the file does not exist, cannot be read, is empty, holds zero bytes, or is not UTF-8 (the line is
+            named).
 
     Example:
         >>> import tempfile
@@ -36,24 +43,46 @@ def read_text(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig", KEEP_BYTES if keeps_damage else "strict")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{path} has an unknown encoding: line {line} is not UTF-8 (byte 0x{content[error.start]:02x}). "
-            "Save the file as UTF-8."
+            f"Save the file as UTF-8. {SKIP_ADVICE}"
         ) from error
+    if b"\0" in content and not keeps_damage:
+        line = content.count(b"\n", 0, content.index(b"\0")) + 1
+        raise DataError(
+            f"{path} is damaged, or not a text file: line {line} holds a zero byte. Repair the file. {SKIP_ADVICE}"
+        )
     if not text.strip():
         raise DataError(f"{path} holds no text.")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_text_parts(path: str | os.PathLike[str], *, min_characters: int) -> tuple[str, str]:
+def whole_lines(path: str | os.PathLike[str], bad_data: BadData) -> list[str]:
+    """The lines of a text file with their ends, without damaged ones.
+
+    Raises:
+        DataError: as `read_text` does, if damaged lines are not left out.
+    """
+    lines = read_text(path, keeps_damage=bad_data.skips).splitlines(keepends=True)
+    wrong = {number: text_damage(line) for number, line in enumerate(lines, start=1)}
+    for number, damage in wrong.items():
+        if damage:
+            bad_data.found(DataError(f"{path}, line {number}: {damage}."), path, number)
+    return [line for number, line in enumerate(lines, start=1) if not wrong[number]]
+
+
+def read_text_parts(
+    path: str | os.PathLike[str], *, min_characters: int, bad_data: BadData | None = None
+) -> tuple[str, str]:
     """The first 90 % of the text of a file, for training, and the last 10 %, for testing.
 
     Args:
         path: the file.
         min_characters: minimum length of each part.
+        bad_data: what to do with damaged lines; None for `BadData()`, which raises an error.
 
     Raises:
         DataError: if the file cannot be read, or is too short.
@@ -66,7 +95,10 @@ def read_text_parts(path: str | os.PathLike[str], *, min_characters: int) -> tup
         ...     read_text_parts(path, min_characters=1)
         ('one two three four fiv', 'e.')
     """
-    text = read_text(path)
+    bad_data = bad_data or BadData()
+    lines = whole_lines(path, bad_data)
+    bad_data.finish(len(lines), "lines")
+    text = "".join(lines)
     least = int(np.ceil(2 * min_characters / _TEST_FRACTION))
     if len(text) < least:
         raise DataError(f"{path} has {len(text)} characters; it needs at least {least} to train and test with.")
@@ -74,8 +106,15 @@ def read_text_parts(path: str | os.PathLike[str], *, min_characters: int) -> tup
     return text[:cut], text[cut:]
 
 
-def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tuple[list[str], list[str]]:
+def read_columns(
+    path: str | os.PathLike[str], columns: tuple[str, str], bad_data: BadData | None = None
+) -> tuple[list[str], list[str]]:
     """Two columns of a CSV file with a header row. No value may be empty.
+
+    Args:
+        path: the file.
+        columns: the names of the columns.
+        bad_data: what to do with damaged rows.
 
     Raises:
         DataError: if the file cannot be read, lacks a column (the message suggests the closest name), or has a
@@ -89,31 +128,34 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, str]) -> tupl
         ...     read_columns(path, ("text", "label"))
         (['It works.'], ['good'])
     """
-    lines = read_text(path).splitlines(keepends=True)
-    reader = csv.DictReader(lines, strict=True)
-    found: tuple[list[str], list[str]] = ([], [])
-    try:
-        names = [name.strip() for name in reader.fieldnames or []]
-        reader.fieldnames = names
+    bad_data = bad_data or BadData()
+    places: list[int] = []
+
+    def check_header(header: list[str]) -> Callable[[list[str]], str]:
+        names = [name.strip() for name in header]
         for column in columns:
             _check_column(path, column, names)
-        for row in reader:
-            if None in row:  # values after the last column, from an unquoted comma
-                raise DataError(
-                    f"{path}, line {reader.line_num}: there are more values than the {len(names)} columns. "
-                    'Put texts that hold commas in "quotation marks".'
-                )
-            for values, column in zip(found, columns, strict=True):
-                value = (row[column] or "").strip()
-                if not value:
-                    raise DataError(f"{path}, line {reader.line_num}: column {column!r} is empty. Fill or remove it.")
-                values.append(value)
-    except csv.Error as error:
-        line = min(reader.line_num + 1, len(lines))  # line_num does not count the malformed line.
-        raise DataError(f"{path}, line {line}: {error}. Fix the row.") from error
-    if not found[0]:
+            places.append(names.index(column))
+        return lambda row: _wrong_with(row, len(names), dict(zip(columns, places, strict=True)))
+
+    lines = read_text(path, keeps_damage=bad_data.skips).splitlines(keepends=True)
+    found = [row for _, row in csv_rows(lines, path, bad_data, check_header=check_header)]
+    bad_data.finish(len(found), "rows")
+    if not found:
         raise DataError(f"{path} has no row below the names of its columns.")
-    return found
+    return [_value(row, places[0]) for row in found], [_value(row, places[1]) for row in found]
+
+
+def _wrong_with(row: list[str], num_columns: int, places: dict[str, int]) -> str:
+    """What is wrong with a row, or ""."""
+    if len(row) > num_columns:  # from an unquoted comma
+        return f'there are more values than the {num_columns} columns. Put texts that hold commas in "quotation marks".'
+    empty = next((column for column, place in places.items() if not _value(row, place)), None)
+    return "" if empty is None else f"column {empty!r} is empty. Fill or remove it."
+
+
+def _value(row: list[str], place: int) -> str:
+    return row[place].strip() if place < len(row) else ""
 
 
 def _check_column(path: str | os.PathLike[str], column: str, names: list[str]) -> None:
@@ -124,13 +166,22 @@ def _check_column(path: str | os.PathLike[str], column: str, names: list[str]) -
         raise DataError(f"{path} has no column {column!r}.{hint}")
 
 
-def read_aligned_lines(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+def read_aligned_lines(
+    first: str | os.PathLike[str], second: str | os.PathLike[str], bad_data: BadData | None = None
+) -> tuple[list[str], list[str]]:
     """The lines of two line-aligned files.
+
+    Args:
+        first, second: the files.
+        bad_data: what to do with pairs of lines of which one is damaged, or empty. Files of different length are always
+            an error: which lines belong together is not known.
 
     Raises:
         DataError: if a file cannot be read, or a line has no counterpart in the other file (the line is named).
     """
-    lines = [read_text(path).removesuffix("\n").split("\n") for path in (first, second)]
+    bad_data = bad_data or BadData()
+    texts = [read_text(path, keeps_damage=bad_data.skips) for path in (first, second)]
+    lines = [text.removesuffix("\n").split("\n") for text in texts]
     if len(lines[0]) != len(lines[1]):
         longer, shorter = (first, second) if len(lines[0]) > len(lines[1]) else (second, first)
         line = min(map(len, lines)) + 1
@@ -138,11 +189,18 @@ def read_aligned_lines(first: str | os.PathLike[str], second: str | os.PathLike[
             f"{first} and {second} are not aligned: line {line} of {longer} has no line in {shorter}, which ends with "
             f"line {line - 1}. Give every line its translation."
         )
-    for number, pair in enumerate(zip(*lines, strict=True), start=1):
-        if bool(pair[0].strip()) != bool(pair[1].strip()):
-            empty, full = (first, second) if pair[1].strip() else (second, first)
-            raise DataError(
+    kept = []
+    for number, (a, b) in enumerate(zip(*lines, strict=True), start=1):
+        damaged = [(path, wrong) for path, text in ((first, a), (second, b)) if (wrong := text_damage(text))]
+        if damaged:
+            bad_data.found(DataError(f"{damaged[0][0]}, line {number}: {damaged[0][1]}."), damaged[0][0], number)
+        elif bool(a.strip()) != bool(b.strip()):
+            empty, full = (first, second) if b.strip() else (second, first)
+            error = DataError(
                 f"{first} and {second} are not aligned: line {number} of {empty} is empty, but that of {full} is not."
             )
-    kept = [(a.strip(), b.strip()) for a, b in zip(*lines, strict=True) if a.strip()]
+            bad_data.found(error, empty, number)
+        elif a.strip():
+            kept.append((a.strip(), b.strip()))
+    bad_data.finish(len(kept), "pairs of lines")
     return [a for a, _ in kept], [b for _, b in kept]

@@ -1,10 +1,13 @@
 """Labeled texts: passages of CPython's documentation, or a user's file, folder or named dataset."""
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
 from tfaccel.data.texts.files import read_columns, read_text
 from tfaccel.data.texts.labelled_texts import LabelledTexts, labelled_texts
@@ -25,7 +28,11 @@ def documentation_passages() -> LabelledTexts:
 
 
 def read_labelled_texts(
-    data_dir: str | os.PathLike[str], *, text_column: str = "text", label_column: str = "label"
+    data_dir: str | os.PathLike[str],
+    *,
+    text_column: str = "text",
+    label_column: str = "label",
+    bad_data: BadData | None = None,
 ) -> LabelledTexts:
     """Texts from a CSV file, from a folder with a sub-folder of `.txt` files for each class, or from a named dataset.
 
@@ -36,25 +43,27 @@ def read_labelled_texts(
         data_dir: the file or folder, or the name of the dataset.
         text_column: the column of the texts, in a CSV file or dataset.
         label_column: the column of their classes.
+        bad_data: what to do with damaged rows, records and files; None for `BadData()`, which raises an error.
 
     Raises:
         DataError: if something cannot be read (it is named), a class has fewer than two texts, or there is only one
             class.
     """
-    columns = {"text_column": text_column, "label_column": label_column}
+    columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column}
+    bad_data = bad_data or BadData()
     if str(data_dir).startswith("tfds:"):
         from tfaccel.data.tfds_sets import read_tfds_texts
 
-        return read_tfds_texts(str(data_dir), **columns)
+        return read_tfds_texts(str(data_dir), **columns, bad_data=bad_data)
     if str(data_dir).startswith("hf:"):
         from tfaccel.data.hugging_face import read_hugging_face_texts
 
         return read_hugging_face_texts(str(data_dir), **columns)
     path = Path(data_dir)
     if path.is_dir():
-        pairs = _read_folder(path)
+        pairs = _read_folder(path, bad_data)
     elif path.exists():
-        pairs = list(zip(*read_columns(path, (text_column, label_column)), strict=True))
+        pairs = list(zip(*read_columns(path, (text_column, label_column), bad_data), strict=True))
     else:
         raise DataError(f"There is no folder or file {path} (`data_dir`).")
     names = tuple(sorted({label for _, label in pairs}))
@@ -64,14 +73,16 @@ def read_labelled_texts(
     return labelled_texts(names, [[text for text, _ in pairs]], [labels], str(path))
 
 
-def _read_folder(folder: Path) -> list[tuple[str, str]]:
+def _read_folder(folder: Path, bad_data: BadData) -> list[tuple[str, str]]:
     classes = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
     if not classes:
         raise DataError(f"{folder} must have one sub-folder of .txt files for each class. Received: none.")
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for entry in classes:
         files = [file for file in sorted(entry.iterdir()) if file.suffix.lower() == ".txt"]
         if not files:
             raise DataError(f"The class folder {entry} holds no .txt file.")
-        pairs += [(read_text(file), entry.name) for file in files]
+        texts = [bad_data.tried(partial(read_text, file), file) for file in files]
+        pairs += [(text, entry.name) for text in texts if text is not None]
+    bad_data.finish(len(pairs), "texts")
     return pairs

@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.texts.dates import date_pairs
 from tfaccel.data.texts.documentation import Topic, documentation_topics
 from tfaccel.data.texts.files import read_aligned_lines, read_columns
@@ -54,8 +55,12 @@ def dates_in_words(*, num_train: int = 10_000, num_test: int = 1_000) -> TextPai
     return TextPairs(train=tuple(pairs[:num_train]), test=tuple(pairs[num_train:]))
 
 
-def read_translations(data_dir: str | os.PathLike[str]) -> TextPairs:
+def read_translations(data_dir: str | os.PathLike[str], *, bad_data: BadData | None = None) -> TextPairs:
     """The aligned lines of `source.txt` and `target.txt` in a folder.
+
+    Args:
+        data_dir: the folder.
+        bad_data: what to do with damaged lines; None for `BadData()`, which raises an error.
 
     Raises:
         DataError: if a file cannot be read, or the lines are not aligned (the line is named).
@@ -63,7 +68,7 @@ def read_translations(data_dir: str | os.PathLike[str]) -> TextPairs:
     folder = Path(data_dir)
     if not folder.is_dir():
         raise DataError(f"`data_dir` must be a folder with source.txt and target.txt. Received: {folder}.")
-    lines = read_aligned_lines(folder / "source.txt", folder / "target.txt")
+    lines = read_aligned_lines(folder / "source.txt", folder / "target.txt", bad_data)
     return TextPairs.cut(list(zip(*lines, strict=True)), str(folder))
 
 
@@ -83,14 +88,23 @@ def summaries_of_topics(train: Iterable[Topic], test: Iterable[Topic]) -> TextPa
 
 
 def read_summaries(
-    path: str | os.PathLike[str], *, document_column: str = "document", summary_column: str = "summary"
+    path: str | os.PathLike[str],
+    *,
+    document_column: str = "document",
+    summary_column: str = "summary",
+    bad_data: BadData | None = None,
 ) -> TextPairs:
     """Documents and their summaries from a CSV file.
+
+    Args:
+        path: the file.
+        document_column, summary_column: the columns.
+        bad_data: what to do with damaged rows; None for `BadData()`, which raises an error.
 
     Raises:
         DataError: if the file cannot be read or lacks a column (the message suggests the closest name).
     """
-    columns = read_columns(path, (document_column, summary_column))
+    columns = read_columns(path, (document_column, summary_column), bad_data)
     return TextPairs.cut(list(zip(*columns, strict=True)), str(path))
 
 

@@ -13,17 +13,23 @@ import ctypes
 import logging
 import mmap
 import os
+import re
 import socket
 import struct
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 logger = logging.getLogger("tfaccel")
 
 _LIBRARY = "libtensorflow"
 _DYNAMIC_SEGMENT = 2  # PT_DYNAMIC
-_STRINGS, _SYMBOLS, _PLT_SIZE, _PLT = 5, 6, 2, 23  # DT_STRTAB, DT_SYMTAB, DT_PLTRELSZ, DT_JMPREL
-_SYMBOL_BYTES, _ENTRY_BYTES = 24, 16
+_STRINGS, _STRINGS_SIZE, _SYMBOLS = 5, 10, 6  # DT_STRTAB, DT_STRSZ, DT_SYMTAB
+_PLT_SIZE, _PLT = 2, 23  # DT_PLTRELSZ, DT_JMPREL
+_ENTRY_BYTES = 16
+_RELOCATION = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
+_SYMBOL = np.dtype([("name", "<u4"), ("other", "V20")])
 _ANY = {
     socket.AF_INET: (4, b"\0" * 4, b"\x7f\0\0\1"),
     socket.AF_INET6: (8, b"\0" * 16, b"\0" * 10 + b"\xff\xff\x7f\0\0\1"),
@@ -103,18 +109,22 @@ def _slots_of(function: str) -> list[int]:
 
 
 def _slots_in(loaded: _LoadedObject, function: bytes) -> Iterator[int]:
+    """The addresses in one library. Its table has 200,000 entries, hence NumPy: a loop takes a second."""
     entries: dict[int, int] = {}
     for header in loaded.headers[: loaded.num_headers]:
         if header.type == _DYNAMIC_SEGMENT:
             raw = ctypes.string_at(loaded.base + header.address, header.memory_size)
             entries = dict(struct.iter_unpack("<qQ", raw[: len(raw) // _ENTRY_BYTES * _ENTRY_BYTES]))
-    if not {_STRINGS, _SYMBOLS, _PLT_SIZE, _PLT} <= entries.keys():
+    if not {_STRINGS, _STRINGS_SIZE, _SYMBOLS, _PLT_SIZE, _PLT} <= entries.keys():
         return
-    for offset, info, _ in struct.iter_unpack("<QQq", ctypes.string_at(entries[_PLT], entries[_PLT_SIZE])):
-        symbol = entries[_SYMBOLS] + (info >> 32) * _SYMBOL_BYTES
-        (name,) = struct.unpack("<I", ctypes.string_at(symbol, 4))
-        if ctypes.string_at(entries[_STRINGS] + name, len(function) + 1) == function + b"\0":
-            yield loaded.base + offset
+    strings = ctypes.string_at(entries[_STRINGS], entries[_STRINGS_SIZE])
+    names = [found.start() for found in re.finditer(re.escape(function) + b"\0", strings)]
+    relocations = np.frombuffer(ctypes.string_at(entries[_PLT], entries[_PLT_SIZE]), _RELOCATION)
+    numbers = relocations["symbol"].astype(np.int64)
+    num_symbols = int(numbers.max(initial=-1)) + 1
+    symbols = np.frombuffer(ctypes.string_at(entries[_SYMBOLS], num_symbols * _SYMBOL.itemsize), _SYMBOL)
+    for offset in relocations["offset"][np.isin(symbols["name"][numbers], names)]:
+        yield loaded.base + int(offset)
 
 
 def _exchanged(slot: int, value: int) -> int:

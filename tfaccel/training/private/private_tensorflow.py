@@ -28,13 +28,6 @@ def global_seed() -> int | None:
     return seed
 
 
-def has_started() -> bool:
-    """Whether TensorFlow has initialized its devices in this process, which starts threads."""
-    from tensorflow.python.eager import context
-
-    return private_part(context.context(), "_context_handle", package="tensorflow") is not None
-
-
 _numbers: weakref.WeakKeyDictionary[tf.distribute.Strategy, int] = weakref.WeakKeyDictionary()
 _next_number = itertools.count().__next__
 

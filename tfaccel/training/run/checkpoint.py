@@ -16,9 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import RunDirError
+from tfaccel.training.private.private_random import global_seed_state
 from tfaccel.training.run.checkpoint_files import Checkpoint, bytes_of, plain, typed
 from tfaccel.training.steps.model_parts import accumulators_by_replica, optimizers_of, untracked_variables
-from tfaccel.training.steps.replica_state import align_seeds, average_drifting, seed_variables, write_seeds
+from tfaccel.training.steps.replica_state import (
+    SEED_STRIDE,
+    align_seeds,
+    average_drifting,
+    seed_variables,
+    write_seeds,
+)
 from tfaccel.training.steps.replicas import Replicas
 
 _MESSAGE_BYTES = 1 << 26
@@ -54,6 +61,9 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
     if f"seed/{len(seeds)}" in state:  # the stopped run had created Keras's global seed generator
         keras.random.uniform(())
         seeds = seed_variables(model)
+    elif seeds and f"seed/{len(seeds) - 1}" not in state and global_seed_state() is seeds[-1]:
+        # Only strategies create it before anything is drawn from it: one device, which wrote this, has drawn nothing.
+        state = {**state, f"seed/{len(seeds) - 1}": _first_replicas_state(seeds[-1], replicas)}
     expected = {f"seed/{i}" for i in range(len(seeds))} | {name for name, _, _ in _variables(model)}
     if expected != set(state):
         odd = sorted(expected ^ set(state))[0]
@@ -78,6 +88,12 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
             component.assign(parts[replicas.first_replica + replica])
     if seeds:
         write_seeds(model, replicas, [state[f"seed/{i}"] for i in range(len(seeds))])
+
+
+def _first_replicas_state(variable: keras.Variable, replicas: Replicas) -> np.ndarray:
+    """The state of a seed generator on the first of all replicas, from which the others' are derived."""
+    seed, counter = replicas.components([variable], 0)[0].numpy()
+    return np.array([seed - np.uint32(replicas.first_replica * SEED_STRIDE), counter], np.uint32)
 
 
 def bad_weight(model: keras.Model, state: Mapping[str, np.ndarray]) -> str | None:

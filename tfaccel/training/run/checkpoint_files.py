@@ -21,6 +21,7 @@ from typing import IO, Any
 import ml_dtypes  # noqa: F401  # gives NumPy the names of its dtypes, such as bfloat16
 import numpy as np
 
+from tfaccel.data.stored_arrays import check_archive
 from tfaccel.errors import RunDirError
 from tfaccel.files import finite
 
@@ -268,6 +269,7 @@ def _load(path: Path) -> Checkpoint:
         if hashlib.file_digest(file, "sha256").hexdigest() != header["sha256"]:
             raise ValueError(f"the SHA-256 of its {_ARRAYS} does not match")
         file.seek(0)
+        check_archive(file)
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: typed(stored[name], header["dtypes"][name]) for name in stored.files}
     return arrays, header["position"]

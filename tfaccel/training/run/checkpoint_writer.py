@@ -11,6 +11,7 @@ import numpy as np
 
 from tfaccel.errors import RunDirError
 from tfaccel.training.run.checkpoint_files import save_checkpoint
+from tfaccel.training.run.run_dir import RESUME_BY_ARGUMENT
 
 logger = logging.getLogger("tfaccel")
 
@@ -26,10 +27,11 @@ class CheckpointWriter:
     Args:
         folder: the folder of checkpoints.
         keep: number of the newest checkpoints to keep, besides the best.
+        resume_by: how the user resumes the run, for messages.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 2) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path, *, keep: int = 2, resume_by: str = RESUME_BY_ARGUMENT) -> None:
+        self._folder, self._keep, self._resume_by = folder, keep, resume_by
         self._is_first = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[Path] | None = None
@@ -68,11 +70,16 @@ class CheckpointWriter:
         except OSError as error:
             self._num_failures += 1
             reason = f"{error.strerror or error}"
-            if self._num_failures >= MAX_FAILURES or not self._folder.parent.is_dir():
+            if not self._folder.parent.is_dir():
                 raise RunDirError(
-                    f"{self._num_failures} checkpoint{'s' * (self._num_failures > 1)} in a row could not be written to "
+                    f"The run directory {self._folder.parent} is gone, so no checkpoint can be written. Training "
+                    "stops. Put it back and resume the run, or start it again in a new one."
+                ) from error
+            if self._num_failures >= MAX_FAILURES:
+                raise RunDirError(
+                    f"{self._num_failures} checkpoints in a row could not be written to "
                     f"{self._folder}: {reason}. Training stops, and earlier checkpoints are left as they are. Free "
-                    'space, and resume the run: resume="auto" (--resume=auto).'
+                    f"space, and resume the run: {self._resume_by}."
                 ) from error
             logger.warning(
                 f"A checkpoint could not be written to {self._folder}: {reason}. Training goes on, the earlier "

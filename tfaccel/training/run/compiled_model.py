@@ -100,6 +100,7 @@ def engine_options(plan: Plan) -> EngineOptions:
     """The engine's options for a plan."""
     return EngineOptions(
         sum_duplicate_indices=plan.sum_duplicate_indices,
+        embedding_updates=plan.embedding_updates,
         bytes_per_pack=plan.bytes_per_pack,
         stop_at_non_finite_loss=True,
         single_steps=plan.steps_per_execution == 1,

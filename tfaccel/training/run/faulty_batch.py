@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfaccel.errors import NonFiniteLossError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.epoch_loop import non_finite_loss
+from tfaccel.training.epochs import non_finite_loss
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.model_parts import has_own_train_step, variables_of

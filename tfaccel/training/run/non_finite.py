@@ -172,21 +172,20 @@ class UntilFault(keras.callbacks.Callback):
 
     Args:
         position: the epoch and the step by which it has occurred, from 1.
-        first_epoch, first_step: where the session begins, from 0.
     """
 
     tfaccel_windows = True
 
-    def __init__(self, position: tuple[int, int], *, first_epoch: int, first_step: int) -> None:
+    def __init__(self, position: tuple[int, int]) -> None:
         super().__init__()
         self._position = position
-        self._epoch, self._first_step = first_epoch, first_step
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Takes note of the epoch."""
+        self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Ends after the step."""
-        if (self._epoch + 1, self._first_step + batch + 1) >= self._position:
+        if (self._epoch + 1, batch + 1) >= self._position:
             raise NotRepeated
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begins to count the steps of the next epoch."""
-        self._epoch, self._first_step = epoch + 1, 0

@@ -39,10 +39,15 @@ logger = logging.getLogger("tfaccel")
 # TensorFlow also raises ResourceExhaustedError for a full disk, too many open files and long messages.
 _SHORT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate|allocating \d+ bytes", re.IGNORECASE)
 _DETAIL = re.compile(r"OOM when allocating tensor with shape\[[\d,]*\]")
+MAX_CANCELLED = 2
 _REMEDIES = (
     "a smaller model, dtype_policy='mixed_bfloat16' or 'mixed_float16' (--dtype_policy), rematerialization=True "
     "(--set=rematerialization=on), or more devices"
 )
+
+
+class StepCancelled(Exception):
+    """Signals that one of several replicas has failed, and that TensorFlow shows only that another was cancelled."""
 
 
 class BatchTooLarge(Exception):
@@ -84,10 +89,15 @@ def smaller_batches_if_out_of_memory(
 
     Raises:
         BatchTooLarge: if the run may continue with smaller batches.
+        StepCancelled: if one of several replicas has failed, and it is not known how.
         OutOfMemoryError: if it may not; the message says why, and what helps.
     """
     try:
         yield
+    except tf.errors.CancelledError as error:
+        if replicas.num_workers > 1 or replicas.num_replicas == 1:
+            raise
+        raise StepCancelled from error
     except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
         if not is_out_of_memory(error):
             raise
@@ -175,6 +185,9 @@ def trained_within_memory(
 ) -> tuple[Plan, Outcome]:
     """Runs a session; if it runs out of memory, another one continues with smaller batches.
 
+    When memory is short on one of several replicas, TensorFlow may show only that the others were cancelled. Then the
+    steps since the newest checkpoint are repeated, at most twice in a row, to the same results or to the error itself.
+
     The failed session's model and data are released, whatever its last step has changed. The new one starts from the
     newest checkpoint of the run, or over, with the same random generators: no example is lost or trained twice.
 
@@ -191,6 +204,7 @@ def trained_within_memory(
         OutOfMemoryError: if the batch may not be split further.
     """
     failed: tuple[Plan, str] | None = None
+    num_cancelled = 0
     while True:
         session = begin(plan)
         plan = session.plan
@@ -199,7 +213,15 @@ def trained_within_memory(
         try:
             return plan, run(session)
         except BatchTooLarge as error:
-            failed, plan = (plan, error.detail), error.plan
+            failed, plan, num_cancelled = (plan, error.detail), error.plan, 0
+        except StepCancelled as error:
+            failed, num_cancelled = None, num_cancelled + 1
+            if num_cancelled > MAX_CANCELLED:
+                raise error.__cause__ or error from None
+            logger.warning(
+                "A replica was cancelled, because another one had failed; TensorFlow does not say how (often: out of "
+                "memory). The steps since the newest checkpoint are repeated."
+            )
         del session
         gc.collect()  # models and their graphs refer to each other
         run_dir.start_again()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import TfaccelError
-from tfaccel.hardware.hardware import Hardware
+from tfaccel.hardware.hardware import Cluster, Hardware
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
+from tfaccel.processes.launched import whole_group_size
 from tfaccel.training.process_settings import without_unavailable
 
 logger = logging.getLogger("tfaccel")
@@ -63,6 +65,7 @@ def plan_and_origin(
         hardware, workload, run_dir, resume, can_restart, **fixed: as there.
         measured: a plan that was measured just now, which counts as a kept one, whether or not it could be kept.
     """
+    fixed = _as_for_whole_group(hardware, workload, fixed)
     if hardware.cluster is not None and hardware.cluster.num_workers > 1:
         return default_plan(hardware, workload, **fixed), "by rules, as always with several workers"
     if resume != "never":
@@ -85,6 +88,17 @@ def plan_and_origin(
     else:
         return default_plan(hardware, workload, **fixed), "by rules; --autotune measures"
     return (plan if can_restart else without_unavailable(plan, fixed)), origin
+
+
+def _as_for_whole_group(hardware: Hardware, workload: Workload, fixed: dict[str, Any]) -> dict[str, Any]:
+    """The fixed fields, with the whole group's global batch if a launcher lets fewer workers train."""
+    size = whole_group_size()
+    here = 1 if hardware.cluster is None else hardware.cluster.num_workers
+    if size is None or size <= here or "global_batch_size" in fixed:
+        return fixed
+    whole = Cluster(source="tf_config", num_workers=size, task_index=0)
+    plan = default_plan(replace(hardware, cluster=whole), workload, **fixed)
+    return {**fixed, "global_batch_size": plan.global_batch_size}
 
 
 def _saved_plan(file: Path) -> Plan | None:

@@ -22,16 +22,19 @@ class ProfileSteps(keras.callbacks.Callback):
         folder: TensorBoard's directory; the trace is written into `plugins/profile` in it.
         batches_per_step: batches of an optimizer step.
         batches_before: batches that the run has trained on before this call to `train`.
+        batches_in_epoch: how many of them belong to the epoch that is resumed.
     """
 
     tfaccel_windows = True
 
-    def __init__(self, steps: StepRange, folder: Path, *, batches_per_step: int, batches_before: int) -> None:
+    def __init__(
+        self, steps: StepRange, folder: Path, *, batches_per_step: int, batches_before: int, batches_in_epoch: int = 0
+    ) -> None:
         super().__init__()
         self._steps, self._folder = steps, folder
         self._first = (steps.first - 1) * batches_per_step  # batches before the range
         self._last = steps.last * batches_per_step
-        self._done = batches_before  # before this epoch
+        self._done = batches_before - batches_in_epoch  # before this epoch
         self._in_epoch = 0
         self._runs = False
         if self._first < batches_before:
@@ -41,7 +44,7 @@ class ProfileSteps(keras.callbacks.Callback):
             )
 
     def steps_to_boundary(self, done: int) -> int | None:
-        """Batches until the range begins or ends, `done` batches after this epoch started (or resumed)."""
+        """Batches until the range begins or ends, after `done` batches of this epoch."""
         ahead = [bound - self._done - done for bound in (self._first, self._last)]
         return next((batches for batches in ahead if batches > 0), None)
 

@@ -44,6 +44,8 @@ class TrainResult:
             `on_nonfinite` of `train`.
         workload_key: a digest of the workload, the machine and the versions, by which `tfaccel report` finds what was
             measured of the same; empty in runs of earlier versions.
+        bad_data: the examples that were left out because they are damaged, in all and by file, as
+            `tfaccel.data.BadData.to_json` returns them; None if damaged data are an error.
     """
 
     recipe: str
@@ -63,6 +65,7 @@ class TrainResult:
     workers: tuple[WorkerTimes, ...] = ()
     left_out_batches: int = 0
     workload_key: str = ""
+    bad_data: dict[str, Any] | None = None
 
     @property
     def verdict(self) -> FitVerdict:

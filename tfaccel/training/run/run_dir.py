@@ -21,6 +21,8 @@ _LEFT_OUT_FILE = "left_out.json"
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved
 RESUME = ("never", "auto", "must")
+RESUME_BY_ARGUMENT = 'resume="auto" (--resume=auto)'
+CONTINUE_BY_COMMAND = 'the same command with --resume=auto (resume="auto")'
 _MUST = 'resume="must" (--resume=must) continues a run'
 _OR_START = 'Check the path, or start the run with resume="auto" (--resume=auto).'
 LEFT_OUT = "left_out"  # the key of the number of batches that were left out in an epoch
@@ -48,6 +50,8 @@ class RunDir:
         self.path = checked_place(path, resume)
         self.config = config
         self.writes = writes
+        self.resume_by = RESUME_BY_ARGUMENT  # how the user resumes the run, for messages
+        self.continue_by = CONTINUE_BY_COMMAND  # what the user does after a stop
         self.resumes = False
         self.built: dict[str, Any] | None = None  # see `built_settings`; of the run that this directory holds
         self._lock: RunLock | None = None
@@ -73,12 +77,15 @@ class RunDir:
         """The file of the finished model."""
         return self.path / "model.keras"
 
-    def start(self, plan: dict[str, Any]) -> None:
-        """Creates the directory and writes the config and the plan."""
+    def start(self, plan: dict[str, Any] | None) -> None:
+        """Creates the directory and writes the config and the plan, if there is one."""
         if self.writes:
             if self.close is _nothing:
                 self._hold()
-            self.make(self.checkpoints, self.tensorboard, plan=plan)
+            if plan is None:
+                self.make(self.checkpoints)
+            else:
+                self.make(self.checkpoints, self.tensorboard, plan=plan)
 
     def start_again(self) -> None:
         """Lets a new session of this process continue the run from its newest checkpoint, or start it over."""
@@ -102,7 +109,7 @@ class RunDir:
             self.close()
             raise RunDirError(
                 f"Another run has just written to the run directory {self.path}. Choose a new one, or resume "
-                'that run: resume="auto" (--resume=auto).'
+                f"that run: {self.resume_by}."
             )
 
     @contextlib.contextmanager
@@ -119,7 +126,7 @@ class RunDir:
                 raise
             raise RunDirError(
                 f"The run directory {self.path} cannot be written: {error.strerror}. Free space, and resume the "
-                'run: resume="auto" (--resume=auto).'
+                f"run: {self.resume_by}."
             ) from error
         finally:
             self.close()

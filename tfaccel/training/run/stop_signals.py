@@ -36,7 +36,8 @@ _FIRST = {
     signal.SIGINT: "Ctrl-C: training saves a checkpoint after the steps in progress, and stops. Press Ctrl-C again to "
     "stop now, without saving.",
 }
-_SECOND = "Stopped without saving. The same command with --resume=auto continues from the newest checkpoint."
+_SECOND = "Stopped without saving."
+_CONTINUES = "The same command with --resume=auto continues from the newest checkpoint."
 
 
 def grace_seconds(environ: Mapping[str, str] | None = None) -> float:
@@ -71,13 +72,14 @@ class StopSignals:
 
     Args:
         grace_seconds: the grace time after SIGTERM.
+        continues: a sentence that says how to continue after a stop.
 
     Attributes:
         asked: the first signal that was received; None if there was none.
     """
 
-    def __init__(self, grace_seconds: float) -> None:
-        self._grace_seconds = grace_seconds
+    def __init__(self, grace_seconds: float, continues: str = _CONTINUES) -> None:
+        self._grace_seconds, self._continues = grace_seconds, continues
         self.asked: signal.Signals | None = None
         self._before: dict[int, Any] = {}
         self._passed_on: set[int] = set()  # signals that a handler of the user's was called for
@@ -148,7 +150,7 @@ class StopSignals:
         if number in self._repeated or (not is_first and now - began >= _SAME_SIGNAL_SECONDS):
             if number == signal.SIGINT:
                 self._interrupted.set()
-                raise KeyboardInterrupt(_SECOND)
+                raise KeyboardInterrupt(f"{_SECOND} {self._continues}")
             return
         if self.asked is None:
             self.asked = signal.Signals(number)
@@ -193,15 +195,16 @@ class StopSignals:
                 logger.warning("Received SIGTERM again: the process ends now. The newest checkpoint stays.")
                 _end_process(128 + number)
             if not self._interrupted.wait(_MAIN_THREAD_SECONDS) and not _is_interactive():
-                logger.warning(_SECOND)
+                logger.warning("%s %s", _SECOND, self._continues)
                 _end_process(128 + number)
 
     def _end_late(self) -> None:
         logger.warning(
             "The steps in progress have not ended within %g seconds (%s): the process ends without a new checkpoint. "
-            "The same command with --resume=auto continues from the newest one.",
+            "%s",
             self._grace_seconds,
             GRACE_VARIABLE,
+            self._continues,
         )
         _end_process(RETRY)
 

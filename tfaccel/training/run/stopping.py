@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import keras
 
 from tfaccel.errors import RunStopped
+from tfaccel.training.run.checkpoints import Checkpoints
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals
-from tfaccel.training.run.train_callbacks import Checkpoints
 from tfaccel.training.steps.kept_state import restore_values, values_of
 from tfaccel.training.steps.model_parts import untracked_variables
 from tfaccel.training.steps.replica_state import seed_variables
@@ -133,7 +133,7 @@ class StopWhenAsked(keras.callbacks.Callback):
         owner = "" if self._replicas.is_chief else " of worker 0"
         return (
             f"Training was stopped by {cause}{who} after step {step}; the checkpoint is {place}{owner}. To continue: "
-            'the same command with --resume=auto (resume="auto").'
+            f"{self._run_dir.continue_by}."
         )
 
 

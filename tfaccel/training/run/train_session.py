@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.data.resumed_place import ResumedPlace
 from tfaccel.files import whole_file
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.non_finite_policy import STOP
@@ -19,11 +21,12 @@ from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.training.accumulation import workload_schedule
-from tfaccel.training.epoch_loop import callbacks_of, run_epochs
+from tfaccel.training.epochs import callbacks_of, run_epochs
 from tfaccel.training.run.built_run import built_settings, check_built
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
 from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
 from tfaccel.training.run.checkpoint_files import load_newest
+from tfaccel.training.run.checkpoints import NOT_OF_MODEL, CheckpointOptions, Checkpoints
 from tfaccel.training.run.compiled_model import compiled_model
 from tfaccel.training.run.faulty_batch import causes_named
 from tfaccel.training.run.memory_check import check_memory, within_memory
@@ -38,7 +41,7 @@ from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
 from tfaccel.training.run.stragglers import WorkerTimes
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
-from tfaccel.training.run.train_callbacks import Checkpoints, MetricLines, StepTimes
+from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
 from tfaccel.training.run.training_progress import TrainingProgress
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
@@ -72,9 +75,8 @@ class TrainSession:
 
     def __init__(self, workload: Workload, plan: Plan, run_dir: RunDir, options: RunOptions) -> None:
         self._workload, self.plan, self._run_dir = workload, plan, run_dir
-        self._epochs, self._seed = options.epochs, options.seed
-        self._scaling, self._profile = options.scaling, options.profile
-        self._options, self._until = options, options.until
+        self._options, self._epochs, self._seed = options, options.epochs, options.seed
+        self._scaling, self._profile, self._until = options.scaling, options.profile, options.until
         self.dropped: frozenset[tuple[int, int]] = frozenset()  # positions of batches that are left out
         interval, self._keep = options.checkpoint_interval, options.keep_checkpoints
         self._interval = None if interval is None else interval * plan.accumulation_steps
@@ -124,11 +126,7 @@ class TrainSession:
         hardware: Hardware,
         verbose: int,
     ) -> Outcome:
-        """Trains under a strategy with the workload's and additional callbacks, then evaluates and saves.
-
-        Raises:
-            RunStopped, KeyboardInterrupt: if a signal asks for it; see `StopWhenAsked`.
-        """
+        """Trains with the workload's and additional callbacks, until a signal asks to stop; evaluates and saves."""
         replicas = Replicas(strategy)
         self._begin_with_chief(replicas)
         self._continue_within_epoch()
@@ -139,11 +137,26 @@ class TrainSession:
             seed=self._seed,
             epochs=self._epochs,
             start_epoch=self._first_epoch,
-            start_step=self._first_step,
+            start=ResumedPlace.of(self._restored),
         )
         self._source.leave_out(self.dropped)
+        with contextlib.closing(self._source):
+            return self._trained(strategy, callbacks, signals=signals, hardware=hardware, verbose=verbose)
+
+    def _trained(
+        self,
+        strategy: tf.distribute.Strategy,
+        callbacks: Sequence[keras.callbacks.Callback],
+        *,
+        signals: StopSignals,
+        hardware: Hardware,
+        verbose: int,
+    ) -> Outcome:
+        """Trains on the source's batches, then evaluates and saves."""
         if self._num_steps is None:
-            self._num_steps = self._count_steps(self._source.num_batches)
+            self._num_steps = num_optimizer_steps(
+                self._workload, self.plan, epochs=self._epochs, num_batches=self._source.num_batches
+            )
         model = self._built_model(strategy, hardware)
         engine = engine_of(model, self._options.engine_options(self.plan))
         note_first_step(0 if self._restored is None else self._restored[1]["step"])
@@ -154,7 +167,8 @@ class TrainSession:
         asked_for = callbacks_of_workload(self._workload)
         self._announce_rates([*asked_for, *callbacks])
         self._run_dir.writes = engine.replicas.is_chief and self._until is None
-        check_built(self._run_dir, self._built_settings(model))
+        source = self._source
+        check_built(self._run_dir, built_settings(model, num_batches=source.num_batches, batch_size=source.batch_size))
         self._restore(model, engine)
         self._run_dir.start(self.plan.to_json())
         times = StepTimes()
@@ -166,6 +180,7 @@ class TrainSession:
                 smaller_batches_if_out_of_memory(model, self._workload, self.plan, engine.replicas),
                 only_chief_writes(model, container.callbacks, engine.replicas),
                 causes_named(engine, self._workload, self.plan, seed=self._seed, finds=self._until is not None),
+                self._source.failures_named(),
             ):
                 run_epochs(
                     engine,
@@ -181,7 +196,6 @@ class TrainSession:
             for callback in container.callbacks:
                 if isinstance(callback, TrainingProgress | ProfileSteps | Checkpoints):
                     callback.close()
-            self._source.close()
         if engine.replicas.is_chief:
             with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)
@@ -192,22 +206,14 @@ class TrainSession:
 
     def _restore(self, model: keras.Model, engine: Engine) -> None:
         if self._restored is not None:
-            own = {name: array for name, array in self._restored[0].items() if not name.startswith("callback/")}
+            own = {name: array for name, array in self._restored[0].items() if not name.startswith(NOT_OF_MODEL)}
             own = state_in_parts(own, model, self._parts, num_replicas=engine.replicas.num_replicas)
             write_state(model, engine.replicas, own)
             engine.left_out.begin_epoch(self._restored[1].get(LEFT_OUT, 0))
 
-    def _built_settings(self, model: keras.Model) -> dict[str, Any]:
-        return built_settings(model, num_batches=self._source.num_batches, batch_size=self._source.batch_size)
-
     def _utilization(self, engine: Engine, hardware: Hardware) -> Utilization:
-        source = self._source
-        return Utilization(
-            engine, self.plan, hardware, batch_spec=source.batch_spec, examples_per_batch=source.batch_size
-        )
-
-    def _count_steps(self, num_batches: int | None) -> int | None:
-        return num_optimizer_steps(self._workload, self.plan, epochs=self._epochs, num_batches=num_batches)
+        spec, size = self._source.batch_spec, self._source.batch_size
+        return Utilization(engine, self.plan, hardware, batch_spec=spec, examples_per_batch=size)
 
     def _announce_rates(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         if self._rates is not None:
@@ -241,7 +247,7 @@ class TrainSession:
         lines = MetricLines(self._run_dir, steps, utilization, engine.left_out if counts else None)
         every: list[keras.callbacks.Callback] = [*callbacks, times, utilization, lines]
         if self._until is not None:
-            every.append(UntilFault(self._until, first_epoch=self._first_epoch, first_step=self._first_step))
+            every.append(UntilFault(self._until))
         elif engine.replicas.is_chief:
             every.append(TensorBoardScalars(self._run_dir.tensorboard, utilization))
             if self._profile is not None:
@@ -251,6 +257,7 @@ class TrainSession:
                         self._run_dir.tensorboard,
                         batches_per_step=self.plan.accumulation_steps,
                         batches_before=self._restored[1]["step"] if self._restored else 0,
+                        batches_in_epoch=self._first_step,
                     )
                 )
             if verbose:
@@ -266,10 +273,14 @@ class TrainSession:
             self._run_dir,
             engine,
             callbacks,
-            interval=self._interval,
+            CheckpointOptions(
+                interval=self._interval,
+                keep=self._keep,
+                num_steps=self._num_steps,
+                accumulation_steps=self.plan.accumulation_steps,
+                place_of_data=self._source.place_of_data,
+            ),
             restored=self._restored,
-            of_run={"num_steps": self._num_steps, "accumulation_steps": self.plan.accumulation_steps},
-            keep=self._keep,
         )
         return [*every, checkpoints, StopWhenAsked(signals, checkpoints, self._run_dir, engine.replicas)]
 

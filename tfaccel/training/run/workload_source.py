@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Shard, shard_rows
+from tfaccel.data.epoch_positions import Every, Shard, shard_rows
 from tfaccel.data.given_data import GivenArrays
 from tfaccel.data.graph_batches import AugmentedBatches, IteratorBatches
+from tfaccel.data.iterator_feed import MAX_STATE_BYTES, IteratorFeed
 from tfaccel.data.joined_epochs import EpochsInMemory, num_bytes_of_batch
-from tfaccel.data.sources import IteratorFeed, IteratorSource
+from tfaccel.data.private_pipelines import buffered_bytes, pipeline_classes
+from tfaccel.data.resumed_place import ResumedPlace
+from tfaccel.data.sources import IteratorSource
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
+from tfaccel.training.data_service.data_service import DataService
+from tfaccel.training.run.planned_datasets import checked, fetched_to, with_plan
 from tfaccel.training.runtime import background_thread
 from tfaccel.training.steps.replicas import Replicas
 
+_BEGIN = ResumedPlace()
 _MAX_JOINED_EPOCHS = 64
 _BYTES_OF_JOINED_EPOCHS = 4 << 20
 
@@ -30,7 +38,7 @@ _BYTES_OF_JOINED_EPOCHS = 4 << 20
 class WorkloadSource(IteratorSource):
     """Batches of `workload.train_data`; the order of an epoch depends only on seed and epoch.
 
-    If `train_data` takes `start_step`, an epoch starts there directly; otherwise its first batches are skipped. If it
+    If `train_data` takes `start_step`, an epoch starts there directly; otherwise at a saved position. If it
     takes `shard`, each of several workers reads only its own rows; otherwise every worker reads all rows and keeps its
     own. If it takes `num_epochs`, a single worker requests several consecutive small epochs at once. If the plan
     augments on the device, batches are read without augmentation, and the replicas augment their rows. Arrays given to
@@ -39,11 +47,17 @@ class WorkloadSource(IteratorSource):
     While an epoch trains, a thread calls `train_data` for the next one and fetches its first batch; not if
     `train_data.prepares_ahead` is False, because an epoch changes the contents of the next one.
 
+    The position in a dataset that `train_data` cannot begin at a step is saved with each checkpoint; where tf.data
+    cannot do that, the first batches are read again, and the time is logged.
+
+    If the plan has data workers, they prepare the same batches in the same order.
+
     Args:
         workload, plan, seed: the workload to train, its plan and its seed.
         replicas: the replicas that share each batch.
         epochs: total number of epochs; no more are prepared.
-        start_epoch, start_step: where to start; the step applies to the first epoch only.
+        start_epoch: the first epoch.
+        start: where in this epoch to start; its `step` counts.
     """
 
     _feed: Any  # an IteratorFeed, or EpochsInMemory
@@ -57,17 +71,18 @@ class WorkloadSource(IteratorSource):
         seed: int,
         epochs: int = 1,
         start_epoch: int = 0,
-        start_step: int = 0,
+        start: ResumedPlace = _BEGIN,
     ) -> None:
         self._workload = workload
         self._plan = plan
         self._seed = seed
-        self._epoch = self._start_epoch = start_epoch
+        self._epoch = start_epoch
         self._epochs = epochs
         self._thread = background_thread()
         self._next: Future[tuple[IteratorFeed | EpochsInMemory, int]] | None = None
         self._epochs_in_feed = 0
-        self._start_step = start_step
+        self._pipeline, self._saves_state = "", False
+        self._start, self._start_step = start, start.step
         self._left_out: Collection[tuple[int, int]] = ()
         self._shares_reading = replicas.num_workers > 1
         self._prepares_ahead = getattr(workload.train_data, "prepares_ahead", True)
@@ -80,8 +95,10 @@ class WorkloadSource(IteratorSource):
         if replicas.num_workers > 1 and readable and self.batch_size >= replicas.num_replicas:
             self._shard = (replicas.worker_index, replicas.num_workers)
             self._batches = IteratorBatches(self.batch_size, shard_rows(self.batch_size, self._shard)[0])
-        first = self._dataset_of(start_epoch, start_step)
-        super().__init__(first, num_batches=_length(first, workload, start_step))
+        self._service = DataService(workload, plan, self._taken) if plan.data_service else None
+        first = self._parts_of(start_epoch, start.step)
+        before = start.step if self._begins_anywhere else 0
+        super().__init__(first[0], num_batches=_length(first, workload, before))
         if self._shard is not None:
             self._check_rows()
         if self._augment is not None:
@@ -92,7 +109,9 @@ class WorkloadSource(IteratorSource):
                 mixes_rows=workload.augment_mixes_rows,
             )
             self.batch_spec = _specs_of(self._augment, self.batch_spec)
-        self._first: tf.data.Dataset | None = first
+        self._first: list[tf.data.Dataset] | None = first
+        if self._service is not None:
+            self._service.start(first)
 
     def leave_out(self, positions: Collection[tuple[int, int]]) -> None:
         """Leaves out the batches at some positions: epoch, and step in it, from 0."""
@@ -100,8 +119,7 @@ class WorkloadSource(IteratorSource):
 
     def feed(self) -> Any:
         """The batches of the next epoch."""
-        first_step = self._start_step if self._epoch == self._start_epoch else 0
-        self.dropped = {step - first_step for epoch, step in self._left_out if epoch == self._epoch}
+        self.dropped = {step for epoch, step in self._left_out if epoch == self._epoch}
         if self._epochs_in_feed:
             self._feed.begin(self.num_batches)
         else:
@@ -123,7 +141,8 @@ class WorkloadSource(IteratorSource):
             order = np.concatenate(self._arrays.row_numbers(self.batch_size, **which))
             feed = EpochsInMemory(self._arrays.tensors, order, self.batch_size)
         elif joined == 1:
-            return self._opened(self._first or self._dataset_of(epoch)), 1
+            is_first = self._first is not None
+            return self._opened(self._first or self._parts_of(epoch), self._start if is_first else _BEGIN), 1
         else:
             dataset = self._dataset_of(epoch, first_step, num_epochs=joined)
             feed = EpochsInMemory.of_dataset(dataset, self.batch_size)
@@ -142,7 +161,12 @@ class WorkloadSource(IteratorSource):
     @functools.cached_property
     def _num_joined_epochs(self) -> int:
         """How many epochs are small enough to prepare together, since preparing one takes as long as several steps."""
-        if "num_epochs" not in self._taken or type(self._batches) is not IteratorBatches or self._shares_reading:
+        if (
+            self._service is not None
+            or "num_epochs" not in self._taken
+            or type(self._batches) is not IteratorBatches
+            or self._shares_reading
+        ):
             return 1
         num_bytes = (self.num_batches or 0) * num_bytes_of_batch(self.batch_spec, self.batch_size)
         return min(_MAX_JOINED_EPOCHS, _BYTES_OF_JOINED_EPOCHS // num_bytes) if num_bytes else 1
@@ -150,18 +174,61 @@ class WorkloadSource(IteratorSource):
     def close(self) -> None:
         """Releases the iterator and the thread."""
         super().close()
+        if self._service is not None:
+            self._service.close(self._thread)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _opened(self, dataset: tf.data.Dataset) -> IteratorFeed:
+    @property
+    def _begins_anywhere(self) -> bool:
+        """Whether `train_data` can begin at any step."""
+        return "start_step" in self._taken
+
+    def place_of_data(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Where the next batch is after `step` steps of the epoch: JSON values, and arrays."""
+        if not step or self._begins_anywhere or not isinstance(self._feed, IteratorFeed):
+            return {}, {}
+        state = self._feed.state() if self._saves_state else None
+        self._saves_state = state is not None
+        return {"next": self._feed.checksum_of_next(), "reading": self._reading}, state or {}
+
+    def failures_named(self) -> contextlib.AbstractContextManager[None]:
+        """Within the block, an error that lost data workers caused becomes a `DataError` that names them."""
+        return contextlib.nullcontext() if self._service is None else self._service.failures_named()
+
+    def _opened(self, parts: list[tf.data.Dataset], start: ResumedPlace) -> IteratorFeed:
+        dataset = parts[0] if self._service is None else self._service.epoch(parts)
         dataset = with_plan(dataset, self._plan, "train_data")
         if self._plan.prefetch_to_device:
             dataset = fetched_to("/GPU:0", dataset)  # no other GPU is visible
-        return IteratorFeed(dataset, self._batches)
+        self._saves_state = buffered_bytes(dataset) <= MAX_STATE_BYTES
+        self._pipeline = pipeline_classes(dataset)
+        return self._checked_start(start).feed(dataset, self._batches)
 
-    def _dataset_of(self, epoch: int, start_step: int = 0, num_epochs: int = 1) -> tf.data.Dataset:
+    def _checked_start(self, start: ResumedPlace) -> ResumedPlace:
+        """Where to start in the dataset itself, with what is known of that place if the batches are the same ones."""
+        if self._begins_anywhere or not start.step:
+            return _BEGIN
+        return start if start.saved_by == self._reading else replace(start, state=None, next_checksum=None)
+
+    @property
+    def _reading(self) -> str:
+        """What the contents and the state of an iterator depend on."""
+        return f"{self._pipeline} {self.batch_size} {self._shard} {self._augment is not None}"
+
+    def _parts_of(self, epoch: int, start_step: int = 0) -> list[tf.data.Dataset]:
+        """The batches of an epoch: all, or those of each data worker."""
+        if self._service is None:
+            return [self._dataset_of(epoch, start_step)]
+        return self._service.parts(self._dataset_of, epoch, start_step)
+
+    def _dataset_of(
+        self, epoch: int, start_step: int = 0, num_epochs: int = 1, every: Every | None = None
+    ) -> tf.data.Dataset:
         options: dict[str, Any] = {"seed": self._seed, "epoch": epoch}
         if num_epochs > 1:
             options["num_epochs"] = num_epochs
+        if every is not None:
+            options["every"] = every
         if self._plan.cache_data:
             if "cache" not in self._taken:
                 raise PlanError(
@@ -173,14 +240,11 @@ class WorkloadSource(IteratorSource):
             options["shard"] = self._shard
         if self._augment is not None:
             options["augmented"] = False
-        begins_there = "start_step" in self._taken
-        if begins_there and start_step:
+        if self._begins_anywhere and start_step:
             options["start_step"] = start_step
         of = f"train_data of workload {self._workload.name!r}"
         dataset = checked(call_own(of, self._workload.train_data, self.batch_size, **options), "train_data")
-        if start_step and not begins_there:
-            dataset = dataset.skip(start_step)
-        return dataset
+        return dataset.skip(start_step) if num_epochs > 1 and not self._begins_anywhere else dataset
 
     def _check_rows(self) -> None:
         """Raises WorkloadError unless every batch has this worker's rows; sets `batch_spec` to the global batch's."""
@@ -218,53 +282,11 @@ def _specs_of(augment: Callable[[Any], Any], batch_spec: Any) -> Any:
     return tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)
 
 
-def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
-    """A dataset with the plan's threads and prefetching.
-
-    Raises:
-        WorkloadError: if it is not a `tf.data.Dataset`.
-    """
-    dataset = checked(dataset, name)
-    if plan.data_threads is not None:
-        options = tf.data.Options()
-        options.threading.private_threadpool_size = plan.data_threads
-        dataset = dataset.with_options(options)
-    return dataset.prefetch(plan.prefetch_batches) if plan.prefetch_batches else dataset
-
-
-def fetched_to(device: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset whose next batch is prefetched to a device's memory; it can only be iterated.
-
-    Raises:
-        PlanError: if the batches hold anything but dense numbers, since GPU memory takes nothing else.
-    """
-    specs = tf.nest.flatten(dataset.element_spec)
-    odd = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string]
-    if odd:
-        raise PlanError(
-            f"The plan prefetches to the device, but batches hold {odd[0]}, which cannot be stored in GPU memory. "
-            "Set prefetch_to_device=False."
-        )
-    options = tf.data.Options()  # added to the dataset's own options
-    options.autotune.enabled = False
-    return dataset.apply(tf.data.experimental.prefetch_to_device(device, 1)).with_options(options)
-
-
-def checked(dataset: Any, name: str) -> tf.data.Dataset:
-    """The dataset that a workload's function `name` returned.
-
-    Raises:
-        WorkloadError: if it is not a `tf.data.Dataset`.
-    """
-    if not isinstance(dataset, tf.data.Dataset):
-        raise WorkloadError(f"A workload's {name} must return a tf.data.Dataset of batches. Received: {dataset!r:.200}")
-    return dataset
-
-
-def _length(dataset: tf.data.Dataset, workload: Workload, start_step: int) -> int | None:
-    """Number of batches in the whole epoch, given its dataset from `start_step` on; None if unknown."""
-    length = int(dataset.cardinality())
-    if length == tf.data.INFINITE_CARDINALITY:
+def _length(parts: list[tf.data.Dataset], workload: Workload, start_step: int) -> int | None:
+    """Number of batches in the whole epoch, given its datasets from `start_step` on; None if unknown."""
+    lengths = [int(part.cardinality()) for part in parts]
+    length = sum(lengths)
+    if tf.data.INFINITE_CARDINALITY in lengths:
         raise WorkloadError(
             f"train_data of workload {workload.name!r} returned an infinite dataset. Return one epoch, without "
             "`.repeat()`."

@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.feeds import Feed
-from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError, PlanError
 from tfaccel.planning.non_finite_policy import NOT_ON_TPUS
 from tfaccel.processes import heartbeat
@@ -26,6 +25,7 @@ from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
+from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.input_clock import runs_on_gpu
 from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.left_out_count import LeftOutCount
@@ -34,15 +34,13 @@ from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.reduce_clock import ReduceClock
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.row_updates import check_row_updates, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
+from tfaccel.training.steps.step_errors import clear_errors
 from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, logs_of, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
-_IF_SHORT_OF_MEMORY = (
-    "If memory is short: use a smaller batch size, `gradient_accumulation_steps` in the optimizer to keep the number "
-    "of examples per update, mixed precision, `keras.remat`, or more devices. `tfaccel.train` splits batches by itself."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +50,7 @@ class EngineOptions:
     Attributes:
         sum_duplicate_indices: sum the gradients of repeated embedding rows before the optimizer sees them; plain Keras
             does not.
+        embedding_updates: "keras", "rows" or "rows_lazy"; see `row_updates`.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         leaves_out: leave out batches whose loss or gradients are not finite; see `left_out`. With
@@ -66,6 +65,7 @@ class EngineOptions:
     """
 
     sum_duplicate_indices: bool = False
+    embedding_updates: str = "keras"
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
     leaves_out: bool = False
@@ -127,6 +127,8 @@ class Engine:
         known = self._kinds.get(kind)
         if known is None or known.function_of_keras is not function:
             trains = kind == "train"
+            if trains and self.options.embedding_updates != "keras":
+                check_row_updates(self.model, self.options.embedding_updates)
             known = StepGraphs(
                 self.model,
                 kind,
@@ -151,7 +153,10 @@ class Engine:
     def _train_contexts(self) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which train steps are traced; recomputed blocks contain fused kernels."""
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
-        changed = (fused_kernels,) * fuses + (recomputed_blocks,) * self.options.rematerialization
+        by_rows = self.options.embedding_updates != "keras"
+        changed = (
+            (fused_kernels,) * fuses + (row_updates,) * by_rows + (recomputed_blocks,) * self.options.rematerialization
+        )
         return changed + (layers_marked,) * self.options.marks_layers
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
@@ -166,12 +171,14 @@ class Engine:
             if options.leaves_out:
                 raise PlanError(NOT_ON_TPUS)
             return WholeStep(model, self.replicas)
-        if self.replicas.num_replicas == 1:
+        by_rows = options.embedding_updates != "keras"
+        combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
+        if self.replicas.num_replicas == 1 and not (by_rows and jit_compile):
             return OneReplica(
                 model,
                 self.replicas,
                 jit_compile=jit_compile,
-                sum_duplicate_indices=options.sum_duplicate_indices,
+                combine_slices=combine,
                 leaves_out=options.leaves_out,
             )
         return SeveralReplicas(
@@ -179,7 +186,8 @@ class Engine:
             self.replicas,
             jit_compile=jit_compile,
             bytes_per_pack=options.bytes_per_pack,
-            sum_duplicate_indices=options.sum_duplicate_indices,
+            combine_slices=combine,
+            compiles_update=not by_rows,
             leaves_out=options.leaves_out,
         )
 
@@ -198,7 +206,7 @@ class Engine:
         num_graphs = len(made.functions)
         arguments, count = call_feed.arguments(num_steps if loop else 1)
         given = (arguments, tf.constant(count))
-        with self._clear_errors():
+        with clear_errors(self.replicas.num_replicas):
             done, state, own_logs, results, finite, waited, bad = made.function(call_feed, loop, given)(*given)
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
@@ -234,26 +242,10 @@ class Engine:
         made = self._kind("predict")
         call_feed = with_fixed_shapes(feed) if isinstance(made.steps, WholeStep) else feed
         arguments, _ = call_feed.arguments(1)
-        with self._clear_errors():
+        with clear_errors(self.replicas.num_replicas):
             outputs, state = made.function(call_feed, False, (arguments,))(arguments)
         call_feed.finished(1, state)
         return outputs
-
-    @contextlib.contextmanager
-    def _clear_errors(self) -> Iterator[None]:
-        """Adds a note to errors that replicas or a lack of memory may have caused."""
-        try:
-            yield
-        except tf.errors.InvalidArgumentError as error:
-            raise_uneven_rows(error, self.replicas.num_replicas)
-            raise
-        except tf.errors.ResourceExhaustedError as error:
-            error.add_note(_IF_SHORT_OF_MEMORY)
-            raise
-        except Exception as error:
-            if self.replicas.num_replicas > 1:
-                error.add_note(f"Each of the {self.replicas.num_replicas} replicas sees only its own rows of a batch.")
-            raise
 
     @property
     def reduced_seconds(self) -> float:

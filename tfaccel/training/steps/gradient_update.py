@@ -17,9 +17,9 @@ from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.batch_dependence import is_same_on_all_replicas
 from tfaccel.training.steps.global_batch import current_share
 from tfaccel.training.steps.gradients import (
+    CombineSlices,
     apply_as_class,
     applying_pairs,
-    densify,
     have_equal_indices,
     is_bad,
     merged_slices,
@@ -35,7 +35,7 @@ class GradientUpdate:
         optimizer: a built Keras optimizer; with `gradient_accumulation_steps`, gradients are reduced once per update.
         replicas: the replicas of the strategy that created the variables.
         jit_compile: compile the update of each replica with XLA.
-        sum_duplicate_indices: sum the gradients of repeated embedding rows first (see `densify`).
+        combine_slices: what to do with `IndexedSlices` first, such as `densify`; None to leave them to Keras.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
     """
 
@@ -45,13 +45,13 @@ class GradientUpdate:
         replicas: Replicas,
         *,
         jit_compile: bool = False,
-        sum_duplicate_indices: bool = False,
+        combine_slices: CombineSlices | None = None,
         bytes_per_pack: int = 0,
     ) -> None:
         self.optimizer = optimizer
         self.replicas = replicas
         self.jit_compile = jit_compile
-        self.sum_duplicate_indices = sum_duplicate_indices
+        self.combine_slices = combine_slices
         self.bytes_per_pack = bytes_per_pack
         self.saw_sparse_gradients = False
         self._same_rows: set[int] = set()
@@ -196,8 +196,8 @@ class GradientUpdate:
                 update(local)
 
     def _keras_apply(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
-        if self.sum_duplicate_indices:
-            gradients = densify(gradients)
+        if self.combine_slices is not None:
+            gradients = self.combine_slices(gradients)
         with private_api.one_learning_rate(self.optimizer):
             apply_as_class(self.optimizer, gradients, variables)
 

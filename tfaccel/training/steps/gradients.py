@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from tfaccel.training.steps.overrides import instance_attributes
 
+CombineSlices = Callable[[list[Any]], list[Any]]
+
 
 def densify(gradients: list[Any]) -> list[Any]:
     """Gradients with the rows of `IndexedSlices` summed into dense tensors.

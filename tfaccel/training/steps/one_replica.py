@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfaccel.data.feeds import GraphBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.gradient_update import build_optimizer
-from tfaccel.training.steps.gradients import densify
+from tfaccel.training.steps.gradients import CombineSlices
 from tfaccel.training.steps.left_out import OneReplicaGuard
 from tfaccel.training.steps.model_parts import optimizers_of, variables_of
 from tfaccel.training.steps.overrides import instance_attributes
@@ -42,12 +42,12 @@ class OneReplica:
         replicas: Replicas,
         *,
         jit_compile: bool,
-        sum_duplicate_indices: bool = False,
+        combine_slices: CombineSlices | None = None,
         leaves_out: bool = False,
     ) -> None:
         self._model = model
         self._replicas = replicas
-        self._sum_duplicate_indices = sum_duplicate_indices
+        self._combine_slices = combine_slices
         self._jit_compile = jit_compile and not model.run_eagerly
         self._leaves_out = leaves_out
         self.finite: tf.Tensor | None = None
@@ -116,7 +116,7 @@ class OneReplica:
             trainable = None if trainable_variables is None else list(trainable_variables)
             if trainable is not None and not self._replicas.is_default:
                 build(trainable)
-            gradients = densify(list(gradients)) if self._sum_duplicate_indices else gradients
+            gradients = gradients if self._combine_slices is None else self._combine_slices(list(gradients))
             with self._replicas.local(optimizer.variables, 0), private_api.one_learning_rate(optimizer):
                 type(optimizer).apply(optimizer, gradients, trainable)
 

@@ -27,7 +27,7 @@ from tfaccel.training.steps.global_batch import (
     weighted_by_rows,
 )
 from tfaccel.training.steps.gradient_update import GradientUpdate, build_optimizer, recording
-from tfaccel.training.steps.gradients import applying_pairs, count_overflows, scaled
+from tfaccel.training.steps.gradients import CombineSlices, applying_pairs, count_overflows, scaled
 from tfaccel.training.steps.left_out import ReplicasGuard, bad_gradients, bad_logs
 from tfaccel.training.steps.merged_metrics import NotedResults, gathered_updates, metrics_in
 from tfaccel.training.steps.model_parts import (
@@ -54,8 +54,8 @@ class SeveralReplicas:
         model: a built and compiled Keras model.
         replicas: the replicas of the strategy that it was built under.
         jit_compile: compile forward pass, backward pass and update with XLA (see `model_parts.xla_refusal`).
-        sum_duplicate_indices: see `gradient_update.densify`.
-        bytes_per_pack: see `GradientUpdate`.
+        combine_slices, bytes_per_pack: see `GradientUpdate`.
+        compiles_update: whether XLA compiles the update, too.
         leaves_out: leave out batches whose loss or gradients are not finite on any replica.
     """
 
@@ -65,8 +65,9 @@ class SeveralReplicas:
         replicas: Replicas,
         *,
         jit_compile: bool,
-        sum_duplicate_indices: bool = False,
+        combine_slices: CombineSlices | None = None,
         bytes_per_pack: int = 0,
+        compiles_update: bool = True,
         leaves_out: bool = False,
     ) -> None:
         self._model = model
@@ -84,9 +85,9 @@ class SeveralReplicas:
             name: GradientUpdate(
                 optimizer,
                 replicas,
-                jit_compile=self._jit_train,
+                jit_compile=self._jit_train and compiles_update,
                 bytes_per_pack=bytes_per_pack,
-                sum_duplicate_indices=sum_duplicate_indices,
+                combine_slices=combine_slices,
             )
             for name, optimizer in optimizers_of(model).items()
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -115,6 +115,19 @@ class WindowLength:
             times[self._kind] = max(min(step_seconds, 1.5 * times.get(self._kind, step_seconds)), 1e-6)
 
 
+@dataclass(frozen=True)
+class Counted:
+    """Steps of an epoch that are counted without being run now.
+
+    Attributes:
+        done: those that were done before, if it is resumed.
+        dropped: those whose batches are not used; each is a window of its own, without logs.
+    """
+
+    done: int = 0
+    dropped: Collection[int] = ()
+
+
 def epoch_windows(
     engine: Engine,
     kind: str,
@@ -123,9 +136,9 @@ def epoch_windows(
     length: WindowLength,
     limit: int | None,
     begin: Any,
-    dropped: Collection[int] = (),
+    counted: Counted | None = None,
 ) -> Iterator[tuple[int, WindowResult]]:
-    """Runs one epoch window by window; yields the number of steps run so far and the window's result.
+    """Runs one epoch window by window; yields the number of its steps that are done, and the window's result.
 
     Args:
         engine, kind: the engine to run, and the kind of step.
@@ -133,9 +146,10 @@ def epoch_windows(
         length: chooses the length of windows.
         limit: number of steps in the epoch; None for all batches of the feed.
         begin: called with the first step of each window before it runs.
-        dropped: steps whose batches are not used; each is a window of its own, without logs.
+        counted: the steps that were done before, or are not to be done; None if there are none.
     """
-    done = 0
+    counted = counted or Counted()
+    done, dropped = counted.done, counted.dropped
     engine.check_rows(kind, feed)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)

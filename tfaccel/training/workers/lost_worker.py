@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from tfaccel.errors import ClusterError
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.workers.rendezvous import Place, host_and_port, workers_text
+from tfaccel.training.workers.own_port import host_and_port
+from tfaccel.training.workers.rendezvous import Place, workers_text
 
 _ANSWER_SECONDS = 2.0
 _COMMUNICATION = re.compile(
@@ -35,8 +36,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 GO_ON_WITH_FIT = (
-    'Start all workers again. To continue where training stopped, use `tfaccel.train(..., resume="auto")` or '
-    "`keras.callbacks.BackupAndRestore`."
+    "Start all workers again. To continue where training stopped, use the callback `tfaccel.Resume`, or "
+    '`tfaccel.train(..., resume="auto")`.'
 )
 
 

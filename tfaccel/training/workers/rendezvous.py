@@ -7,7 +7,6 @@ for a reply to continue. Then the port is released, and TensorFlow uses it.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfaccel.errors import ClusterError, ClusterSettingsError
+from tfaccel.training.workers.own_port import host_and_port, owner_of_port, port_error
 
 logger = logging.getLogger("tfaccel")
 
@@ -182,7 +182,8 @@ class _Chief:
         if odd is not None:
             text = (
                 f"The workers do not agree: {odd} is {self._same.get(odd)!r} on worker 0 and {same.get(odd)!r} on "
-                f"worker {index}. Start all of them with the same cluster in TF_CONFIG, the same versions and settings."
+                f"worker {index}. Start all of them with the same cluster in TF_CONFIG, the same code, versions and "
+                "settings."
             )
             _send(peer.socket, {"error": text})
             raise ClusterSettingsError(text)
@@ -254,8 +255,7 @@ def _messages(connection: socket.socket) -> Iterator[dict[str, Any] | None]:
 @contextlib.contextmanager
 def _listening(place: Place) -> Iterator[socket.socket]:
     """Reserves this worker's port until all workers have connected."""
-    address = place.addresses[place.index]
-    _, port = host_and_port(address)
+    _, port = host_and_port(place.addresses[place.index])
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -263,29 +263,13 @@ def _listening(place: Place) -> Iterator[socket.socket]:
             if place.index == 0:
                 listener.listen(128)
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            raise ClusterError(
-                f"Worker {place.index} cannot listen on its port {port} ({address}): {error.strerror}. "
-                + ("Another worker with this task index, or another program, uses it. Stop it, or set another port in "
-                   "TF_CONFIG." if taken else "Set another port in TF_CONFIG.")
-            ) from error  # fmt: skip
+            raise port_error(place.index, place.addresses[place.index], error, owner_of_port(port)) from error
         yield listener
 
 
 def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # Reading from a closed connection reports it.
         connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Splits host:port.
-
-    Example:
-        >>> host_and_port("[::1]:2222")
-        ('::1', 2222)
-    """
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def workers_text(place: Place, indices: Sequence[int]) -> str:

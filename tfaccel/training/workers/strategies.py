@@ -7,18 +7,20 @@ import dataclasses
 import logging
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfaccel.errors import ClusterError, PlanError
 from tfaccel.planning.plan import Plan
 from tfaccel.training.private.private_bind import servers_on_loopback
+from tfaccel.training.run.result import installed_versions
 from tfaccel.training.workers.lost_worker import place_of
-from tfaccel.training.workers.rendezvous import Place, host_and_port, meet, wait_seconds
+from tfaccel.training.workers.own_port import host_and_port
+from tfaccel.training.workers.rendezvous import Place, meet, wait_seconds
 from tfaccel.training.workers.tpu_start import tpu_strategy
 
 logger = logging.getLogger("tfaccel")
@@ -41,12 +43,17 @@ _OWN_FIELDS = {
     "prefetch_batches",
     "cache_data",
 }
+_COMPARED = ("tensorflow", "keras", "numpy", "tfaccel")  # their versions must be the same on all workers
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; at most one
 
 
-def make_strategy(plan: Plan) -> tf.distribute.Strategy:
+def make_strategy(plan: Plan, same_on_all: Mapping[str, Any] | None = None) -> tf.distribute.Strategy:
     """Creates the strategy that a plan names.
+
+    Args:
+        plan: what to create.
+        same_on_all: name -> JSON value on which several workers must agree, besides the plan.
 
     Raises:
         PlanError: if a device is missing, or TensorFlow has already started in a way that rules the strategy out.
@@ -56,7 +63,7 @@ def make_strategy(plan: Plan) -> tf.distribute.Strategy:
     if plan.strategy == "tpu":
         return tpu_strategy(plan)
     if plan.strategy == "multi_worker_mirrored":
-        return _multi_worker_strategy(plan)
+        return _multi_worker_strategy(plan, same_on_all or {})
     devices = _logical_devices(plan)
     if plan.strategy == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
@@ -79,7 +86,7 @@ def _logical_devices(plan: Plan) -> list[str]:
     return [there[int(device.split(":")[1])].name for device in plan.devices]
 
 
-def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
+def _multi_worker_strategy(plan: Plan, same_on_all: Mapping[str, Any]) -> tf.distribute.Strategy:
     """This process's only multi-worker strategy, created on first use.
 
     A second one would restart TensorFlow's collectives, and a worker that is ahead could then send to a peer that is
@@ -87,7 +94,7 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
     """
     wanted = (os.environ.get("TF_CONFIG"), plan.communication)
     if not _multi_worker:
-        _multi_worker[wanted] = _new_multi_worker_strategy(plan)
+        _multi_worker[wanted] = _new_multi_worker_strategy(plan, same_on_all)
     (((config, communication), strategy),) = _multi_worker.items()
     if wanted != (config, communication):
         raise PlanError(
@@ -104,11 +111,11 @@ def _multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
     return strategy
 
 
-def _new_multi_worker_strategy(plan: Plan) -> tf.distribute.Strategy:
+def _new_multi_worker_strategy(plan: Plan, same_on_all: Mapping[str, Any]) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(implementation=_IMPLEMENTATIONS[plan.communication])
     place = place_of(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     if place is not None and len(place.addresses) == plan.num_workers > 1:  # otherwise refused when counted
-        meet(place, _same_on_all(plan, place.addresses), seconds=wait_seconds())
+        meet(place, {**_same_on_all(plan, place.addresses), **same_on_all}, seconds=wait_seconds())
     try:
         with _signals_kept(), _only_as_public_as_needed(place):
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
@@ -129,8 +136,8 @@ def _same_on_all(plan: Plan, addresses: tuple[str, ...]) -> dict[str, Any]:
     fields = {name: value for name, value in dataclasses.asdict(plan).items() if name not in _OWN_FIELDS}
     return {
         "the cluster": list(addresses),
-        "tensorflow": tf.__version__,
-        "keras": keras.__version__,
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        **{name: version for name, version in installed_versions().items() if name in _COMPARED},
         **fields,
         "the number of devices": len(plan.devices),
     }

@@ -14,7 +14,7 @@ print(level, "TF_CPP_MIN_LOG_LEVEL" in os.environ)
 """
 PASSED = r"""
 import os
-from tfaccel.training.workers.quiet_start import without_notes
+from tfaccel.processes.quiet_start import without_notes
 
 with without_notes(wants_gpus=False):
     os.write(2, b"E0000 cuda_platform.cc] failed call to cuInit: UNKNOWN ERROR\nreal error\n")

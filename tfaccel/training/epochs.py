@@ -13,7 +13,7 @@ from tfaccel.training.inputs import Source
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.replica_state import align_seeds, average_drifting, separate_seeds
-from tfaccel.training.steps.windows import WindowLength, epoch_windows
+from tfaccel.training.steps.windows import Counted, WindowLength, epoch_windows
 from tfaccel.training.validation import Validation
 
 _ADVICE = "Try a lower learning rate, gradient clipping, or float32"
@@ -89,8 +89,9 @@ def _run_epoch(
     first_step: int,
     last_logs: dict[str, Any],
 ) -> dict[str, Any]:
+    """Trains one epoch, or the rest of it. Batches and steps are counted from its begin, also if it is resumed."""
     logs: dict[str, Any] = engine.metric_results() if first_step else {}
-    done = begun = 0
+    done = begun = first_step
     feed = source.feed()
     windows = epoch_windows(
         engine,
@@ -99,26 +100,26 @@ def _run_epoch(
         length=length,
         limit=source.epoch_limit,
         begin=container.on_train_batch_begin,
-        dropped=source.dropped,
+        counted=Counted(done=first_step, dropped=source.dropped),
     )
     for done, result in windows:
         if not result.loss_is_finite:
-            raise non_finite_loss(epoch, first_step + done)
+            raise non_finite_loss(epoch, done)
         if len(result.left_out) < done - begun:
             logs = result.logs
         elif not logs:  # there was no step yet
             logs = engine.metric_results()
-        window, begun = range(first_step + begun, first_step + done), done
+        window, begun = range(begun, done), done
         if done - 1 in source.dropped:
             engine.left_out.drop(window[0])
         elif engine.options.leaves_out:
-            engine.left_out.add(epoch, window, [first_step + step for step in result.left_out])
+            engine.left_out.add(epoch, window, list(result.left_out))
         if length.watched:
             average_drifting(engine.model, engine.replicas)
         container.on_train_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)
         if engine.model.stop_training:
             break
-    engine.left_out.end_epoch(epoch, first_step + done, logs=engine.replicas.is_chief)
+    engine.left_out.end_epoch(epoch, done, logs=engine.replicas.is_chief)
     source.epoch_end(done, stopped=engine.model.stop_training)
     if source.steps_per_epoch and done < source.steps_per_epoch and not engine.model.stop_training:
         warnings.warn(
@@ -126,7 +127,7 @@ def _run_epoch(
             "epochs batches, for example with `.repeat()`.",
             stacklevel=6,
         )
-    if done == 0 and first_step == 0:
+    if done == 0:
         warnings.warn("The data contained no batches, so nothing was trained.", stacklevel=6)
         # As Keras does if an epoch after the first has no batch; `last_logs` may come from a custom `train_step`.
         logs = engine.metric_results() if last_logs else {}

@@ -43,18 +43,32 @@ def check_keras_file(path: Path, *, modules: Iterable[str] = ()) -> None:
         ExportError: if it is not a `.keras` file, is a decompression bomb, would write outside its folder, would run
             code, or uses a class that is not from Keras, tfaccel or `modules`.
     """
-    entries = list(_entries(_config(path)))
+    entries = check_no_code(path)
+    for module in sorted({str(entry["module"]) for entry in entries if entry.get("module")}):
+        _check_module(module, path, tuple(modules))
+
+
+def check_no_code(path: Path) -> list[dict[str, Any]]:
+    """Checks the config of a `.keras` file whose classes are known, because this program defines them.
+
+    Returns:
+        The entries of the config that name a class or a function.
+
+    Raises:
+        ExportError: if it is not a `.keras` file, is a decompression bomb, would write outside its folder, or would run
+            code from the file.
+    """
+    entries = _entries_of(path)
     for entry in entries:
         reason = _RUNS_CODE.get(str(entry.get("class_name")))
         if reason is not None:
-            name = entry["config"].get("name") if isinstance(entry.get("config"), dict) else None
-            where = f" (layer {name!r})" if name else ""
+            layer = _name(entry)
+            where = f" (layer {layer!r})" if layer else ""
             raise ExportError(
                 f"{path} is refused: it holds {reason}{where}. No code was run. Replace it with a custom layer class, "
                 "and save the model again."
             )
-    for module in sorted({str(entry["module"]) for entry in entries if entry.get("module")}):
-        _check_module(module, path, tuple(modules))
+    return entries
 
 
 def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
@@ -73,6 +87,31 @@ def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
         f"{path} names a class of the module {module!r}, which is not imported for a file that may come from anywhere. "
         f"If you trust that module, name it: --modules={module}"
     )
+
+
+def check_members(path: Path) -> None:
+    """Checks the members of a `.keras` file of which only weights are loaded.
+
+    Raises:
+        ExportError: if it is not a `.keras` file, is a decompression bomb, or would write outside its folder.
+    """
+    _entries_of(path)
+
+
+def _entries_of(path: Path) -> list[dict[str, Any]]:
+    """The checked entries of the config that name a class or a function."""
+    entries = list(_entries(_config(path)))
+    for layer in map(_name, entries):
+        if isinstance(layer, str) and (layer.startswith(("/", "\\")) or ".." in re.split(r"[\\/]", layer)):
+            raise ExportError(
+                f"{path} is refused: it names a layer {layer!r}, whose files would be written outside of their folder."
+            )
+    return entries
+
+
+def _name(entry: dict[str, Any]) -> Any:
+    config = entry.get("config")
+    return config.get("name") if isinstance(config, dict) else None
 
 
 def _config(path: Path) -> Any:

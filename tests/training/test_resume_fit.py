@@ -1,0 +1,162 @@
+"""`tfaccel.Resume`: a script that is started again ends, to the last bit, as if it had never been interrupted."""
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tfaccel import Resume
+from tfaccel.errors import WorkloadError
+
+HERE = Path(__file__).parent
+ALL_PLACES = ("0.1", "1.2", "1.test", "2.end")
+KINDS = ("arrays", "unseeded", "executions", "part", "alike", "repeated", "replayed", "batches", "workers")
+KINDS = (*KINDS, "hooks", "generator", "mirrored")
+
+
+def outcomes(run_python, *kinds, places=ALL_PLACES):
+    code = f"from resume_program import main\nmain(*{kinds!r}, places={places!r})"
+    child = run_python(code, env={"PYTHONPATH": str(HERE)})
+    return [json.loads(line) for line in child.stdout.splitlines() if line.startswith("[")]
+
+
+def check(found, kinds):
+    assert [kind for kind, *_ in found] == list(kinds)
+    for kind, whole, interrupted, again in found:
+        assert interrupted == whole, kind
+        assert len(whole[1]) > 2, kind
+        assert again == whole, kind
+
+
+def test_interrupted_fit_ends_as_an_undisturbed_one(run_python):
+    check(outcomes(run_python, "shuffled", places=("1.2",)), ["shuffled"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_data(run_python, kind):
+    check(outcomes(run_python, kind), [kind])
+
+
+def started(folder, kind, *where):
+    command = [sys.executable, str(HERE / "resume_program.py"), str(folder), kind, *where]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(child):
+    out, errors = child.communicate(timeout=300)
+    return child.returncode, out.splitlines()[-1] if out else "", errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["arrays", "repeated", "unseeded"])
+def test_killed_process_starts_again(tmp_path, kind):
+    if kind == "unseeded":  # the order of its data is drawn once, and then kept
+        assert ended(started(tmp_path / "a", kind, "0.0"))[0] == -9
+        subprocess.run(["cp", "-r", str(tmp_path / "a"), str(tmp_path / "b")], check=True)
+    status, expected, errors = ended(started(tmp_path / "a", kind))
+    assert status == 0, errors
+    for where in ("0.3", "2.1", "2.test"):
+        assert ended(started(tmp_path / "b", kind, where))[0] == -9
+    assert ended(started(tmp_path / "b", kind))[:2] == (0, expected)
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments(tmp_path):
+    """Each process is killed some time after its first checkpoint; then the directory ends as if nothing had been."""
+    began = time.monotonic()
+    status, expected, errors = ended(started(tmp_path / "a", "batches"))
+    assert status == 0, errors
+    seconds, generator = time.monotonic() - began, random.Random(0)
+    for _ in range(8):
+        child = started(tmp_path / "b", "batches")
+        while not list((tmp_path / "b/checkpoints").glob("step_*")) and child.poll() is None:
+            time.sleep(0.02)
+        time.sleep(generator.uniform(0, seconds))
+        child.kill()
+        child.communicate()
+    assert ended(started(tmp_path / "b", "batches"))[:2] == (0, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 138), (signal.SIGINT, -2)])
+def test_signal_ends_a_script_with_a_checkpoint(tmp_path, number, status):
+    command = [sys.executable, "resume_refusals.py", str(tmp_path)]
+    child = subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while len(list((tmp_path / "checkpoints").glob("step_*"))) < 2 and child.poll() is None:
+        time.sleep(0.05)
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=120)
+    assert child.returncode == status, errors
+    newest = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[-1]
+    assert f"the checkpoint is {tmp_path}/checkpoints/{newest}. To continue: start the same script again." in errors
+
+
+def test_what_cannot_be_resumed_is_refused(run_python):
+    child = run_python("from resume_refusals import main\nmain()", env={"PYTHONPATH": str(HERE)})
+    said = json.loads(child.stdout.splitlines()[-1])
+    exact = "DataError: The data cannot be resumed exactly. "
+    for kind, reason in REASONS.items():
+        assert said.pop(kind).startswith(exact + reason), kind
+    another = "RunDirError: The run directory FOLDER/whole holds another run: "
+    for part, difference in DIFFERENCES.items():
+        assert said.pop(part).startswith(another + difference), part
+    assert said.pop("in use").startswith("RunDirError: Another run is using the run directory FOLDER/used (process ")
+    assert said == OTHERS
+
+
+REASONS = {
+    "unseeded": "The dataset is shuffled without a seed: write `.shuffle(..., seed=NUMBER)`. Or choose: ",
+    "random": "The dataset's functions draw random numbers (RandomStandardNormal): use `tf.random.stateless_uniform`",
+    "python": "The dataset runs Python code (a generator, `numpy_function` or `py_function`)",
+    "generator": "x is a generator or an iterator (generator): pass a PyDataset or arrays",
+    "hooks": "HalfBatches defines on_epoch_end, which may change its batches",
+    "random batches": "RandomBatches[0] differs when it is read twice",
+}
+DIFFERENCES = {
+    "model": "units of layer 1 (Dense) is 3 there and 5 here.",
+    "batch size": "global_batch_size of the data is 8 there and 4 here.",
+    "data": "checksum of the data is '",
+    "kind": "kind of the data is 'arrays' there and 'tf.data.Dataset' here.",
+}
+OTHERS = {
+    "python replayed": "nothing",
+    "random restarted": "nothing",
+    "other files": "RunDirError: The run directory FOLDER/other is not empty and holds no run of tfaccel. Choose a new "
+    "directory.",
+    "again": "True",
+    "Model.fit": "WorkloadError: tfaccel.Resume works with tfaccel.fit(model, ..., callbacks=[...]), which knows what "
+    "Model.fit hides: where it is in the data. Call tfaccel.fit; tfaccel.train needs no such callback, since it saves "
+    "checkpoints in its run_dir.",
+    "two": "WorkloadError: `fit` takes one tfaccel.Resume. Received: 2, for FOLDER/new, FOLDER/second.",
+    "backup": "WorkloadError: tfaccel.Resume and BackupAndRestore both restore the training state. Leave out "
+    "BackupAndRestore.",
+    "SIGTERM": "RunStopped: Training was stopped by SIGTERM after step 0; the checkpoint is "
+    "FOLDER/stopped/checkpoints/step_0000000000. To continue: start the same script again.",
+    "continued": "nothing",
+    "broken": "True",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"directory": ""}, "`directory` must be the path of a directory. Received: directory=''."),
+        (
+            {"save_freq": "epochs"},
+            "`save_freq` must be \"epoch\" or a number of batches. Received: save_freq='epochs'.",
+        ),
+        ({"save_freq": 0}, "save_freq=0"),
+        ({"keep": 0}, "keep=0"),
+        ({"data": "exakt"}, '`data` must be "exact", "replay" or "restart". Received: data=\'exakt\'. Did you mean'),
+    ],
+)
+def test_invalid_arguments(arguments, message):
+    with pytest.raises(WorkloadError, match=re.escape(message)):
+        Resume(**{"directory": "runs/script", **arguments})

@@ -1,0 +1,51 @@
+"""A user's script that starts workers: `python workers_script.py RUN_DIR ENGINE [HOW]`; prints the result as JSON."""
+
+import json
+import os
+import sys
+
+import keras
+import numpy as np
+
+import tfaccel
+
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise ValueError("what a callback may raise")
+
+
+def build_model():
+    return keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1, dtype="float32")]
+    )
+
+
+def main(run_dir, engine, how="well"):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(96, 4)).astype("float32")
+    y = x @ rng.normal(size=(4, 1)).astype("float32")
+    launch = {} if engine == "here" else {"engine": engine, "num_workers": 2, "engine_options": {"cores_per_worker": 1}}
+    model = build_model
+    if how == "own":
+        keras.utils.set_random_seed(0)
+        model = build_model()
+        model.compile("adam", "mse")
+    result = tfaccel.train(
+        model,
+        x,
+        y,
+        batch_size=8,
+        **({} if how == "own" else {"optimizer": "adam", "loss": "mse"}),
+        epochs=2,
+        run_dir=run_dir,
+        callbacks=[Fails()] if how == "fails" else [],
+        verbose=0,
+        **launch,
+    )
+    weights = [] if how != "own" else [weight.tolist() for weight in model.get_weights()]
+    print(json.dumps({"result": result.to_json(), "weights": weights, "pid": os.getpid()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

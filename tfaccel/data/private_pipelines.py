@@ -1,0 +1,142 @@
+"""What the private parts of a `tf.data` pipeline say of it: whether a process can read its batches a second time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+# Of operations in the functions of a pipeline. Random operations without a state are called `StatelessRandom…`.
+_RANDOM = re.compile(
+    r"Random(?!Dataset)\w+|(Parameterized)?TruncatedNormal|Multinomial|Rng\w+|NonDeterministicInts"
+    r"|Stateful(Uniform|StandardNormal|TruncatedNormal|Random)\w*"
+)
+_CHANGES_VARIABLE = re.compile(r"Assign\w*Variable\w*|ResourceScatter\w*")
+_PYTHON = re.compile(r"PyFunc(Stateless)?|EagerPyFunc")
+_MISSING = (AttributeError, RuntimeError, TypeError, ValueError)  # if the private names are missing
+
+_AUTOTUNED = 16  # elements in a buffer whose size tf.data chooses
+_UNKNOWN_SIZE = 256  # of an axis
+_STRING_BYTES = 1 << 18  # such as an encoded image
+
+_UNSEEDED = "The dataset is shuffled without a seed: write `.shuffle(..., seed=NUMBER)`"
+_SAMPLED = "The dataset draws random numbers without a seed: give it one (`seed=NUMBER`)"
+_ANY_ORDER = "The order of the dataset's elements depends on the time that they take: write `deterministic=True`"
+_SERVICE = "The tf.data service hands out elements in an order of its own: distribute nothing, or only cached files"
+_DRAWS = (
+    "The dataset's functions draw random numbers ({}): use `tf.random.stateless_uniform` and the like, with seeds that "
+    "come from the data, such as the number of the example"
+)
+_CHANGES = (
+    "The dataset's functions change variables ({}), as Keras's random layers do: put these layers into the model, or "
+    "use `tf.random.stateless_uniform` and the like"
+)
+
+
+def known_to_vary(dataset: tf.data.Dataset) -> str:
+    """Why another process may read other batches from a dataset, and the change that helps; "" if nothing is known."""
+    try:
+        return next(_reasons(dataset), "")
+    except _MISSING:
+        return ""
+
+
+def draws_without_seed(dataset: tf.data.Dataset) -> str:
+    """The change that helps if a dataset is shuffled or sampled without a seed; "" if nothing is known."""
+    try:
+        return next((reason for reason in _reasons(dataset) if reason in (_UNSEEDED, _SAMPLED)), "")
+    except _MISSING:
+        return ""
+
+
+def runs_python(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset runs Python code: a generator, `numpy_function` or `py_function`."""
+    try:
+        return any(_PYTHON.fullmatch(node.op) for one in _pipeline(dataset) for node in _nodes(one))
+    except _MISSING:
+        return False
+
+
+def buffered_bytes(dataset: tf.data.Dataset) -> float:
+    """About how many bytes of elements an iterator over a dataset holds in its buffers; infinity if that is unknown."""
+    total = 0.0
+    try:
+        for one in _pipeline(dataset):
+            if type(one).__name__ == "CacheDataset":
+                cardinality = int(one.cardinality())
+                total += cardinality * _element_bytes(one.element_spec) if cardinality >= 0 else math.inf
+            size = getattr(one, "_buffer_size", None)
+            if size is not None:
+                number = int(size)
+                total += (number if number >= 0 else _AUTOTUNED) * _element_bytes(one.element_spec)
+    except _MISSING:
+        return math.inf
+    return total
+
+
+def pipeline_classes(dataset: tf.data.Dataset) -> str:
+    """The transformations of a dataset, from the last to the first: an iterator's state fits only the same ones."""
+    try:
+        return " ".join(type(one).__name__ for one in _pipeline(dataset))
+    except _MISSING:
+        return ""
+
+
+def _pipeline(dataset: tf.data.Dataset) -> Iterator[Any]:
+    yield dataset
+    for one in dataset._inputs():
+        yield from _pipeline(one)
+
+
+def _reasons(dataset: tf.data.Dataset) -> Iterator[str]:
+    if dataset.options().deterministic is False:
+        yield _ANY_ORDER
+    for one in _pipeline(dataset):
+        seeds = [getattr(one, name, None) for name in ("_seed", "_seed2")]
+        if all(seed is not None and int(seed) == 0 for seed in seeds):
+            yield _UNSEEDED if "Shuffle" in type(one).__name__ else _SAMPLED
+        if "DataService" in type(one).__name__:
+            yield _SERVICE
+        if getattr(one, "_deterministic", None) == "false":
+            yield _ANY_ORDER
+        nodes = list(_nodes(one))
+        for node in nodes:
+            if _RANDOM.fullmatch(node.op):
+                yield _DRAWS.format(node.op)
+            if _CHANGES_VARIABLE.fullmatch(node.op):
+                yield _CHANGES.format(node.op)
+        yield from _of_inner_shuffles(nodes)
+
+
+def _nodes(dataset: Any) -> Iterator[Any]:
+    """The operations in the functions of a transformation, and in the functions that these call."""
+    for function in dataset._functions():
+        definition = function.function.graph.as_graph_def()
+        yield from definition.node
+        for inner in definition.library.function:
+            yield from inner.node_def
+
+
+def _of_inner_shuffles(nodes: list[Any]) -> Iterator[str]:
+    """Shuffles of datasets that a function makes, as for `flat_map` and `interleave`."""
+    constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
+    for node in nodes:
+        if re.fullmatch(r"(Anonymous)?ShuffleDataset\w*|ShuffleAndRepeatDataset\w*", node.op):
+            found = [constants.get(name.partition(":")[0]) for name in node.input[2:4]]
+            if all(seed is not None and not tf.make_ndarray(seed).any() for seed in found):
+                yield _UNSEEDED
+
+
+def _element_bytes(spec: Any) -> float:
+    total = 0.0
+    for leaf in tf.nest.flatten(spec):
+        shape = getattr(leaf, "shape", None)
+        dtype = getattr(leaf, "dtype", None)
+        if not isinstance(leaf, tf.TensorSpec) or shape is None or shape.rank is None or dtype is None:
+            return math.inf
+        size = _STRING_BYTES if dtype == tf.string else dtype.size
+        total += math.prod(_UNKNOWN_SIZE if axis is None else axis for axis in shape) * size
+    return total

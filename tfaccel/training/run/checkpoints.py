@@ -1,0 +1,183 @@
+"""The callback that saves checkpoints while training goes on, and restores the callbacks' state from one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from tfaccel.errors import RunDirError
+from tfaccel.training.epochs import non_finite_weight
+from tfaccel.training.run.callback_state import Arrays, callback_states, restore_callbacks
+from tfaccel.training.run.checkpoint import bad_weight, read_state
+from tfaccel.training.run.checkpoint_writer import CheckpointWriter
+from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
+from tfaccel.training.steps.engine import Engine
+
+_MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
+NOT_OF_MODEL = ("callback/", "data/")  # begin the names of arrays that `read_state` does not return
+
+PlaceOfData = Callable[[int], tuple[dict[str, Any], Arrays]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """When checkpoints are saved, and what belongs to each.
+
+    Attributes:
+        interval: steps between checkpoints; None for one after each epoch, or after several if epochs are so short that
+            saving would take more than 2 % of the time. The first and the last epoch always end with one.
+        keep: number of the newest checkpoints to keep. The best one after an epoch, by `val_loss`, or by `loss` without
+            validation data, is kept as well.
+        first_epoch: of a run that has no checkpoint yet.
+        at_begin: whether such a run begins with a checkpoint.
+        num_steps, accumulation_steps: optimizer steps of the run, and batches in each, saved with each checkpoint.
+        place_of_data: returns where the next batch is, after so many steps of the epoch: JSON values, and arrays.
+    """
+
+    interval: int | None = None
+    keep: int = 2
+    first_epoch: int = 0
+    at_begin: bool = False
+    num_steps: int | None = None
+    accumulation_steps: int = 1
+    place_of_data: PlaceOfData | None = None
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Saves and restores the whole training state. Checkpoints are written in a thread, while training goes on.
+
+    Args:
+        run_dir, engine: the run directory to save to, and the engine whose state is saved.
+        others: callbacks whose state (best value, patience) is saved too; this callback must come after them.
+        options: when to save.
+        restored: arrays and position of the checkpoint to continue from.
+    """
+
+    tfaccel_windows = True
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        engine: Engine,
+        others: list[keras.callbacks.Callback],
+        options: CheckpointOptions,
+        *,
+        restored: tuple[dict[str, Any], dict[str, Any]] | None,
+    ) -> None:
+        super().__init__()
+        self._options, self._interval = options, options.interval
+        self._monitored: dict[str, Any] | None = None
+        self._run_dir = run_dir
+        self._engine = engine
+        self._replicas = engine.replicas
+        self._others = others
+        self._restored = restored
+        position = restored[1] if restored else {"epoch": options.first_epoch, "step_in_epoch": 0, "step": 0}
+        self._epoch, self._in_epoch = position["epoch"], position["step_in_epoch"]
+        self._before = position["step"] - self._in_epoch  # steps before this epoch
+        self._trained = self._epoch, self._in_epoch  # the epoch and the number of its steps, after the last step
+        self._saved = self._position if restored else None  # the position of the newest checkpoint
+        self._due_at = 0.0  # clock time from which the next checkpoint after an epoch is due
+        self._writer = CheckpointWriter(run_dir.checkpoints, keep=options.keep, resume_by=run_dir.resume_by)
+
+    @property
+    def step(self) -> int:
+        """Batches trained since the run began."""
+        return self._before + self._in_epoch
+
+    @property
+    def _position(self) -> tuple[int, int, int]:
+        """Epoch, step within it, and step."""
+        return self._epoch, self._in_epoch, self.step
+
+    def save_now(self) -> int:
+        """Saves the current state, unless the newest checkpoint holds it; returns its step. All workers call it.
+
+        Raises:
+            RunDirError: if it cannot be written.
+        """
+        if self._saved != self._position:
+            self._save(*self._position)
+        self._writer.wait()
+        if self._run_dir.writes and not (self._run_dir.checkpoints / f"step_{self.step:010d}").exists():
+            raise RunDirError(
+                f"Training was stopped after step {self.step}, and its state could not be saved in "
+                f"{self._run_dir.checkpoints}. Free space, and resume from the newest checkpoint: "
+                f"{self._run_dir.resume_by}."
+            )
+        return self.step
+
+    def close(self) -> None:
+        """Waits until the newest checkpoint is written."""
+        self._writer.close()
+
+    def steps_to_boundary(self, done: int) -> int | None:
+        """Steps until the next checkpoint is due, after `done` steps of this epoch."""
+        return None if self._interval is None else self._interval - (self._before + done) % self._interval
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Restores the state of the other callbacks, which they reset when training begins."""
+        if self._restored is not None:
+            arrays, position = self._restored
+            restore_callbacks(self._others, position["callbacks"], arrays)
+        elif self._options.at_begin:
+            self._save(*self._position)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves in the middle of an epoch."""
+        self._in_epoch = batch + 1
+        self._trained = self._epoch, self._in_epoch
+        if self._interval and self.step % self._interval == 0:
+            self._save(*self._position)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves after an epoch; a resumed run starts with the next one."""
+        self._before, self._in_epoch = self.step, 0
+        self._epoch = epoch + 1
+        self._monitored = _monitored(logs or {})
+        if self._interval or self._is_last(epoch) or self._replicas.same_on_all_workers(self._is_due):
+            started = time.perf_counter()
+            self._save(*self._position)
+            ended = time.perf_counter()
+            self._due_at = ended + (ended - started) / _MAX_TIME_FOR_CHECKPOINTS
+
+    def _is_last(self, epoch: int) -> bool:
+        return bool(self.model.stop_training) or epoch + 1 == self.params["epochs"]
+
+    def _is_due(self) -> int:
+        return int(time.perf_counter() >= self._due_at)
+
+    def _save(self, epoch: int, step_in_epoch: int, step: int) -> None:
+        arrays = read_state(self.model, self._replicas)
+        weight = bad_weight(self.model, arrays)
+        if weight is not None:
+            raise non_finite_weight(weight, *self._trained)
+        states, more = callback_states(self._others)
+        arrays.update(more)
+        position: dict[str, Any] = {
+            "epoch": epoch,
+            "step_in_epoch": step_in_epoch,
+            "step": step,
+            "num_steps": self._options.num_steps,
+            "accumulation_steps": self._options.accumulation_steps,
+            "callbacks": states,
+            LEFT_OUT: self._engine.left_out.of_epoch if step_in_epoch else 0,
+            "stopped": step_in_epoch == 0 and bool(self.model.stop_training),
+            "monitored": self._monitored if step_in_epoch == 0 else None,
+        }
+        if self._run_dir.writes:
+            if self._options.place_of_data is not None:
+                position["data"], more = self._options.place_of_data(step_in_epoch)
+                arrays.update({f"data/{name}": array for name, array in more.items()})
+            self._writer.write(arrays, position)
+        self._saved = epoch, step_in_epoch, step
+
+
+def _monitored(logs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What decides which checkpoint is the best."""
+    name = "val_loss" if "val_loss" in logs else "loss"
+    return {"name": name, "direction": "min", "value": float(logs[name])} if name in logs else None

@@ -1,0 +1,159 @@
+"""A call of `fit` with a `Resume`: the same checkpoints, lock and signals as a run of `train`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from typing import Any
+
+import keras
+
+from tfaccel.data.sources import ArraySource
+from tfaccel.errors import RunStopped
+from tfaccel.processes.heartbeat import note_first_step
+from tfaccel.processes.launched import end_uncaught_with_status
+from tfaccel.training.epochs import callbacks_of, run_epochs
+from tfaccel.training.inputs import new_order_seed
+from tfaccel.training.private import private_tensorflow
+from tfaccel.training.run.built_run import built_settings, check_built
+from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
+from tfaccel.training.run.checkpoint_files import load_newest
+from tfaccel.training.run.checkpoints import NOT_OF_MODEL, CheckpointOptions, Checkpoints
+from tfaccel.training.run.fit_data import FitData
+from tfaccel.training.run.resume import Resume
+from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
+from tfaccel.training.run.stopping import StopWhenAsked
+from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.validation import Validation
+from tfaccel.training.workers.chief import only_chief_writes
+from tfaccel.training.workers.lost_worker import lost_workers_named
+
+logger = logging.getLogger("tfaccel")
+
+_AGAIN = "start the same script again"
+_CONTINUES = "The same script, started again, continues from the newest checkpoint."
+_WORKERS_AGAIN = "Start all workers again with the same script: training continues from the newest checkpoint in {}."
+
+
+class ResumedFit:
+    """What `fit` does with a `Resume`: finds the newest checkpoint, and trains from there.
+
+    Args:
+        resume: the callback.
+        replicas: of the model.
+
+    Raises:
+        RunDirError: if the directory holds anything else, or only broken checkpoints.
+    """
+
+    def __init__(self, resume: Resume, replicas: Replicas) -> None:
+        self._resume = resume
+        self._directory = RunDir(resume.directory, {"training": "tfaccel.fit"}, resume="auto")
+        self._directory.resume_by = self._directory.continue_by = _AGAIN
+        found = load_newest(self._directory.checkpoints) if self._directory.resumes else None
+        self._restored = checkpoint_of_chief(found, replicas)
+        self.order_seed: int = (
+            new_order_seed(replicas) if self._restored is None else self._restored[1]["data"]["order_seed"]
+        )
+
+    def run(
+        self,
+        engine: Engine,
+        data: FitData,
+        callbacks: list[keras.callbacks.Callback],
+        validation: Validation | None,
+        *,
+        verbose: int | str,
+        epochs: int,
+        initial_epoch: int,
+    ) -> keras.callbacks.History:
+        """Trains, from the newest checkpoint on if there is one.
+
+        Raises:
+            RunStopped, KeyboardInterrupt: if a signal asks for it; see `StopWhenAsked`.
+        """
+        model, directory = engine.model, self._directory
+        directory.writes = engine.replicas.is_chief
+        check_built(directory, _built(model, data))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(directory.in_use())
+            directory.start(None)
+            stack.enter_context(lost_workers_named(engine.replicas.strategy, _WORKERS_AGAIN.format(directory.path)))
+            signals = stack.enter_context(StopSignals(grace_seconds(), _CONTINUES))
+            first_epoch, first_step = self._restore(engine, data, epochs=epochs, initial_epoch=initial_epoch)
+            every = self._callbacks(engine, data, callbacks, signals, initial_epoch=initial_epoch)
+            container = callbacks_of(every, engine, data.source, verbose=verbose, epochs=epochs)
+            stack.callback(every[-2].close)
+            stack.enter_context(only_chief_writes(model, container.callbacks, engine.replicas))
+            try:
+                history = run_epochs(
+                    engine,
+                    data.source,
+                    container,
+                    validation,
+                    epochs=epochs,
+                    initial_epoch=first_epoch,
+                    first_step=first_step,
+                )
+            except RunStopped:
+                end_uncaught_with_status()
+                raise
+            engine.replicas.wait_for_all_workers()
+            return history
+
+    def _restore(self, engine: Engine, data: FitData, *, epochs: int, initial_epoch: int) -> tuple[int, int]:
+        """Puts model and data where the newest checkpoint was; returns the epoch, and the steps of it that are done."""
+        if self._restored is None:
+            return initial_epoch, 0
+        arrays, position = self._restored
+        write_state(
+            engine.model,
+            engine.replicas,
+            {name: array for name, array in arrays.items() if not name.startswith(NOT_OF_MODEL)},
+        )
+        note_first_step(position["step"])
+        epoch, step = position["epoch"], position["step_in_epoch"]
+        if position["stopped"] or epoch >= epochs:
+            logger.info("The training in %s is complete after epoch %d.", self._directory.path, epoch)
+            return epochs, 0
+        place = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("data/")}
+        data.go_to(position["data"], place, epoch=epoch - initial_epoch)
+        logger.info("Training continues in epoch %d after step %d: %s.", epoch + 1, step, self._directory.path)
+        return epoch, step
+
+    def _callbacks(
+        self,
+        engine: Engine,
+        data: FitData,
+        callbacks: list[keras.callbacks.Callback],
+        signals: StopSignals,
+        *,
+        initial_epoch: int,
+    ) -> list[keras.callbacks.Callback]:
+        """All callbacks, in order: the last but one saves, and the last one stops training."""
+        known = any(isinstance(one, keras.callbacks.History) for one in callbacks)
+        others = callbacks if known else [*callbacks, keras.callbacks.History()]
+        interval = None
+        if isinstance(self._resume.save_freq, int):
+            per_execution = int(engine.model.steps_per_execution)
+            interval = math.ceil(self._resume.save_freq / per_execution) * per_execution
+        options = CheckpointOptions(
+            interval=interval,
+            keep=self._resume.keep,
+            first_epoch=initial_epoch,
+            at_begin=True,
+            place_of_data=data.place,
+        )
+        checkpoints = Checkpoints(self._directory, engine, others, options, restored=self._restored)
+        return [*others, checkpoints, StopWhenAsked(signals, checkpoints, self._directory, engine.replicas)]
+
+
+def _built(model: keras.Model, data: FitData) -> dict[str, Any]:
+    """What must be the same when training continues."""
+    source = data.source
+    size = source.global_batch_size if isinstance(source, ArraySource) else 0
+    built = built_settings(model, num_batches=source.steps_per_epoch or source.num_batches, batch_size=size)
+    return {**built, "the data": data.identity, "the global seed": private_tensorflow.global_seed()}

@@ -1,0 +1,51 @@
+"""Errors of a graph call, in the user's terms."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tfaccel.data.graph_batches import raise_uneven_rows
+from tfaccel.errors import DataError
+
+_IF_SHORT_OF_MEMORY = (
+    "If memory is short: use a smaller batch size, `gradient_accumulation_steps` in the optimizer to keep the number "
+    "of examples per update, mixed precision, `keras.remat`, or more devices. `tfaccel.train` splits batches by itself."
+)
+
+
+@contextlib.contextmanager
+def clear_errors(num_replicas: int) -> Iterator[None]:
+    """Within the block, adds a note to errors that replicas or a lack of memory may have caused.
+
+    Raises:
+        DataError: if the rows of a batch do not belong together, or an id is beyond its embedding table.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        raise_uneven_rows(error, num_replicas)
+        _raise_unknown_id(error)
+        raise
+    except tf.errors.ResourceExhaustedError as error:
+        error.add_note(_IF_SHORT_OF_MEMORY)
+        raise
+    except Exception as error:
+        if num_replicas > 1:
+            error.add_note(f"Each of the {num_replicas} replicas sees only its own rows of a batch.")
+        raise
+
+
+def _raise_unknown_id(error: tf.errors.InvalidArgumentError) -> None:
+    """Raises DataError if an id is beyond the table that it is looked up in; else does nothing."""
+    found = re.search(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)", str(error))
+    if found is not None:
+        received, num_rows = found.groups()
+        raise DataError(
+            f"An id must be the number of a row of its embedding table. Received: id {received}, for a table of "
+            f"{num_rows} rows, whose ids are 0 to {int(num_rows) - 1}. Use a larger `input_dim`, or map unknown ids to "
+            "one that is kept for them."
+        ) from None
