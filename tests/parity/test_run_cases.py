@@ -1,7 +1,6 @@
 """Parity cases run in child processes: rows in order, and on after a case that breaks its process."""
 
-import pickle
-
+import numpy as np
 import pytest
 
 from tfaccel.parity.axes import CHECK_NAMES
@@ -61,7 +60,7 @@ def test_shares_have_one_kind_of_process_and_are_as_many_as_the_cores():
 def test_workers_share_references(tmp_path):
     case = ParityCase(WORKERS)
     first, second = (SharedReferences(tmp_path, worker, 2) for worker in range(2))
-    (tmp_path / f"{reference_key(case)}.pickle").write_bytes(pickle.dumps({"weight": 1.0}))
+    np.savez(tmp_path / f"{reference_key(case)}.npz", weight=np.float32(1.0))
     assert first.get(case, 1) == second.get(case, 1) == ({"weight": 1.0}, SGD_TOLERANCE)
 
 

@@ -141,6 +141,11 @@ def why_not_smaller(model: keras.Model, workload: Workload, plan: Plan, replicas
         return f"accumulation_steps={plan.accumulation_steps} was set by you, and is not changed: {to_allow}."
     if replicas.num_workers > 1:
         return f"Several workers do not change their plan while they train: {to_allow} on all workers, and start again."
+    if plan.embedding_updates != "keras":
+        return (
+            "Accumulated gradients are as large as their tables, so that embedding_updates="
+            f"{plan.embedding_updates!r} needs whole batches: use a smaller global_batch_size, or {_REMEDIES}."
+        )
     found = _what_depends_on_the_batch(model, workload, plan, replicas)
     if found is None:
         return None
