@@ -12,7 +12,7 @@ _TRAINING = (
 )
 _PLAN = (
     "autotune plan strategy devices logical_cpus dtype_policy xla global_batch_size accumulation_steps "
-    "steps_per_execution synchronize_batch_norm num_threads set"
+    "steps_per_execution synchronize_batch_norm num_threads data_service set"
 )
 # Title -> flags in order. The workload's own parameters have a separate group; all others come last.
 _GROUPS = {
@@ -21,7 +21,7 @@ _GROUPS = {
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
     "Devices and speed (auto: measured by `tfaccel autotune`, or the rules of `tfaccel plan`)": _PLAN,
     "The tested rates": "min_learning_rate max_learning_rate num_steps spacing smoothing divergence_factor",
-    "The run": "run_dir resume checkpoint_interval keep_checkpoints num_workers profile",
+    "The run": "run_dir resume checkpoint_interval keep_checkpoints on_nonfinite num_workers engine address profile",
     "Output": "picture json quiet",
 }
 _OWN, _OTHERS = "Options of this workload", "Other flags"

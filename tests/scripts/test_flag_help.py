@@ -25,7 +25,7 @@ def group(text, title):
 
 def test_flags_stand_in_groups(train_help):
     text = train_help("--recipe=tabular_classification")
-    assert list(group(text, "What to train")) == ["recipe", "workload", "data_dir"]
+    assert list(group(text, "What to train")) == ["recipe", "workload", "data_dir", "on_bad_data", "max_bad_fraction"]
     own = group(text, "Options of this workload")
     assert own["width"] == "units per hidden layer (default: 64)"
     assert "target" in own

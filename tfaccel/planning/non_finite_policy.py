@@ -21,10 +21,10 @@ def check_policy(on_nonfinite: Any, policies: tuple[str | None, ...] = POLICIES)
         policies: those that are known.
 
     Example:
-        >>> check_policy("skipped")
+        >>> check_policy("ignore")
         Traceback (most recent call last):
         ...
-        tfaccel.errors.WorkloadError: `on_nonfinite` must be 'stop', 'skip' or 'rollback'. Received: 'skipped'. Did ...
+        tfaccel.errors.WorkloadError: `on_nonfinite` must be 'stop', 'skip' or 'rollback'. Received: 'ignore'.
     """
     if on_nonfinite not in policies:
         *some, last = map(repr, policies)
