@@ -103,6 +103,7 @@ def refused(dataset, message, data_service=1):
 
 
 def test_what_data_workers_cannot_repeat_is_refused_before_training(tf):
+    tf.random.set_seed(None)  # a seed of the whole process, which an earlier test may have set, seeds shuffles too
     numbers = tf.data.Dataset.range(40).batch(4)
     cannot = "tf.data service workers cannot prepare train_data of workload 'mine': "
     python = f"{cannot}it runs Python code (tf.py_function, tf.numpy_function, from_generator, a PyDataset)"

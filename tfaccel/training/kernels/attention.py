@@ -5,14 +5,17 @@ Keras's einsums transpose again in the forward and in the backward pass.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfaccel.hardware.detect import detect_hardware
 from tfaccel.training.private import private_attention
 
+_MULTIPLY = ("AVX512_BF16", "AMX_BF16", "BF16")  # instruction sets for bfloat16
 _MASKED_SCORE = -0.7 * 3.38953e38  # as in Keras; -inf would make the softmax of a row without any key NaN
 
 
@@ -87,8 +90,22 @@ def _with_dropout(layer: keras.layers.Layer, query: Any, key: Any, value: Any, *
 
 def _products(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
     query, key = (tf.transpose(one, [0, 2, 1, 3]) for one in (query, key))
-    return tf.matmul(query, key, transpose_b=True)
+    return _product(query, key, transpose_b=True)
 
 
 def _selected(shares: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    return tf.transpose(tf.matmul(shares, tf.transpose(value, [0, 2, 1, 3])), [0, 2, 1, 3])
+    return tf.transpose(_product(shares, tf.transpose(value, [0, 2, 1, 3])), [0, 2, 1, 3])
+
+
+def _product(one: tf.Tensor, other: tf.Tensor, *, transpose_b: bool = False) -> tf.Tensor:
+    """A batched product; its sums are never rounded to bfloat16 on the way."""
+    if one.dtype == tf.bfloat16 and _rounds_sums():
+        wide = tf.matmul(tf.cast(one, tf.float32), tf.cast(other, tf.float32), transpose_b=transpose_b)
+        return tf.cast(wide, one.dtype)
+    return tf.matmul(one, other, transpose_b=transpose_b)
+
+
+@functools.cache
+def _rounds_sums() -> bool:
+    """Whether TensorFlow adds in bfloat16: on CPUs that do not multiply in it."""
+    return not tf.config.list_physical_devices("GPU") and not set(_MULTIPLY) & set(detect_hardware().cpu_features)
