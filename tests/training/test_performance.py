@@ -53,7 +53,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tfaccel import detect_hardware, train
 from tfaccel.planning.machine_ceilings import MachineCeilings, keep_ceilings
-from tfaccel.training.run import compiled_model, train_session
+from tfaccel.training.run.run_options import RunOptions
 from train_workload import plan, workload
 
 folder = Path(sys.argv[1])
@@ -79,10 +79,10 @@ keep_ceilings(detect_hardware(), flat, replace(ceilings, disturbed=("float32",))
 said = []
 logging.getLogger("tfaccel").setLevel("INFO")
 logging.getLogger("tfaccel").addFilter(lambda record: said.append(record.getMessage()) or True)
-own = train_session.engine_options
-train_session.engine_options = lambda plan: replace(own(plan), times_input=False)
+own = RunOptions.engine_options
+RunOptions.engine_options = lambda options, plan: replace(own(options, plan), times_input=False)
 found["untimed"] = run("untimed", epochs=2)
-train_session.engine_options = own
+RunOptions.engine_options = own
 found["said"] = said[:]
 keep_ceilings(detect_hardware(), flat, ceilings)
 found["slow"] = run("slow", replace(work, train_data=slow), profile="8:9")

@@ -29,7 +29,7 @@ from tfaccel.training.validation import validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
 from tfaccel.training.workers.lost_worker import names_lost_workers
 
-_NOT_OF_KERAS = ("model", "options", "check_rows", "exact_kernels", "replicas")
+_NOT_OF_KERAS = ("model", "options", "check_rows", "exact_kernels", "replicas", "resume", "others")
 
 
 @names_lost_workers
