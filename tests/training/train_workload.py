@@ -113,6 +113,7 @@ def outcome(run_dir: str, placement: str, die_at: str, **fields: Any) -> list[An
     lines = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         del line["seconds"]
+        line.pop("workers", None)
         line.pop("performance", None)  # a call that resumes after the last step of an epoch measures nothing
     return [[weight.tobytes().hex() for weight in weights], lines, result.history, result.final]
 

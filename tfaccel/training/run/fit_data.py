@@ -146,20 +146,22 @@ class FitData:
         """While an epoch is opened: random states as they were then, where it is resumed; and checks of the data."""
         resumed, self._resumed = self._resumed, None
         place, arrays = resumed or ({}, {})
-        began = _without_prefix("begin", arrays)
-        if began and self._mode != RESTART:
-            set_random_states(began)
+        began, stopped = _without_prefix("begin", arrays), _without_prefix("random", arrays)
+        # The run that was stopped had opened its iterator before, or was about to: opening may draw random numbers.
+        had_opened = bool(began or place.get("step")) and self._mode != RESTART
+        if resumed is not None and (began or not had_opened):
+            set_random_states(began if had_opened else stopped)
         before, open_before = random_states(), getattr(self.source, "open_feed", None)
         yield
         feed = getattr(self.source, "open_feed", None)
         if feed is not None and feed is not open_before:
             self._begin = before
             self._check_opened(feed, place)
-        if resumed is not None:
-            set_random_states(_without_prefix("random", arrays))
+        if had_opened:
+            set_random_states(stopped)
 
     def _check_opened(self, feed: IteratorFeed, place: dict[str, Any]) -> None:
-        if self._first is None and not place:
+        if self._first is None:  # the run begins, or continues from where it began
             self._first = feed.checksum_of_next()
         elif place and not feed.num_used and not isinstance(self.source, DatasetSource) and self._mode != RESTART:
             self._check_first(feed.checksum_of_next())  # all passes are alike
