@@ -58,7 +58,7 @@ def ended(child):
 @pytest.mark.parametrize("kind", ["arrays", "repeated", "unseeded"])
 def test_killed_process_starts_again(tmp_path, kind):
     if kind == "unseeded":  # the order of its data is drawn once, and then kept
-        assert ended(started(tmp_path / "a", kind, "0.0"))[0] == -9
+        assert ended(started(tmp_path / "a", kind, "0.2"))[0] == -9  # the second checkpoint waits for the first
         subprocess.run(["cp", "-r", str(tmp_path / "a"), str(tmp_path / "b")], check=True)
     status, expected, errors = ended(started(tmp_path / "a", kind))
     assert status == 0, errors
