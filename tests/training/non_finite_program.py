@@ -72,16 +72,16 @@ def workload(x: Any, y: Any, *, loss: Any = "mse", dropout: float = 0.3, scaled:
 class Failure(keras.callbacks.Callback):
     """Ends a run in its second epoch, as if the machine had failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fails: bool = True) -> None:
         super().__init__()
-        self.fails = True
+        self._fails = (fails,)  # a checkpoint holds flags, but no tuples
         self._epoch = 0
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.fails and (self._epoch, batch) == (1, 4):
+        if self._fails[0] and (self._epoch, batch) == (1, 4):
             raise RuntimeError("the machine failed")
 
 
@@ -151,8 +151,9 @@ def two_replicas(runs: Runs) -> Any:
 
 def combinations(runs: Runs) -> Any:
     """XLA, accumulation, several steps per call, and all of them."""
-    every = {"jit_compile": True, "accumulation_steps": 2, "steps_per_execution": 3}
-    chosen: list[dict[str, Any]] = [{name: value} for name, value in every.items()] + [every]
+    accumulated = {"accumulation_steps": 2, "global_batch_size": 16}  # micro-batches of 8 rows
+    alone: list[dict[str, Any]] = [{"jit_compile": True}, accumulated, {"steps_per_execution": 3}]
+    chosen = [*alone, {name: value for fields in alone for name, value in fields.items()}]
     return [
         skipped(runs, place, str(number), fields={**fields, "synchronize_batch_norm": False})[0]
         for place in ("none", "mirrored_2")
@@ -170,12 +171,11 @@ def loss_scale(runs: Runs) -> Any:
 def rollback(runs: Runs) -> Any:
     """As without the batches, also if the run failed and was resumed; and what is too much."""
     options: dict[str, Any] = {"on_nonfinite": "rollback", "checkpoint_interval": 3}
-    bad, failure = workload(*arrays("bad")), Failure()
+    bad = workload(*arrays("bad"))
     found = runs.run("rolled-back", bad, **options)
     with contextlib.suppress(RuntimeError):
-        runs.run("resumed", bad, callbacks=[failure], **options)
-    failure.fails = False
-    resumed = runs.run("resumed", bad, callbacks=[failure], resume="auto", **options)
+        runs.run("resumed", bad, callbacks=[Failure()], **options)
+    resumed = runs.run("resumed", bad, callbacks=[Failure(fails=False)], resume="auto", **options)
     whole = runs.run("whole", workload(*arrays("less")))
     endless = runs.error(
         "endless", workload(np.full((96, 4), np.nan, "float32"), np.zeros((96, 1), "float32")), **options
