@@ -21,11 +21,23 @@ def main(argv: list[str]) -> int:
     """Trains; returns the exit status."""
     task = json.loads(argv[1])
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from tfaccel.benchmarks.choice_tasks import FAMILIES, workload
+    from tfaccel.planning.plan import Plan
+    from tfaccel.planning.plan_environment import environment_of
+    from tfaccel.processes.connection import end_with_parent
+
+    end_with_parent()
+    plan = Plan(
+        strategy="none",
+        devices=("CPU:0",),
+        global_batch_size=FAMILIES["cnn"].global_batch_size,
+        onednn=True,
+        fused_kernels=True,
+    )
+    os.environ.update(environment_of(plan))
     import keras
 
-    from tfaccel.benchmarks.choice_tasks import FAMILIES, workload
     from tfaccel.data.given_data import GivenArrays
-    from tfaccel.planning.plan import Plan
     from tfaccel.training.train import train
 
     num_steps = max(4, round(STEPS_PER_EPOCH * task["scale"]))
@@ -46,7 +58,6 @@ def main(argv: list[str]) -> int:
             self.ends = (*self.ends, time.perf_counter())
 
     clock = Clock()
-    plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=made.global_batch_size)
     with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:
         # Without an interval: one that the run does not reach, so that no epoch ends with a checkpoint either.
         interval = task["interval"] or 10**6

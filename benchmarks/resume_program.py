@@ -26,6 +26,9 @@ def main(argv: list[str]) -> int:
     task = json.loads(argv[1])
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfaccel.planning.load_workload import as_workload
+    from tfaccel.processes.connection import end_with_parent
+
+    end_with_parent()
 
     def arrays() -> Workload:
         import keras

@@ -23,15 +23,20 @@ def main(argv: list[str]) -> int:
     if os.environ.get(CORES):
         os.sched_setaffinity(0, {int(core) for core in os.environ[CORES].split(",")})
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from tfaccel.planning.plan import Plan
+    from tfaccel.planning.plan_environment import environment_of
+    from tfaccel.processes.connection import end_with_parent
+
+    end_with_parent()
+    plan = Plan.from_json(task["plan"])
+    os.environ.update(environment_of(plan))
     import tensorflow  # noqa: F401
 
     from tfaccel.benchmarks.choice_tasks import workload
-    from tfaccel.planning.plan import Plan
     from tfaccel.training.run.timed_steps import TimedSteps
     from tfaccel.training.runtime import Runtime
 
     imported = time.time()
-    plan = Plan.from_json(task["plan"])
     with Runtime(plan, seed=0) as runtime:
         connected = time.time()
         steps = TimedSteps(workload(task["family"]), plan, runtime.strategy, seed=0)

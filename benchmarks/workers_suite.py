@@ -31,7 +31,7 @@ _PROGRAM = "tfaccel.benchmarks.workers_program"
 _NUM_WINDOWS, _WINDOW_SECONDS = 4, 1.0
 _LIMIT_SECONDS = 600.0
 # About how long a step of each family takes, which sets the length of windows.
-_STEP_SECONDS = {"mlp": 0.01, "cnn": 0.03, "lstm": 0.08, "transformer": 0.5}
+_STEP_SECONDS = {"mlp": 0.01, "cnn": 0.2, "lstm": 0.08, "transformer": 0.5}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ def _rate(family: str, arrangement: Arrangement, num_steps: int) -> float:
 
 
 def _task(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    base = {"strategy": "none", "devices": ("CPU:0",), "global_batch_size": FAMILIES[family].global_batch_size}
+    size = FAMILIES[family].global_batch_size
+    base = {"strategy": "none", "devices": ("CPU:0",), "global_batch_size": size, "onednn": True}
     return {"family": family, "plan": Plan(**{**base, **fields}).to_json(), "started": time.time()}
 
 
