@@ -7,15 +7,13 @@ computes the variance as a difference of squares, which loses precision if the m
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
 from tfaccel.training.steps.overrides import keeps_methods_of
-
-Sum = Callable[[tf.Tensor], tf.Tensor]
 
 
 def takes_keras_moments(layer: keras.layers.Layer) -> bool:
@@ -34,33 +32,61 @@ def uses_own_rows(layer: keras.layers.BatchNormalization) -> bool:
     return True
 
 
-def global_moments(layer: keras.layers.BatchNormalization, *, own_rows: Sum, sum_over_replicas: Sum) -> dict[str, Any]:
+class Exchange(Protocol):
+    """How one replica's sums become those of all replicas, while its step is traced."""
+
+    def counts(self, sums: tf.Tensor) -> tf.Tensor:
+        """A replica's sums over its rows; zeros if its only row is borrowed from another replica."""
+
+    def sum(self, values: tf.Tensor) -> tf.Tensor:
+        """The sum over the replicas."""
+
+    def gradient(self, upstream: tf.Tensor) -> tf.Tensor:
+        """The gradient of `sum` with respect to this replica's values."""
+
+
+def global_moments(layer: keras.layers.BatchNormalization, exchange: Exchange) -> dict[str, Any]:
     """Attributes that make a layer compute mean and variance over the rows of all replicas, as on one device.
+
+    The gradient is written out: it passes over the activations once, where that of `tf.nn.moments` does several times.
 
     Args:
         layer: a layer that `takes_keras_moments`.
-        own_rows: drops rows that the replica borrowed from another one.
-        sum_over_replicas: sums over the replicas; its gradient must be summed over them too.
+        exchange: sums over the replicas.
     """
 
     def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
-        axes, inputs = private_part(layer, "_reduction_axes"), own_rows(inputs)
+        axes, channels = private_part(layer, "_reduction_axes"), inputs.shape[layer.axis]
         shape = [1] * len(inputs.shape)
-        shape[layer.axis] = inputs.shape[layer.axis]
-        valid, smallest = None, 0.0
+        shape[layer.axis] = channels
+        valid = None
         if mask is not None:
-            valid = tf.broadcast_to(tf.cast(own_rows(mask), tf.bool)[..., tf.newaxis], tf.shape(inputs))
-            smallest = keras.backend.epsilon()  # as Keras adds it
+            valid = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
 
         def summed(values: tf.Tensor) -> tf.Tensor:
             return tf.reduce_sum(values if valid is None else tf.where(valid, values, tf.zeros_like(values)), axes)
 
-        sums = sum_over_replicas(tf.stack([summed(inputs), summed(tf.ones_like(inputs))]))
-        count = tf.stop_gradient(sums[1]) + smallest
-        mean = sums[0] / count
-        # Deviations from the mean sum to zero, so the variance has no gradient through the mean.
-        deviations = tf.math.squared_difference(inputs, tf.stop_gradient(tf.reshape(mean, shape)))
-        return mean, sum_over_replicas(summed(deviations)) / count
+        @tf.custom_gradient
+        def of_all_rows(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
+            if valid is None:
+                own_count = tf.cast(tf.fill([channels], tf.size(x) // channels), x.dtype)
+            else:
+                own_count = summed(tf.ones_like(x))
+            sums = exchange.sum(exchange.counts(tf.stack([summed(x), own_count])))
+            count = sums[1] + (0.0 if valid is None else keras.backend.epsilon())  # as Keras adds it
+            mean = sums[0] / count
+            deviations = x - tf.reshape(mean, shape)
+            variance = exchange.sum(exchange.counts(summed(tf.square(deviations)))) / count
+
+            def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
+                # Deviations from the mean sum to zero, so the variance has no gradient through the mean.
+                upstream = exchange.counts(exchange.gradient(tf.stack([of_mean, 2.0 * of_variance]) / count))
+                of_x = (x - tf.reshape(mean, shape)) * tf.reshape(upstream[1], shape) + tf.reshape(upstream[0], shape)
+                return of_x if valid is None else tf.where(valid, of_x, tf.zeros_like(of_x))
+
+            return (mean, variance), gradient
+
+        return of_all_rows(inputs)
 
     return {"_moments": moments}
 

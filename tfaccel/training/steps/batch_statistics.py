@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api, private_batch_norm
-from tfaccel.training.steps.global_batch import gradient_of_exchanged, gradient_weight, rows_that_count
+from tfaccel.training.steps.global_batch import current_share, gradient_of_exchanged, gradient_weight
 from tfaccel.training.steps.overrides import instance_attributes
 
 logger = logging.getLogger("tfaccel")
@@ -76,8 +76,7 @@ def replica_statistics(
     with contextlib.ExitStack() as stack:
         for layer in private_api.all_layers(model):
             if id(layer) in synchronized and private_batch_norm.takes_keras_moments(layer):
-                sums = _sum_over_replicas(layer, timed)
-                attributes = private_batch_norm.global_moments(layer, own_rows=rows_that_count, sum_over_replicas=sums)
+                attributes = private_batch_norm.global_moments(layer, _OverReplicas(layer.name, timed))
             elif isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in synchronized:
                 notice = functools.partial(alone.setdefault, layer.name)
                 attributes = private_batch_norm.noticed_moments(layer, notice)
@@ -123,27 +122,27 @@ def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
         )
 
 
-def _sum_over_replicas(
-    layer: keras.layers.Layer, timed: Callable[[Any, Callable[[], Any]], Any]
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Sums values over the replicas; its gradient is that of the sum of the replicas' losses, weighted by rows."""
+class _OverReplicas:
+    """Sums over the replicas; the gradient is that of the sum of the replicas' losses, weighted by rows."""
 
-    def all_reduce(values: tf.Tensor) -> tf.Tensor:
+    def __init__(self, layer_name: str, timed: Callable[[Any, Callable[[], Any]], Any]) -> None:
+        self._layer_name, self._timed = layer_name, timed
+
+    def counts(self, sums: tf.Tensor) -> tf.Tensor:
+        share = current_share()
+        return sums if share is None else tf.where(share.row_weight > 0, sums, tf.zeros_like(sums))
+
+    def sum(self, values: tf.Tensor) -> tf.Tensor:
         try:
             context = tf.distribute.get_replica_context()
-            return timed(values, lambda: context.all_reduce(tf.distribute.ReduceOp.SUM, values))
+            return self._timed(values, lambda: context.all_reduce(tf.distribute.ReduceOp.SUM, values))
         except RuntimeError as error:
             if "merge_call" not in str(error):
                 raise
             raise PlanError(
-                f"Batch normalization {layer.name!r} runs inside a loop or a function of its own (a recurrent cell, "
-                "TimeDistributed over an unknown number of steps), where replicas cannot sum their statistics. Give "
-                "the steps a fixed number, use one replica, or synchronize_batch_norm=False (synchronized=False)."
+                f"Batch normalization {self._layer_name!r} runs inside a loop or a function of its own (a recurrent "
+                "cell, TimeDistributed over an unknown number of steps), where replicas cannot sum their statistics. "
+                "Give the steps a fixed number, use one replica, or synchronize_batch_norm=False (synchronized=False)."
             ) from error
-
-    @tf.custom_gradient
-    def total(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        weight = gradient_weight()
-        return all_reduce(values), lambda upstream: gradient_of_exchanged(upstream, weight, all_reduce)
-
-    return total
+    def gradient(self, upstream: tf.Tensor) -> tf.Tensor:
+        return gradient_of_exchanged(upstream, gradient_weight(), self.sum)

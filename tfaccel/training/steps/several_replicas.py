@@ -278,8 +278,11 @@ class SeveralReplicas:
     def _denominators(self, batches: GraphBatches, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a forward pass that changes no state.
 
-        TensorFlow prunes everything in that pass that the denominators do not need; usually only masks remain.
+        TensorFlow prunes everything in that pass that the denominators do not need, usually all but masks; it does not
+        prune reductions over the replicas. Where a training step has such anyway, it reduces its denominators itself.
         """
+        if training and self._rows.needs_every_replica and not self._jit_train:
+            return None
         counted_by_first: list[int] = []
 
         def count(data: Any, row_weight: Any, denominators: None) -> tf.Tensor:
