@@ -129,3 +129,26 @@ print(json.dumps([first, silence, said[len(first):], built(alone, 2).get_layer("
     assert "XLA stays off for training: synchronized batch normalization (alone)" in later[1]
     assert "synchronize_batch_norm=False in the plan" in later[1]
     assert not is_changed  # layers keep their original configuration when saved
+
+
+def test_weighted_examples_need_no_second_forward_pass(run_python):
+    code = """
+class Counted(layers.Layer):
+    traced = 0
+
+    def call(self, x):
+        Counted.traced += 1
+        return x
+
+def weighted(num_replicas):
+    model = built(lambda x: layers.Flatten()(norm()(Counted()(x))), num_replicas)
+    Counted.traced = 0
+    options = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0, "exact_kernels": True}
+    losses = tfaccel.fit(model, X[:20], Y[:20], sample_weight=1.0 + np.arange(20) % 3, **options).history["loss"]
+    return losses, Counted.traced
+
+print(json.dumps([weighted(1), weighted(2)]))
+"""
+    (losses, traced), (others, traced_on_two) = json.loads(run_python(PROGRAM + code).stdout.splitlines()[-1])
+    assert losses == pytest.approx(others, rel=1e-5)
+    assert traced_on_two == 2 * traced
