@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 
 NUM_EPOCHS, STEPS_PER_EPOCH = 4, 300
+BATCH_SIZE = 8  # steps of 20 ms or a little more
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
     plan = Plan(
         strategy="none",
         devices=("CPU:0",),
-        global_batch_size=FAMILIES["cnn"].global_batch_size,
+        global_batch_size=BATCH_SIZE,
         onednn=True,
         fused_kernels=True,
     )
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
     from tfaccel.training.train import train
 
     num_steps = max(4, round(STEPS_PER_EPOCH * task["scale"]))
-    family = replace(FAMILIES["cnn"], steps_per_epoch=num_steps)
+    family = replace(FAMILIES["cnn"], global_batch_size=BATCH_SIZE, steps_per_epoch=num_steps)
     made = replace(workload("cnn"), train_data=GivenArrays(*family.arrays()), num_train_examples=family.num_examples)
 
     class Clock(keras.callbacks.Callback):

@@ -83,7 +83,7 @@ def _resume(options: SuiteOptions) -> list[dict[str, list[float]]]:
     for number in range(1, options.repetitions + 1):
         options.progress(f"resume: {number} of {options.repetitions}")
         command = [sys.executable, "-m", _RESUME_PROGRAM, json.dumps({"scale": options.scale})]
-        found.append(json.loads(run_program(command, time_limit_seconds=_LIMIT_SECONDS).splitlines()[-1]))
+        found.append(json.loads(run_program(command, given=None, time_limit_seconds=_LIMIT_SECONDS).splitlines()[-1]))
     return found
 
 
@@ -94,7 +94,7 @@ def _throughput(options: SuiteOptions) -> list[dict[str, float]]:
         for name, interval in (("with", INTERVAL), ("without", None)):
             options.progress(f"throughput: {name} checkpoints, {number} of {options.repetitions}")
             task = json.dumps({"interval": interval, "scale": options.scale})
-            output = run_program([sys.executable, "-m", _PROGRAM, task], time_limit_seconds=_LIMIT_SECONDS)
+            output = run_program([sys.executable, "-m", _PROGRAM, task], given=None, time_limit_seconds=_LIMIT_SECONDS)
             rates[name] = statistics.median(json.loads(output.splitlines()[-1]))
         found.append(rates)
     return found

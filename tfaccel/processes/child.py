@@ -180,7 +180,7 @@ def run_program(
     *,
     environment: Environment | None = None,
     base: Mapping[str, str] | None = None,
-    given: str = "",
+    given: str | None = "",
     time_limit_seconds: float | None = None,
 ) -> str:
     """Runs a program to its end, and returns what it wrote to its standard output.
@@ -188,7 +188,7 @@ def run_program(
     Args:
         command: program and arguments.
         environment, base: as for `Child`.
-        given: its standard input.
+        given: its standard input; None: nothing is written to it, and it stays open, as `end_with_parent` needs.
         time_limit_seconds: time limit, after which it is ended with all that it started.
 
     Raises:
@@ -201,11 +201,16 @@ def run_program(
         'Hello!\\n'
     """
     with Child(command, environment=environment, base=base, pipes=("stdout",)) as child:
+        held = child.process.stdin
+        if given is None:
+            child.process.stdin = None  # `communicate` would close it
         try:
             written, _ = child.process.communicate(given, time_limit_seconds)
         except subprocess.TimeoutExpired as error:
             how = f"was ended after {time_limit_seconds:g} seconds"
             raise ProcessError(Path(command[0]).name, how, child.output()) from error
+        finally:
+            child.process.stdin = held
         if child.process.returncode:
             raise ProcessError(Path(command[0]).name, how_it_ended(child.process.returncode), child.output())
         return str(written)

@@ -144,5 +144,6 @@ class _OverReplicas:
                 "cell, TimeDistributed over an unknown number of steps), where replicas cannot sum their statistics. "
                 "Give the steps a fixed number, use one replica, or synchronize_batch_norm=False (synchronized=False)."
             ) from error
+
     def gradient(self, upstream: tf.Tensor) -> tf.Tensor:
         return gradient_of_exchanged(upstream, gradient_weight(), self.sum)
