@@ -10,6 +10,7 @@ OPTIONS is a JSON object:
 * `takes_port`: the worker whose port another program uses, in the first attempt.
 * `plain`: no layers whose results depend on the other rows of a batch, or on how batches are split.
 * `width`, `depth`: units and number of the hidden layers, for steps that take longer and checkpoints that are larger.
+* `nan_row`: the row of the data that has a NaN; `on_nonfinite`: of the training.
 * `epochs`, `checkpoint_interval`, `batch_size`, `seed`, `resume`: of the training.
 
 The program prints the time when it asks to train; "begun" with its process id and the time when training begins; the
@@ -62,6 +63,8 @@ def _train(run_dir: str, options: dict[str, Any], index: int) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(NUM_ROWS, 8)).astype("float32")
     targets = (x @ random.normal(size=(8, 1))).astype("float32")
+    if "nan_row" in options:
+        x[options["nan_row"], 0] = np.nan
     result = train(
         lambda: _build_model(options.get("width", 16), options.get("depth", 1), bool(options.get("plain"))),
         x,
@@ -71,6 +74,7 @@ def _train(run_dir: str, options: dict[str, Any], index: int) -> None:
         seed=options.get("seed", 0),
         resume=options.get("resume", "never"),
         checkpoint_interval=options.get("checkpoint_interval", CHECKPOINT_INTERVAL),
+        on_nonfinite=options.get("on_nonfinite", "stop"),
         callbacks=[_fault_callback(options, index, Path(run_dir))],
         verbose=0,
         name="faults",

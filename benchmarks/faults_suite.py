@@ -11,14 +11,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfaccel.benchmarks import fault_rows_files, fault_rows_start, fault_rows_workers
+from tfaccel.benchmarks import fault_rows_data, fault_rows_files, fault_rows_start, fault_rows_workers
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, NotPossibleHere, Trial
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.goodput import GOODPUT, goodput_figures
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 
-ROWS: dict[str, FaultRow] = {**fault_rows_workers.ROWS, **fault_rows_files.ROWS, **fault_rows_start.ROWS}
+ROWS: dict[str, FaultRow] = {
+    **fault_rows_workers.ROWS,
+    **fault_rows_files.ROWS,
+    **fault_rows_start.ROWS,
+    **fault_rows_data.ROWS,
+}
 FAULT_FIGURES = (*ROWS, GOODPUT)
 
 

@@ -19,7 +19,7 @@ from tfaccel.processes.child import run_program
 
 MIN_SPEED = 0.97
 _PROGRAM = "tfaccel.benchmarks.workers_program"
-_FAMILY, _NUM_WINDOWS, _NUM_STEPS = "cnn", 6, 60
+_FAMILY, _NUM_WINDOWS, _NUM_STEPS = "cnn", 6, 20
 _LIMIT_SECONDS = 900.0
 _LAUNCHERS = {"local": (), "ray": ("--engine=ray", "--cores_per_worker=1", "--wait_seconds=600")}
 
@@ -46,7 +46,8 @@ def ray_runs(options: SuiteOptions) -> Runs:
 
 def _run(launcher: str, num_steps: int) -> dict[str, float]:
     size = FAMILIES[_FAMILY].global_batch_size
-    plan = Plan(strategy="multi_worker_mirrored", devices=("CPU:0",), num_workers=2, global_batch_size=size)
+    fields: dict[str, Any] = {"strategy": "multi_worker_mirrored", "devices": ("CPU:0",), "num_workers": 2}
+    plan = Plan(**fields, global_batch_size=size, onednn=True)
     task: dict[str, Any] = {"family": _FAMILY, "plan": plan.to_json(), "started": time.time()}
     task |= {"num_windows": _NUM_WINDOWS, "num_steps": num_steps}
     with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:

@@ -25,7 +25,7 @@ from tfaccel.processes.quiet_start import without_notes
 
 logger = logging.getLogger("tfaccel")
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 30.0
 _KEPT_CHECKPOINTS = 2  # as tfaccel's own
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

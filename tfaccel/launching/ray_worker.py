@@ -22,6 +22,7 @@ from tfaccel.processes.launched import ATTEMPT, NUM_WORKERS, STARTED
 logger = logging.getLogger("tfaccel")
 
 _POLL_SECONDS = 0.2
+_EXCHANGE_SECONDS = 1.0  # each exchange with the board takes some milliseconds of the workers' cores
 _ANSWER_SECONDS = 30.0
 _OTHERS_SECONDS = 5.0  # for the cause of a failure, if it is another worker's, to become known
 # Ray sets these for its own processes; with the first, TensorFlow would load Keras 2.
@@ -179,7 +180,12 @@ class _Reporter:
 def _end_of(worker: LaunchedWorker, attempt: int, reporter: _Reporter, config: dict[str, Any]) -> WorkerEnd:
     """Waits for the end of the command; ends it if it is silent for too long, or another worker has failed for good."""
     index, number, kills_at, silent = worker.place.index, None, float("inf"), False
+    exchanges_at = 0.0
     while worker.status is None:
+        if time.monotonic() < min(exchanges_at, kills_at):
+            time.sleep(_POLL_SECONDS)
+            continue
+        exchanges_at = time.monotonic() + _EXCHANGE_SECONDS
         news = reporter.exchange()
         to_send = news.signal or (signal.SIGTERM if news.is_over else None)
         if to_send is not None and number is None:
@@ -190,7 +196,6 @@ def _end_of(worker: LaunchedWorker, attempt: int, reporter: _Reporter, config: d
         if silent or time.monotonic() > kills_at:
             worker.kill()
             break
-        time.sleep(_POLL_SECONDS)
     status = worker.process.wait()
     cause = f"Worker {index} {'gave no sign of life, and ' if silent else ''}{worker.how_it_ended()}."
     worker.end()
