@@ -97,7 +97,9 @@ class SeveralReplicas:
         model = self._model
         self._forward_backward = self._with_share(self._gradients, jit_compile=self._jit_train)
         self._own_train = self._with_share(self._own_step("train"), jit_compile=False, weighs_gradients=True)
-        self._test = self._with_share(self._test_logs, jit_compile=jit_compile)
+        self._test = self._with_share(
+            lambda data: self._own_logs(model.test_step(data), "test"), jit_compile=jit_compile
+        )
         self._own_test = self._with_share(self._own_step("test"), jit_compile=False)
         self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
 
@@ -244,9 +246,6 @@ class SeveralReplicas:
             bad = tf.add_n([bad_gradients(gradients, optimizer), *share.bad])
         return gradients, count_overflows(gradients), bad, self._own_logs(logs, "train")
 
-    def _test_logs(self, data: Any) -> Any:
-        return self._own_logs(self._model.test_step(data), "test")
-
     def _own_logs(self, logs: Any, kind: str) -> Any:
         """Logs that may differ from the metric results; the latter are read at the end of a window."""
         return weighted_by_rows(logs) if has_own_logs(self._model, kind) else {}
@@ -278,8 +277,8 @@ class SeveralReplicas:
     def _denominators(self, batches: GraphBatches, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a forward pass that changes no state.
 
-        TensorFlow prunes everything in that pass that the denominators do not need, usually all but masks; it does not
-        prune reductions over the replicas. Where a training step has such anyway, it reduces its denominators itself.
+        TensorFlow prunes all that they do not need, but for reductions over the replicas. A step that has some reduces
+        its denominators itself.
         """
         if training and self._rows.needs_every_replica and not self._jit_train:
             return None
@@ -297,7 +296,4 @@ class SeveralReplicas:
             return tf.where(row_weight > 0, counts, tf.zeros_like(counts))
 
         counts = self._rows.run(batches, batch, count, if_empty="borrow")
-        if counted_by_first == [0]:
-            return None
-        (total,) = self._replicas.sum([counts])
-        return total
+        return None if counted_by_first == [0] else self._replicas.sum([counts])[0]
