@@ -18,7 +18,10 @@ import train_workload
 from tfaccel import Workload, train
 from tfaccel.training.steps import engine
 
-IS_SECOND = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
+
+def is_second() -> bool:
+    """Whether this is the second worker; a global variable would be compared between the workers."""
+    return json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1
 
 
 class Slow(keras.layers.Layer):
@@ -31,7 +34,7 @@ class Slow(keras.layers.Layer):
                 pass
             return np.float32(0.0)
 
-        return x + tf.ensure_shape(tf.numpy_function(zeros, [], tf.float32), []) if IS_SECOND else x
+        return x + tf.ensure_shape(tf.numpy_function(zeros, [], tf.float32), []) if is_second() else x
 
 
 def workload(slow: str) -> Workload:
@@ -43,7 +46,7 @@ def workload(slow: str) -> Workload:
 
     def train_data(size: int, *, seed: int, epoch: int) -> Any:
         batches = made.train_data(size, seed=seed, epoch=epoch)
-        if slow != "input" or not IS_SECOND:
+        if slow != "input" or not is_second():
             return batches
 
         def wait(x: Any, y: Any) -> Any:
@@ -68,7 +71,7 @@ def main(folder: str, slow: str) -> None:
         "history": result.history,
         "weights": [] if weights is None else [weight.tolist() for weight in weights.get_weights()],
     }
-    if not IS_SECOND:
+    if not is_second():
         saved = json.loads((run_dir / "result.json").read_text())
         found["straggler"] = saved["straggler"]
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
