@@ -277,8 +277,8 @@ class SeveralReplicas:
     def _denominators(self, batches: GraphBatches, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a forward pass that changes no state.
 
-        TensorFlow prunes all that they do not need, but for reductions over the replicas. A step that has some reduces
-        its denominators itself.
+        TensorFlow prunes what they do not need, except for reductions over the replicas. A training step that has such
+        reductions sums its denominators itself.
         """
         if training and self._rows.needs_every_replica and not self._jit_train:
             return None
