@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfaccel.benchmarks.fault_launch import launch, lines_of
+import numpy as np
+
+from tfaccel.benchmarks.fault_launch import Launch, launch, lines_of
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
 from tfaccel.benchmarks.faults_program import EPOCHS, NUM_ROWS, NUM_VALIDATION_ROWS
 from tfaccel.data import write_tfrecords
@@ -19,37 +23,38 @@ _LIMIT_SECONDS = 300.0
 _TRAIN = ("train", "--recipe=image_classification", "--epochs=1", "--augmentation=none", "--global_batch_size=16")
 
 
-def _with_nan(lab: Lab, folder: Path, policy: str) -> tuple[int, str, dict[str, Any]]:
-    """A run with a NaN in a random row: its exit status, the line of its error, and its result."""
+def _with_nan(lab: Lab, folder: Path, policy: str) -> tuple[int, Launch, dict[str, Any]]:
+    """A run with a NaN in a random row: the row, what came of the run, and its result."""
     row = lab.chance.randrange(NUM_ROWS - NUM_VALIDATION_ROWS)
     found = launch(folder, 1, {"nan_row": row, "on_nonfinite": policy}, restarts=0)
-    errors = [line for line in lines_of(folder / "logs") if line.startswith("tfaccel.errors.NonFiniteLossError: ")]
+    return row, found, _result(folder)
+
+
+def _result(folder: Path) -> dict[str, Any]:
     path = folder / "run" / "result.json"
-    result = json.loads(path.read_text()) if path.exists() else {}
-    said = errors[-1] if len(errors) == 1 and f"row {row}" in errors[0] and found.whole else ""
-    return found.status, said or ("" if found.status == DONE else found.output), result
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def _nan_stops(lab: Lab, folder: Path) -> Trial:
-    status, said, result = _with_nan(lab, folder, "stop")
-    right = status == PERMANENT and said.startswith("tfaccel.errors.NonFiniteLossError: ") and not result
-    return Trial(right, said or f"status {status}")
+    row, found, result = _with_nan(lab, folder, "stop")
+    errors = [line for line in lines_of(folder / "logs") if line.startswith("tfaccel.errors.NonFiniteLossError: ")]
+    named = len(errors) == 1 and f"row {row}" in errors[0]
+    right = found.status == PERMANENT and named and found.whole and not result
+    return Trial(right, errors[0] if right else f"status {found.status}: {found.output}")
 
 
-def _nan_is_left_out(policy: str) -> Any:
+def _nan_is_left_out(policy: str) -> Callable[[Lab, Path], Trial]:
     def trial(lab: Lab, folder: Path) -> Trial:
-        status, said, result = _with_nan(lab, folder, policy)
-        left_out = result.get("left_out_batches")
-        return Trial(status == DONE and left_out == EPOCHS, said or f"{left_out} batches were left out")
+        _, found, result = _with_nan(lab, folder, policy)
+        right = found.status == DONE and found.whole and result.get("left_out_batches") == EPOCHS
+        said = f"{EPOCHS} batches were left out" if right else f"status {found.status}: {found.output}"
+        return Trial(right, said)
 
     return trial
 
 
 def _damaged(folder: Path) -> Path:
     """A folder of two TFRecord files, of which the second has a damaged record; returns that file."""
-    import io
-
-    import numpy as np
     from PIL import Image
 
     def image(number: int) -> bytes:
@@ -84,8 +89,7 @@ def _bad_record_fails(lab: Lab, folder: Path) -> Trial:
 def _bad_record_is_skipped(lab: Lab, folder: Path) -> Trial:
     path = _damaged(folder / "data")
     status, said = _train(folder, "--on_bad_data=skip", "--max_bad_fraction=0.1")
-    result = folder / "run" / "result.json"
-    counts = json.loads(result.read_text())["bad_data"] if result.exists() else {}
+    counts = _result(folder).get("bad_data") or {}
     named = [Path(one).name for one in counts.get("files", ())]
     right = status == DONE and counts.get("num_skipped") == 1 and named == [path.name]
     return Trial(right, str(counts or said))
@@ -94,13 +98,21 @@ def _bad_record_is_skipped(lab: Lab, folder: Path) -> Trial:
 ROWS = {
     "nan_stops": FaultRow("NaN in a row of the data", "stops; step and row are named", _nan_stops, num_trials=3),
     "nan_is_skipped": FaultRow(
-        "the same, on_nonfinite='skip'", "the batch is left out of each epoch, and counted", _nan_is_left_out("skip"), 1
+        "the same, on_nonfinite='skip'",
+        "the batch is left out of each epoch, and counted",
+        _nan_is_left_out("skip"),
+        num_trials=1,
     ),
     "nan_is_rolled_back": FaultRow(
-        "the same, on_nonfinite='rollback'", "goes back, and on without the batch", _nan_is_left_out("rollback"), 1
+        "the same, on_nonfinite='rollback'",
+        "goes back, and on without the batch",
+        _nan_is_left_out("rollback"),
+        num_trials=1,
     ),
-    "bad_record": FaultRow("a damaged record", "refused before training; the file is named", _bad_record_fails, 1),
+    "bad_record": FaultRow(
+        "a damaged record", "refused before training; the file is named", _bad_record_fails, num_trials=1
+    ),
     "bad_record_is_skipped": FaultRow(
-        "the same, on_bad_data='skip'", "left out, and counted for its file", _bad_record_is_skipped, 1
+        "the same, on_bad_data='skip'", "left out, and counted for its file", _bad_record_is_skipped, num_trials=1
     ),
 }

@@ -46,8 +46,9 @@ def ray_runs(options: SuiteOptions) -> Runs:
 
 def _run(launcher: str, num_steps: int) -> dict[str, float]:
     size = FAMILIES[_FAMILY].global_batch_size
-    fields: dict[str, Any] = {"strategy": "multi_worker_mirrored", "devices": ("CPU:0",), "num_workers": 2}
-    plan = Plan(**fields, global_batch_size=size, onednn=True)
+    plan = Plan(
+        strategy="multi_worker_mirrored", devices=("CPU:0",), num_workers=2, global_batch_size=size, onednn=True
+    )
     task: dict[str, Any] = {"family": _FAMILY, "plan": plan.to_json(), "started": time.time()}
     task |= {"num_windows": _NUM_WINDOWS, "num_steps": num_steps}
     with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:

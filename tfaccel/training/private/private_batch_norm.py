@@ -35,7 +35,7 @@ def uses_own_rows(layer: keras.layers.BatchNormalization) -> bool:
 class Exchange(Protocol):
     """How one replica's sums become those of all replicas, while its step is traced."""
 
-    def counts(self, sums: tf.Tensor) -> tf.Tensor:
+    def own(self, sums: tf.Tensor) -> tf.Tensor:
         """A replica's sums over its rows; zeros if its only row is borrowed from another replica."""
 
     def sum(self, values: tf.Tensor) -> tf.Tensor:
@@ -72,15 +72,15 @@ def global_moments(layer: keras.layers.BatchNormalization, exchange: Exchange) -
                 own_count = tf.cast(tf.fill([channels], tf.size(x) // channels), x.dtype)
             else:
                 own_count = summed(tf.ones_like(x))
-            sums = exchange.sum(exchange.counts(tf.stack([summed(x), own_count])))
+            sums = exchange.sum(exchange.own(tf.stack([summed(x), own_count])))
             count = sums[1] + (0.0 if valid is None else keras.backend.epsilon())  # as Keras adds it
             mean = sums[0] / count
             deviations = x - tf.reshape(mean, shape)
-            variance = exchange.sum(exchange.counts(summed(tf.square(deviations)))) / count
+            variance = exchange.sum(exchange.own(summed(tf.square(deviations)))) / count
 
             def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
                 # Deviations from the mean sum to zero, so the variance has no gradient through the mean.
-                upstream = exchange.counts(exchange.gradient(tf.stack([of_mean, 2.0 * of_variance]) / count))
+                upstream = exchange.own(exchange.gradient(tf.stack([of_mean, 2.0 * of_variance]) / count))
                 of_x = (x - tf.reshape(mean, shape)) * tf.reshape(upstream[1], shape) + tf.reshape(upstream[0], shape)
                 return of_x if valid is None else tf.where(valid, of_x, tf.zeros_like(of_x))
 

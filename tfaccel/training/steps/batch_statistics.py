@@ -18,7 +18,12 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api, private_batch_norm
-from tfaccel.training.steps.global_batch import current_share, gradient_of_exchanged, gradient_weight
+from tfaccel.training.steps.global_batch import (
+    current_share,
+    gradient_of_exchanged,
+    gradient_weight,
+    zero_if_borrowed,
+)
 from tfaccel.training.steps.overrides import instance_attributes
 
 logger = logging.getLogger("tfaccel")
@@ -128,9 +133,9 @@ class _OverReplicas:
     def __init__(self, layer_name: str, timed: Callable[[Any, Callable[[], Any]], Any]) -> None:
         self._layer_name, self._timed = layer_name, timed
 
-    def counts(self, sums: tf.Tensor) -> tf.Tensor:
+    def own(self, sums: tf.Tensor) -> tf.Tensor:
         share = current_share()
-        return sums if share is None else tf.where(share.row_weight > 0, sums, tf.zeros_like(sums))
+        return sums if share is None else zero_if_borrowed(sums, share.row_weight)
 
     def sum(self, values: tf.Tensor) -> tf.Tensor:
         try:

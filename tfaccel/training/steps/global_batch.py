@@ -205,8 +205,7 @@ def _global_denominator(share: Share, own: tf.Tensor) -> tf.Tensor | None:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return own
-    own = tf.where(share.row_weight > 0, own, tf.zeros_like(own))  # a borrowed row does not count
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, zero_if_borrowed(own, share.row_weight))
 
 
 def _update_mean(
@@ -237,6 +236,11 @@ def rows_that_count(values: tf.Tensor) -> tf.Tensor:
     if share is None:
         return values
     return values[: tf.where(share.row_weight > 0, tf.shape(values)[0], 0)]
+
+
+def zero_if_borrowed(values: tf.Tensor, row_weight: Any) -> tf.Tensor:
+    """What a replica computed from its rows; zeros if its only row is borrowed, and so has the weight 0."""
+    return tf.where(row_weight > 0, values, tf.zeros_like(values))
 
 
 def gradient_weight() -> Any:
@@ -270,6 +274,6 @@ def weighted_by_rows(logs: Any) -> Any:
         value = tf.convert_to_tensor(value)
         if not value.dtype.is_floating:
             return value
-        return tf.where(share.row_weight > 0, value * tf.cast(share.row_weight, value.dtype), tf.zeros_like(value))
+        return zero_if_borrowed(value * tf.cast(share.row_weight, value.dtype), share.row_weight)
 
     return keras.tree.map_structure(weighted, logs)

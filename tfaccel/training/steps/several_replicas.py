@@ -25,6 +25,7 @@ from tfaccel.training.steps.global_batch import (
     global_losses,
     replica_share,
     weighted_by_rows,
+    zero_if_borrowed,
 )
 from tfaccel.training.steps.gradient_update import GradientUpdate, build_optimizer, recording
 from tfaccel.training.steps.gradients import CombineSlices, applying_pairs, count_overflows, scaled
@@ -293,7 +294,7 @@ class SeveralReplicas:
                 private_api.compute_loss(self._model, x, y, y_pred, sample_weight, training=training)
             counted_by_first[:] = [len(share.counted)]
             counts = tf.stack(share.counted) if share.counted else tf.zeros([0])
-            return tf.where(row_weight > 0, counts, tf.zeros_like(counts))
+            return zero_if_borrowed(counts, row_weight)
 
         counts = self._rows.run(batches, batch, count, if_empty="borrow")
         return None if counted_by_first == [0] else self._replicas.sum([counts])[0]
