@@ -1,6 +1,7 @@
 """References to objects in files: processes share the arrays, and write to copies of their own."""
 
 import functools
+import json
 import threading
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.reference import Reference
+from tfaccel.planning.signature import signature_of
+from tfaccel.planning.workload import Workload
 
 
 def total(array, weights=None):
@@ -32,6 +35,32 @@ def test_definitions_that_only_this_process_has(tmp_path):
     array = np.arange(5.0)
     reference = Reference.by_file(lambda: array.sum(), "workload", by_value=True, file=tmp_path / "it")
     assert reference.load()() == 10
+
+
+LOADED = """
+import json, sys
+from tfaccel.planning.reference import Reference
+from tfaccel.planning.signature import signature_of
+workload = Reference(kind="file", text=sys.argv[1]).load()
+signatures = [signature_of(workload.build_model), signature_of(workload.compile_args)]
+late = "tensorflow" not in sys.modules
+import tensorflow as tf
+tf.config.threading.set_intra_op_parallelism_threads(1)  # refused once TensorFlow has started
+weights = [weight.tolist() for weight in workload.build_model().get_weights()]
+print(json.dumps([late, signatures, weights, type(workload.compile_args()["optimizer"]).__name__]))
+"""
+
+
+def test_keras_objects_are_loaded_when_they_are_needed(tmp_path, logical_devices, run_python):
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(), "mse")
+    workload = Workload.of(model, np.zeros((8, 2)), np.zeros(8))
+    Reference.by_file(workload, "workload", by_value=False, file=tmp_path / "it")
+    found = json.loads(run_python(LOADED, str(tmp_path / "it"), fresh=True).stdout.splitlines()[-1])
+    signatures = [signature_of(workload.build_model), signature_of(workload.compile_args)]
+    assert found == [True, signatures, [weight.tolist() for weight in model.get_weights()], "Adam"]
 
 
 def test_what_cannot_be_sent_is_named(tmp_path):

@@ -58,6 +58,11 @@ found["none"] = error()
 found["more devices"] = error(strategy="mirrored", devices=("CPU:0", "CPU:1", "CPU:2", "CPU:3"), num_logical_cpus=4)
 found["same threads"] = error(intra_op_threads=2)
 found["other threads"] = error(intra_op_threads=1)
+import io, logging
+warned = io.StringIO()
+logging.getLogger("tfaccel").addHandler(logging.StreamHandler(warned))
+by_rule = (("intra_op_threads", "This process may use 1 of 2 cores."),)
+found["threads by rule"] = [error(intra_op_threads=1, reasons=by_rule), warned.getvalue()]
 found["without oneDNN"] = error(onednn=False)
 found["late clustering"] = error(xla_auto_clustering=True)
 found["GPU"] = error(devices=("GPU:0",))
@@ -158,6 +163,15 @@ def test_second_runtime_in_one_process(found):
     started = "but TensorFlow has already started in this process and cannot change that. Enter `Runtime(plan)` before"
     assert found["more devices"].startswith(f"PlanError: The plan needs 4 logical CPUs, {started}")
     assert found["other threads"].startswith(f"PlanError: The plan needs 1 threads inside one operation, {started}")
+
+
+def test_threads_that_a_rule_chose_are_no_reason_to_refuse_a_model_that_is_already_built(found):
+    outcome, warned = found["threads by rule"]
+    assert outcome == "no error"
+    assert warned == (
+        "TensorFlow has already started in this process and keeps its own number of threads inside one operation; "
+        "the plan has 1.\n"
+    )
 
 
 def test_missing_gpu_is_named(found):

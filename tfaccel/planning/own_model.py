@@ -12,6 +12,7 @@ from typing import Any
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.keras_file import check_members
 from tfaccel.known_names import check_names
+from tfaccel.planning.deferred import Deferred
 from tfaccel.planning.private_models import given_compile_arguments, recurrent_states
 
 COMPILE_ARGUMENTS = (
@@ -57,7 +58,7 @@ class CompiledByModel:
         return {name: value for name, value in arguments.items() if name not in OF_THE_PLAN}
 
 
-class FreshArguments:
+class FreshArguments(Deferred[dict[str, Any]]):
     """The `compile_args` of a workload, from arguments of `Model.compile`.
 
     Stateful objects are recreated at every call: optimizers and metrics from their config, or by a function given in
@@ -68,9 +69,6 @@ class FreshArguments:
 
     Raises:
         WorkloadError: for an unknown argument, or one that the plan decides.
-
-    Attributes:
-        arguments: as given.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -83,16 +81,16 @@ class FreshArguments:
             if name in _OF_FIT:
                 raise WorkloadError(f"There is no argument {name!r}. {_OF_FIT[name]}")
         check_names(arguments, COMPILE_ARGUMENTS, WorkloadError, "There is no argument {!r}.")
-        self.arguments = dict(arguments)
+        super().__init__(dict(arguments))
 
     def __call__(self, num_steps: int | None = None) -> dict[str, Any]:
         """The arguments for a run of `num_steps` optimizer steps."""
-        return {name: _fresh(name, value, num_steps) for name, value in self.arguments.items()}
+        return {name: _fresh(name, value, num_steps) for name, value in self.get().items()}
 
     @property
     def identity(self) -> dict[str, Any]:
         """The arguments as JSON values, which must not change when a run is resumed."""
-        return {name: described(value) for name, value in self.arguments.items()}
+        return {name: described(value) for name, value in self.get().items()}
 
 
 def _fresh(name: str, value: Any, num_steps: int | None) -> Any:
@@ -158,7 +156,7 @@ def is_model(value: Any) -> bool:
     return hasattr(value, "fit") and hasattr(value, "compile") and not isinstance(value, type)
 
 
-class RebuiltModel:
+class RebuiltModel(Deferred[Any]):
     """The `build_model` of a workload made from a Keras model: recreates the model with its current weights.
 
     Args:
@@ -174,12 +172,20 @@ class RebuiltModel:
     def __init__(self, model: Any) -> None:
         if not model.compiled:
             raise WorkloadError("The model is not compiled. Call `model.compile(...)` first.")
-        self.model = model
-        given = given_compile_arguments(model)
-        self.compile_args = {name: value for name, value in given.items() if name in COMPILE_ARGUMENTS}
+        super().__init__(model)
         # The layers' config preserves it, whatever the plan says. The model's does not: in another process, the
         # model has the policy that is set there.
         self.dtype_policy = str(model.dtype_policy.name)
+
+    @property
+    def compile_args(self) -> dict[str, Any]:
+        """The arguments that the model was compiled with; in another process, none."""
+        given = given_compile_arguments(self.get())
+        return {name: value for name, value in given.items() if name in COMPILE_ARGUMENTS}
+
+    def sent(self) -> Any:
+        """The model without what it was compiled with, which the workload sends apart."""
+        return self()
 
     def check_dtype_policy(self, dtype_policy: str) -> None:
         """Raises PlanError for a plan's dtype policy that is not the model's."""
@@ -191,14 +197,14 @@ class RebuiltModel:
 
     def __call__(self) -> Any:
         """The recreated model."""
-        return recreated(self.model)
+        return recreated(self.get())
 
     def take_weights(self, file: Any) -> None:
         """Loads the weights that a run saved in a `.keras` file into the model."""
         trained = self()
         check_members(Path(file))
         trained.load_weights(file)
-        self.model.set_weights(trained.get_weights())
+        self.get().set_weights(trained.get_weights())
 
 
 def recreated(model: Any) -> Any:

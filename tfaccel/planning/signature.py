@@ -19,7 +19,8 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from tfaccel.planning.own_model import FreshArguments, RebuiltModel, is_model
+from tfaccel.planning.deferred import Deferred
+from tfaccel.planning.own_model import is_model
 
 _PLAIN = (bool, int, float, complex, str, bytes, PurePath, enum.Enum, range, slice, types.NoneType, types.EllipsisType)
 _MAX_ELEMENTS = 100  # of a list or dictionary; longer ones are data, which are identified elsewhere
@@ -93,10 +94,8 @@ class _Walk:
             yield _file_digest(value.__name__)
         elif inspect.isclass(value):
             yield from self._of_class(value)
-        elif isinstance(value, RebuiltModel):
-            yield from self.parts(value.model)
-        elif isinstance(value, FreshArguments):
-            yield from self.parts(value.arguments)
+        elif isinstance(value, Deferred):
+            yield value.signature or signature_of(value.get())
         elif _is_flags(value):
             yield from self._of_attributes(value.flag_values_dict())
         elif is_model(value):

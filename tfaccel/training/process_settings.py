@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfaccel.errors import PlanError
+from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import READ_AT_START, environment_of
 
@@ -92,3 +94,64 @@ def _started_with(name: str, value: str) -> bool:
     except OSError:
         return False
     return any(one.startswith(f"{name}=") and value in one for one in variables)
+
+
+def before_start(change: Callable[[], Any], fits: Callable[[], bool], what: str) -> None:
+    """Makes a change that TensorFlow accepts only before it starts; later, the setting must already match.
+
+    Raises:
+        PlanError: if it does not; the message names `what` the plan needs.
+    """
+    try:
+        change()
+    except RuntimeError as error:
+        if not fits():
+            raise PlanError(
+                f"The plan needs {what}, but TensorFlow has already started in this process and cannot change that. "
+                "Enter `Runtime(plan)` before the first TensorFlow operation, or start a new process."
+            ) from error
+
+
+def set_threads(plan: Plan) -> None:
+    """Sets the plan's numbers of threads; numbers that a rule chose are left as they are once TensorFlow has started.
+
+    Raises:
+        PlanError: if TensorFlow has started with another number than the one that the user set.
+    """
+    import tensorflow as tf
+
+    threading = tf.config.threading
+    _set_threads(
+        plan,
+        "intra_op_threads",
+        threading.get_intra_op_parallelism_threads,
+        threading.set_intra_op_parallelism_threads,
+        "threads inside one operation",
+    )
+    _set_threads(
+        plan,
+        "inter_op_threads",
+        threading.get_inter_op_parallelism_threads,
+        threading.set_inter_op_parallelism_threads,
+        "operations in parallel",
+    )
+
+
+def _set_threads(
+    plan: Plan, field: str, configured: Callable[[], int], configure: Callable[[int], None], what: str
+) -> None:
+    wanted: int | None = getattr(plan, field)
+    if wanted is None or configured() == wanted:
+        return
+    try:
+        before_start(lambda: configure(wanted), lambda: _counted(configured()) == wanted, f"{wanted} {what}")
+    except PlanError:
+        if dict(plan.reasons).get(field, SET_BY_YOU) == SET_BY_YOU:
+            raise
+        text = "TensorFlow has already started in this process and keeps its own number of %s; the plan has %d."
+        logger.warning(text, what, wanted)
+
+
+def _counted(configured: int) -> int:
+    """The number of threads that TensorFlow takes for a number in its configuration, where 0 stands for all cores."""
+    return configured or len(os.sched_getaffinity(0))

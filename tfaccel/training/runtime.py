@@ -23,7 +23,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.processes.quiet_start import without_notes
-from tfaccel.training.process_settings import note_loaded, unavailable_settings
+from tfaccel.training.process_settings import before_start, note_loaded, set_threads, unavailable_settings
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -95,7 +95,7 @@ class Runtime:
 
                 self._dtype_policy = keras.config.dtype_policy()
                 self._set_devices()
-                self._set_threads()
+                set_threads(self.plan)
                 self.strategy = self._make_strategy()
             keras.config.set_dtype_policy(self.plan.dtype_policy)
             self._set_graph_rewrites()
@@ -199,7 +199,7 @@ class Runtime:
             )
         if plan.strategy == "tpu":
             return
-        self._before_start(
+        before_start(
             lambda: tf.config.set_visible_devices([physical[i] for i in gpus], "GPU"),
             lambda: len(tf.config.list_logical_devices("GPU")) == len(gpus),
             f"{len(gpus)} visible GPUs",
@@ -207,7 +207,7 @@ class Runtime:
         if plan.num_logical_cpus > 1:
             cpu = tf.config.list_physical_devices("CPU")[0]
             parts = [tf.config.LogicalDeviceConfiguration() for _ in range(plan.num_logical_cpus)]
-            self._before_start(
+            before_start(
                 lambda: tf.config.set_logical_device_configuration(cpu, parts),
                 lambda: len(tf.config.list_logical_devices("CPU")) >= plan.num_logical_cpus,
                 f"{plan.num_logical_cpus} logical CPUs",
@@ -221,7 +221,7 @@ class Runtime:
         limit = self.plan.gpu_memory_limit_bytes
         if limit is not None:
             parts = [tf.config.LogicalDeviceConfiguration(memory_limit=limit // 2**20)]
-            self._before_start(
+            before_start(
                 lambda: tf.config.set_logical_device_configuration(gpu, parts),
                 lambda: tf.config.get_logical_device_configuration(gpu) == parts,
                 f"a memory limit of {limit} bytes on {gpu.name}",
@@ -229,43 +229,11 @@ class Runtime:
         else:
             growth = self.plan.gpu_memory_growth
             by_rule = dict(self.plan.reasons).get("gpu_memory_growth", SET_BY_YOU) != SET_BY_YOU
-            self._before_start(
+            before_start(
                 lambda: tf.config.experimental.set_memory_growth(gpu, growth),
                 lambda: by_rule or tf.config.experimental.get_memory_growth(gpu) == growth,
                 f"memory growth {'on' if growth else 'off'} for {gpu.name}",
             )
-
-    def _set_threads(self) -> None:
-        import tensorflow as tf
-
-        threading = tf.config.threading
-        for wanted, getter, setter, what in (
-            (
-                self.plan.intra_op_threads,
-                threading.get_intra_op_parallelism_threads,
-                threading.set_intra_op_parallelism_threads,
-                "threads inside one operation",
-            ),
-            (
-                self.plan.inter_op_threads,
-                threading.get_inter_op_parallelism_threads,
-                threading.set_inter_op_parallelism_threads,
-                "operations in parallel",
-            ),
-        ):
-            if wanted is not None and getter() != wanted:
-                self._before_start(lambda s=setter, w=wanted: s(w), lambda: False, f"{wanted} {what}")
-
-    def _before_start(self, change: Any, fits: Any, what: str) -> None:
-        """Makes a change that TensorFlow accepts only before it starts; later, the setting must already match."""
-        try:
-            change()
-        except RuntimeError as error:
-            if not fits():
-                raise PlanError(
-                    f"The plan needs {what}, but TensorFlow has already started in this process and cannot change "
-                    "that. Enter `Runtime(plan)` before the first TensorFlow operation, or start a new process."
-                ) from error
 
     def _make_strategy(self) -> tf.distribute.Strategy:
         import tensorflow as tf

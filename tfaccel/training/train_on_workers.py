@@ -15,6 +15,7 @@ from typing import Any
 from tfaccel.errors import ClusterError, LaunchError, PlanError
 from tfaccel.files import write_json
 from tfaccel.launching.worker_group import WorkerGroup
+from tfaccel.planning.deferred import DeferredItems
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin, Reference
@@ -131,7 +132,7 @@ def arguments_of_task(file: Path) -> tuple[Workload, dict[str, Any]]:
     workload = as_workload(reference.import_path() if named else reference.load(), **task["options"])
     arguments = task["arguments"]
     plan = arguments.pop("plan")
-    callbacks = Reference(**task["callbacks"]).load() or ()
+    callbacks = DeferredItems(lambda: Reference(**task["callbacks"]).load() or ())
     return workload, {**arguments, "plan": None if plan is None else Plan.from_json(plan), "callbacks": callbacks}
 
 
