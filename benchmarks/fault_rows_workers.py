@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -93,6 +94,16 @@ def _exception(lab: Lab, folder: Path) -> Trial:
     return Trial(right, found.cause if right else f"status {found.status}: {found.said}", found.notice_seconds)
 
 
+def _straggler(lab: Lab, folder: Path) -> Trial:
+    usual = lab.usual(2, {})
+    victim = lab.chance.randrange(2)
+    found = launch(folder, 2, {"slow": victim})
+    if not found.ends_as(usual):
+        return Trial(False, f"status {found.status}: {found.said} {found.output}")
+    said = json.loads((folder / "run" / "result.json").read_text()).get("straggler") or {}
+    return Trial((said.get("worker"), said.get("phase")) == (victim, "compute"), f"worker {victim} was slow: {said}")
+
+
 ROWS = {
     "killed_alone": FaultRow(
         "SIGKILL, one process, at a random moment",
@@ -142,5 +153,11 @@ ROWS = {
         "its traceback once, the other one stops, status 1",
         _exception,
         notice_seconds=10.0,
+    ),
+    "straggler": FaultRow(
+        "one of 2 workers takes 50 ms more for each step",
+        "the report names the worker and the phase; bit-equal",
+        _straggler,
+        num_trials=2,
     ),
 }

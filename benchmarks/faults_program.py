@@ -10,6 +10,7 @@ OPTIONS is a JSON object:
 * `takes_port`: the worker whose port another program uses, in the first attempt.
 * `plain`: no layers whose results depend on the other rows of a batch, or on how batches are split.
 * `width`, `depth`: units and number of the hidden layers, for steps that take longer and checkpoints that are larger.
+* `slow`: the worker that takes 50 ms more for each step.
 * `nan_row`: the row of the data that has a NaN; `on_nonfinite`: of the training.
 * `epochs`, `checkpoint_interval`, `batch_size`, `seed`, `resume`: of the training.
 
@@ -26,6 +27,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ EPOCHS, NUM_ROWS, BATCH, CHECKPOINT_INTERVAL = 4, 640, 16, 10
 NUM_VALIDATION_ROWS = NUM_ROWS // 10
 STEPS_PER_EPOCH = (NUM_ROWS - NUM_VALIDATION_ROWS) // BATCH
 SEEN_ONCE = "seen_once"
+_SLOW_SECONDS = 0.05
 
 
 def main(argv: list[str]) -> int:
@@ -79,7 +82,7 @@ def _train(run_dir: str, options: dict[str, Any], index: int) -> None:
         verbose=0,
         name="faults",
         optimizer="adam",
-        loss=_squared_error,
+        loss=_squared_error if "slow" not in options else _slowed(options["slow"]),
         metrics=lambda: [_seen_once()],
         batch_size=options.get("batch_size", BATCH),
         validation_split=0.1,
@@ -110,6 +113,24 @@ def _squared_error(y_true: Any, y_pred: Any) -> Any:
     import keras
 
     return keras.ops.mean(keras.ops.square(y_true[:, :1] - y_pred), axis=-1)
+
+
+def _slowed(worker: int) -> Callable[..., Any]:
+    """The loss, for which one worker takes longer; all workers have the same code."""
+    import numpy as np
+    import tensorflow as tf
+
+    def wait() -> Any:
+        time.sleep(_SLOW_SECONDS)
+        return np.float32(0.0)
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        error = _squared_error(y_true, y_pred)
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] != worker:
+            return error
+        return error + tf.ensure_shape(tf.numpy_function(wait, [], tf.float32), [])
+
+    return loss
 
 
 def _seen_once() -> Any:

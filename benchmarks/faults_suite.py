@@ -11,7 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfaccel.benchmarks import fault_rows_data, fault_rows_files, fault_rows_start, fault_rows_workers
+from tfaccel.benchmarks import (
+    fault_rows_data,
+    fault_rows_files,
+    fault_rows_hostile,
+    fault_rows_ray,
+    fault_rows_start,
+    fault_rows_workers,
+)
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, NotPossibleHere, Trial
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.goodput import GOODPUT, goodput_figures
@@ -23,6 +30,8 @@ ROWS: dict[str, FaultRow] = {
     **fault_rows_files.ROWS,
     **fault_rows_start.ROWS,
     **fault_rows_data.ROWS,
+    **fault_rows_hostile.ROWS,
+    **fault_rows_ray.ROWS,
 }
 FAULT_FIGURES = (*ROWS, GOODPUT)
 

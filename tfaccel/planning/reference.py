@@ -84,7 +84,9 @@ class Reference:
         return cls.by_pickle(thing, what, by_value=by_value, error_type=error_type)
 
     @classmethod
-    def by_pickle(cls, thing: Any, what: str, *, by_value: bool, error_type: type[TfaccelError]) -> Self:
+    def by_pickle(
+        cls, thing: Any, what: str, *, by_value: bool, error_type: type[TfaccelError] = WorkloadError
+    ) -> Self:
         """A reference to an object that another process unpickles.
 
         It is pickled by import path if possible, otherwise by value, such as a lambda or notebook code. The arguments

@@ -121,9 +121,9 @@ def _new_multi_worker_strategy(plan: Plan, same_on_all: Mapping[str, Any]) -> tf
             return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except RuntimeError as error:
         raise PlanError(
-            "MultiWorkerMirroredStrategy must be created before TensorFlow runs anything. Give tfaccel.train the function "
-            "that builds the model in place of a model, or enter `Runtime(plan)` at the start of the program. TensorFlow "
-            f"says: {error}"
+            "MultiWorkerMirroredStrategy must be created before TensorFlow runs anything. Give tfaccel.train the "
+            "function that builds the model in place of a model, or enter `Runtime(plan)` at the start of the program. "
+            f"TensorFlow says: {error}"
         ) from error
     except tf.errors.OpError as error:
         raise ClusterError(
