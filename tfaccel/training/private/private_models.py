@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfaccel.errors import PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import all_layers
+from tfaccel.training.private.private_broadcasts import broadcast_at_once
 from tfaccel.training.private.private_losses import patch_lock
 from tfaccel.training.private.private_random import distribute_global_seeds
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of
@@ -50,7 +51,7 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync > 1:
         distribute_global_seeds(strategy)
-    with strategy.scope():
+    with strategy.scope(), broadcast_at_once():
         if kind in steps and steps[kind][0](model):
             _build_by_own_step(model, steps[kind][1], specs)
         elif kind == "predict":

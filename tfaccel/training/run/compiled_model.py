@@ -14,6 +14,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.own_methods import refuse_own_methods
+from tfaccel.training.private.private_broadcasts import broadcast_at_once
 from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.steps.batch_statistics import say_if_accumulated, synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions
@@ -35,7 +36,8 @@ def compiled_model(
             a `CompiledByModel`, and not compiled otherwise; if `compile_args` does not return a dict of arguments of
             `Model.compile`; or if one of them fails.
     """
-    model = call_own(f"build_model of workload {workload.name!r}", workload.build_model)
+    with broadcast_at_once():
+        model = call_own(f"build_model of workload {workload.name!r}", workload.build_model)
     if not isinstance(model, keras.Model):
         raise WorkloadError(
             f"build_model of workload {workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
