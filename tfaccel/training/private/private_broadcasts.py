@@ -18,6 +18,8 @@ from tfaccel.training.steps.overrides import instance_attributes
 # Packs take twice their size while they are sent; larger variables are sent alone.
 _PACK_BYTES = 32 * 2**20
 _PACKAGE = {"package": "tensorflow"}
+# What TensorFlow's broadcast takes; other dtypes travel as one that holds all of their values.
+_BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 @contextlib.contextmanager
@@ -59,13 +61,14 @@ def _broadcast(variables: list[Any]) -> None:
     for pack in _packs(variables):
         own = [strategy.experimental_local_results(one)[0].read_value() for one in pack]
         flat = tf.concat([tf.reshape(value, [-1]) for value in own], 0)
+        flat = flat if flat.dtype in _BROADCAST else tf.cast(flat, tf.float32 if flat.dtype.is_floating else tf.int64)
         sent = tf.Variable(flat, trainable=False)  # TensorFlow broadcasts its initial value
         if is_chief:
             continue
         values = tf.split(strategy.experimental_local_results(sent)[0], [tf.size(value) for value in own])
         for variable, before, value in zip(pack, own, values, strict=True):
             for part in strategy.experimental_local_results(variable):
-                part.assign(tf.reshape(value, before.shape))
+                part.assign(tf.cast(tf.reshape(value, before.shape), before.dtype))
 
 
 def _packs(variables: list[Any]) -> Iterator[list[Any]]:

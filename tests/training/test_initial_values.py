@@ -1,0 +1,26 @@
+"""Workers begin with the chief's values of all variables, which they receive in few broadcasts."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tfaccel.processes.local_cluster import run_local_cluster
+
+PROGRAM = Path(__file__).with_name("initial_values_program.py")
+
+
+def test_workers_begin_with_the_values_of_the_chief(logical_devices):
+    import initial_values_program as program
+    import tensorflow as tf
+
+    workers = run_local_cluster([sys.executable, str(PROGRAM)], num_workers=2, time_limit_seconds=300)
+    wanted = program.values(program.build(0), tf.distribute.get_strategy())
+    for worker in workers:
+        at_once, in_packs, later = json.loads(worker.stdout.splitlines()[-1])
+        for one, other, third in zip(wanted, at_once, in_packs, strict=True):
+            np.testing.assert_array_equal(one, other)
+            np.testing.assert_array_equal(one, third)
+        assert later == 0.0
+    assert len(wanted) == 9 * len(program.SHAPES)
