@@ -125,6 +125,26 @@ def rematerialization(task: Task, at_least: float) -> Callable[[str, SuiteOption
     return measure
 
 
+def row_updates(task: Task, at_least: float) -> Callable[[str, SuiteOptions], Findings]:
+    """`tfaccel.fit`, which updates only the rows of a table that a batch looks up, and `Model.fit`."""
+
+    def measure(name: str, options: SuiteOptions) -> Findings:
+        shortened = task.shortened(options.scale)
+        starts = _equal_starts(shortened)
+        start = next(starts)
+        plan = plan_of_model(start.model, batch_size=task.global_batch_size, embedding_updates="rows")
+        programs: list[Program] = [
+            FitProgram("tfaccel.fit(rows)", shortened, start, is_tfaccel=True, plan=plan),
+            FitProgram("Model.fit", shortened, next(starts), is_tfaccel=False),
+        ]
+        rows, keras = times = _measure(name, programs, options)
+        return Findings(
+            {name: times}, (throughput_ratio(name, of=rows, to=keras, part="steps alone", at_least=at_least),)
+        )
+
+    return measure
+
+
 def epoch_end(name: str, options: SuiteOptions) -> Findings:
     """The time after the last batch of an epoch, and that of `Model.fit` for comparison."""
     step_seconds = _wide_mlp_step_seconds(options)
@@ -177,6 +197,11 @@ ENGINE_FIGURES: dict[str, Callable[[str, SuiteOptions], Findings]] = {
     "kernels_lstm": fused_kernels(engine_tasks.lstm(steps_per_epoch=24), 1.2),
     "kernels_gru": fused_kernels(engine_tasks.gru(steps_per_epoch=24), 1.2),
     **{name: fused_kernels(task, 1.0) for name, task in KERNEL_TASKS.items()},
+    "rows_adagrad": row_updates(engine_tasks.embedding_table(1_000_000, steps_per_epoch=20, optimizer="adagrad"), 10.0),
+    "rows_sgd": row_updates(engine_tasks.embedding_table(1_000_000, steps_per_epoch=20, optimizer="sgd"), 4.0),
+    "rows_adagrad_small": row_updates(
+        engine_tasks.embedding_table(100_000, steps_per_epoch=100, optimizer="adagrad"), 2.5
+    ),
     "rematerialization": rematerialization(engine_tasks.transformer(steps_per_epoch=3), 0.65),
 }
 

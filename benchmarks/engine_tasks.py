@@ -173,3 +173,15 @@ def transformer(**fields: Any) -> Task:
 
     fields = {"global_batch_size": 128, "num_tokens": 1000, **fields}
     return Task(name="Transformer", build_model=build, input_shape=(128,), **fields)
+
+
+def embedding_table(num_rows: int, **fields: Any) -> Task:
+    """A table of embeddings of 32 values, looked up by four ids for each of 1,024 examples."""
+
+    def build() -> keras.Model:
+        layers = keras.layers
+        ids = keras.Input((4,), dtype="int32")
+        return keras.Sequential([ids, layers.Embedding(num_rows, 32), layers.Flatten(), layers.Dense(NUM_CLASSES)])
+
+    fields = {"global_batch_size": 1024, "num_tokens": num_rows, **fields}
+    return Task(name=f"table of {num_rows:,} rows", build_model=build, input_shape=(4,), **fields)
