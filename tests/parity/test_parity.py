@@ -35,6 +35,7 @@ FURTHER_CASES = [
     ParityCase(TWO, "penalties", "adam", "clipvalue", last_batch="short", weighting="sample_weights"),
     ParityCase(TWO, "attention", "lamb", dtype_policy="mixed_bfloat16", weighting="masks", source="tf_data"),
     ParityCase(TWO, "embedding", "adam", "clipnorm", weighting="class_weights"),
+    ParityCase(TWO, "embedding_rows", "adagrad", "clipnorm", last_batch="short", weighting="masks"),
     ParityCase(TWO, "gan", "adam", dtype_policy="mixed_float16", source="tf_data"),
     ParityCase(TWO, "lstm", "ema", last_batch="short", weighting="masks", source="tf_data"),
     ParityCase(TWO, "own_train_step", "lamb", "global_clipnorm", dtype_policy="mixed_bfloat16"),

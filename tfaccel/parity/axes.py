@@ -12,7 +12,7 @@ from tfaccel.parity.covering import covering_cases
 PLACEMENTS = (Placement("mirrored", 2), Placement("mirrored", 3), Placement("multi_worker", 2))
 
 # Models with one label per row, or one per token if the case uses masks.
-TOKEN_MODELS = ("lstm", "attention", "embedding", "embedding_summed")
+TOKEN_MODELS = ("lstm", "attention", "embedding", "embedding_summed", "embedding_rows")
 
 AXES: dict[str, tuple[Any, ...]] = {
     "model": (
@@ -27,7 +27,7 @@ AXES: dict[str, tuple[Any, ...]] = {
         "own_train_step",
         "gan",
     ),
-    "optimizer": ("sgd", "adam", "adamw", "lamb", "lars", "ema"),
+    "optimizer": ("sgd", "adam", "adamw", "adagrad", "lamb", "lars", "ema"),
     "clipping": ("none", "clipvalue", "clipnorm", "global_clipnorm"),
     "accumulation": (1, 4),
     "dtype_policy": ("float32", "mixed_bfloat16", "mixed_float16"),
@@ -62,6 +62,11 @@ def excluded(a: tuple[str, Any], b: tuple[str, Any]) -> str | None:
     model, weighting, last_batch = pair.get("model"), pair.get("weighting"), pair.get("last_batch")
     if model == "stateful_lstm" and last_batch not in (None, "even"):
         return "a stateful layer keeps one state per row, so Keras needs full batches"
+    if model == "embedding_rows":
+        if pair.get("optimizer", "adagrad") != "adagrad":
+            return "updates of rows are exact for optimizers that leave rows without a gradient as they are"
+        if pair.get("clipping") == "global_clipnorm" or pair.get("accumulation", 1) > 1:
+            return "updates of rows are refused with global_clipnorm and in Keras's accumulation"
     if model is None or weighting is None:
         return None
     if weighting == "masks" and model not in TOKEN_MODELS:

@@ -98,7 +98,9 @@ def arrays(case: ParityCase) -> Arrays:
 
 _INPUT_OF_MODEL = {
     **dict.fromkeys(("batch_norm", "batch_norm_by_replica"), "images"),
-    **dict.fromkeys(("lstm", "stateful_lstm", "attention", "embedding", "embedding_summed"), "tokens"),
+    **dict.fromkeys(
+        ("lstm", "stateful_lstm", "attention", "embedding", "embedding_summed", "embedding_rows"), "tokens"
+    ),
 }
 
 

@@ -242,6 +242,9 @@ MODELS: dict[str, ParityModel] = {
     "embedding_summed": ParityModel(
         _embedding, _label_loss, _EMBEDDING_FAULT, plan_fields=(("sum_duplicate_indices", True),)
     ),
+    "embedding_rows": ParityModel(
+        _embedding, _label_loss, _EMBEDDING_FAULT, plan_fields=(("embedding_updates", "rows"),)
+    ),
     "two_outputs": ParityModel(_two_outputs, _two_losses),
     "own_train_step": ParityModel(_own_train_step, _label_loss),
     "gan": ParityModel(_gan, lambda case: {}, optimizers=("generator_optimizer", "discriminator_optimizer")),

@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
     "sgd": lambda **options: keras.optimizers.SGD(0.05, momentum=0.9, **options),
     "adam": lambda **options: keras.optimizers.Adam(0.01, epsilon=EPSILON, **options),
     "adamw": lambda **options: keras.optimizers.AdamW(0.01, epsilon=EPSILON, weight_decay=0.05, **options),
+    "adagrad": lambda **options: keras.optimizers.Adagrad(0.05, **options),
     "lamb": lambda **options: keras.optimizers.Lamb(0.01, epsilon=EPSILON, **options),
     "lars": lambda **options: Lars(0.5, nesterov=True, weight_decay=1e-3, **options),
     "ema": lambda **options: keras.optimizers.Adam(
