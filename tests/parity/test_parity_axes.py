@@ -25,7 +25,7 @@ def test_every_valid_pair_is_covered_and_no_excluded_one():
     }
     cases = covering_set(PLACEMENTS, with_twins=False)
     assert pairs_of(cases, axes) == valid
-    assert len(cases) < 84
+    assert len(cases) < 98  # there are 92 valid pairs of model and optimizer
 
 
 def test_every_low_precision_case_is_followed_by_itself_in_float32():
