@@ -160,3 +160,22 @@ OTHERS = {
 def test_invalid_arguments(arguments, message):
     with pytest.raises(WorkloadError, match=re.escape(message)):
         Resume(**{"directory": "runs/script", **arguments})
+
+
+def launched(folder, how):
+    """The status, what each worker ended with, and the launcher's lines."""
+    program = [sys.executable, str(HERE / "resume_launched_program.py"), str(folder), how]
+    launch = [sys.executable, "-m", "tfaccel.scripts.main", "launch", "--num_workers=2", f"--log_dir={folder}/logs"]
+    child = subprocess.run([*launch, "--", *program], capture_output=True, text=True, timeout=500, check=False)
+    ends = {line.partition("] ended ")[2] for line in child.stdout.splitlines() if "] ended " in line}
+    return child.returncode, ends, child.stderr
+
+
+@pytest.mark.slow
+def test_launched_script_ends_as_if_no_worker_had_been_killed(tmp_path):
+    status, expected, _ = launched(tmp_path / "well", "well")
+    assert (status, len(expected)) == (0, 1)
+    status, received, lines = launched(tmp_path / "killed", "killed")
+    assert (status, received) == (0, expected), lines
+    assert "Worker 1 of 2 was killed by SIGKILL" in lines
+    assert "attempt 2" in lines
