@@ -98,6 +98,7 @@ SAME = {
     "stateless": lambda: numbers().map(stateless),
     "inner seed": lambda: numbers().flat_map(lambda _: numbers().shuffle(3, seed=1)),
     "samples": lambda: tf.data.Dataset.sample_from_datasets([numbers(), numbers()], seed=1),
+    "interleaved": lambda: numbers().interleave(lambda _: numbers(), num_parallel_calls=2, deterministic=True),
     "files": lambda: tf.data.TextLineDataset(["a"]).interleave(lambda _: numbers(), num_parallel_calls=2),
 }
 OTHER = {
@@ -106,6 +107,14 @@ OTHER = {
     "branch": (lambda: numbers().map(in_branch), "draw random numbers"),
     "inner": (lambda: numbers().interleave(lambda _: numbers().shuffle(3)), "is shuffled without a seed"),
     "samples": (lambda: tf.data.Dataset.sample_from_datasets([numbers(), numbers()]), "without a seed"),
+    "interleaved in any order": (
+        lambda: numbers().interleave(lambda _: numbers(), num_parallel_calls=2, deterministic=False).batch(2),
+        "depends on the time",
+    ),
+    "inner order": (
+        lambda: numbers().flat_map(lambda _: numbers().map(stateless, num_parallel_calls=2, deterministic=False)),
+        "depends on the time",
+    ),
     "any order": (lambda: numbers().map(stateless, num_parallel_calls=2, deterministic=False), "depends on the time"),
 }
 

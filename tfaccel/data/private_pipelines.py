@@ -18,6 +18,7 @@ _CHANGES_VARIABLE = re.compile(r"Assign\w*Variable\w*|ResourceScatter\w*")
 _PYTHON = re.compile(r"PyFunc(Stateless)?|EagerPyFunc")
 _MISSING = (AttributeError, RuntimeError, TypeError, ValueError)  # if the private names are missing
 
+_IGNORE = 1  # of state outside of the pipeline, in `external_state_policy`
 _AUTOTUNED = 16  # elements in a buffer whose size tf.data chooses
 _UNKNOWN_SIZE = 256  # of an axis
 _STRING_BYTES = 1 << 18  # such as an encoded image
@@ -103,6 +104,9 @@ def _reasons(dataset: tf.data.Dataset) -> Iterator[str]:
         if getattr(one, "_deterministic", None) == "false":
             yield _ANY_ORDER
         nodes = list(_nodes(one))
+        # An interleaved dataset itself does not say it, unlike its graph.
+        if any(map(_is_in_any_order, _graph_of(one) if "ParallelInterleave" in type(one).__name__ else nodes)):
+            yield _ANY_ORDER
         for node in nodes:
             if _RANDOM.fullmatch(node.op):
                 yield _DRAWS.format(node.op)
@@ -118,6 +122,23 @@ def _nodes(dataset: Any) -> Iterator[Any]:
         yield from definition.node
         for inner in definition.library.function:
             yield from inner.node_def
+
+
+def _graph_of(dataset: Any) -> Iterator[Any]:
+    """The operations of a whole pipeline, with those of its functions; none if TensorFlow cannot write it down."""
+    variant = tf.data.experimental.to_variant(dataset)
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE)
+    except tf.errors.OpError:
+        return
+    definition = tf.compat.v1.GraphDef.FromString(graph.numpy())
+    yield from definition.node
+    for inner in definition.library.function:
+        yield from inner.node_def
+
+
+def _is_in_any_order(node: Any) -> bool:
+    return "Dataset" in node.op and bool(node.attr["deterministic"].s == b"false")
 
 
 def _of_inner_shuffles(nodes: list[Any]) -> Iterator[str]:
