@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
+from tfaccel.processes.child import Child
 from tfaccel.processes.quiet_start import without_notes
 
 MODELS = ("lambda.keras", "lambda.h5", "escape.keras", "layer.keras", "bomb.keras", "archive.keras", "link.keras")
@@ -115,7 +115,7 @@ def _refused(lab: Lab, folder: Path) -> Trial:
     here = folder / "here"
     here.mkdir()
     marker = folder / MARKER
-    status, said = _command(here, *_TRAIN, "--run_dir=run")
+    status, said = _command(*_TRAIN, f"--run_dir={here}/run")
     if status:
         return Trial(False, f"training what is then spoiled: status {status}: {said}")
     with without_notes(wants_gpus=False):
@@ -123,28 +123,25 @@ def _refused(lab: Lab, folder: Path) -> Trial:
     write_arrays(here, marker)
     np.save(here / "rows.npy", np.zeros((2, 8, 8, 1), np.float32))
     spoil_checkpoint(here / "run", marker)
-    lines: list[tuple[str, ...]] = [
-        ("predict", f"--model={name}", "--input=rows.npy", "--output=new.csv") for name in MODELS
-    ]
-    lines += [(*_TRAIN, "--run_dir=new", f"--data_dir={name}") for name in ARRAYS]
-    lines += [(*_TRAIN, "--run_dir=run", "--resume=must")]
+    predict = ("predict", f"--input={here}/rows.npy", f"--output={here}/new.csv")
+    lines: list[tuple[str, ...]] = [(*predict, f"--model={here}/{name}") for name in MODELS]
+    lines += [(*_TRAIN, f"--run_dir={here}/new", f"--data_dir={here}/{name}") for name in ARRAYS]
+    lines += [(*_TRAIN, f"--run_dir={here}/run", "--resume=must")]
     before = sorted(folder.rglob("*"))
     wrong = []
     for line in lines:
-        status, said = _command(here, *line)
+        status, said = _command(*line)
         new = [path for path in sorted(folder.rglob("*")) if path not in before]
         if status != 2 or said.count("\n") != 1 or not said.startswith(f"tfaccel {line[0]}: ") or new:
             wrong.append(f"{' '.join(line)}: status {status}, new files {new[:3]}, {said[-300:]}")
     return Trial(not wrong, wrong[0] if wrong else f"{len(lines)} command lines were refused")
 
 
-def _command(here: Path, *line: str) -> tuple[int, str]:
-    """The exit status of a command in a directory, and what it says."""
+def _command(*line: str) -> tuple[int, str]:
+    """The exit status of a command, and what it says."""
     command = [sys.executable, "-m", "tfaccel.scripts.main", *line]
-    environment = {name: value for name, value in os.environ.items() if name != _LOG_LEVEL}  # as users have it
-    options: dict[str, Any] = {"cwd": here, "env": environment, "timeout": _LIMIT_SECONDS, "check": False}
-    found = subprocess.run(command, capture_output=True, text=True, **options)
-    return found.returncode, found.stderr
+    with Child(command, environment={_LOG_LEVEL: None}) as child:
+        return child.process.wait(_LIMIT_SECONDS), child.output()
 
 
 ROWS = {
