@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfaccel.tested_versions import private_part
 from tfaccel.training.steps.overrides import instance_attributes
 
-# Packs take twice their size while they are sent; larger variables are sent alone.
+# Packs take twice their size while they are sent; TensorFlow sends larger variables, without a copy.
 _PACK_BYTES = 32 * 2**20
 _PACKAGE = {"package": "tensorflow"}
 # What TensorFlow's broadcast takes; other dtypes travel as one that holds all of their values.
@@ -33,11 +33,16 @@ def broadcast_at_once() -> Iterator[None]:
         yield
         return
     created: list[Any] = []
+    large: list[Any] = []  # the initial value of the variable in creation, if it is
     initial = private_part(extended, "_get_variable_creator_initial_value", **_PACKAGE)
     create = private_part(extended, "_create_variable", **_PACKAGE)
 
     def own_initial(*args: Any, **kwargs: Any) -> Callable[[], Any]:
-        value_of = initial(*args, **kwargs)
+        value_of: Callable[[], Any] = initial(*args, **kwargs)
+        value = kwargs["initial_value"]
+        if tf.is_tensor(value) and value.dtype in _BROADCAST and _num_bytes(value) >= _PACK_BYTES:
+            large.append(value)
+            return value_of
 
         def own() -> Any:
             with instance_attributes(extended, {"_num_workers": 1}):
@@ -46,8 +51,11 @@ def broadcast_at_once() -> Iterator[None]:
         return own
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        created.append(create(*args, **kwargs))
-        return created[-1]
+        variable = create(*args, **kwargs)
+        if not large:
+            created.append(variable)
+        large.clear()
+        return variable
 
     with instance_attributes(extended, {"_get_variable_creator_initial_value": own_initial, "_create_variable": noted}):
         yield
@@ -78,9 +86,13 @@ def _packs(variables: list[Any]) -> Iterator[list[Any]]:
         size = 0
         for variable in group:
             pack.append(variable)
-            size += (variable.shape.num_elements() or 0) * variable.dtype.size
+            size += _num_bytes(variable)
             if size >= _PACK_BYTES:
                 yield pack
                 pack, size = [], 0
         if pack:
             yield pack
+
+
+def _num_bytes(values: Any) -> int:
+    return (values.shape.num_elements() or 0) * int(values.dtype.size)
