@@ -105,7 +105,7 @@ def _reasons(dataset: tf.data.Dataset) -> Iterator[str]:
             yield _ANY_ORDER
         nodes = list(_nodes(one))
         # An interleaved dataset itself does not say it, unlike its graph.
-        if any(map(_is_in_any_order, _graph_of(one) if "ParallelInterleave" in type(one).__name__ else nodes)):
+        if any(map(is_in_any_order, _graph_of(one) if "ParallelInterleave" in type(one).__name__ else nodes)):
             yield _ANY_ORDER
         for node in nodes:
             if _RANDOM.fullmatch(node.op):
@@ -118,10 +118,7 @@ def _reasons(dataset: tf.data.Dataset) -> Iterator[str]:
 def _nodes(dataset: Any) -> Iterator[Any]:
     """The operations in the functions of a transformation, and in the functions that these call."""
     for function in dataset._functions():
-        definition = function.function.graph.as_graph_def()
-        yield from definition.node
-        for inner in definition.library.function:
-            yield from inner.node_def
+        yield from nodes_of(function.function.graph.as_graph_def())
 
 
 def _graph_of(dataset: Any) -> Iterator[Any]:
@@ -131,13 +128,18 @@ def _graph_of(dataset: Any) -> Iterator[Any]:
         graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE)
     except tf.errors.OpError:
         return
-    definition = tf.compat.v1.GraphDef.FromString(graph.numpy())
-    yield from definition.node
-    for inner in definition.library.function:
-        yield from inner.node_def
+    yield from nodes_of(tf.compat.v1.GraphDef.FromString(graph.numpy()))
 
 
-def _is_in_any_order(node: Any) -> bool:
+def nodes_of(graph: tf.compat.v1.GraphDef) -> Iterator[Any]:
+    """The operations of a graph, and of the functions that it calls."""
+    yield from graph.node
+    for function in graph.library.function:
+        yield from function.node_def
+
+
+def is_in_any_order(node: Any) -> bool:
+    """Whether an operation makes a dataset whose order depends on time (`deterministic=False`)."""
     return "Dataset" in node.op and bool(node.attr["deterministic"].s == b"false")
 
 

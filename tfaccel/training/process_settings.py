@@ -1,4 +1,4 @@
-"""Settings that a process reads once: which of a plan's it can no longer take."""
+"""Settings that a process can make only once: those of a plan that it makes, and those that it can no longer take."""
 
 from __future__ import annotations
 
@@ -143,13 +143,17 @@ def _set_threads(
     wanted: int | None = getattr(plan, field)
     if wanted is None or configured() == wanted:
         return
-    try:
-        before_start(lambda: configure(wanted), lambda: _counted(configured()) == wanted, f"{wanted} {what}")
-    except PlanError:
-        if dict(plan.reasons).get(field, SET_BY_YOU) == SET_BY_YOU:
-            raise
-        text = "TensorFlow has already started in this process and keeps its own number of %s; the plan has %d."
-        logger.warning(text, what, wanted)
+
+    def fits() -> bool:
+        if _counted(configured()) == wanted:
+            return True
+        by_rule = dict(plan.reasons).get(field, SET_BY_YOU) != SET_BY_YOU
+        if by_rule:
+            text = "TensorFlow has already started in this process and keeps its own number of %s; the plan has %d."
+            logger.warning(text, what, wanted)
+        return by_rule
+
+    before_start(lambda: configure(wanted), fits, f"{wanted} {what}")
 
 
 def _counted(configured: int) -> int:

@@ -6,7 +6,7 @@ import re
 
 import tensorflow as tf
 
-from tfaccel.data.private_pipelines import draws_without_seed
+from tfaccel.data.private_pipelines import draws_without_seed, is_in_any_order, nodes_of
 from tfaccel.errors import PlanError
 
 MAX_BYTES = 256 << 20  # a pipeline is sent to each worker in every epoch; Protocol Buffers end at 2 GiB
@@ -55,11 +55,10 @@ def _why_not(dataset: tf.data.Dataset) -> str:
 
 
 def _about_graph(graph: tf.compat.v1.GraphDef) -> str:
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    for node in nodes:
+    for node in nodes_of(graph):
         if _PYTHON.search(node.op):
             return _about_state(node.op)
-        if node.attr["deterministic"].s == b"false" and "Dataset" in node.op:
+        if is_in_any_order(node):
             return f"{node.op} is not deterministic. Leave out `deterministic=False`."
     return ""
 
