@@ -12,12 +12,11 @@ from typing import Any
 from tfaccel.benchmarks.fault_launch import PROGRAM, are_whole
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, NotPossibleHere, Trial
 from tfaccel.benchmarks.fault_rows_workers import OPTIONS
+from tfaccel.benchmarks.ray_cluster import NODE, two_nodes
 from tfaccel.launching.cluster_job import ClusterJob
 from tfaccel.launching.ray_engine import run_on_ray
 from tfaccel.launching.ray_options import RayOptions
 
-_NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-_NUM_TRIES = 3  # on a busy machine, nodes are not always up within Ray's 30 seconds
 _LIMIT_SECONDS = 600.0
 _POLL_SECONDS = 0.1
 
@@ -27,7 +26,10 @@ def _lost_node(lab: Lab, folder: Path) -> Trial:
     if find_spec("ray") is None:
         raise NotPossibleHere("it needs Ray: pip install 'tfaccel[ray]'")
     usual = lab.usual(2, OPTIONS)
-    cluster, node = _two_nodes()
+    try:
+        cluster, node = two_nodes()
+    except Exception as error:  # whatever Ray raises when a node is not up in time
+        raise NotPossibleHere(f"Ray's nodes do not start here: {error}") from error
     events: list[str] = []
 
     def on_event(text: str) -> None:
@@ -60,30 +62,11 @@ def _replace(cluster: Any, node: Any, *, when: Path) -> None:
     while not when.exists() and time.monotonic() < ends_at:
         time.sleep(_POLL_SECONDS)
     cluster.remove_node(node, allow_graceful=False)
-    cluster.add_node(**_NODE)
+    cluster.add_node(**NODE)
 
 
 def _attempts(events: list[str]) -> list[str]:
     return [text for text in events if text.startswith("attempt ")]
-
-
-def _two_nodes() -> tuple[Any, Any]:
-    """A cluster of two nodes, and the second one."""
-    from ray.cluster_utils import Cluster
-
-    for number in range(1, _NUM_TRIES + 1):
-        cluster = None
-        try:
-            cluster = Cluster(initialize_head=True, head_node_args=_NODE)
-            node = cluster.add_node(**_NODE)
-            cluster.wait_for_nodes()
-            return cluster, node
-        except Exception as error:  # whatever Ray raises when a node is not up in time
-            if cluster is not None:
-                cluster.shutdown()
-            if number == _NUM_TRIES:
-                raise NotPossibleHere(f"Ray's nodes do not start here: {error}") from error
-    raise AssertionError
 
 
 ROWS = {

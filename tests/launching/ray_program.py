@@ -11,12 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+from tfaccel.benchmarks.ray_cluster import NODE, two_nodes
 from tfaccel.launching.cluster_job import ClusterJob
 from tfaccel.launching.ray_engine import run_on_ray
 from tfaccel.launching.ray_options import RayOptions
 
 PROGRAM = Path(__file__).with_name("cluster_training.py")
-NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 
 
 def run(folder, how, seconds, *, on_attempt=lambda: None, **options):
@@ -58,25 +58,6 @@ def lose_a_node(cluster, node, metrics, *, is_replaced):
     cluster.remove_node(node, allow_graceful=False)
     if is_replaced:
         cluster.add_node(**NODE)
-
-
-def two_nodes():
-    """A cluster, and its second node. On a busy machine, nodes are not always up within Ray's 30 seconds."""
-    from ray.cluster_utils import Cluster
-
-    for attempt in range(5):
-        cluster = None
-        try:
-            cluster = Cluster(initialize_head=True, head_node_args=NODE)
-            node = cluster.add_node(**NODE)
-            cluster.wait_for_nodes()
-            return cluster, node
-        except Exception:
-            if cluster is not None:
-                cluster.shutdown()
-            if attempt == 4:
-                raise
-    return None
 
 
 def main(where, folder, how, seconds="0"):

@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import search_cases
 
+from tfaccel.benchmarks.ray_cluster import two_nodes
 from tfaccel.tuning.search import search
-
-NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 
 
 def run(folder, on_row=lambda row: None, seen=dict, **engine):
@@ -47,25 +46,6 @@ def kill_a_trial():
             return 1
         time.sleep(0.05)
     return 0
-
-
-def two_nodes():
-    """A cluster, and its second node. On a busy machine, nodes are not always up within Ray's 30 seconds."""
-    from ray.cluster_utils import Cluster
-
-    for attempt in range(5):
-        cluster = None
-        try:
-            cluster = Cluster(initialize_head=True, head_node_args=NODE)
-            node = cluster.add_node(**NODE)
-            cluster.wait_for_nodes()
-            return cluster, node
-        except Exception:
-            if cluster is not None:
-                cluster.shutdown()
-            if attempt == 4:
-                raise
-    return None
 
 
 def main(where, folder):
