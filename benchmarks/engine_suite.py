@@ -98,10 +98,7 @@ def fused_kernels(task: Task, at_least: float) -> Callable[[str, SuiteOptions], 
             FitProgram("fused kernels", shortened, next(starts), is_tfaccel=True),
             FitProgram("exact kernels", shortened, next(starts), is_tfaccel=True, exact_kernels=True),
         ]
-        fused, exact = times = _measure(name, programs, options)
-        return Findings(
-            {name: times}, (throughput_ratio(name, of=fused, to=exact, part="steps alone", at_least=at_least),)
-        )
+        return _steps_alone(name, programs, options, at_least)
 
     return measure
 
@@ -117,10 +114,7 @@ def rematerialization(task: Task, at_least: float) -> Callable[[str, SuiteOption
             start = next(starts)
             plan = plan_of_model(start.model, batch_size=task.global_batch_size, rematerialization=recomputes)
             programs.append(FitProgram(label, shortened, start, is_tfaccel=True, plan=plan))
-        recomputed, kept = times = _measure(name, programs, options)
-        return Findings(
-            {name: times}, (throughput_ratio(name, of=recomputed, to=kept, part="steps alone", at_least=at_least),)
-        )
+        return _steps_alone(name, programs, options, at_least)
 
     return measure
 
@@ -137,10 +131,7 @@ def row_updates(task: Task, at_least: float) -> Callable[[str, SuiteOptions], Fi
             FitProgram("tfaccel.fit(rows)", shortened, start, is_tfaccel=True, plan=plan),
             FitProgram("Model.fit", shortened, next(starts), is_tfaccel=False),
         ]
-        rows, keras = times = _measure(name, programs, options)
-        return Findings(
-            {name: times}, (throughput_ratio(name, of=rows, to=keras, part="steps alone", at_least=at_least),)
-        )
+        return _steps_alone(name, programs, options, at_least)
 
     return measure
 
@@ -212,6 +203,13 @@ def _equal_starts(task: Task) -> Iterator[TrainedModel]:
     yield first
     while True:
         yield TrainedModel(task, first.weights)
+
+
+def _steps_alone(name: str, programs: list[Program], options: SuiteOptions, at_least: float) -> Findings:
+    """The steps per second of the first of two programs, relative to the second."""
+    first, second = times = _measure(name, programs, options)
+    figure = throughput_ratio(name, of=first, to=second, part="steps alone", at_least=at_least)
+    return Findings({name: times}, (figure,))
 
 
 def _measure(name: str, programs: list[Program], options: SuiteOptions) -> tuple[Measurement, ...]:

@@ -18,11 +18,14 @@ from tfaccel.errors import RunDirError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.launching.launch_options import LaunchOptions
 from tfaccel.launching.local_launcher import launch_local
+from tfaccel.processes.child import Child
 from tfaccel.training.run.checkpoint_files import checkpoints, load_newest
 
 PROGRAM = "tfaccel.benchmarks.faults_program"
 _POLL_SECONDS = 0.05
 _LIMIT_SECONDS = 1800.0
+_COMMAND_SECONDS = 300.0
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # with it, commands do not filter TensorFlow's notes
 
 
 @dataclass(frozen=True)
@@ -180,3 +183,15 @@ def are_whole(folder: Path) -> bool:
 def lines_of(logs: Path) -> list[str]:
     """The lines of all workers' logs."""
     return [line for log in sorted(logs.glob("*.log")) for line in log.read_text(errors="replace").splitlines()]
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """What the run in a launch's folder has written as its result; empty if it did not end."""
+    path = folder / "run" / "result.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def run_command(*line: str) -> tuple[int, str]:
+    """The exit status of a command of tfaccel, and what it says."""
+    with Child([sys.executable, "-m", "tfaccel.scripts.main", *line], environment={_LOG_LEVEL: None}) as child:
+        return child.process.wait(_COMMAND_SECONDS), child.output()

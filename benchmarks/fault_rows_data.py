@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import io
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfaccel.benchmarks.fault_launch import Launch, launch, lines_of
+from tfaccel.benchmarks.fault_launch import Launch, launch, lines_of, result_of, run_command
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
 from tfaccel.benchmarks.faults_program import EPOCHS, NUM_ROWS, NUM_VALIDATION_ROWS
 from tfaccel.data import write_tfrecords
-from tfaccel.processes.child import Child
 from tfaccel.processes.exit_status import DONE, PERMANENT
 
 _NUM_IMAGES, _SIZE = 60, 8
-_LIMIT_SECONDS = 300.0
 _TRAIN = ("train", "--recipe=image_classification", "--epochs=1", "--augmentation=none", "--global_batch_size=16")
 
 
@@ -27,12 +23,7 @@ def _with_nan(lab: Lab, folder: Path, policy: str) -> tuple[int, Launch, dict[st
     """A run with a NaN in a random row: the row, what came of the run, and its result."""
     row = lab.chance.randrange(NUM_ROWS - NUM_VALIDATION_ROWS)
     found = launch(folder, 1, {"nan_row": row, "on_nonfinite": policy}, restarts=0)
-    return row, found, _result(folder)
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    path = folder / "run" / "result.json"
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    return row, found, result_of(folder)
 
 
 def _nan_stops(lab: Lab, folder: Path) -> Trial:
@@ -73,10 +64,8 @@ def _damaged(folder: Path) -> Path:
 
 def _train(folder: Path, *options: str) -> tuple[int, str]:
     """The exit status and the last line of a training run on the folder."""
-    command = [sys.executable, "-m", "tfaccel.scripts.main", *_TRAIN, f"--data_dir={folder}/data", *options]
-    with Child([*command, f"--run_dir={folder}/run"]) as child:
-        status = child.process.wait(_LIMIT_SECONDS)
-        lines = [line for line in child.output().splitlines() if line.startswith("tfaccel train: ")]
+    status, output = run_command(*_TRAIN, f"--data_dir={folder}/data", f"--run_dir={folder}/run", *options)
+    lines = [line for line in output.splitlines() if line.startswith("tfaccel train: ")]
     return status, lines[-1] if lines else ""
 
 
@@ -89,7 +78,7 @@ def _bad_record_fails(lab: Lab, folder: Path) -> Trial:
 def _bad_record_is_skipped(lab: Lab, folder: Path) -> Trial:
     path = _damaged(folder / "data")
     status, said = _train(folder, "--on_bad_data=skip", "--max_bad_fraction=0.1")
-    counts = _result(folder).get("bad_data") or {}
+    counts = result_of(folder).get("bad_data") or {}
     named = [Path(one).name for one in counts.get("files", ())]
     right = status == DONE and counts.get("num_skipped") == 1 and named == [path.name]
     return Trial(right, str(counts or said))

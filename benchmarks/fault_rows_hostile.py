@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -15,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.benchmarks.fault_launch import run_command
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
-from tfaccel.processes.child import Child
 from tfaccel.processes.quiet_start import without_notes
 
 MODELS = ("lambda.keras", "lambda.h5", "escape.keras", "layer.keras", "bomb.keras", "archive.keras", "link.keras")
@@ -25,8 +24,6 @@ MARKER = "ran"  # the file that code from a hostile file would write
 _ARRAYS_OF_A_DATA_SET = ("x_train", "y_train", "x_test", "y_test")
 _BOMB_BYTES = 96 * 2**20
 _CLAIMED_ROWS = 10**13
-_LIMIT_SECONDS = 300.0
-_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"  # with it, TensorFlow's notes are not filtered
 _TRAIN = ("train", "--recipe=image_classification", "--epochs=1", "--width=4", "--quiet")
 
 
@@ -115,7 +112,7 @@ def _refused(lab: Lab, folder: Path) -> Trial:
     here = folder / "here"
     here.mkdir()
     marker = folder / MARKER
-    status, said = _command(*_TRAIN, f"--run_dir={here}/run")
+    status, said = run_command(*_TRAIN, f"--run_dir={here}/run")
     if status:
         return Trial(False, f"training what is then spoiled: status {status}: {said}")
     with without_notes(wants_gpus=False):
@@ -130,18 +127,11 @@ def _refused(lab: Lab, folder: Path) -> Trial:
     before = sorted(folder.rglob("*"))
     wrong = []
     for line in lines:
-        status, said = _command(*line)
+        status, said = run_command(*line)
         new = [path for path in sorted(folder.rglob("*")) if path not in before]
         if status != 2 or said.count("\n") != 1 or not said.startswith(f"tfaccel {line[0]}: ") or new:
             wrong.append(f"{' '.join(line)}: status {status}, new files {new[:3]}, {said[-300:]}")
     return Trial(not wrong, wrong[0] if wrong else f"{len(lines)} command lines were refused")
-
-
-def _command(*line: str) -> tuple[int, str]:
-    """The exit status of a command, and what it says."""
-    command = [sys.executable, "-m", "tfaccel.scripts.main", *line]
-    with Child(command, environment={_LOG_LEVEL: None}) as child:
-        return child.process.wait(_LIMIT_SECONDS), child.output()
 
 
 ROWS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.benchmarks.cut_program import launch_and_cut
-from tfaccel.benchmarks.fault_launch import Injection, Launch, Running, launch, send
+from tfaccel.benchmarks.fault_launch import Injection, Launch, Running, launch, result_of, send
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
 from tfaccel.processes.exit_status import PERMANENT
 
@@ -100,7 +99,7 @@ def _straggler(lab: Lab, folder: Path) -> Trial:
     found = launch(folder, 2, {"slow": victim})
     if not found.ends_as(usual):
         return Trial(False, f"status {found.status}: {found.said} {found.output}")
-    said = json.loads((folder / "run" / "result.json").read_text()).get("straggler") or {}
+    said = result_of(folder).get("straggler") or {}
     return Trial((said.get("worker"), said.get("phase")) == (victim, "compute"), f"worker {victim} was slow: {said}")
 
 
