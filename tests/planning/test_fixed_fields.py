@@ -46,6 +46,7 @@ FIXED_VALUES = {
     "bytes_per_pack": 0,
     "sum_duplicate_indices": True,
     "embedding_updates": "keras",
+    "embeddings_on": "device",
     "synchronize_batch_norm": False,
     "data_threads": 3,
     "data_service": 2,

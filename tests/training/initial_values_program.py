@@ -8,6 +8,7 @@ import numpy as np
 
 from tfaccel import Plan, Runtime
 from tfaccel.training.private import private_broadcasts
+from tfaccel.training.steps import host_embeddings
 
 SHAPES = [(3,), (4, 2), (2, 2, 2), ()]
 
@@ -42,6 +43,10 @@ def main():
             with private_broadcasts.broadcast_at_once():
                 variables = build(index)
             found.append(values(variables, runtime.strategy))
+        with host_embeddings.tables_created_on_host(), private_broadcasts.broadcast_at_once():
+            table = keras.layers.Embedding(7, 3, embeddings_initializer=keras.initializers.RandomNormal(seed=index + 1))
+            table.build()
+        found.append(table.get_weights()[0].tolist())
         later = keras.Variable(float(index))  # after the block, as TensorFlow does it
         found.append(float(keras.ops.convert_to_numpy(later)))
     print(json.dumps(found))

@@ -12,7 +12,8 @@ from tfaccel.parity.covering import covering_cases
 PLACEMENTS = (Placement("mirrored", 2), Placement("mirrored", 3), Placement("multi_worker", 2))
 
 # Models with one label per row, or one per token if the case uses masks.
-TOKEN_MODELS = ("lstm", "attention", "embedding", "embedding_summed", "embedding_rows")
+ROW_MODELS = ("embedding_rows", "embedding_host")
+TOKEN_MODELS = ("lstm", "attention", "embedding", "embedding_summed", *ROW_MODELS)
 
 AXES: dict[str, tuple[Any, ...]] = {
     "model": (
@@ -62,7 +63,9 @@ def excluded(a: tuple[str, Any], b: tuple[str, Any]) -> str | None:
     model, weighting, last_batch = pair.get("model"), pair.get("weighting"), pair.get("last_batch")
     if model == "stateful_lstm" and last_batch not in (None, "even"):
         return "a stateful layer keeps one state per row, so Keras needs full batches"
-    if model == "embedding_rows":
+    if model == "embedding_host" and pair.get("xla"):
+        return "XLA cannot look up rows in another memory than that of its device"
+    if model in ROW_MODELS:
         if pair.get("optimizer", "adagrad") != "adagrad":
             return "updates of rows are exact for optimizers that leave rows without a gradient as they are"
         if pair.get("clipping") == "global_clipnorm" or pair.get("accumulation", 1) > 1:

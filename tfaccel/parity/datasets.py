@@ -98,9 +98,8 @@ def arrays(case: ParityCase) -> Arrays:
 
 _INPUT_OF_MODEL = {
     **dict.fromkeys(("batch_norm", "batch_norm_by_replica"), "images"),
-    **dict.fromkeys(
-        ("lstm", "stateful_lstm", "attention", "embedding", "embedding_summed", "embedding_rows"), "tokens"
-    ),
+    **dict.fromkeys(("lstm", "stateful_lstm", "attention", "embedding", "embedding_summed"), "tokens"),
+    **dict.fromkeys(("embedding_rows", "embedding_host"), "tokens"),
 }
 
 

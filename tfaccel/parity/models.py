@@ -245,6 +245,12 @@ MODELS: dict[str, ParityModel] = {
     "embedding_rows": ParityModel(
         _embedding, _label_loss, _EMBEDDING_FAULT, plan_fields=(("embedding_updates", "rows"),)
     ),
+    "embedding_host": ParityModel(
+        _embedding,
+        _label_loss,
+        _EMBEDDING_FAULT,
+        plan_fields=(("embedding_updates", "rows"), ("embeddings_on", "host")),
+    ),
     "two_outputs": ParityModel(_two_outputs, _two_losses),
     "own_train_step": ParityModel(_own_train_step, _label_loss),
     "gan": ParityModel(_gan, lambda case: {}, optimizers=("generator_optimizer", "discriminator_optimizer")),

@@ -52,6 +52,9 @@ class Plan:
             whose ids are in the batch, after it has summed the gradients of repeated ids. That is exact for SGD without
             momentum and Adagrad, and refused otherwise. "rows_lazy": the same for Adam and others, whose moments then
             decay only at steps that have the row: another algorithm.
+        embeddings_on: where embedding tables and their slots are: "device", or "host" (in main memory, once per
+            process; a step copies the rows of its batch to the device, and their gradients back). "host" needs row
+            updates.
         synchronize_batch_norm: compute the statistics of batch normalization over the rows of all replicas, as on one
             device; False: over those of each replica alone, which lets XLA compile, but gives different results.
         onednn: whether TensorFlow runs oneDNN's operations on the CPU; None leaves it to TensorFlow, which does on CPUs
@@ -106,6 +109,7 @@ class Plan:
     bytes_per_pack: int = 0
     sum_duplicate_indices: bool = False
     embedding_updates: str = "keras"
+    embeddings_on: str = "device"
     synchronize_batch_norm: bool = True
     onednn: bool | None = None
     memory_allocator: str | None = None

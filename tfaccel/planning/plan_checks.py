@@ -236,6 +236,21 @@ def _check_embedding_updates(plan: "Plan") -> None:
         )
 
 
+def _check_embedding_places(plan: "Plan") -> None:
+    if plan.embeddings_on != "host":
+        return
+    if plan.embedding_updates == "keras":
+        raise PlanError(
+            "embeddings_on='host' keeps tables in main memory, where only the rows of a batch are updated. Received: "
+            "embedding_updates='keras'. Use embedding_updates='rows' or 'rows_lazy', or embeddings_on='device'."
+        )
+    if plan.jit_compile:
+        raise PlanError(
+            "XLA cannot look up rows in another memory than that of its device. Received: jit_compile=True, "
+            "embeddings_on='host'. Use jit_compile=False or embeddings_on='device'."
+        )
+
+
 CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_tpu,
     _check_workers,
@@ -253,4 +268,5 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_prefetch,
     _check_data_service,
     _check_embedding_updates,
+    _check_embedding_places,
 )

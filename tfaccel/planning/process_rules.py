@@ -84,6 +84,11 @@ def embedding_updates_rule(case: Case) -> list[Choice]:
     ]
 
 
+def embeddings_on_rule(case: Case) -> list[Choice]:
+    """On the devices, whose memory is the fastest."""
+    return [Choice("device", "Lookups are fastest there; host keeps tables that are too large for it in main memory.")]
+
+
 def data_threads_rule(case: Case) -> list[Choice]:
     """Separate threads for the input if the host only feeds an accelerator."""
     usable = case.hardware.num_usable_cores

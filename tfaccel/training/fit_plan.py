@@ -102,6 +102,7 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
     options = EngineOptions(
         sum_duplicate_indices=plan.sum_duplicate_indices,
         embedding_updates=plan.embedding_updates,
+        embeddings_on=plan.embeddings_on,
         bytes_per_pack=plan.bytes_per_pack,
         single_steps=plan.steps_per_execution == 1,
         fused_kernels=plan.fused_kernels,

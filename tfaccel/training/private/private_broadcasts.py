@@ -96,3 +96,20 @@ def _packs(variables: list[Any]) -> Iterator[list[Any]]:
 
 def _num_bytes(values: Any) -> int:
     return (values.shape.num_elements() or 0) * int(values.dtype.size)
+
+
+def give_values_of_chief(variable: tf.Variable) -> None:
+    """Gives a plain variable, of which each worker has one, the chief's values, a part of its rows at a time.
+
+    Call it in the scope of the workers' strategy. Without several workers, it does nothing.
+    """
+    strategy = tf.distribute.get_strategy()
+    if getattr(strategy.extended, "_num_workers", 1) < 2:
+        return
+    num_rows = int(variable.shape[0])
+    rows_at_once = max(1, num_rows * _PACK_BYTES // max(1, _num_bytes(variable)))
+    for start in range(0, num_rows, rows_at_once):
+        part = variable[start : start + rows_at_once]
+        sent = tf.Variable(part if part.dtype in _BROADCAST else tf.cast(part, tf.float32), trainable=False)
+        received = strategy.experimental_local_results(sent)[0]
+        variable[start : start + rows_at_once].assign(tf.cast(received, part.dtype))

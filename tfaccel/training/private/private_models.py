@@ -15,6 +15,7 @@ from tfaccel.training.private.private_api import all_layers
 from tfaccel.training.private.private_broadcasts import broadcast_at_once
 from tfaccel.training.private.private_losses import patch_lock
 from tfaccel.training.private.private_random import distribute_global_seeds
+from tfaccel.training.steps.host_embeddings import slots_on_host
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of
 from tfaccel.training.steps.overrides import instance_attributes
 
@@ -46,12 +47,13 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
     Raises:
         PlanError: if the model cannot be built from specs alone.
     """
+    strategy = model.distribute_strategy
+    batch_spec = _of_one_replica(model, batch_spec, strategy.num_replicas_in_sync)
     specs = keras.tree.map_structure(_as_keras_tensor, batch_spec)
     steps = {"train": (has_own_train_step, model.train_step), "test": (has_own_test_step, model.test_step)}
-    strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync > 1:
         distribute_global_seeds(strategy)
-    with strategy.scope(), broadcast_at_once():
+    with strategy.scope(), broadcast_at_once(), slots_on_host(model):
         if kind in steps and steps[kind][0](model):
             _build_by_own_step(model, steps[kind][1], specs)
         elif kind == "predict":
@@ -59,6 +61,23 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
                 _compute_output_spec(model.predict_step, specs)
         else:
             _build_as_keras(model, specs)
+
+
+def _of_one_replica(model: keras.Model, batch_spec: Any, num_replicas: int) -> Any:
+    """The specs of a replica's rows; a `Sequential` keeps the number of rows that it is built with as its only one."""
+    if num_replicas == 1:
+        return batch_spec
+    any_rows = isinstance(model, keras.Sequential) and not any(
+        getattr(layer, "stateful", False) for layer in all_layers(model)
+    )
+
+    def of_replica(spec: Any) -> Any:
+        if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or spec.shape[0] is None:
+            return spec
+        rows = None if any_rows or spec.shape[0] % num_replicas else spec.shape[0] // num_replicas
+        return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)
+
+    return keras.tree.map_structure(of_replica, batch_spec)
 
 
 def _build_as_keras(model: keras.Model, specs: Any) -> None:

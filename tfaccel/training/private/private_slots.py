@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -42,3 +42,31 @@ def known_index(optimizer: keras.optimizers.Optimizer, variable: keras.Variable)
     index = variable_index(optimizer, variable)
     private_part(optimizer, "_get_variable_index")
     return {"_get_variable_index": lambda variable: index}
+
+
+def knows(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+    """Whether an optimizer is built, and updates a variable."""
+    known = private_part(optimizer, "_trainable_variables_indices") if optimizer.built else {}
+    return _key(optimizer, variable) in known
+
+
+def replace(variable: keras.Variable, value: Any, optimizers: Iterable[keras.optimizers.Optimizer] = ()) -> None:
+    """Gives a Keras variable another TensorFlow variable; the optimizers that update it still know it."""
+    known = [one for one in optimizers if knows(one, variable)]
+    indices = [private_part(one, "_trainable_variables_indices") for one in known]
+    places = [index.pop(_key(one, variable)) for one, index in zip(known, indices, strict=True)]
+    variable._value = value
+    for one, index, place in zip(known, indices, places, strict=True):
+        index[_key(one, variable)] = place
+
+
+def _key(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> Any:
+    return private_part(optimizer, "_var_key")(variable)
+
+
+def new_slot(optimizer: keras.optimizers.Optimizer, variable: Any, name: str | None, initializer: Any) -> Any:
+    """A new slot of a variable on the caller's device; Keras's method for TensorFlow puts it beside the variable."""
+    from keras.src.optimizers import base_optimizer
+
+    kind = private_part(base_optimizer, "BaseOptimizer")
+    return kind.add_variable_from_reference(optimizer, variable, name=name, initializer=initializer)

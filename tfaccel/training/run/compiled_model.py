@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ from tfaccel.training.private.private_broadcasts import broadcast_at_once
 from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.steps.batch_statistics import say_if_accumulated, synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions
+from tfaccel.training.steps.host_embeddings import tables_created_on_host
 from tfaccel.training.steps.model_parts import has_own_train_step, optimizers_of
 
 
@@ -36,7 +38,8 @@ def compiled_model(
             a `CompiledByModel`, and not compiled otherwise; if `compile_args` does not return a dict of arguments of
             `Model.compile`; or if one of them fails.
     """
-    with broadcast_at_once():
+    places = tables_created_on_host() if plan.embeddings_on == "host" else contextlib.nullcontext()
+    with places, broadcast_at_once():
         model = call_own(f"build_model of workload {workload.name!r}", workload.build_model)
     if not isinstance(model, keras.Model):
         raise WorkloadError(
@@ -103,6 +106,7 @@ def engine_options(plan: Plan) -> EngineOptions:
     return EngineOptions(
         sum_duplicate_indices=plan.sum_duplicate_indices,
         embedding_updates=plan.embedding_updates,
+        embeddings_on=plan.embeddings_on,
         bytes_per_pack=plan.bytes_per_pack,
         stop_at_non_finite_loss=True,
         single_steps=plan.steps_per_execution == 1,

@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -26,6 +27,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
 from tfaccel.training.steps.gradients import densify
+from tfaccel.training.steps.host_embeddings import host_lookups, move_to_host
 from tfaccel.training.steps.input_clock import runs_on_gpu
 from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.left_out_count import LeftOutCount
@@ -51,6 +53,7 @@ class EngineOptions:
         sum_duplicate_indices: sum the gradients of repeated embedding rows before the optimizer sees them; plain Keras
             does not.
         embedding_updates: "keras", "rows" or "rows_lazy"; see `row_updates`.
+        embeddings_on: "device" or "host"; see `host_embeddings`.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         leaves_out: leave out batches whose loss or gradients are not finite; see `left_out`. With
@@ -66,6 +69,7 @@ class EngineOptions:
 
     sum_duplicate_indices: bool = False
     embedding_updates: str = "keras"
+    embeddings_on: str = "device"
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
     leaves_out: bool = False
@@ -112,6 +116,8 @@ class Engine:
         self._rows_checked: set[str] = set()  # kinds of steps
         self.looks_at_rows = True  # see `looking_at_rows`
         self._kinds: dict[str, StepGraphs] = {}
+        if options.embeddings_on == "host":
+            move_to_host(model)
         self.left_out = LeftOutCount()
         self.step_seconds: dict[str, float] = {}
         self.waited_seconds: float | None = None  # for batches, in all graph calls so far; None if not measured
@@ -139,7 +145,7 @@ class Engine:
                     watch_loss=trains and self.options.stop_at_non_finite_loss,
                     leaves_out=trains and self.options.leaves_out,
                     times_input=trains and self.options.times_input,
-                    traced_in=self._train_contexts() if trains else (),
+                    traced_in=self._train_contexts() if trains else (host_lookups,),
                 ),
             )
             self._kinds[kind] = known
@@ -155,7 +161,9 @@ class Engine:
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
         by_rows = self.options.embedding_updates != "keras"
         changed = (
-            (fused_kernels,) * fuses + (row_updates,) * by_rows + (recomputed_blocks,) * self.options.rematerialization
+            (fused_kernels,) * fuses
+            + (partial(row_updates, replicas=self.replicas),) * by_rows
+            + (recomputed_blocks,) * self.options.rematerialization
         )
         return changed + (layers_marked,) * self.options.marks_layers
 

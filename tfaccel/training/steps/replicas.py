@@ -38,6 +38,7 @@ class Replicas:
         self.worker_index: int = _worker_index(strategy) if self.num_workers > 1 else 0
         self.first_replica: int = self.worker_index * len(self.devices)
         self.is_chief: bool = self.num_workers == 1 or bool(strategy.extended.should_checkpoint)
+        self.current_local = 0  # the local replica of the innermost `local` block
         self.reduce_clock: ReduceClock | None = None  # measures the time of reductions between workers
         if self.num_workers == 1 and self.num_replicas > 1:
             keep_collectives_apart(strategy)
@@ -60,7 +61,11 @@ class Replicas:
             tf.device(self.devices[replica]),
             private_api.local_variables(variables, self.components(variables, replica)),
         ):
-            yield
+            before, self.current_local = self.current_local, replica
+            try:
+                yield
+            finally:
+                self.current_local = before
 
     def local_results(self, values: Any) -> list[Any]:
         """Splits a nest of per-replica values into one nest per local replica."""

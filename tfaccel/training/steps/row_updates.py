@@ -20,8 +20,18 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api, private_slots
+from tfaccel.training.steps.host_embeddings import (
+    HOST,
+    embeddings_of,
+    host_lookup,
+    is_on_host,
+    known_ids,
+    slots_on_host,
+    tables_on_host,
+)
 from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
 from tfaccel.training.steps.overrides import has_own, instance_attributes, keeps_methods_of
+from tfaccel.training.steps.replicas import Replicas
 
 ROWS, ROWS_LAZY = "rows", "rows_lazy"
 _OPTIMIZERS = keras.optimizers
@@ -45,7 +55,7 @@ def check_row_updates(model: keras.Model, how: str) -> None:
         PlanError: if the model has no embedding, or an optimizer or a layer for which `how` does not hold; the message
             says which, and what can be done.
     """
-    tables = [layer for layer in private_api.all_layers(model) if isinstance(layer, keras.layers.Embedding)]
+    tables = embeddings_of(model)
     if not tables:
         raise PlanError(
             f"embedding_updates={how!r} is for models with keras.layers.Embedding. Received: model {model.name!r}, "
@@ -120,41 +130,52 @@ def _summed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 @contextlib.contextmanager
-def row_updates(model: keras.Model) -> Iterator[None]:
+def row_updates(model: keras.Model, replicas: Replicas) -> Iterator[None]:
     """While tracing a training step: tables are read by rows, and optimizers update the rows of sparse gradients."""
-    with contextlib.ExitStack() as stack:
-        for layer in private_api.all_layers(model):
-            if isinstance(layer, keras.layers.Embedding):
-                stack.enter_context(instance_attributes(layer, {"call": _lookup(layer)}))
+    tables = tables_on_host(model)
+    with slots_on_host(model), contextlib.ExitStack() as stack:
+        for layer in embeddings_of(model):
+            stack.enter_context(instance_attributes(layer, {"call": _lookup(layer, replicas)}))
         for optimizer in optimizers_of(model).values():
             inner = inner_optimizer(optimizer)
-            stack.enter_context(instance_attributes(inner, {"update_step": _update_step(inner)}))
+            stack.enter_context(instance_attributes(inner, {"update_step": _update_step(inner, tables, replicas)}))
         yield
 
 
-def _lookup(layer: keras.layers.Embedding) -> Any:
+def _lookup(layer: keras.layers.Embedding, replicas: Replicas) -> Any:
     """Keras's lookup, without reading the whole table: the update could then not change it in place."""
     usual = layer.call
 
     def call(inputs: Any) -> Any:
         if isinstance(inputs, tf.SparseTensor | tf.RaggedTensor) or not isinstance(layer.embeddings, keras.Variable):
             return usual(inputs)
-        ids = keras.ops.convert_to_tensor(inputs)
-        ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
-        ids = tf.where(ids < 0, ids + tf.constant(layer.input_dim, ids.dtype), ids)  # as `keras.ops.take` does
-        return tf.cast(tf.gather(private_api.tf_variable(layer.embeddings), ids), layer.compute_dtype)
+        if is_on_host(layer):
+            return host_lookup(layer, inputs, equal_gradients=replicas.num_workers > 1)
+        table = private_api.tf_variable(layer.embeddings)
+        return tf.cast(tf.gather(table, known_ids(layer, inputs)), layer.compute_dtype)
 
     return call
 
 
-def _update_step(optimizer: Any) -> Any:
+def _update_step(optimizer: Any, on_host: dict[int, keras.Variable], replicas: Replicas) -> Any:
     usual = optimizer.update_step
 
     def update_step(gradient: Any, variable: keras.Variable, learning_rate: Any) -> None:
-        if isinstance(gradient, tf.IndexedSlices):
-            _update_rows(optimizer, variable, gradient, learning_rate)
-        else:
-            usual(gradient, variable, learning_rate)
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        if id(variable) not in on_host:
+            if is_sparse:
+                _update_rows(optimizer, variable, gradient, learning_rate)
+            else:
+                usual(gradient, variable, learning_rate)
+            return
+        if not is_sparse:
+            raise PlanError(
+                f"embeddings_on='host' is for tables of which a step only looks up rows. Received: {variable.path}, "
+                "which the model also uses as a whole. Use embeddings_on='device'."
+            )
+        if replicas.current_local == 0:  # all replicas of a process share the table
+            with tf.device(HOST):
+                _update_rows(optimizer, variable, gradient, learning_rate)
 
     return update_step
 

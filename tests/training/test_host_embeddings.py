@@ -1,0 +1,205 @@
+"""Embedding tables in main memory: the results of tables on the device, with only the rows of a batch on their way."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_row_updates import BATCH, IDS, LAZY, OPTIMIZERS, SIZE, OwnStep, Y, assert_same
+
+import tfaccel
+from tfaccel.costs.private_graphs import sent_tensors
+from tfaccel.errors import DataError, PlanError
+from tfaccel.training.fit_plan import plan_of_model
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+ROWS = 50
+HOST = {"embedding_updates": "rows", "embeddings_on": "host"}
+ONE, TWO = ("CPU:1",), ("CPU:1", "CPU:2")
+
+
+def strategy_of(devices):
+    if not devices:
+        return tf.distribute.get_strategy()
+    return tf.distribute.OneDeviceStrategy(*devices) if len(devices) == 1 else tf.distribute.MirroredStrategy(devices)
+
+
+def built(make_optimizer, devices=(), *, kind=keras.Model, policy="float32", built_optimizer=False, **table):
+    """A model with a table that two inputs share, a frozen one and one of its own."""
+    keras.utils.set_random_seed(3)
+    with strategy_of(devices).scope():
+        ids = keras.Input((3,), dtype="int32")
+        shared = keras.layers.Embedding(ROWS, SIZE, dtype=policy, name="shared", **table)
+        first, second = shared(ids[:, :2]), shared(ids[:, 2:])
+        frozen = keras.layers.Embedding(ROWS, SIZE, trainable=False, name="frozen")(ids[:, :1])
+        joined = keras.layers.Concatenate(axis=1, dtype="float32")([first, second, frozen])
+        model = kind(ids, keras.layers.Dense(1)(keras.layers.Flatten()(joined)))
+        model.compile(make_optimizer(), keras.losses.BinaryCrossentropy(from_logits=True))
+        if built_optimizer:
+            model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def variables_of(model):
+    return [np.asarray(value) for value in [*model.weights, *model.optimizer.variables]]
+
+
+def trained(model, **fields):
+    """Weights, slots and predictions, and the losses of training and evaluation."""
+    plan = plan_of_model(model, batch_size=BATCH, **(fields or {"sum_duplicate_indices": True}))
+    losses = tfaccel.fit(model, IDS, Y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False, plan=plan)
+    loss = tfaccel.evaluate(model, IDS, Y, batch_size=BATCH, verbose=0)
+    predicted = tfaccel.predict(model, IDS, batch_size=BATCH, verbose=0)
+    return [*variables_of(model), predicted], [*losses.history["loss"], loss]
+
+
+@pytest.mark.parametrize(
+    ("devices", "optimizer", "arguments"),
+    [
+        ((), "Adagrad", {}),
+        (ONE, "SGD", {"built_optimizer": True}),
+        (ONE, "loss scale", {"policy": "mixed_bfloat16"}),
+        (ONE, "clipnorm", {"kind": OwnStep}),
+        (TWO, "Adagrad", {"built_optimizer": True}),
+        (TWO, "schedule", {}),
+    ],
+    ids=str,
+)
+def test_host_ends_where_summed_dense_updates_do(devices, optimizer, arguments):
+    make = OPTIMIZERS[optimizer]
+    model = built(make, devices, **arguments)
+    expected = trained(built(make, **{key: value for key, value in arguments.items() if key != "built_optimizer"}))
+    assert_same(trained(model, **HOST), expected)
+    tables = [model.get_layer(name).embeddings for name in ("shared", "frozen")]
+    slots = [one for one in model.optimizer.variables if "shared" in one.path]
+    assert all(one.value.device.endswith("CPU:0") for one in [*tables, *slots])
+    assert not devices or model.layers[-1].kernel.value.device.endswith("CPU:1")
+
+
+def test_lazy_updates_are_those_of_the_device():
+    lazy = {"embedding_updates": "rows_lazy"}
+    for devices in (ONE, TWO):
+        received = trained(built(LAZY["Adam"], devices), **lazy, embeddings_on="host")
+        assert_same(received, trained(built(LAZY["Adam"]), **lazy))
+
+
+def test_only_rows_and_their_gradients_travel():
+    model = built(OPTIMIZERS["Adagrad"], ONE)
+    plan = plan_of_model(model, batch_size=BATCH, **HOST)
+    sent = sent_tensors(lambda: tfaccel.fit(model, IDS, Y, batch_size=BATCH, verbose=0, plan=plan))
+    of_step = [one for one in sent if one.dtype.is_floating and one.name.startswith("edge_") and "/body/" in one.name]
+
+    def names(source):
+        parts = (one.name.split("/") for one in of_step if one.source == source)
+        return sorted(f"{re.sub('_[0-9]+', '', name[-2])}/{name[-1]}" for name in parts if name[-1] != "NoOp")
+
+    labels, rate = "while/GatherV2_1", "Cast/ReadVariableOp"
+    assert names("CPU:0") == ["frozen/Gather", "shared/Gather", "shared/Gather", labels]  # rows
+    assert names("CPU:1") == [rate, "while/UnsortedSegmentSum"]  # the gradients of rows
+
+
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=str)
+@pytest.mark.parametrize("build_on", ["in build_model", "at the first batch"])
+def test_train_creates_tables_on_the_host(devices, build_on, tmp_path):
+    def build_model():
+        inputs = [keras.Input((3,), dtype="int32")] if build_on == "in build_model" else []
+        layers = [keras.layers.Embedding(ROWS, SIZE), keras.layers.Flatten(), keras.layers.Dense(1)]
+        return keras.Sequential([*inputs, *layers])
+
+    def result(name, strategy, devices, **fields):
+        seen = []
+        plan = tfaccel.Plan(strategy=strategy, devices=devices, num_logical_cpus=4, global_batch_size=BATCH, **fields)
+        callback = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: seen.append(callback.model.layers[0].embeddings.value.device[-5:])
+        )
+        found = tfaccel.train(
+            build_model,
+            IDS,
+            Y,
+            plan=plan,
+            optimizer="adagrad",
+            loss="mse",
+            batch_size=BATCH,
+            epochs=2,
+            verbose=0,
+            callbacks=[callback],
+            run_dir=tmp_path / name,
+        )
+        return found.history["loss"], seen[-1]
+
+    expected, _ = result("plain", "none", ("CPU:0",), sum_duplicate_indices=True)
+    strategy = "one_device" if len(devices) == 1 else "mirrored"
+    received, device = result("host", strategy, devices, **HOST)
+    assert received == pytest.approx(expected, abs=1e-6)
+    assert device == "CPU:0"
+
+
+def test_a_run_goes_on_elsewhere(tmp_path):
+    """Halfway on the host, then on the device, and the other way round."""
+    expected = None
+    for first, second in ((HOST, {"embedding_updates": "rows"}), ({"embedding_updates": "rows"}, HOST), (HOST, HOST)):
+        for devices, fields, epochs in ((ONE, first, 1), (TWO, second, 2)):
+            model = built(OPTIMIZERS["Adagrad"], devices)
+            plan = plan_of_model(model, batch_size=BATCH, **fields)
+            resume = tfaccel.Resume(tmp_path / f"{first}{second}")
+            tfaccel.fit(model, IDS, Y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[resume], plan=plan)
+        expected = expected or variables_of(model)
+        for one, other in zip(variables_of(model), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"embeddings_regularizer": "l2"}, "layer 'shared' with a regularizer, which needs the whole table"),
+        ({"embeddings_constraint": "non_neg"}, "layer 'shared' with a constraint, which needs the whole table"),
+        ({"lora_rank": 2}, "layer 'shared' with LoRA, which needs the whole table"),
+    ],
+)
+def test_layers_that_need_the_whole_table_are_refused(table, message):
+    with pytest.raises(PlanError, match=message):
+        trained(built(OPTIMIZERS["SGD"], **table), **HOST)
+
+
+class Tied(keras.Model):
+    """Uses its table for the logits, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = keras.layers.Embedding(ROWS, SIZE)
+
+    def call(self, inputs):
+        rows = keras.ops.mean(self.table(inputs), axis=1)
+        return keras.ops.matmul(rows, keras.ops.transpose(self.table.embeddings))
+
+
+def test_a_table_that_is_used_as_a_whole_is_refused():
+    model = Tied()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    plan = plan_of_model(model, batch_size=BATCH, **HOST)
+    with pytest.raises(PlanError, match=r"Received: .*embeddings, which the model also uses as a whole"):
+        tfaccel.fit(model, IDS, Y[:, 0], batch_size=BATCH, verbose=0, plan=plan)
+
+
+def test_id_beyond_the_table_is_named():
+    model = built(OPTIMIZERS["SGD"], ONE)
+    plan = plan_of_model(model, batch_size=BATCH, **HOST)
+    with pytest.raises(DataError, match=r"Received: id 60, for a table of 50 rows, whose ids are 0 to 49"):
+        tfaccel.fit(model, np.full_like(IDS, 60), Y, batch_size=BATCH, verbose=0, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"embedding_updates": "keras"},
+            "where only the rows of a batch are updated. Received: embedding_updates='keras'",
+        ),
+        ({"jit_compile": True}, "XLA cannot look up rows in another memory than that of its device"),
+    ],
+)
+def test_contradicting_fields_are_refused(fields, message):
+    with pytest.raises(PlanError, match=message):
+        tfaccel.Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, **{**HOST, **fields})
