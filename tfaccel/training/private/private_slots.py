@@ -1,14 +1,17 @@
-"""The private API that finds the slots which an optimizer keeps for a weight, and whether it decays the weight."""
+"""The private API that finds, replaces and creates embedding tables and the slots which an optimizer keeps for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import variable_index
+from tfaccel.training.private.private_losses import patch_lock
 
 _NO_SLOTS = ("_trainable_variables", "_variables", "_accumulated_gradients")
 
@@ -70,3 +73,20 @@ def new_slot(optimizer: keras.optimizers.Optimizer, variable: Any, name: str | N
 
     kind = private_part(base_optimizer, "BaseOptimizer")
     return kind.add_variable_from_reference(optimizer, variable, name=name, initializer=initializer)
+
+
+@contextlib.contextmanager
+def embeddings_built_by(build: Callable[..., None]) -> Iterator[None]:
+    """Within the block, embedding layers are built by `build(usual, layer, input_shape)`, also those built after it."""
+    kind, usual = keras.layers.Embedding, keras.layers.Embedding.build
+
+    @functools.wraps(usual)
+    def replaced(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
+        build(usual, layer, input_shape)
+
+    with patch_lock:
+        kind.build = replaced
+        try:
+            yield
+        finally:
+            kind.build = usual

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -47,21 +47,19 @@ def tables_created_on_host() -> Iterator[None]:
 
     At its end, all workers have the chief's values.
     """
-    usual, created = keras.layers.Embedding.build, []
+    created: list[keras.layers.Embedding] = []
+    ended = threading.Event()
 
-    @functools.wraps(usual)
-    def build(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
-        with _created_on_host():
+    def build(usual: Callable[..., None], layer: keras.layers.Embedding, input_shape: Any) -> None:
+        with contextlib.nullcontext() if ended.is_set() else _created_on_host():
             usual(layer, input_shape)
-        if _value(layer) is not None:  # else Keras creates it later, and `move_to_host` moves it
+        if not ended.is_set() and _value(layer) is not None:  # else Keras creates it later, and `move_to_host` moves it
             _on_host.add(layer)
             created.append(layer)
 
-    keras.layers.Embedding.build = build
-    try:
+    with private_slots.embeddings_built_by(build):
         yield
-    finally:
-        keras.layers.Embedding.build = usual
+    ended.set()
     for layer in created:
         give_values_of_chief(_value(layer))
 
