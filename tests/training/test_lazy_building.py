@@ -7,6 +7,7 @@ import tensorflow as tf
 from replica_models import X, assert_equal, batches, trained
 
 from tfaccel.errors import PlanError
+from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -128,3 +129,17 @@ def test_random_numbers_are_kerass_and_follow_no_window():
     assert fit(DrawsRandom(), batches(X), **arguments).history == wanted[0]
     trained(DrawsRandom, 2, batches(X), callbacks=[of_two])
     assert len(np.unique(of_two.seen)) == np.size(of_two.seen)
+
+
+def test_a_sequential_of_batches_of_fixed_size_is_split_over_replicas():
+    data = tf.data.Dataset.from_tensor_slices((X[:16], X[:16, :1])).batch(8, drop_remainder=True)
+    found = []
+    for devices in (["CPU:0"], ["CPU:0", "CPU:1"]):
+        keras.utils.set_random_seed(0)
+        with tf.distribute.MirroredStrategy(devices).scope():
+            model = keras.Sequential([keras.layers.Dense(4, activation="relu"), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        found.append(fit(model, data, epochs=2, verbose=0).history["loss"])
+        found.append(evaluate(model, X[:6], X[:6, :1], batch_size=6, verbose=0))  # and of another size
+    assert found[2] == pytest.approx(found[0], rel=1e-6)
+    assert found[3] == pytest.approx(found[1], rel=1e-6)

@@ -8,6 +8,7 @@ from keras import ops
 from replica_models import X, Y, assert_equal, batches, sequential, trained
 
 from tfaccel.errors import DataError, PlanError
+from tfaccel.training.fit import fit
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -207,3 +208,18 @@ def test_components_with_other_numbers_of_rows_are_refused():
     data = tf.data.Dataset.from_generator(merged_graphs, output_signature=specs)
     with pytest.raises(DataError, match=r"different numbers of rows: 13, 8.*2 replicas.*ragged tensors"):
         trained(two_inputs, 2, data, check_rows=False)
+
+
+def test_a_distribution_that_keras_ignores_is_warned_of():
+    mesh = keras.distribution.DeviceMesh((1, 1), ["batch", "model"], ["cpu:0"])
+    layouts = keras.distribution.LayoutMap(mesh)
+    keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch"))
+    try:
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        with pytest.warns(
+            UserWarning, match=r"keras\.distribution does nothing on TensorFlow: ModelParallel is set, but"
+        ):
+            fit(model, np.ones((8, 2)), np.ones((8, 1)), verbose=0)
+    finally:
+        keras.distribution.set_distribution(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ class Replicas:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         refuse_unsupported(strategy)
+        warn_of_keras_distribution()
         self.strategy = strategy
         self.is_default = not _is_distributed(strategy)
         self.num_replicas: int = strategy.num_replicas_in_sync
@@ -201,6 +203,18 @@ def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
         raise PlanError(
             "Received a model built under CentralStorageStrategy, which gives wrong logs and clips each replica's "
             "gradients before their sum. Build it under MirroredStrategy instead."
+        )
+
+
+def warn_of_keras_distribution() -> None:
+    """Warns if a `keras.distribution` is set, which Keras ignores on TensorFlow."""
+    found = keras.distribution.distribution()
+    if found is not None:
+        warnings.warn(
+            f"keras.distribution does nothing on TensorFlow: {type(found).__name__} is set, but the whole model is on "
+            "each device. Build it in the scope of a tf.distribute strategy. For models larger than a device, see "
+            "docs/guides/large_models.md.",
+            stacklevel=1,  # one place, so that it is said once
         )
 
 
