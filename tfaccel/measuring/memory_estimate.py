@@ -70,6 +70,8 @@ class MemoryEstimate:
         weights_bytes: all variables of the model; float32 under mixed policies too.
         gradients_bytes: gradients of all trainable variables. They need not all be in memory at once.
         optimizer_bytes: all variables of the optimizer: slots, accumulated gradients, loss scale.
+        embedding_bytes: the tables of embedding layers, which are among the weights.
+        embedding_slots_bytes: their slots, which are among the optimizer's variables.
         reduced_bytes: the gradients that several replicas exchange.
         runtime_bytes: TensorFlow's graphs, threads and kernels in this process; 0 for accelerators.
         process_bytes: what the process takes before the model is built, libraries and data included; 0 for
@@ -103,6 +105,8 @@ class MemoryEstimate:
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
+    embedding_bytes: int = 0
+    embedding_slots_bytes: int = 0
     reduced_bytes: int = 0
     runtime_bytes: int = 0
     process_bytes: int = 0

@@ -134,6 +134,8 @@ class _Sizes:
             weights_bytes=self._num_replicas * step.weights_bytes,
             gradients_bytes=self._num_replicas * step.gradients_bytes,
             optimizer_bytes=self._num_replicas * step.optimizer_bytes,
+            embedding_bytes=self._num_replicas * step.embedding_bytes,
+            embedding_slots_bytes=self._num_replicas * step.embedding_slots_bytes,
             reduced_bytes=self._reduced_bytes,
             runtime_bytes=self._runtime_bytes,
             process_bytes=self._process_bytes,

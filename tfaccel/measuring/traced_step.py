@@ -16,9 +16,11 @@ from tfaccel.measuring.step_program import StepProgram, program_of
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.kernels.fused_kernels import fused_kernels
+from tfaccel.training.private.private_slots import knows, slots_of
 from tfaccel.training.run.compiled_model import compiled_model
 from tfaccel.training.run.workload_fit import build_for
-from tfaccel.training.steps.model_parts import optimizers_of
+from tfaccel.training.steps.host_embeddings import embeddings_of
+from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 
 
@@ -30,7 +32,7 @@ class TracedStep:
         sizes: its program, by micro-batch size.
         optimizer: the name of the optimizer's class.
         num_parameters: trainable parameters.
-        weights_bytes, gradients_bytes, optimizer_bytes: as in `MemoryEstimate`.
+        weights_bytes, gradients_bytes, optimizer_bytes, embedding_bytes, embedding_slots_bytes: as in `MemoryEstimate`.
         example_bytes: input of one example: x, y and sample weights.
     """
 
@@ -40,6 +42,8 @@ class TracedStep:
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
+    embedding_bytes: int
+    embedding_slots_bytes: int
     example_bytes: float
 
 
@@ -72,6 +76,7 @@ def traced_step(workload: Workload, plan: Plan) -> TracedStep:
                     size = factor * plan.micro_batch_size
                     programs[size] = _program(step, batch, size)
     optimizers = list(optimizers_of(model).values())
+    tables = [layer.embeddings for layer in embeddings_of(model) if layer.trainable]
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     return TracedStep(
         sizes=TracedSizes(programs),
@@ -80,12 +85,19 @@ def traced_step(workload: Workload, plan: Plan) -> TracedStep:
         weights_bytes=_bytes_of(model.variables),
         gradients_bytes=_bytes_of(model.trainable_variables),
         optimizer_bytes=_bytes_of(variable for one in optimizers for variable in one.variables),
+        embedding_bytes=_bytes_of(tables),
+        embedding_slots_bytes=_bytes_of(slot for one in optimizers for slot in _slots_of(one, tables)),
         example_bytes=sum(_bytes_of_tensor(leaf) / max(1, leaf.shape[0] or 1) for leaf in leaves),
     )
 
 
 def _program(step: Any, batch: Any, batch_size: int) -> StepProgram:
     return program_of(step.get_concrete_function(_spec(batch, batch_size)).graph)
+
+
+def _slots_of(optimizer: keras.optimizers.Optimizer, tables: Iterable[Any]) -> list[keras.Variable]:
+    inner = inner_optimizer(optimizer)
+    return [slot for table in tables if knows(inner, table) for slot in slots_of(inner, table)]
 
 
 def _spec(batch: Any, batch_size: int) -> Any:
