@@ -7,6 +7,7 @@ from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.measuring.batch_report import BatchReport, BatchTrial
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate
+from tfaccel.measuring.memory_savings import ways_to_save
 from tfaccel.planning.plan import Plan
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=256)
@@ -41,6 +42,28 @@ def test_totals_lie_on_a_line():
     assert MemoryEstimate.from_json(found.to_json()) == found
     with pytest.raises(PlanError, match=r"needs at least one batch size\. Received: batches=\(\)"):
         estimate(batches=())
+
+
+def test_what_each_plan_field_saves():
+    sizes = {"weights_bytes": 40, "gradients_bytes": 40, "optimizer_bytes": 80, "device_bytes": 222}
+    found = estimate(**sizes, embedding_bytes=24, embedding_slots_bytes=48)
+    ways = {way.field: way for way in ways_to_save(found, replica_batch_size=8, num_devices=4)}
+    totals = {field: (way.total_bytes, way.saved_bytes, way.fits) for field, way in ways.items()}
+    assert totals == {
+        "as planned": (180, 0, True),
+        "optimizer_state=sharded": (120, 60, True),
+        "optimizer_state=host": (100, 80, True),
+        "pipeline_stages=4": (180 - 30 - 60 - 54, 144, True),
+        "embeddings_on=host": (180 - 24 - 48, 72, True),
+        "rematerialization=true": (132, 48, True),
+    }
+    assert ways["pipeline_stages=4"].row()[1] == "0.0 MiB"
+    alone = ways_to_save(estimate(**{**sizes, "device_bytes": 190}), replica_batch_size=8, num_devices=1)
+    assert [(way.field, way.fits) for way in alone] == [
+        ("as planned", False),
+        ("optimizer_state=host", True),
+        ("rematerialization=true", True),
+    ]
 
 
 def test_the_fastest_batch_is_recommended():
