@@ -35,10 +35,23 @@ class Terminate(keras.callbacks.Callback):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def model_of(units: int = 3) -> keras.Model:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+def model_of(units: int = 3, *others: keras.layers.Layer, **compiled: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units), *others, keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **compiled)
     return model
+
+
+class Noise(keras.layers.Layer):
+    """Adds what a function of the layer and a shape returns."""
+
+    def __init__(self, draw: Any, **attributes: Any) -> None:
+        super().__init__(name="noise")
+        self.draw = draw
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x + tf.ensure_shape(self.draw(self, tf.shape(x)), x.shape)
 
 
 def message(call: Any) -> str:
@@ -49,13 +62,15 @@ def message(call: Any) -> str:
     return "nothing"
 
 
-def fitted(directory: Path, units: int = 3, callbacks: Any = (), **given: Any) -> Any:
+def fitted(
+    directory: Path, units: int = 3, callbacks: Any = (), *, layers: Any = (), state: str = "exact", **given: Any
+) -> Any:
     x, y = rows()
-    resume = tfaccel.Resume(directory, data=given.pop("mode", "exact"))
+    resume = tfaccel.Resume(directory, data=given.pop("mode", "exact"), state=state)
     arguments = {"x": x, "y": y, "batch_size": BATCH, "epochs": 1, "verbose": 0, **given}
     if "y" not in given and not isinstance(arguments["x"], np.ndarray):
         del arguments["y"], arguments["batch_size"]
-    return tfaccel.fit(model_of(units), callbacks=[resume, *callbacks], **arguments)
+    return tfaccel.fit(model_of(units, *layers), callbacks=[resume, *callbacks], **arguments)
 
 
 def of_data(folder: Path) -> dict[str, str]:
@@ -73,6 +88,59 @@ def of_data(folder: Path) -> dict[str, str]:
         "random restarted": {"x": noise, "mode": "restart"},
     }
     return {name: message(partial(fitted, folder / name, shuffle=False, **given)) for name, given in kinds.items()}
+
+
+def of_states(folder: Path) -> dict[str, str]:
+    """The message for each kind of state that a step keeps outside of a checkpoint, and for some that are saved."""
+    generator, loose = tf.random.Generator.from_seed(1), keras.random.SeedGenerator(1)
+    count, scale = tf.Variable(1.0, name="count"), tf.Variable(2.0)
+    numbers = iter(tf.data.Dataset.from_tensors(1.0).repeat())
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def from_python(_: Any, shape: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(lambda size: np.random.normal(size=size).astype("f"), [shape], tf.float32)
+
+    def counted(_: Any, shape: tf.Tensor) -> tf.Tensor:
+        return tf.fill(shape, count.assign_add(1.0))
+
+    def filled(_: Any, shape: tf.Tensor) -> tf.Tensor:
+        table.insert([0], [1.0])
+        return tf.fill(shape, table.lookup([0])[0])
+
+    draws = {
+        "tf.random": lambda _, shape: tf.random.normal(shape, seed=1),
+        "in a branch": lambda _, shape: tf.cond(
+            shape[0] > 1, lambda: tf.random.uniform(shape), lambda: tf.zeros(shape)
+        ),
+        "generator": lambda _, shape: generator.uniform(shape),
+        "loose seed": lambda _, shape: keras.random.uniform(shape, seed=loose),
+        "numpy": from_python,
+        "variable": counted,
+        "iterator": lambda _, shape: tf.fill(shape, next(numbers)),
+        "table": filled,
+    }
+    found = {f"state: {name}": message(partial(fitted, folder / name, layers=[Noise(draws[name])])) for name in draws}
+    kept = sorted(path.name for path in (folder / "tf.random").rglob("*"))
+    found["state: kept"] = f"{kept} {message(partial(fitted, folder / 'tf.random', units=5))}"
+    layers = [Noise(draws["tf.random"]), Noise(from_python), Noise(counted)]
+    saved = [
+        Noise(lambda layer, shape: keras.random.uniform(shape, seed=layer.seeds), seeds=keras.random.SeedGenerator(1)),
+        Noise(lambda _, shape: keras.random.gamma(shape, 2.0) * scale),
+        Noise(lambda _, shape: tf.random.stateless_uniform(shape, [1, 2])),
+    ]
+    restarted, used = partial(fitted, folder / "restarted", layers=layers[:1], state="restart"), folder / "used before"
+    return {
+        **found,
+        "state: restarted": message(restarted),
+        "state: saved": message(lambda: [fitted(folder / f"saved {i}", layers=[one]) for i, one in enumerate(saved)]),
+        "state: traced before": message(lambda: twice(used, model_of(3, layers[0]))),
+    }
+
+
+def twice(folder: Path, model: keras.Model) -> None:
+    """Trains first without a `Resume`, and then with one, in the same graphs."""
+    for callbacks in ([], [tfaccel.Resume(folder)]):
+        tfaccel.fit(model, *rows(), batch_size=BATCH, verbose=0, callbacks=callbacks)
 
 
 def of_directories(folder: Path) -> dict[str, str]:
@@ -118,7 +186,7 @@ class Inner(keras.callbacks.Callback):
 def main() -> None:
     """Prints the messages."""
     with tempfile.TemporaryDirectory() as folder:
-        found = {**of_data(Path(folder)), **of_directories(Path(folder))}
+        found = {**of_data(Path(folder)), **of_states(Path(folder)), **of_directories(Path(folder))}
         text = json.dumps(found).replace(folder, "FOLDER")
     sys.stdout.write(text + "\n")
 

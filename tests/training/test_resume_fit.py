@@ -104,6 +104,12 @@ def test_what_cannot_be_resumed_is_refused(run_python):
     exact = "DataError: The data cannot be resumed exactly. "
     for kind, reason in REASONS.items():
         assert said.pop(kind).startswith(exact + reason), kind
+    exact = "WorkloadError: The training cannot be resumed exactly. The training step "
+    choice = ". Or choose: tfaccel.Resume(..., state='restart') to begin that state anew when training is resumed."
+    for kind, reason in STATES.items():
+        received = said.pop(f"state: {kind}")
+        assert re.sub(r"sequential\w*/noise_1", "LAYER", received).startswith(exact + reason), received
+        assert received.endswith(choice), kind
     another = "RunDirError: The run directory FOLDER/whole holds another run: "
     for part, difference in DIFFERENCES.items():
         assert said.pop(part).startswith(another + difference), part
@@ -119,6 +125,24 @@ REASONS = {
     "hooks": "HalfBatches defines on_epoch_end, which may change its batches",
     "random batches": "RandomBatches[0] differs when it is read twice",
 }
+DRAWS = "draws random numbers from a state that no checkpoint holds "
+CHANGES = "changes a variable that no checkpoint holds "
+STATES = {
+    "tf.random": f"{DRAWS}(RandomStandardNormal of LAYER/random_normal): call `keras.random` with a "
+    "`keras.random.SeedGenerator` that is an attribute of the layer or model. Or",
+    "in a branch": f"{DRAWS}(RandomUniform of LAYER/cond/random_uniform): call",
+    "generator": f"{DRAWS}(RngReadAndSkip of LAYER/stateful_uniform): call",
+    "loose seed": f"{CHANGES}(seed_generator/seed_generator_state): make it with `add_weight`, or make the seed "
+    "generator, layer or metric that it belongs to an attribute of the model. Or",
+    "numpy": "runs Python code (PyFunc of LAYER), which may draw random numbers or keep a state: write it with "
+    "`keras.ops` or TensorFlow's operations. Or",
+    "variable": f"{CHANGES}(count): make it",
+    "iterator": "reads from an iterator of its own (IteratorGetNext of LAYER), whose position no checkpoint holds: "
+    "pass all data to `fit`. Or",
+    "table": "changes a lookup table (LookupTableInsertV2 of LAYER/None_lookup_table_insert), which no checkpoint "
+    "holds: fill it before training. Or",
+    "traced before": DRAWS,
+}
 DIFFERENCES = {
     "model": "units of layer 1 (Dense) is 3 there and 5 here.",
     "batch size": "global_batch_size of the data is 8 there and 4 here.",
@@ -126,6 +150,9 @@ DIFFERENCES = {
     "kind": "kind of the data is 'arrays' there and 'tf.data.Dataset' here.",
 }
 OTHERS = {
+    "state: kept": "[] nothing",
+    "state: restarted": "nothing",
+    "state: saved": "nothing",
     "python replayed": "nothing",
     "random restarted": "nothing",
     "other files": "RunDirError: The run directory FOLDER/other is not empty and holds no run of tfaccel. Choose a new "
@@ -154,6 +181,7 @@ OTHERS = {
         ),
         ({"save_freq": 0}, "save_freq=0"),
         ({"keep": 0}, "keep=0"),
+        ({"state": "restarted"}, '`state` must be "exact" or "restart". Received: state=\'restarted\'. Did you mean'),
         ({"data": "exakt"}, '`data` must be "exact", "replay" or "restart". Received: data=\'exakt\'. Did you mean'),
     ],
 )

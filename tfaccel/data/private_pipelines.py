@@ -11,8 +11,9 @@ import tensorflow as tf
 
 # Of operations in the functions of a pipeline. Random operations without a state are called `StatelessRandom…`.
 _RANDOM = re.compile(
-    r"Random(?!Dataset)\w+|(Parameterized)?TruncatedNormal|Multinomial|Rng\w+|NonDeterministicInts"
-    r"|Stateful(Uniform|StandardNormal|TruncatedNormal|Random)\w*"
+    r"Random(?!Dataset|GammaGrad|IndexShuffle)\w+|(Parameterized)?TruncatedNormal|Multinomial|Rng\w+"
+    r"|NonDeterministicInts|Stateful(Uniform|StandardNormal|TruncatedNormal|Random)\w*"
+    r"|\w+CandidateSampler|SampleDistortedBoundingBox(V2)?"
 )
 _CHANGES_VARIABLE = re.compile(r"Assign\w*Variable\w*|ResourceScatter\w*")
 _PYTHON = re.compile(r"PyFunc(Stateless)?|EagerPyFunc")
@@ -56,7 +57,7 @@ def draws_without_seed(dataset: tf.data.Dataset) -> str:
 def runs_python(dataset: tf.data.Dataset) -> bool:
     """Whether a dataset runs Python code: a generator, `numpy_function` or `py_function`."""
     try:
-        return any(_PYTHON.fullmatch(node.op) for one in _pipeline(dataset) for node in _nodes(one))
+        return any(is_python(node) for one in _pipeline(dataset) for node in _nodes(one))
     except _MISSING:
         return False
 
@@ -108,7 +109,7 @@ def _reasons(dataset: tf.data.Dataset) -> Iterator[str]:
         if any(map(is_in_any_order, _graph_of(one) if "ParallelInterleave" in type(one).__name__ else nodes)):
             yield _ANY_ORDER
         for node in nodes:
-            if _RANDOM.fullmatch(node.op):
+            if is_random(node):
                 yield _DRAWS.format(node.op)
             if _CHANGES_VARIABLE.fullmatch(node.op):
                 yield _CHANGES.format(node.op)
@@ -136,6 +137,16 @@ def nodes_of(graph: tf.compat.v1.GraphDef) -> Iterator[Any]:
     yield from graph.node
     for function in graph.library.function:
         yield from function.node_def
+
+
+def is_random(node: Any) -> bool:
+    """Whether an operation draws random numbers from a state of its own, or from that of a `tf.random.Generator`."""
+    return _RANDOM.fullmatch(node.op) is not None
+
+
+def is_python(node: Any) -> bool:
+    """Whether an operation runs Python code."""
+    return _PYTHON.fullmatch(node.op) is not None
 
 
 def is_in_any_order(node: Any) -> bool:

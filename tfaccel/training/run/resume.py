@@ -13,6 +13,7 @@ from tfaccel.known_names import did_you_mean
 from tfaccel.planning.option_checks import check_counts
 
 EXACT, REPLAY, RESTART = DATA_MODES = ("exact", "replay", "restart")
+STATE_MODES = (EXACT, RESTART)
 
 _ELSEWHERE = (
     "tfaccel.Resume works with tfaccel.fit(model, ..., callbacks=[...]), which knows what Model.fit hides: where it "
@@ -44,11 +45,15 @@ class Resume(keras.callbacks.Callback):
             if that is not certain. "replay": you know that the data yield the same batches in each start, for example
             a generator with a seed of its own: batches before the position are read again. "restart": the rest of an
             interrupted epoch begins anew with the data, so some examples are repeated or left out.
+        state: what the training step keeps that no checkpoint holds: that of `tf.random.normal` and the like (the state
+            of `keras.random` is saved), variables that the model does not track, Python code. "exact": an error before
+            the first step. "restart": it begins anew, so results differ from those without an interruption.
 
     Raises:
         RunDirError: by `fit`, if the directory holds something else, is in use by another process, or cannot be
             written.
         DataError: by `fit`, before training, if the data cannot be resumed exactly; the message offers the choice.
+        WorkloadError: by `fit`, before the first step, if the step cannot be resumed exactly.
         RunStopped: by `fit`, after SIGTERM.
         WorkloadError: for invalid arguments.
 
@@ -73,6 +78,7 @@ class Resume(keras.callbacks.Callback):
         *,
         keep: int = 2,
         data: str = EXACT,
+        state: str = EXACT,
     ) -> None:
         super().__init__()
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
@@ -88,8 +94,11 @@ class Resume(keras.callbacks.Callback):
         if data not in DATA_MODES:
             hint = did_you_mean(data, DATA_MODES) if isinstance(data, str) else ""
             raise WorkloadError(f'`data` must be "exact", "replay" or "restart". Received: data={data!r}.{hint}')
+        if state not in STATE_MODES:
+            hint = did_you_mean(state, STATE_MODES) if isinstance(state, str) else ""
+            raise WorkloadError(f'`state` must be "exact" or "restart". Received: state={state!r}.{hint}')
         self.directory = Path(directory)
-        self.save_freq, self.keep, self.data = save_freq, keep, data
+        self.save_freq, self.keep, self.data, self.state = save_freq, keep, data, state
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses to run within another training loop than `tfaccel.fit`, which does not call it."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfaccel.data.sources import ArraySource
-from tfaccel.errors import RunStopped
+from tfaccel.errors import ClusterError, RunStopped
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.processes.launched import end_uncaught_with_status
 from tfaccel.training.epochs import callbacks_of, run_epochs
@@ -25,7 +28,9 @@ from tfaccel.training.run.resume import Resume
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.run.stopping import StopWhenAsked
+from tfaccel.training.run.unsaved_state import refused_unsaved_state
 from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.validation import Validation
 from tfaccel.training.workers.chief import only_chief_writes
@@ -51,6 +56,7 @@ class ResumedFit:
 
     def __init__(self, resume: Resume, replicas: Replicas) -> None:
         self._resume = resume
+        self._checkpoints: Checkpoints | None = None
         self._directory = RunDir(resume.directory, {"training": "tfaccel.fit"}, resume="auto")
         self._directory.resume_by = self._directory.continue_by = _AGAIN
         found = load_newest(self._directory.checkpoints) if self._directory.resumes else None
@@ -81,12 +87,15 @@ class ResumedFit:
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory.in_use())
             directory.start(None)
+            stack.enter_context(self._nothing_kept_without_a_step())
             stack.enter_context(lost_workers_named(engine.replicas.strategy, _WORKERS_AGAIN.format(directory.path)))
             signals = stack.enter_context(StopSignals(grace_seconds(), _CONTINUES))
             first_epoch, first_step = self._restore(engine, data, epochs=epochs, initial_epoch=initial_epoch)
             every = self._callbacks(engine, data, callbacks, signals, initial_epoch=initial_epoch)
             container = callbacks_of(every, engine, data.source, verbose=verbose, epochs=epochs)
             stack.callback(every[-2].close)
+            look = refused_unsaved_state(model, self._resume.state)
+            stack.enter_context(instance_attributes(engine, {"on_unsaved_state": look}))
             stack.enter_context(only_chief_writes(model, container.callbacks, engine.replicas))
             try:
                 history = run_epochs(
@@ -103,6 +112,23 @@ class ResumedFit:
                 raise
             engine.replicas.wait_for_all_workers()
             return history
+
+    @contextlib.contextmanager
+    def _nothing_kept_without_a_step(self) -> Iterator[None]:
+        """Empties a new directory if an error of the model or data ends training before its first step.
+
+        The script may then be started again with another model.
+        """
+        try:
+            yield
+        except (RunStopped, ClusterError, OSError, tf.errors.OpError):
+            raise
+        except Exception:
+            trained = self._restored is not None or (self._checkpoints is not None and self._checkpoints.step > 0)
+            if self._directory.writes and not trained:
+                shutil.rmtree(self._directory.checkpoints, ignore_errors=True)
+                (self._directory.path / "config.json").unlink(missing_ok=True)
+            raise
 
     def _restore(self, engine: Engine, data: FitData, *, epochs: int, initial_epoch: int) -> tuple[int, int]:
         """Puts model and data where the newest checkpoint was; returns the epoch, and the steps of it that are done."""
@@ -147,7 +173,7 @@ class ResumedFit:
             at_begin=True,
             place_of_data=data.place,
         )
-        checkpoints = Checkpoints(self._directory, engine, others, options, restored=self._restored)
+        self._checkpoints = checkpoints = Checkpoints(self._directory, engine, others, options, restored=self._restored)
         return [*others, checkpoints, StopWhenAsked(signals, checkpoints, self._directory, engine.replicas)]
 
 

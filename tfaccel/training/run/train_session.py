@@ -43,6 +43,7 @@ from tfaccel.training.run.stragglers import WorkerTimes
 from tfaccel.training.run.tensorboard_scalars import TensorBoardScalars
 from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
 from tfaccel.training.run.training_progress import TrainingProgress
+from tfaccel.training.run.unsaved_state import warned_unsaved_state
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
 from tfaccel.training.run.workload_source import WorkloadSource
@@ -159,6 +160,7 @@ class TrainSession:
             )
         model = self._built_model(strategy, hardware)
         engine = engine_of(model, self._options.engine_options(self.plan))
+        engine.on_unsaved_state = warned_unsaved_state()
         note_first_step(0 if self._restored is None else self._restored[1]["step"])
         num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
         validation = validation_of(self._workload, self.plan, num_passes=num_passes)

@@ -44,6 +44,9 @@ from tfaccel.training.steps.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
 
+# Called before each graph call with the kind of step, and what it keeps that no checkpoint holds ("" if nothing).
+OnUnsavedState = Callable[[str, str], None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
@@ -115,6 +118,7 @@ class Engine:
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
         self._rows_checked: set[str] = set()  # kinds of steps
         self.looks_at_rows = True  # see `looking_at_rows`
+        self.on_unsaved_state: OnUnsavedState | None = None
         self._kinds: dict[str, StepGraphs] = {}
         if options.embeddings_on == "host":
             move_to_host(model)
@@ -215,7 +219,10 @@ class Engine:
         arguments, count = call_feed.arguments(num_steps if loop else 1)
         given = (arguments, tf.constant(count))
         with clear_errors(self.replicas.num_replicas):
-            done, state, own_logs, results, finite, waited, bad = made.function(call_feed, loop, given)(*given)
+            function = made.function(call_feed, loop, given)
+            if self.on_unsaved_state is not None:
+                self.on_unsaved_state(kind, made.unsaved_state(function, given))
+            done, state, own_logs, results, finite, waited, bad = function(*given)
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
         call_feed.finished(num_done, state)

@@ -14,16 +14,20 @@ import tensorflow as tf
 
 
 class ReduceClock:
-    """Sums the time that the reductions of one worker take. Create it outside of any strategy's scope."""
+    """Sums the time that the reductions of one worker take. Create it outside of any strategy's scope.
+
+    Attributes:
+        variable: the sum, in seconds.
+    """
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("/CPU:0"):
-            self._seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+            self.variable = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     @property
     def seconds(self) -> float:
         """The time of all reductions so far."""
-        return float(self._seconds.numpy())
+        return float(self.variable.numpy())
 
     def timed(self, inputs: list[Any], reduce: Callable[[], Any]) -> Any:
         """What `reduce()` returns; the time from when the inputs are there until the results are is added.
@@ -36,7 +40,7 @@ class ReduceClock:
             return reduce()
         started = _time_after(inputs)
         results = reduce()
-        self._seconds.assign_add(_time_after(results) - started)
+        self.variable.assign_add(_time_after(results) - started)
         return results
 
 

@@ -13,9 +13,10 @@ import tensorflow as tf
 from tfaccel.data.feeds import CallFeed, GraphBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
+from tfaccel.training.private.private_step_state import unsaved_state
 from tfaccel.training.steps.input_clock import InputClock, runs_on_gpu
 from tfaccel.training.steps.merged_metrics import metrics_in, own_results
-from tfaccel.training.steps.model_parts import has_own_logs
+from tfaccel.training.steps.model_parts import has_own_logs, variables_of
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas, current_replica
@@ -77,6 +78,7 @@ class StepGraphs:
         self._model = model
         self._kind = kind
         self._replicas = replicas
+        self._unsaved: dict[Callable[..., Any], str] = {}
         self._watch_loss, self._leaves_out = options.watch_loss, options.leaves_out
         self._traced_in = options.traced_in
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
@@ -102,6 +104,27 @@ class StepGraphs:
                 return self.function(feed, loop, arguments)
             self.functions[key] = function
         return self.functions[key]
+
+    def unsaved_state(self, function: Callable[..., Any], arguments: Any) -> str:
+        """What a graph keeps from step to step that no checkpoint holds; "" if nothing is known.
+
+        Args:
+            function: what `function` returned.
+            arguments: those of its next call.
+        """
+        if self.run_eagerly:
+            return ""
+        if function not in self._unsaved:
+            saved, clock = None, self._replicas.reduce_clock
+            if not self._is_on_tpu:  # where one handle stands for the components of all cores
+                local = range(len(self._replicas.devices))
+                saved = [one for i in local for one in self._replicas.components(variables_of(self._model), i)]
+                saved += [] if clock is None else [clock.variable]  # measures, and is no state of training
+            traced: Any = function
+            graph = traced.graph if hasattr(traced, "graph") else traced.get_concrete_function(*arguments).graph
+            what = "training step" if self._kind == "train" else "evaluation step"
+            self._unsaved[function] = unsaved_state(graph, saved, what=what)
+        return self._unsaved[function]
 
     def _traced(self, feed: CallFeed, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
         predicts = self._kind == "predict"

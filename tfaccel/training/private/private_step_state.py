@@ -1,0 +1,75 @@
+"""What the graph of a step keeps from one step to the next, although no checkpoint holds it.
+
+Which operations of a graph write to a variable is private to TensorFlow. If its names are missing, variables are not
+looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfaccel.data.private_pipelines import is_python, is_random, nodes_of
+
+_READS_AN_ITERATOR = re.compile(r"IteratorGetNext(Sync)?")  # the engine's own is read by `IteratorGetNextAsOptional`
+_CHANGES_A_TABLE = re.compile(r"LookupTable(Insert|Import|Remove)(V2)?")
+
+_DRAWS = (
+    "The {} draws random numbers from a state that no checkpoint holds ({}): call `keras.random` with a "
+    "`keras.random.SeedGenerator` that is an attribute of the layer or model"
+)
+_RUNS_PYTHON = (
+    "The {} runs Python code ({}), which may draw random numbers or keep a state: write it with `keras.ops` or "
+    "TensorFlow's operations"
+)
+_READS = "The {} reads from an iterator of its own ({}), whose position no checkpoint holds: pass all data to `fit`"
+_TABLE = "The {} changes a lookup table ({}), which no checkpoint holds: fill it before training"
+_CHANGES = (
+    "The {} changes a variable that no checkpoint holds ({}): make it with `add_weight`, or make the seed generator, "
+    "layer or metric that it belongs to an attribute of the model"
+)
+_KINDS: tuple[tuple[Callable[[Any], Any], str], ...] = (
+    (is_random, _DRAWS),
+    (is_python, _RUNS_PYTHON),
+    (lambda node: _READS_AN_ITERATOR.fullmatch(node.op), _READS),
+    (lambda node: _CHANGES_A_TABLE.fullmatch(node.op), _TABLE),
+)
+
+
+def unsaved_state(graph: Any, saved: Iterable[tf.Variable] | None, *, what: str) -> str:
+    """What a traced function keeps apart from some variables, and the change that helps; "" if nothing is known.
+
+    Args:
+        graph: of the function, with the functions that it calls.
+        saved: the variables that a checkpoint holds; None if other variables need not be found.
+        what: what the function is, in words.
+    """
+    for node in nodes_of(graph.as_graph_def()):
+        for is_of_kind, reason in _KINDS:
+            if is_of_kind(node):
+                return reason.format(what, _named(node))
+    changed = next(iter(() if saved is None else _changed_variables(graph, saved)), "")
+    return changed and _CHANGES.format(what, changed)
+
+
+def _named(node: Any) -> str:
+    """The type of an operation, and where it is: `RandomUniform of model/noise/random_uniform`."""
+    place = re.sub(r"^(while/)+", "", node.name).rpartition("/")[0]
+    return f"{node.op} of {place}" if place else str(node.op)
+
+
+def _changed_variables(graph: Any, saved: Iterable[tf.Variable]) -> Iterator[str]:
+    """The names of the other variables that a graph writes to."""
+    try:
+        from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs as accesses
+    except ImportError:
+        return
+    known = {id(variable.handle) for variable in saved}
+    inner = {id(handle): placeholder for handle, placeholder in graph.captures}
+    for variable in graph.variables:
+        handle = None if id(variable.handle) in known else inner.get(id(variable.handle))
+        if handle is not None and any(handle is one for user in handle.consumers() for one in accesses(user)[1]):
+            yield variable.name.removesuffix(":0")
