@@ -167,9 +167,12 @@ def trained(directory: Path, kind: str, where: str = "", *, kills: bool = False,
     with strategy.scope():
         model = model_of(kind)
     numbers = BatchNumbers()
+    files = [directory.with_name(f"{directory.name}_{name}.csv") for name in ("new", "appended")]
     callbacks = [
+        keras.callbacks.CSVLogger(str(files[0])),
         keras.callbacks.EarlyStopping("val_loss", min_delta=0.1, patience=2, restore_best_weights=True),
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5),
+        keras.callbacks.CSVLogger(str(files[1]), separator=";", append=True),
         *([numbers] if kind == "arrays" else []),
         Interrupt(where, kills=kills),
         tfaccel.Resume(directory, **{"save_freq": 2, "data": MODES.get(kind, "exact"), **options}),
@@ -181,7 +184,7 @@ def trained(directory: Path, kind: str, where: str = "", *, kills: bool = False,
     for variable in (*model.variables, *model.optimizer.variables):
         digest.update(np.asarray(variable).tobytes())
     rows_of = {name: [repr(float(one)) for one in values] for name, values in history.history.items()}
-    return [digest.hexdigest(), history.epoch, rows_of, numbers.total]
+    return [digest.hexdigest(), history.epoch, rows_of, numbers.total, *(file.read_text() for file in files)]
 
 
 def interrupted(directory: Path, kind: str, *places: str, **options: Any) -> list[Any]:

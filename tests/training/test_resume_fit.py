@@ -31,6 +31,7 @@ def check(found, kinds):
     for kind, whole, interrupted, again in found:
         assert interrupted == whole, kind
         assert len(whole[1]) > 2, kind
+        assert [len(file.splitlines()) for file in whole[-2:]] == [len(whole[1]) + 1] * 2, kind
         assert again == whole, kind
 
 

@@ -39,6 +39,7 @@ print(json.dumps(found))
 REFUSED = """
 import json, sys
 from pathlib import Path
+import keras
 import tensorflow as tf
 from tfaccel import train
 from tfaccel.errors import TfaccelError
@@ -64,6 +65,7 @@ print(json.dumps([
     error(2, replace(small, train_data=lambda size, *, seed, epoch: [1, 2])),
     error(3, replace(small, build_model=lambda: "text")),
     error(4, small, plan("none", cache_data=True)),
+    error(5, replace(small, callbacks=lambda: [keras.callbacks.BackupAndRestore(sys.argv[1] + "/backup")])),
 ]))
 """
 
@@ -157,14 +159,15 @@ def test_loss_that_is_not_finite_names_its_step(run_python, tmp_path, placement)
 
 def test_unusable_workloads_are_named(run_python, tmp_path):
     found = json.loads(run_python(REFUSED, tmp_path, cwd=HERE).stdout.splitlines()[-1])
-    assert [name for name, _, _ in found] == ["WorkloadError"] * 4 + ["PlanError"]
+    assert [name for name, _, _ in found] == ["WorkloadError"] * 4 + ["PlanError", "WorkloadError"]
     texts = [text for _, text, _ in found]
     assert "returned no batches. Use a smaller global_batch_size" in texts[0]
     assert "returned an infinite dataset. Return one epoch" in texts[1]
     assert "train_data must return a tf.data.Dataset of batches. Received: [1, 2]" in texts[2]
     assert "build_model of workload 'small' must return a Keras 3 model. Received: 'text'" in texts[3]
     assert "takes no `cache`. Set cache_data=False" in texts[4]
-    assert [there for _, _, there in found] == [False] * 5  # no incomplete run directories
+    assert "`train` and BackupAndRestore both restore the training state. Leave out BackupAndRestore" in texts[5]
+    assert [there for _, _, there in found] == [False] * 6  # no incomplete run directories
 
 
 @pytest.mark.slow

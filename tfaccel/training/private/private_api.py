@@ -89,6 +89,9 @@ def initial_epoch(model: keras.Model, default: int) -> int:
 CACHED_EVALUATION = "_use_cached_eval_dataset"  # an argument that Keras's `fit` passes to `evaluate`
 
 
+PROFILER_FLAGS = ("_is_tracing", "_profiler_started")  # of TensorBoard: they hold for one process
+
+
 def traces_batches(callback: keras.callbacks.TensorBoard) -> bool:
     """Whether a callback profiles batches (`profile_batch`), for which there is no public attribute."""
     return bool(private_part(callback, "_should_trace"))

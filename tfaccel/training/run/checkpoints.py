@@ -11,7 +11,7 @@ import keras
 
 from tfaccel.errors import RunDirError
 from tfaccel.training.epochs import non_finite_weight
-from tfaccel.training.run.callback_state import Arrays, callback_states, restore_callbacks
+from tfaccel.training.run.callback_state import Arrays, callback_states, cut_csv_files, restore_callbacks
 from tfaccel.training.run.checkpoint import bad_weight, read_state
 from tfaccel.training.run.checkpoint_writer import CheckpointWriter
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
@@ -76,6 +76,8 @@ class Checkpoints(keras.callbacks.Callback):
         self._replicas = engine.replicas
         self._others = others
         self._restored = restored
+        if restored is not None and engine.replicas.is_chief:
+            cut_csv_files(others, restored[1]["callbacks"])
         position = restored[1] if restored else {"epoch": options.first_epoch, "step_in_epoch": 0, "step": 0}
         self._epoch, self._in_epoch = position["epoch"], position["step_in_epoch"]
         self._before = position["step"] - self._in_epoch  # steps before this epoch

@@ -45,7 +45,7 @@ from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
 from tfaccel.training.run.training_progress import TrainingProgress
 from tfaccel.training.run.unsaved_state import warned_unsaved_state
 from tfaccel.training.run.utilization import Utilization
-from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
+from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches, refuse_restoring
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.steps.engine import Engine, engine_of
 from tfaccel.training.steps.replicas import Replicas
@@ -167,6 +167,7 @@ class TrainSession:
         if validation is not None and not callable(validation.source):
             check_batches(model, validation.source.batch_spec, f"validation_data of workload {self._workload.name!r}")
         asked_for = callbacks_of_workload(self._workload)
+        refuse_restoring([*asked_for, *callbacks])
         self._announce_rates([*asked_for, *callbacks])
         self._run_dir.writes = engine.replicas.is_chief and self._until is None
         source = self._source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -95,3 +96,12 @@ def callbacks_of_workload(workload: Workload) -> list[keras.callbacks.Callback]:
             f"callbacks of workload {workload.name!r} must return a list of Keras callbacks. Received: {found!r:.200}"
         )
     return list(found)
+
+
+def refuse_restoring(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raises WorkloadError for a callback that would replace the restored weights when training begins."""
+    if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
+        raise WorkloadError(
+            "`train` and BackupAndRestore both restore the training state. Leave out BackupAndRestore: checkpoints are "
+            'in run_dir, and resume="auto" continues from them.'
+        )
