@@ -225,3 +225,13 @@ def test_batch_spec_has_none_for_optionals():
     assert source.batch_spec[1] is None
     assert batches_of(source)[0] == [([1.0, 1.0], None)]
     source.close()
+
+
+def test_checksum_of_arrays_is_taken_once_and_sees_every_row():
+    rows = tf.range(1000)
+    other = tf.concat([rows[:-1], [0]], 0)
+    found = [source.feed().fingerprint() for source in (ArraySource(one, global_batch_size=8) for one in (rows, other))]
+    assert found[0] != found[1]
+    assert all(0 <= one < 2**31 for one in found)
+    source = ArraySource(rows, global_batch_size=8)
+    assert [source.feed().fingerprint(), source.feed().fingerprint()] == [found[0], None]

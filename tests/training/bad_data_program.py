@@ -88,6 +88,25 @@ def die_at(step):
     return Die()
 
 
+def refused(of, folder, run_dir):
+    """Prints the error if this worker has data of its own, for `train` or for `fit` with arrays."""
+    import keras
+    import tensorflow as tf
+
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    try:
+        if of == "train":
+            own = str(Path(folder) / f"worker_{index}")
+            once(own, run_dir, plan="workers_2", on_bad_data="skip", max_bad_fraction=0.1)
+        with tf.distribute.MultiWorkerMirroredStrategy().scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        x = np.delete(np.random.default_rng(0).normal(size=(82, 4)), 70 + index, axis=0)
+        tfaccel.fit(model, x, x[:, :1], batch_size=16, shuffle=False, verbose=0)
+    except tfaccel.TfaccelError as error:
+        print(f"{type(error).__name__}: {error}")
+
+
 def main(data_dir, run_dir, plan, dies_at):
     callbacks = [die_at(int(dies_at))] if int(dies_at) else []
     options = {"on_bad_data": "skip", "max_bad_fraction": 0.1}
@@ -95,4 +114,4 @@ def main(data_dir, run_dir, plan, dies_at):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    refused(*sys.argv[2:]) if sys.argv[1] == "refused" else main(*sys.argv[1:])

@@ -131,3 +131,25 @@ def test_several_replicas_and_workers_leave_out_the_same(tmp_path):
     of_workers = [json.loads(worker.stdout.splitlines()[-1]) for worker in workers]
     assert mirrored[1] == of_workers[0][1] == of_workers[1][1]
     assert of_workers[0][0] == of_workers[1][0] == pytest.approx(mirrored[0], rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of", "text"),
+    [
+        (
+            "train",
+            "ClusterSettingsError: The workers do not agree: bad_data is '3 left out, .*' on worker 0 and '3",
+        ),
+        ("fit", "DataError: The workers have different arrays, or read different first batches. .*leave out the same"),
+    ],
+)
+def test_workers_that_leave_out_other_examples_are_refused(tmp_path, of, text):
+    for worker in range(2):
+        for number, file in enumerate(write_images(tmp_path / f"worker_{worker}")):
+            content = bytearray(file.read_bytes())
+            content[[40, -20][(worker + number) % 2]] ^= 1  # in the first or in the last record
+            file.write_bytes(content)
+    command = [sys.executable, str(PROGRAM), "refused", of, str(tmp_path), str(tmp_path / "run")]
+    for worker in run_local_cluster(command, num_workers=2, time_limit_seconds=300):
+        assert re.search(text, worker.stdout), worker.stderr

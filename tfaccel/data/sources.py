@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.given_data import checksum_of_rows
 from tfaccel.data.graph_batches import ArrayBatches, without_optionals
 from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.data.resumed_place import ResumedPlace
@@ -54,6 +55,7 @@ class ArraySource:
         self.epoch_limit = None if steps is None else whole_executions(steps, steps_per_execution)
         self._feed: ArrayFeed | None = None
         self._passes = 0
+        self._fingerprinted = False
         leaves = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
         num_rows = int(leaves[0].shape[0])
         self._order = order or (lambda _: np.arange(num_rows, dtype=np.int64))
@@ -84,6 +86,14 @@ class ArraySource:
         if place["batches"]:
             self._feed = ArrayFeed(self, self._order(self._passes - 1), place["batches"])
             self._resumes = True
+
+    def fingerprint(self) -> int | None:
+        """A checksum of all arrays (below 2**31), once; None afterwards."""
+        if self._fingerprinted:
+            return None
+        self._fingerprinted = True
+        named = enumerate(leaf for leaf in keras.tree.flatten(self.arrays) if leaf is not None)
+        return int(checksum_of_rows((str(number), np.asarray(leaf)) for number, leaf in named)[:8], 16) & 0x7FFFFFFF
 
     def epoch_end(self, num_steps: int, *, stopped: bool = False) -> None:
         """Nothing to do."""
@@ -161,7 +171,8 @@ class ArrayFeed:
         self.finished(1, None)
 
     def fingerprint(self) -> int | None:
-        """None: the order depends on a seed that all workers share."""
+        """A checksum of all arrays (below 2**31), once; their order depends on a seed that all workers share."""
+        return self._source.fingerprint()
 
 
 class IteratorSource:

@@ -283,9 +283,10 @@ class Engine:
         fingerprint = feed.fingerprint() if self.replicas.num_workers > 1 else None
         if fingerprint is not None and self.replicas.differs_between_workers(fingerprint):
             raise DataError(
-                "The workers read different first batches. Each worker must create the same dataset of global batches, "
-                "and takes its rows from them: give `shuffle` a seed (`dataset.shuffle(n, seed=0)`), or call "
-                "`keras.utils.set_random_seed` with the same seed on all workers, and do not shard the dataset."
+                "The workers have different arrays, or read different first batches. Each worker must create the same "
+                "data, and takes its rows of each global batch from them: give `shuffle` a seed (`dataset.shuffle(n, "
+                "seed=0)`), or call `keras.utils.set_random_seed` with the same seed on all workers, do not shard the "
+                "data, and leave out the same examples."
             )
 
     def metric_results(self) -> dict[str, tf.Tensor]:

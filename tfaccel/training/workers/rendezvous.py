@@ -182,8 +182,8 @@ class _Chief:
         if odd is not None:
             text = (
                 f"The workers do not agree: {odd} is {self._same.get(odd)!r} on worker 0 and {same.get(odd)!r} on "
-                f"worker {index}. Start all of them with the same cluster in TF_CONFIG, the same code, versions and "
-                "settings."
+                f"worker {index}. Start all of them with the same cluster in TF_CONFIG, the same code, versions, "
+                "settings and data."
             )
             _send(peer.socket, {"error": text})
             raise ClusterSettingsError(text)
