@@ -21,7 +21,6 @@ Exit status: 0 if all workers are done; 138 if starting again may succeed; 1 if 
 """
 
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -32,6 +31,7 @@ from absl import flags
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Cluster
+from tfaccel.launching.found_command import found_command
 from tfaccel.launching.launch_options import DEFAULT_GRACE_SECONDS, LaunchOptions
 from tfaccel.launching.local_launcher import launch_local
 from tfaccel.scripts.command import run_command
@@ -107,9 +107,7 @@ def launch(
 def _become_worker(command: list[str], options: LaunchOptions | None, cluster: Cluster) -> NoReturn:
     """Runs the command in place of this process."""
     check_num_workers(options.num_workers if options else None, cluster)
-    program = shutil.which(command[0])
-    if program is None:
-        raise LaunchError(f"The command to launch was not found: {command[0]!r}.")
+    program = found_command(command)
     _say(f"worker {cluster.task_index} of {cluster.num_workers} ({cluster.source}) runs the command")
     sys.stdout.flush()
     os.execv(program, command)

@@ -91,6 +91,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     if group is not None and launch_date() is None:
         cluster = detect_hardware().cluster
         if cluster is None:
+            _check_before_launch(values, parameters)
             return _launched(values, group, directory)
         check_num_workers(values.num_workers, cluster)
     if values.profile is not None:
@@ -126,6 +127,17 @@ def _group(values: flags.FlagValues) -> WorkerGroup | None:
     if options and engine != "ray":
         raise LaunchError(f"--address is for --engine=ray. Received: --address with --engine={engine or 'local'}.")
     return WorkerGroup.of(engine, values.num_workers, options)
+
+
+def _check_before_launch(values: flags.FlagValues, parameters: WorkloadParameters) -> None:
+    """Reports what can be known of wrong flags before workers are started; they check the others."""
+    if values.profile is not None:
+        StepRange.of(values.profile)
+    fixed_fields(values)
+    if parameters.are_known:
+        workload_options(values, parameters)
+    else:
+        chosen_workload(values)  # says why it cannot be loaded
 
 
 def _launched(values: flags.FlagValues, group: WorkerGroup, directory: str) -> int:

@@ -58,6 +58,11 @@ class WorkloadParameters:
             self._kinds[name] = kind
 
     @property
+    def are_known(self) -> bool:
+        """Whether the function could be loaded."""
+        return self._function is not None
+
+    @property
     def names(self) -> list[str]:
         """The flags, in the order of the parameters."""
         return list(self._kinds)

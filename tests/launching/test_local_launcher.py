@@ -220,8 +220,12 @@ def test_options_out_of_range_are_refused(options, message):
 
 def test_command_that_does_not_exist_is_refused(tmp_path):
     options = LaunchOptions(num_workers=2)
-    with pytest.raises(LaunchError, match=r"The command to launch was not found: .no-such-program.\. Give it after"):
-        launch_local(["no-such-program"], options, hardware=Hardware(), folder=tmp_path / "logs")
+    for command, text in (
+        (["no-such-program"], r"The command to launch was not found: .no-such-program.\. Give it after"),
+        (["python3", "no_such.py"], r"The script to launch was not found: .no_such\.py.\. Give it after"),
+    ):
+        with pytest.raises(LaunchError, match=text):
+            launch_local(command, options, hardware=Hardware(), folder=tmp_path / "logs")
     assert not (tmp_path / "logs").exists()
 
 

@@ -25,6 +25,7 @@ def test_gpus_are_divided_unless_told_otherwise():
     ("num_workers", "options", "message"),
     [
         (2, {"cores_per_worker": 3}, "2 workers with 3 cores each need 6 cores; this process may use 4. Lower --cores"),
+        (65, {}, "65 workers are too many for 4 cores: at most 16 for each core. Lower --num_workers."),
         (8, {}, "There are 4 GPUs for 8 workers. Start at most 4 workers, or train on CPUs: --gpus_per_worker=0."),
         (2, {"gpus_per_worker": 3}, "2 workers with 3 GPUs each need 6 GPUs; this machine has 4"),
     ],

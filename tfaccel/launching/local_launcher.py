@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import signal
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.attempt import Attempt, Outcome
+from tfaccel.launching.found_command import found_command
 from tfaccel.launching.launch_options import LaunchOptions
 from tfaccel.launching.worker_places import worker_places
 from tfaccel.processes.exit_status import DONE, INTERRUPTED, PERMANENT, RETRY
@@ -54,11 +54,7 @@ def launch_local(
         LaunchError: if the command does not exist, the machine has too few cores or GPUs, or the folder cannot be
             written.
     """
-    if not command or shutil.which(command[0]) is None:
-        raise LaunchError(
-            f"The command to launch was not found: {command[0] if command else ''!r}. Give it after `--`, such as "
-            "`-- python train.py`, or `-- tfaccel train --recipe=image_classification`."
-        )
+    found_command(command)
     places = worker_places(
         options.num_workers,
         hardware,

@@ -15,8 +15,9 @@ from typing import Any
 
 from tfaccel.errors import LaunchError
 from tfaccel.launching.cluster_job import ClusterJob
+from tfaccel.launching.found_command import found_command
 from tfaccel.launching.ray_board import Board, WorkerEnd
-from tfaccel.launching.ray_connection import check_ray_is_installed, connected
+from tfaccel.launching.ray_connection import ADDRESS_VARIABLE, check_ray_is_installed, connected
 from tfaccel.launching.ray_options import RayOptions
 from tfaccel.launching.ray_worker import num_active_workers, run_worker
 from tfaccel.launching.worker_places import WorkerPlace
@@ -66,6 +67,8 @@ def run_on_ray(
             f"(--min_workers), num_workers={job.num_workers}."
         )
     check_ray_is_installed()
+    if options.address is None and not os.environ.get(ADDRESS_VARIABLE):  # nodes of another cluster have their own
+        found_command(job.command)
     folder = Path(options.log_dir)
     if folder.exists() and not folder.is_dir():
         raise LaunchError(f"The folder for logs {folder} cannot be created: there is a file of that name.")

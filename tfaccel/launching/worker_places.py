@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
 
+MAX_WORKERS_PER_CORE = 16
+
 
 @dataclass(frozen=True)
 class WorkerPlace:
@@ -53,6 +55,11 @@ def worker_places(
         WorkerPlace(index=3, cores=(), gpus=())
     """
     usable = sorted(os.sched_getaffinity(0) if cores is None else cores)
+    if num_workers > MAX_WORKERS_PER_CORE * len(usable):
+        raise LaunchError(
+            f"{num_workers} workers are too many for {len(usable)} cores: at most {MAX_WORKERS_PER_CORE} for each "
+            "core. Lower --num_workers."
+        )
     num_cores = len(usable) // num_workers if cores_per_worker is None else cores_per_worker
     if num_cores * num_workers > len(usable):
         raise LaunchError(
