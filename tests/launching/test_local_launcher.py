@@ -229,6 +229,17 @@ def test_command_that_does_not_exist_is_refused(tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
+def test_command_that_a_node_does_not_have_is_named_in_one_line():
+    child = subprocess.run(
+        [sys.executable, "-m", "tfaccel.launching.worker_program", "", "no-such-program"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    text = "The command to launch cannot be run on this machine: 'no-such-program': No such file or directory.\n"
+    assert (child.returncode, child.stderr) == (1, text)
+
+
 def test_launcher_in_a_thread_leaves_signals_alone(tmp_path):
     found = []
     thread = threading.Thread(target=lambda: found.append(launched("", tmp_path)[0]))

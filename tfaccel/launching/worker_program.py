@@ -24,7 +24,10 @@ def main(argv: list[str]) -> None:
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the launcher ended meanwhile
         os._exit(1)
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"The command to launch cannot be run on this machine: {command[0]!r}: {error.strerror}.")
 
 
 if __name__ == "__main__":
