@@ -8,7 +8,7 @@ import keras
 
 from tfaccel.errors import WorkloadError
 from tfaccel.training.run.resume import EXACT
-from tfaccel.training.steps.engine import OnUnsavedState
+from tfaccel.training.steps.step_graphs import OnUnsavedState
 
 logger = logging.getLogger("tfaccel")
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.feeds import Feed
-from tfaccel.errors import DataError, PlanError
+from tfaccel.errors import PlanError
 from tfaccel.planning.non_finite_policy import NOT_ON_TPUS
 from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
@@ -38,14 +38,11 @@ from tfaccel.training.steps.reduce_clock import ReduceClock
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.row_updates import check_row_updates, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
-from tfaccel.training.steps.step_errors import clear_errors
-from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, logs_of, metric_results
+from tfaccel.training.steps.step_errors import check_same_data, clear_errors
+from tfaccel.training.steps.step_graphs import GraphOptions, OnUnsavedState, StepGraphs, logs_of, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
 
 _ENGINE = "_tfaccel_engine"
-
-# Called before each graph call with the kind of step, and what it keeps that no checkpoint holds ("" if nothing).
-OnUnsavedState = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +209,7 @@ class Engine:
             num_steps: maximum number of steps.
             loop: False runs one step, in a graph without a loop.
         """
-        self._check_same_data(feed)
+        check_same_data(self.replicas, feed)
         made = self._kind(kind)
         call_feed = with_fixed_shapes(feed) if kind == "test" and isinstance(made.steps, WholeStep) else feed
         num_graphs = len(made.functions)
@@ -277,17 +274,6 @@ class Engine:
         varying = feed.signature() is None
         several_workers = self.replicas.num_workers > 1
         return 1 if several_workers and varying and self.steps_of(kind).has_sparse_gradients else None
-
-    def _check_same_data(self, feed: Feed) -> None:
-        """Raises DataError if the workers read different batches: each reads the whole dataset and takes its rows."""
-        fingerprint = feed.fingerprint() if self.replicas.num_workers > 1 else None
-        if fingerprint is not None and self.replicas.differs_between_workers(fingerprint):
-            raise DataError(
-                "The workers have different arrays, or read different first batches. Each worker must create the same "
-                "data, and takes its rows of each global batch from them: give `shuffle` a seed (`dataset.shuffle(n, "
-                "seed=0)`), or call `keras.utils.set_random_seed` with the same seed on all workers, do not shard the "
-                "data, and leave out the same examples."
-            )
 
     def metric_results(self) -> dict[str, tf.Tensor]:
         """Results of all metrics, over all replicas."""

@@ -1,4 +1,4 @@
-"""Errors of a graph call, in the user's terms."""
+"""Errors of a graph call, and of the data that workers give it, in the user's terms."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfaccel.data.feeds import Feed
 from tfaccel.data.graph_batches import raise_uneven_rows
 from tfaccel.errors import DataError
+from tfaccel.training.steps.replicas import Replicas
 
 _IF_SHORT_OF_MEMORY = (
     "If memory is short: use a smaller batch size, `gradient_accumulation_steps` in the optimizer to keep the number "
@@ -49,3 +51,15 @@ def _raise_unknown_id(error: tf.errors.InvalidArgumentError) -> None:
             f"{num_rows} rows, whose ids are 0 to {int(num_rows) - 1}. Use a larger `input_dim`, or map unknown ids to "
             "one that is kept for them."
         ) from None
+
+
+def check_same_data(replicas: Replicas, feed: Feed) -> None:
+    """Raises DataError if workers read different data: each reads all of it, and takes its rows of each batch."""
+    fingerprint = feed.fingerprint() if replicas.num_workers > 1 else None
+    if fingerprint is not None and replicas.differs_between_workers(fingerprint):
+        raise DataError(
+            "The workers have different arrays, or read different first batches. Each worker must create the same "
+            "data, and takes its rows of each global batch from them: give `shuffle` a seed (`dataset.shuffle(n, "
+            "seed=0)`), or call `keras.utils.set_random_seed` with the same seed on all workers, do not shard the "
+            "data, and leave out the same examples."
+        )

@@ -24,6 +24,9 @@ from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.trace_state import TraceStates
 from tfaccel.training.steps.whole_step import WholeStep
 
+# Called before each graph call with the kind of step, and what it keeps that no checkpoint holds ("" if nothing).
+OnUnsavedState = Callable[[str, str], None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
