@@ -54,6 +54,7 @@ class EngineOptions:
             does not.
         embedding_updates: "keras", "rows" or "rows_lazy"; see `row_updates`.
         embeddings_on: "device" or "host"; see `host_embeddings`.
+        optimizer_state: where the optimizer's slots are: "replicated", "sharded" or "host"; see `slot_places`.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         leaves_out: leave out batches whose loss or gradients are not finite; see `left_out`. With
@@ -70,6 +71,7 @@ class EngineOptions:
     sum_duplicate_indices: bool = False
     embedding_updates: str = "keras"
     embeddings_on: str = "device"
+    optimizer_state: str = "replicated"
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
     leaves_out: bool = False
@@ -197,6 +199,7 @@ class Engine:
             combine_slices=combine,
             compiles_update=not by_rows,
             leaves_out=options.leaves_out,
+            optimizer_state=options.optimizer_state,
         )
 
     def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True) -> WindowResult:

@@ -7,13 +7,14 @@ therefore act on the gradient of the global batch, and all replicas make the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_api
+from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.row_checks.batch_dependence import is_same_on_all_replicas
 from tfaccel.training.steps.global_batch import current_share
 from tfaccel.training.steps.gradients import (
@@ -24,8 +25,12 @@ from tfaccel.training.steps.gradients import (
     is_bad,
     merged_slices,
 )
-from tfaccel.training.steps.model_parts import inner_optimizer
+from tfaccel.training.steps.host_update import HostUpdate
+from tfaccel.training.steps.model_parts import inner_optimizer, stepping_optimizers
+from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.slot_places import HOST, REPLICATED, SlotPlaces, place_slots
+from tfaccel.training.steps.weight_exchange import give_weights
 
 
 class GradientUpdate:
@@ -37,6 +42,7 @@ class GradientUpdate:
         jit_compile: compile the update of each replica with XLA.
         combine_slices: what to do with `IndexedSlices` first, such as `densify`; None to leave them to Keras.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
+        optimizer_state: where slots are: "replicated", "sharded" or "host"; see `slot_places`.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class GradientUpdate:
         jit_compile: bool = False,
         combine_slices: CombineSlices | None = None,
         bytes_per_pack: int = 0,
+        optimizer_state: str = REPLICATED,
     ) -> None:
         self.optimizer = optimizer
         self.replicas = replicas
@@ -57,6 +64,15 @@ class GradientUpdate:
         self._same_rows: set[int] = set()
         self._num_contributors: Any = replicas.num_replicas
         self._inner = inner_optimizer(optimizer)
+        self._optimizer_state = optimizer_state
+        self._places: SlotPlaces | None = None
+        if optimizer.built:
+            self.place_slots()
+        self._host = HostUpdate(optimizer, replicas) if optimizer_state == HOST else None
+
+    def place_slots(self) -> None:
+        """Moves the slots of the optimizer, once it is built, to their places."""
+        self._places = place_slots(self.optimizer, self.replicas, self._optimizer_state)
 
     @property
     def accumulation_steps(self) -> int:
@@ -121,11 +137,13 @@ class GradientUpdate:
             self._keras_apply([merged_slices(v, num) if merge else v for v, merge in pairs], variables)
 
         self._on_each_replica(apply, summed, variables)
+        self._give_weights(variables, summed)
 
     def _accumulate(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any) -> None:
         """Adds to each replica's accumulators; only the overflow count of a loss scale is reduced."""
         if not self.checks_finite:
             self._on_each_replica(self._keras_apply, gradients, variables)
+            self._give_weights([], gradients)
             return
         total = self.replicas.sum([overflows])
 
@@ -137,6 +155,7 @@ class GradientUpdate:
             self._keras_apply(gradients, variables)
 
         self._on_each_replica(apply, [*gradients, *total], variables)
+        self._give_weights([], gradients)
 
     def _apply_accumulated(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         """Last batch of an update: sums what the replicas accumulated and its gradients in one reduction."""
@@ -165,6 +184,7 @@ class GradientUpdate:
                     accumulator.assign(tf.where(skipped, old, accumulator.value))
 
         self._on_each_replica(apply, summed, variables)
+        self._give_weights(variables, summed)
 
     def _accumulators(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         every = private_api.gradient_accumulators(self._inner)
@@ -187,13 +207,41 @@ class GradientUpdate:
         for replica, local in enumerate(self.replicas.local_results(values)):
 
             def update(local: list[Any], replica: int = replica) -> None:
-                with self.replicas.local(swapped, replica), private_api.single_device_optimizer(self.optimizer):
+                with (
+                    self.replicas.local(swapped, replica),
+                    private_api.single_device_optimizer(self.optimizer),
+                    self._owned(replica),
+                ):
                     apply(list(local), variables)
 
             if self.jit_compile:
                 update = tf.function(update, jit_compile=True, autograph=False)
             with tf.device(self.replicas.devices[replica]):
                 update(local)
+
+    @contextlib.contextmanager
+    def _owned(self, replica: int) -> Iterator[None]:
+        """While tracing a local replica: it updates the weights that it owns."""
+        places, number = self._places, self.replicas.first_replica + replica
+        with contextlib.ExitStack() as stack:
+            for one in stepping_optimizers(self.optimizer) if places is not None else ():
+                owners = places.owners[id(one)]
+                only = private_slots.updating_only(one, lambda position, owners=owners: owners[position] == number)
+                stack.enter_context(instance_attributes(one, only))
+            yield
+
+    def _give_weights(self, updated: list[keras.Variable], gradients: list[Any]) -> None:
+        """Gives the other replicas what the owners of weights have updated, or replaced by moving averages."""
+        places = self._places
+        if places is None:
+            return
+        steppers = stepping_optimizers(self.optimizer)
+        weights = {id(one): private_slots.trained_variables(one) for one in steppers}
+        owners = {id(v): owner for key, own in weights.items() for v, owner in zip(own, places.owners[key], strict=True)}
+        averaged = [v for one in steppers if one.use_ema and one.ema_overwrite_frequency for v in weights[id(one)]]
+        given = list({id(v): v for v in (*updated, *averaged)}.values())
+        local = self.replicas.local_results(gradients)[0]
+        give_weights(given, owners, self.replicas, after=tf.nest.flatten(local, expand_composites=True))
 
     def _keras_apply(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         if self.combine_slices is not None:

@@ -55,7 +55,7 @@ class SeveralReplicas:
         model: a built and compiled Keras model.
         replicas: the replicas of the strategy that it was built under.
         jit_compile: compile forward pass, backward pass and update with XLA (see `model_parts.xla_refusal`).
-        combine_slices, bytes_per_pack: see `GradientUpdate`.
+        combine_slices, bytes_per_pack, optimizer_state: see `GradientUpdate`.
         compiles_update: whether XLA compiles the update, too.
         leaves_out: leave out batches whose loss or gradients are not finite on any replica.
     """
@@ -70,6 +70,7 @@ class SeveralReplicas:
         bytes_per_pack: int = 0,
         compiles_update: bool = True,
         leaves_out: bool = False,
+        optimizer_state: str = "replicated",
     ) -> None:
         self._model = model
         self._replicas = replicas
@@ -89,6 +90,7 @@ class SeveralReplicas:
                 jit_compile=self._jit_train and compiles_update,
                 bytes_per_pack=bytes_per_pack,
                 combine_slices=combine_slices,
+                optimizer_state=optimizer_state,
             )
             for name, optimizer in optimizers_of(model).items()
         }
@@ -266,6 +268,7 @@ class SeveralReplicas:
 
             def merge(strategy: tf.distribute.Strategy, kept: Any, overflows: Any) -> None:
                 build_optimizer(update.optimizer, variables, strategy)
+                update.place_slots()
                 kept = iter(kept)
                 update.apply([next(kept) if p else None for p in present], variables, overflows)
 

@@ -1,0 +1,2 @@
+class HostUpdate:
+    def __init__(self, optimizer, replicas): pass

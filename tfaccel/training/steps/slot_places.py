@@ -1,0 +1,158 @@
+"""Where an optimizer's slots are: on every replica, each on the replica that updates its weight, or on the host.
+
+With `optimizer_state="sharded"`, each weight has an owner: the replica that updates it, and the only one with its slots.
+Owners are chosen greedily by size, as in PyTorch's `ZeroRedundancyOptimizer`, and alike on all workers. With "host", all
+slots are in the memory of each process's CPU. A slot keeps its shape, dtype and Keras variable wherever it is, so that
+checkpoints and files have the same format.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.training.private import private_slots
+from tfaccel.training.private.private_api import tf_variable
+from tfaccel.training.steps.absent_slot import AbsentSlot
+from tfaccel.training.steps.model_parts import inner_optimizer, stepping_optimizers
+from tfaccel.training.steps.replicas import Replicas
+
+REPLICATED, SHARDED, HOST = "replicated", "sharded", "host"
+
+
+@dataclass
+class SlotPlaces:
+    """The places of the slots of one optimizer.
+
+    Attributes:
+        how: "sharded" or "host".
+        owners: the replica that updates each weight, by the optimizer that steps it (by id) and position there.
+        replica_of_slot: the replica that holds a slot, by id; -1 for the host of each process.
+    """
+
+    how: str
+    owners: dict[int, list[int]] = field(default_factory=dict)
+    replica_of_slot: dict[int, int] = field(default_factory=dict)
+
+
+_places: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, SlotPlaces] = weakref.WeakKeyDictionary()
+
+
+def places_of(optimizer: keras.optimizers.Optimizer) -> SlotPlaces | None:
+    """Where the slots of an optimizer are; None if they are on every replica."""
+    return _places.get(inner_optimizer(optimizer))
+
+
+def owners_by_size(sizes: Sequence[int], num_replicas: int) -> list[int]:
+    """The owner of each of several things: the largest first, each to the replica with the least so far.
+
+    Example:
+        >>> owners_by_size([5, 90, 40, 50, 5], 2)
+        [1, 0, 1, 1, 1]
+    """
+    loads, owners = [0] * num_replicas, [0] * len(sizes)
+    for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
+        owners[place] = loads.index(min(loads))
+        loads[owners[place]] += sizes[place]
+    return owners
+
+
+def place_slots(optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: str) -> SlotPlaces | None:
+    """Moves the slots of a built optimizer to their places, with their values, unless they are there.
+
+    Args:
+        optimizer: the optimizer; all workers call it together.
+        replicas: of its model.
+        how: "replicated", "sharded" or "host".
+
+    Returns:
+        The places; None for "replicated".
+    """
+    inner = inner_optimizer(optimizer)
+    known = _places.get(inner)
+    if known is not None and known.how != how:
+        _replicate(known, inner, replicas)
+        known = None
+    if known is not None or how == REPLICATED:
+        return known
+    places = SlotPlaces(how)
+    for one in stepping_optimizers(optimizer):
+        slots = private_slots.slots_by_weight(one) if one.built else []
+        sizes = [sum(map(num_bytes, own)) or num_bytes(v) for own, v in zip(slots, _weights(one), strict=True)]
+        places.owners[id(one)] = owners_by_size(sizes, replicas.num_replicas if how == SHARDED else 1)
+        for owner, own in zip(places.owners[id(one)], slots, strict=True):
+            for slot in own:
+                places.replica_of_slot[id(slot)] = owner if how == SHARDED else -1
+                _move(slot, replicas, places.replica_of_slot[id(slot)])
+    _places[inner] = places
+    return places
+
+
+def _weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    return private_slots.trained_variables(optimizer) if optimizer.built else []
+
+
+def _move(slot: keras.Variable, replicas: Replicas, replica: int) -> None:
+    """Stores a slot on one replica's device, or on the host for -1; drops it on other workers."""
+    local = 0 if replica < 0 else replica - replicas.first_replica
+    if not 0 <= local < len(replicas.devices):
+        worker = replica // len(replicas.devices)
+        private_slots.set_stored(slot, AbsentSlot(slot.path, slot.dtype, worker))
+        return
+    with tf.init_scope(), tf.device(host_device(replicas) if replica < 0 else replicas.devices[local]):
+        value = tf.identity(replicas.components([slot], local)[0])
+        private_slots.set_stored(slot, private_slots.plain_variable(value, slot.name))
+
+
+def _replicate(places: SlotPlaces, inner: keras.optimizers.Optimizer, replicas: Replicas) -> None:
+    """Gives every replica all slots again, with their values."""
+    for slot in inner.variables:
+        if id(slot) in places.replica_of_slot:
+            value = value_of_slot(slot, places, replicas)
+            with tf.init_scope(), replicas.strategy.scope():
+                private_slots.set_stored(slot, tf.Variable(value, trainable=False, dtype=slot.dtype, name=slot.name))
+    del _places[inner]
+
+
+def value_of_slot(slot: keras.Variable, places: SlotPlaces, replicas: Replicas) -> np.ndarray:
+    """The value of a slot, wherever it is. All workers call it together."""
+    replica = places.replica_of_slot[id(slot)]
+    stored: Any = tf_variable(slot)
+    if replicas.num_workers == 1 or replica < 0:
+        return np.asarray(stored.numpy())
+    is_here = not isinstance(stored, AbsentSlot)
+    dtype, shape = tf.as_dtype(slot.dtype).as_numpy_dtype, tuple(slot.shape)
+    size = int(math.prod(shape)) * np.dtype(dtype).itemsize
+    own = np.ascontiguousarray(stored.numpy()).tobytes() if is_here else b""
+    content = replicas.bytes_of_replica(own, replica, size)
+    return np.frombuffer(content, dtype).reshape(shape)
+
+
+def host_device(replicas: Replicas) -> str:
+    """The CPU of this process."""
+    before, device, _ = replicas.devices[0].rpartition("/device:")
+    return f"{before}{device or '/device:'}CPU:0"
+
+
+def num_bytes(variable: keras.Variable) -> int:
+    """The size of a variable's value."""
+    return int(math.prod(variable.shape)) * int(tf.as_dtype(variable.dtype).size)
+
+
+def slot_bytes(optimizer: keras.optimizers.Optimizer, replicas: Replicas) -> dict[str, int]:
+    """Bytes of an optimizer's slots on each device of this process."""
+    found: dict[str, int] = {}
+    for one in stepping_optimizers(optimizer):
+        for slot in (slot for own in private_slots.slots_by_weight(one) for slot in own):
+            for part in replicas.strategy.experimental_local_results(tf_variable(slot)):
+                size = int(math.prod(part.shape)) * int(tf.as_dtype(part.dtype).size)
+                found[part.device] = found.get(part.device, 0) + size
+    found.pop("", None)
+    return found
