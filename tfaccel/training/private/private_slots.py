@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -92,6 +92,39 @@ def updating_only(optimizer: keras.optimizers.Optimizer, owns: Callable[[int], b
 
     attributes = {"_backend_update_step": update_step, "_apply_weight_decay": decay}
     return attributes | {name: of_averages(name) for name in _OF_AVERAGES}
+
+
+def keys_of(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], copies: Sequence[tf.Variable]
+) -> dict[str, Any]:
+    """Attributes that make an optimizer know weights whose values are, for now, in copies of their variables.
+
+    Args:
+        optimizer: the optimizer.
+        variables: the weights; call this while their values are not in the copies.
+        copies: the copies.
+    """
+    name = "_var_key"
+    key_of = private_part(type(optimizer), name)
+    keys = {id(copy): key_of(optimizer, one) for one, copy in zip(variables, copies, strict=True)}
+
+    def key(variable: Any) -> Any:
+        stored = variable._value if isinstance(variable, keras.Variable) else variable
+        return keys[id(stored)] if id(stored) in keys else key_of(optimizer, variable)
+
+    return {name: key}
+
+
+def accumulating_nothing(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Attributes that make an optimizer take gradients as sums of those of all its accumulation steps."""
+
+    def nothing(*arguments: Any) -> None:
+        del arguments
+
+    name = "_accumulated_gradients"
+    zeros = [0.0] * len(private_part(optimizer, name))
+    resets = ("_backend_reset_gradient_accumulators", "_backend_increment_gradient_accumulators")
+    return {name: zeros, **dict.fromkeys(resets, nothing)}
 
 
 def set_stored(variable: keras.Variable, value: Any) -> None:

@@ -38,6 +38,7 @@ from tfaccel.training.steps.reduce_clock import ReduceClock
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.row_updates import check_row_updates, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
+from tfaccel.training.steps.slot_places import HOST
 from tfaccel.training.steps.step_errors import clear_errors
 from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, logs_of, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
@@ -183,7 +184,8 @@ class Engine:
             return WholeStep(model, self.replicas)
         by_rows = options.embedding_updates != "keras"
         combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
-        if self.replicas.num_replicas == 1 and not (by_rows and jit_compile):
+        on_host = options.optimizer_state == HOST
+        if self.replicas.num_replicas == 1 and not (by_rows and jit_compile) and not on_host:
             return OneReplica(
                 model,
                 self.replicas,

@@ -136,8 +136,7 @@ class GradientUpdate:
             pairs = zip(values, same, strict=True)
             self._keras_apply([merged_slices(v, num) if merge else v for v, merge in pairs], variables)
 
-        self._on_each_replica(apply, summed, variables)
-        self._give_weights(variables, summed)
+        self._update(apply, summed, variables)
 
     def _accumulate(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any) -> None:
         """Adds to each replica's accumulators; only the overflow count of a loss scale is reduced."""
@@ -169,6 +168,9 @@ class GradientUpdate:
 
         totals = self.replicas.strategy.run(with_accumulated, args=(gradients,))
         summed = self.replicas.sum(totals, bytes_per_pack=self.bytes_per_pack)
+        if self._host is not None:
+            self._apply_accumulated_on_host(summed, variables)
+            return
 
         def apply(values: list[Any], variables: list[keras.Variable]) -> None:
             accumulators = self._accumulators(variables)
@@ -183,8 +185,34 @@ class GradientUpdate:
                 for accumulator, old in zip(accumulators, before, strict=True):
                     accumulator.assign(tf.where(skipped, old, accumulator.value))
 
-        self._on_each_replica(apply, summed, variables)
-        self._give_weights(variables, summed)
+        self._update(apply, summed, variables)
+
+    def _apply_accumulated_on_host(self, summed: list[Any], variables: list[keras.Variable]) -> None:
+        """The same with slots on the host, while the accumulators are on the replicas' devices."""
+        counter = self.replicas.components([private_api.raw_iterations(self._inner)], 0)[0]
+        applied = tf.identity(counter)
+        self._update(self._keras_apply, summed, variables)
+        skipped = tf.equal(applied, counter.read_value())
+
+        def reset(values: list[Any], variables: list[keras.Variable]) -> None:
+            for accumulator in self._accumulators(variables):
+                accumulator.assign(tf.where(values[0], accumulator.value, tf.zeros_like(accumulator.value)))
+
+        self._on_each_replica(reset, [skipped], variables)
+
+    def _update(
+        self,
+        apply: Callable[[list[Any], list[keras.Variable]], None],
+        summed: list[Any],
+        variables: list[keras.Variable],
+    ) -> None:
+        """Calls `apply` with summed gradients where the slots are."""
+        if self._host is None:
+            self._on_each_replica(apply, summed, variables)
+            self._give_weights(variables, summed)
+        else:
+            local = self.replicas.local_results(summed)[0]
+            self._host.run(local, lambda values: apply(values, variables), jit_compile=self.jit_compile)
 
     def _accumulators(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         every = private_api.gradient_accumulators(self._inner)
@@ -233,7 +261,7 @@ class GradientUpdate:
     def _give_weights(self, updated: list[keras.Variable], gradients: list[Any]) -> None:
         """Gives the other replicas what the owners of weights have updated, or replaced by moving averages."""
         places = self._places
-        if places is None:
+        if places is None or self._host is not None:
             return
         steppers = stepping_optimizers(self.optimizer)
         weights = {id(one): private_slots.trained_variables(one) for one in steppers}

@@ -25,6 +25,7 @@ from tfaccel.training.steps.model_parts import inner_optimizer, stepping_optimiz
 from tfaccel.training.steps.replicas import Replicas
 
 REPLICATED, SHARDED, HOST = "replicated", "sharded", "host"
+_ON_HOST = -1  # in place of a replica
 
 
 @dataclass
@@ -33,7 +34,8 @@ class SlotPlaces:
 
     Attributes:
         how: "sharded" or "host".
-        owners: the replica that updates each weight, by the optimizer that steps it (by id) and position there.
+        owners: the replica that updates each weight, by the optimizer that steps it (by id) and position there; -1 for
+            the host.
         replica_of_slot: the replica that holds a slot, by id; -1 for the host of each process.
     """
 
@@ -86,11 +88,11 @@ def place_slots(optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: 
     for one in stepping_optimizers(optimizer):
         slots = private_slots.slots_by_weight(one) if one.built else []
         sizes = [sum(map(num_bytes, own)) or num_bytes(v) for own, v in zip(slots, _weights(one), strict=True)]
-        places.owners[id(one)] = owners_by_size(sizes, replicas.num_replicas if how == SHARDED else 1)
-        for owner, own in zip(places.owners[id(one)], slots, strict=True):
-            for slot in own:
-                places.replica_of_slot[id(slot)] = owner if how == SHARDED else -1
-                _move(slot, replicas, places.replica_of_slot[id(slot)])
+        owners = owners_by_size(sizes, replicas.num_replicas) if how == SHARDED else [_ON_HOST] * len(sizes)
+        places.owners[id(one)] = owners
+        for slot, owner in ((slot, owner) for owner, own in zip(owners, slots, strict=True) for slot in own):
+            places.replica_of_slot[id(slot)] = owner
+            _move(slot, replicas, owner)
     _places[inner] = places
     return places
 

@@ -1,9 +1,15 @@
-"""Gives the weights that one replica has updated to the others: by copies within a process, by broadcasts to others."""
+"""Gives the weights that one replica has updated to the others: by copies within a process, by broadcasts to others.
+
+Between workers, weights travel in pieces of some 4 MB, several at a time: larger messages are slower, and take memory.
+Small weights of one owner share a piece; a large one is divided by rows.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -14,8 +20,49 @@ from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slot_places import num_bytes
 
-# Smaller weights of one owner travel together; larger ones alone, without a copy.
-_PACK_BYTES = 4 << 20
+_PIECE_BYTES = 4 << 20
+_MAX_PIECES = 4  # on their way at a time
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What travels in one broadcast: whole weights of one dtype, or rows of one.
+
+    Attributes:
+        owner: the replica that sends it.
+        variables: the weights.
+        rows: first and last row, of a single weight that is divided; None for whole weights.
+    """
+
+    owner: int
+    variables: tuple[keras.Variable, ...]
+    rows: tuple[int, int] | None = None
+
+    def value(self, parts: Sequence[Any]) -> Any:
+        """The piece as one tensor, of the owner's components of the weights."""
+        if self.rows is not None:
+            return parts[0].read_value()[self.rows[0] : self.rows[1]]
+        return tf.concat([tf.reshape(part.read_value(), [-1]) for part in parts], 0)
+
+    @property
+    def shape(self) -> list[int]:
+        """The shape of that tensor."""
+        if self.rows is not None:
+            return [self.rows[1] - self.rows[0], *self.variables[0].shape[1:]]
+        return [sum(int(math.prod(variable.shape)) for variable in self.variables)]
+
+    def assign(self, parts: Sequence[Any], value: Any) -> Any:
+        """Assigns the received tensor to the components of another replica; returns an operation."""
+        if self.rows is not None:
+            done = parts[0][self.rows[0] : self.rows[1]].assign(value)
+            with tf.control_dependencies([done]):  # or each later step would copy the weight to read it
+                return tf.raw_ops.DisableCopyOnRead(resource=parts[0].handle)
+        split = tf.split(value, [int(math.prod(part.shape)) for part in parts])
+        done = [
+            part.assign(tf.reshape(one, part.shape), read_value=False)
+            for part, one in zip(parts, split, strict=True)
+        ]
+        return tf.group(*done)
 
 
 def give_weights(
@@ -51,38 +98,46 @@ def _copy(variable: keras.Variable, owner: int, replicas: Replicas) -> None:
 def _broadcast(
     variables: Sequence[keras.Variable], owners: Mapping[int, int], replicas: Replicas, after: Sequence[Any]
 ) -> None:
-    for owner, pack in packs(variables, owners):
-        own = owner - replicas.first_replica
-        sizes = [int(math.prod(variable.shape)) for variable in pack]
-        dtype = tf.as_dtype(pack[0].dtype)
+    done: list[list[Any]] = [[] for _ in replicas.devices]  # operations of each local replica, in order
+    for piece in pieces(variables, owners):
+        own = piece.owner - replicas.first_replica
         values: list[Any] = [None] * len(replicas.devices)
+        before = [[*after, *ops[-_MAX_PIECES : len(ops) - _MAX_PIECES + 1]] for ops in done]
         if 0 <= own < len(values):
-            with tf.device(replicas.devices[own]):
-                new = [one.read_value() for one in replicas.components(pack, own)]
-                values[own] = new[0] if len(new) == 1 else tf.concat([tf.reshape(one, [-1]) for one in new], 0)
-        shape = list(pack[0].shape) if len(pack) == 1 else [sum(sizes)]
-        received = private_collectives.broadcast(replicas.strategy, values, shape, dtype, after=after)
-        for replica, value in enumerate(received):
-            if value is not None:
+            with tf.device(replicas.devices[own]), tf.control_dependencies(before[own]):
+                values[own] = piece.value(replicas.components(piece.variables, own))
+        dtype = tf.as_dtype(piece.variables[0].dtype)
+        results = private_collectives.broadcast(replicas.strategy, values, piece.shape, dtype, after=before)
+        for replica, result in enumerate(results):
+            if values[replica] is None:
                 with tf.device(replicas.devices[replica]):
-                    split = [value] if len(pack) == 1 else tf.split(value, sizes)
-                    for part, piece in zip(replicas.components(pack, replica), split, strict=True):
-                        part.assign(tf.reshape(piece, part.shape))
+                    result = piece.assign(replicas.components(piece.variables, replica), result)
+            done[replica].append(result)
 
 
-def packs(
-    variables: Sequence[keras.Variable], owners: Mapping[int, int]
-) -> Iterator[tuple[int, list[keras.Variable]]]:
-    """Owners with weights of theirs that travel together: of one dtype, and small, or one alone."""
-    open_packs: dict[tuple[int, str], list[keras.Variable]] = {}
+def pieces(variables: Sequence[keras.Variable], owners: Mapping[int, int]) -> list[Piece]:
+    """The pieces in which weights travel, those of all owners in turn, so that all of them send at the same time."""
+    by_owner: dict[int, list[Piece]] = {}
     for variable in variables:
-        key = owners[id(variable)], str(variable.dtype)
-        if num_bytes(variable) >= _PACK_BYTES:
-            yield key[0], [variable]
+        by_owner.setdefault(owners[id(variable)], [])
+    for owner, own in by_owner.items():
+        own += _pieces_of([v for v in variables if owners[id(v)] == owner], owner)
+    turns = itertools.zip_longest(*by_owner.values())
+    return [piece for turn in turns for piece in turn if piece is not None]
+
+
+def _pieces_of(variables: Sequence[keras.Variable], owner: int) -> Iterator[Piece]:
+    small: dict[str, list[keras.Variable]] = {}
+    for variable in variables:
+        size, num_rows = num_bytes(variable), variable.shape[0] if len(variable.shape) else 1
+        if size > _PIECE_BYTES and num_rows > 1:
+            at_once = max(1, _PIECE_BYTES * num_rows // size)
+            for first in range(0, num_rows, at_once):
+                yield Piece(owner, (variable,), (first, min(num_rows, first + at_once)))
             continue
-        pack = open_packs.setdefault(key, [])
+        pack = small.setdefault(str(variable.dtype), [])
         pack.append(variable)
-        if sum(map(num_bytes, pack)) >= _PACK_BYTES:
-            yield key[0], open_packs.pop(key)
-    for (owner, _), pack in open_packs.items():
-        yield owner, pack
+        if sum(map(num_bytes, pack)) >= _PIECE_BYTES:
+            yield Piece(owner, tuple(small.pop(str(variable.dtype))))
+    for pack in small.values():
+        yield Piece(owner, tuple(pack))
