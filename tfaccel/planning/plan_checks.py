@@ -251,6 +251,16 @@ def _check_embedding_places(plan: "Plan") -> None:
         )
 
 
+def _check_optimizer_state(plan: "Plan") -> None:
+    if plan.optimizer_state == "replicated":
+        return
+    if plan.strategy == "tpu":
+        raise PlanError(
+            "TPUs run the whole step on each core, with its own optimizer state. Received: "
+            f"optimizer_state={plan.optimizer_state!r}, strategy='tpu'. Use optimizer_state='replicated'."
+        )
+
+
 CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_tpu,
     _check_workers,
@@ -269,4 +279,5 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_data_service,
     _check_embedding_updates,
     _check_embedding_places,
+    _check_optimizer_state,
 )

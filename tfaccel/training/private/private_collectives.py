@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
 
+PIECE_BYTES = 4 << 20  # larger messages are slower, and take memory
 _PACKAGE = {"package": "tensorflow"}
 # What TensorFlow's broadcast takes; other floating-point dtypes travel as float32, which holds all of their values.
 _DTYPES = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -58,6 +61,36 @@ def broadcast(
             end = _touch(launcher) if on_gpu or value is not None else None
         results.append(end if value is not None else tf.ensure_shape(tf.cast(done, dtype), list(shape)))
     return results
+
+
+def broadcast_array(
+    strategy: tf.distribute.Strategy, value: Any, replica: int, shape: Sequence[int], dtype: tf.DType
+) -> np.ndarray:
+    """Sends a value from one replica to all workers, which call it together; not in a graph.
+
+    Args:
+        strategy: of the replicas.
+        value: the value, on the worker that sends it; None on the others.
+        replica: which of that worker's replicas sends.
+        shape, dtype: of the value.
+    """
+    devices = [launcher._device for launcher in _launchers(strategy)]
+    flat = None if value is None else tf.reshape(value, [-1])
+    received = np.empty(math.prod(shape), dtype.as_numpy_dtype)
+
+    @tf.function(autograph=False)
+    def all_get(piece: Any) -> list[Any]:
+        values = [piece if value is not None and index == replica else None for index in range(len(devices))]
+        results = broadcast(strategy, values, [size], dtype, after=[()] * len(devices))
+        return [result for result in results if tf.is_tensor(result)]
+
+    step = max(1, PIECE_BYTES // int(dtype.size))
+    for start in range(0, len(received), step):
+        size = min(step, len(received) - start)
+        piece = tf.zeros([size], dtype) if flat is None else flat[start : start + size]
+        results = all_get(piece)
+        received[start : start + size] = (results[0] if flat is None else piece).numpy()
+    return received.reshape(shape)
 
 
 def _launchers(strategy: tf.distribute.Strategy) -> list[Any]:

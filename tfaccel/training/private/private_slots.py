@@ -60,6 +60,11 @@ def trained_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Varia
     return list(private_part(optimizer, "_trainable_variables"))
 
 
+def moving_averages(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable | None]:
+    """The moving averages of the weights that an optimizer with `use_ema` was built with, in its order."""
+    return list(private_part(optimizer, _AVERAGES))
+
+
 def updating_only(optimizer: keras.optimizers.Optimizer, owns: Callable[[int], bool]) -> dict[str, Any]:
     """Attributes that make an optimizer update some of its weights only, with their slots and moving averages.
 

@@ -38,6 +38,7 @@ from tfaccel.training.steps.reduce_clock import ReduceClock
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.row_updates import check_row_updates, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
+from tfaccel.training.steps.slot_checks import placed_as_asked
 from tfaccel.training.steps.slot_places import HOST
 from tfaccel.training.steps.step_errors import clear_errors
 from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, logs_of, metric_results
@@ -116,6 +117,7 @@ class Engine:
         if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
             self.replicas.reduce_clock = ReduceClock()
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
+        self._optimizer_state = placed_as_asked(model, self.replicas, options.optimizer_state, options.whole_step)
         self._rows_checked: set[str] = set()  # kinds of steps
         self.looks_at_rows = True  # see `looking_at_rows`
         self._kinds: dict[str, StepGraphs] = {}
@@ -184,7 +186,7 @@ class Engine:
             return WholeStep(model, self.replicas)
         by_rows = options.embedding_updates != "keras"
         combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
-        on_host = options.optimizer_state == HOST
+        on_host = self._optimizer_state == HOST
         if self.replicas.num_replicas == 1 and not (by_rows and jit_compile) and not on_host:
             return OneReplica(
                 model,
@@ -201,7 +203,7 @@ class Engine:
             combine_slices=combine,
             compiles_update=not by_rows,
             leaves_out=options.leaves_out,
-            optimizer_state=options.optimizer_state,
+            optimizer_state=self._optimizer_state,
         )
 
     def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True) -> WindowResult:

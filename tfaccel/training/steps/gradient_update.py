@@ -7,14 +7,13 @@ therefore act on the gradient of the global batch, and all replicas make the sam
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_api, private_slots
+from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.batch_dependence import is_same_on_all_replicas
 from tfaccel.training.steps.global_batch import current_share
 from tfaccel.training.steps.gradients import (
@@ -26,11 +25,11 @@ from tfaccel.training.steps.gradients import (
     merged_slices,
 )
 from tfaccel.training.steps.host_update import HostUpdate
-from tfaccel.training.steps.model_parts import inner_optimizer, stepping_optimizers
+from tfaccel.training.steps.model_parts import inner_optimizer
 from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.placed_slots import PlacedSlots
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_places import HOST, REPLICATED, SlotPlaces, place_slots
-from tfaccel.training.steps.weight_exchange import give_weights
+from tfaccel.training.steps.slot_places import HOST, REPLICATED
 
 
 class GradientUpdate:
@@ -64,15 +63,13 @@ class GradientUpdate:
         self._same_rows: set[int] = set()
         self._num_contributors: Any = replicas.num_replicas
         self._inner = inner_optimizer(optimizer)
-        self._optimizer_state = optimizer_state
-        self._places: SlotPlaces | None = None
-        if optimizer.built:
-            self.place_slots()
+        self._slots = PlacedSlots(optimizer, replicas, optimizer_state)
         self._host = HostUpdate(optimizer, replicas) if optimizer_state == HOST else None
 
-    def place_slots(self) -> None:
-        """Moves the slots of the optimizer, once it is built, to their places."""
-        self._places = place_slots(self.optimizer, self.replicas, self._optimizer_state)
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Builds the optimizer outside the graph being traced, unless it is built, and moves its slots."""
+        build_optimizer(self.optimizer, variables, self.replicas.strategy)
+        self._slots.place()
 
     @property
     def accumulation_steps(self) -> int:
@@ -126,7 +123,7 @@ class GradientUpdate:
         )
 
     def _apply_sum(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
-        summed = self.replicas.sum(gradients, bytes_per_pack=self.bytes_per_pack)
+        summed = self._slots.sums(gradients, variables, bytes_per_pack=self.bytes_per_pack)
         same = [id(variable) in self._same_rows for variable in variables]
         if tf.executing_eagerly():  # no graph shows what the indices depend on
             same = [have_equal_indices(parts) for parts in zip(*self.replicas.local_results(gradients), strict=True)]
@@ -142,7 +139,7 @@ class GradientUpdate:
         """Adds to each replica's accumulators; only the overflow count of a loss scale is reduced."""
         if not self.checks_finite:
             self._on_each_replica(self._keras_apply, gradients, variables)
-            self._give_weights([], gradients)
+            self._slots.give_weights([], gradients)
             return
         total = self.replicas.sum([overflows])
 
@@ -154,7 +151,7 @@ class GradientUpdate:
             self._keras_apply(gradients, variables)
 
         self._on_each_replica(apply, [*gradients, *total], variables)
-        self._give_weights([], gradients)
+        self._slots.give_weights([], gradients)
 
     def _apply_accumulated(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         """Last batch of an update: sums what the replicas accumulated and its gradients in one reduction."""
@@ -167,7 +164,7 @@ class GradientUpdate:
             ]
 
         totals = self.replicas.strategy.run(with_accumulated, args=(gradients,))
-        summed = self.replicas.sum(totals, bytes_per_pack=self.bytes_per_pack)
+        summed = self._slots.sums(list(totals), variables, bytes_per_pack=self.bytes_per_pack)
         if self._host is not None:
             self._apply_accumulated_on_host(summed, variables)
             return
@@ -209,7 +206,7 @@ class GradientUpdate:
         """Calls `apply` with summed gradients where the slots are."""
         if self._host is None:
             self._on_each_replica(apply, summed, variables)
-            self._give_weights(variables, summed)
+            self._slots.give_weights(variables, summed)
         else:
             local = self.replicas.local_results(summed)[0]
             self._host.run(local, lambda values: apply(values, variables), jit_compile=self.jit_compile)
@@ -238,7 +235,7 @@ class GradientUpdate:
                 with (
                     self.replicas.local(swapped, replica),
                     private_api.single_device_optimizer(self.optimizer),
-                    self._owned(replica),
+                    self._slots.owned_by(replica),
                 ):
                     apply(list(local), variables)
 
@@ -246,30 +243,6 @@ class GradientUpdate:
                 update = tf.function(update, jit_compile=True, autograph=False)
             with tf.device(self.replicas.devices[replica]):
                 update(local)
-
-    @contextlib.contextmanager
-    def _owned(self, replica: int) -> Iterator[None]:
-        """While tracing a local replica: it updates the weights that it owns."""
-        places, number = self._places, self.replicas.first_replica + replica
-        with contextlib.ExitStack() as stack:
-            for one in stepping_optimizers(self.optimizer) if places is not None else ():
-                owners = places.owners[id(one)]
-                only = private_slots.updating_only(one, lambda position, owners=owners: owners[position] == number)
-                stack.enter_context(instance_attributes(one, only))
-            yield
-
-    def _give_weights(self, updated: list[keras.Variable], gradients: list[Any]) -> None:
-        """Gives the other replicas what the owners of weights have updated, or replaced by moving averages."""
-        places = self._places
-        if places is None or self._host is not None:
-            return
-        steppers = stepping_optimizers(self.optimizer)
-        weights = {id(one): private_slots.trained_variables(one) for one in steppers}
-        owners = {id(v): owner for key, own in weights.items() for v, owner in zip(own, places.owners[key], strict=True)}
-        averaged = [v for one in steppers if one.use_ema and one.ema_overwrite_frequency for v in weights[id(one)]]
-        given = list({id(v): v for v in (*updated, *averaged)}.values())
-        local = self.replicas.local_results(gradients)[0]
-        give_weights(given, owners, self.replicas, after=tf.nest.flatten(local, expand_composites=True))
 
     def _keras_apply(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         if self.combine_slices is not None:

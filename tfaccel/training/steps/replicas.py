@@ -127,31 +127,18 @@ class Replicas:
         if self.num_workers == 1:
             return content
         num_bytes = self.same_on_all_workers(lambda: len(content))
-        return self.bytes_of_replica(content, 0, num_bytes)
-
-    def bytes_of_replica(self, content: bytes, replica: int, num_bytes: int) -> bytes:
-        """Broadcasts bytes to every worker from the one that holds a replica, in pieces of 64 MB.
-
-        Args:
-            content: the bytes, on that worker.
-            replica: its number among the replicas of all workers.
-            num_bytes: how many there are, on all workers.
-        """
-        size = -(-num_bytes // 4) * 4
-        is_here = self.first_replica <= replica < self.first_replica + len(self.devices)
-        received = np.frombuffer(content.ljust(size, b"\0") if is_here else bytes(size), np.int32)
-        received = received if is_here else received.copy()
-        for start in range(0, len(received), _NUMBERS_AT_ONCE):
-            part = tf.constant(received[start : start + _NUMBERS_AT_ONCE])
+        padded = content.ljust(-(-len(content) // 4) * 4, b"\0") if self.is_chief else bytes(-(-num_bytes // 4) * 4)
+        numbers, parts = np.frombuffer(padded, np.int32), []
+        for start in range(0, len(numbers), _NUMBERS_AT_ONCE):
+            part = tf.constant(numbers[start : start + _NUMBERS_AT_ONCE])
             values = self.strategy.experimental_distribute_values_from_function(
-                lambda context, part=part: (
-                    part if context.replica_id_in_sync_group == replica else tf.zeros_like(part)
-                )
+                lambda context, part=part: part if self._is_first(context) else tf.zeros_like(part)
             )
-            total = self.strategy.reduce("SUM", values, axis=None)
-            if not is_here:
-                received[start : start + _NUMBERS_AT_ONCE] = total.numpy()
-        return content if is_here else received.tobytes()[:num_bytes]
+            parts.append(self.strategy.reduce("SUM", values, axis=None).numpy())
+        return b"".join(part.tobytes() for part in parts)[:num_bytes]
+
+    def _is_first(self, context: tf.distribute.ReplicaContext) -> bool:
+        return bool(context.replica_id_in_sync_group == 0)
 
     def sum_over_workers(self, numbers: Sequence[int]) -> list[int]:
         """The sums over all workers of each number (below 2**31 in total); every worker gets the same answer."""

@@ -18,10 +18,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.training.private import private_slots
+from tfaccel.errors import PlanError
+from tfaccel.training.private import private_collectives, private_slots
 from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.steps.absent_slot import AbsentSlot
-from tfaccel.training.steps.model_parts import inner_optimizer, stepping_optimizers
+from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
 
 REPLICATED, SHARDED, HOST = "replicated", "sharded", "host"
@@ -50,6 +51,39 @@ _places: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, SlotPlaces] = wea
 def places_of(optimizer: keras.optimizers.Optimizer) -> SlotPlaces | None:
     """Where the slots of an optimizer are; None if they are on every replica."""
     return _places.get(inner_optimizer(optimizer))
+
+
+def owners_of_weights(optimizer: keras.optimizers.Optimizer, places: SlotPlaces) -> dict[int, int]:
+    """The replica that updates each weight of an optimizer, by the weight's id."""
+    return {
+        id(weight): owner
+        for one in stepping_optimizers(optimizer)
+        for weight, owner in zip(_weights(one), places.owners[id(one)], strict=True)
+    }
+
+
+def placed_slots(model: keras.Model) -> dict[int, SlotPlaces]:
+    """The slots of a model's optimizers that are not on every replica, by id, with their optimizer's places."""
+    each = [places_of(optimizer) for optimizer in optimizers_of(model).values()]
+    return {key: places for places in each if places is not None for key in places.replica_of_slot}
+
+
+def copy_absent_slots(model: keras.Model, replicas: Replicas) -> None:
+    """Gives each worker a copy of the slots that others hold, for reading and saving. All workers call it together."""
+    placed = placed_slots(model) if replicas.num_workers > 1 else {}
+    for slot in (slot for optimizer in optimizers_of(model).values() for slot in optimizer.variables):
+        if id(slot) in placed:
+            value = value_of_slot(slot, placed[id(slot)], replicas)
+            if isinstance(tf_variable(slot), AbsentSlot):
+                tf_variable(slot).copy = value
+
+
+def drop_copies(model: keras.Model) -> None:
+    """Frees what `copy_absent_slots` has copied."""
+    for optimizer in optimizers_of(model).values():
+        for slot in optimizer.variables:
+            if isinstance(tf_variable(slot), AbsentSlot):
+                tf_variable(slot).copy = None
 
 
 def owners_by_size(sizes: Sequence[int], num_replicas: int) -> list[int]:
@@ -81,6 +115,7 @@ def place_slots(optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: 
     known = _places.get(inner)
     if known is not None and known.how != how:
         _replicate(known, inner, replicas)
+        vars(optimizer).pop("apply", None)
         known = None
     if known is not None or how == REPLICATED:
         return known
@@ -94,7 +129,17 @@ def place_slots(optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: 
             places.replica_of_slot[id(slot)] = owner
             _move(slot, replicas, owner)
     _places[inner] = places
+    if replicas.num_replicas > 1:  # Keras would update each slot once for every replica
+        vars(optimizer)["apply"] = _refuse_apply
     return places
+
+
+def _refuse_apply(*arguments: Any, **options: Any) -> None:
+    del arguments, options
+    raise PlanError(
+        "This optimizer's slots are not on every replica, since its model was trained with another optimizer_state than "
+        "'replicated'. Train with tfaccel.fit, or compile the model again for Model.fit."
+    )
 
 
 def _weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
@@ -129,12 +174,11 @@ def value_of_slot(slot: keras.Variable, places: SlotPlaces, replicas: Replicas) 
     stored: Any = tf_variable(slot)
     if replicas.num_workers == 1 or replica < 0:
         return np.asarray(stored.numpy())
-    is_here = not isinstance(stored, AbsentSlot)
-    dtype, shape = tf.as_dtype(slot.dtype).as_numpy_dtype, tuple(slot.shape)
-    size = int(math.prod(shape)) * np.dtype(dtype).itemsize
-    own = np.ascontiguousarray(stored.numpy()).tobytes() if is_here else b""
-    content = replicas.bytes_of_replica(own, replica, size)
-    return np.frombuffer(content, dtype).reshape(shape)
+    value = None if isinstance(stored, AbsentSlot) else stored
+    local = replica - replicas.first_replica
+    return private_collectives.broadcast_array(
+        replicas.strategy, value, local, tuple(slot.shape), tf.as_dtype(slot.dtype)
+    )
 
 
 def host_device(replicas: Replicas) -> str:

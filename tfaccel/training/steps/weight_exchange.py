@@ -15,13 +15,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_collectives
+from tfaccel.training.private import private_collectives, private_slots
 from tfaccel.training.private.private_api import tf_variable
+from tfaccel.training.private.private_collectives import PIECE_BYTES
+from tfaccel.training.steps.model_parts import stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_places import num_bytes
+from tfaccel.training.steps.slot_places import SHARDED, num_bytes, owners_of_weights, places_of
 
-_PIECE_BYTES = 4 << 20
-_MAX_PIECES = 4  # on their way at a time
+MAX_PIECES = 4  # on their way at a time
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,22 @@ def give_weights(
         _broadcast(variables, owners, replicas, after)
 
 
+def finalize_weights(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], replicas: Replicas) -> None:
+    """`optimizer.finalize_variable_values`, which overwrites weights with their moving averages where there are some."""
+    places = places_of(optimizer)
+    if places is None or places.how != SHARDED or replicas.num_workers == 1:
+        optimizer.finalize_variable_values(variables)
+        return
+    owners = owners_of_weights(optimizer, places)
+    for one in (one for one in stepping_optimizers(optimizer) if one.use_ema):
+        weights = private_slots.trained_variables(one)
+        for weight, average in zip(weights, private_slots.moving_averages(one), strict=True):
+            own = owners[id(weight)] - replicas.first_replica
+            if average is not None and 0 <= own < len(replicas.devices):
+                replicas.components([weight], own)[0].assign(tf_variable(average))
+        give_weights(weights, owners, replicas)
+
+
 def _copy(variable: keras.Variable, owner: int, replicas: Replicas) -> None:
     parts = replicas.strategy.experimental_local_results(tf_variable(variable))
     with tf.device(replicas.devices[owner]):
@@ -102,7 +119,7 @@ def _broadcast(
     for piece in pieces(variables, owners):
         own = piece.owner - replicas.first_replica
         values: list[Any] = [None] * len(replicas.devices)
-        before = [[*after, *ops[-_MAX_PIECES : len(ops) - _MAX_PIECES + 1]] for ops in done]
+        before = [[*after, *ops[-MAX_PIECES : len(ops) - MAX_PIECES + 1]] for ops in done]
         if 0 <= own < len(values):
             with tf.device(replicas.devices[own]), tf.control_dependencies(before[own]):
                 values[own] = piece.value(replicas.components(piece.variables, own))
@@ -130,14 +147,14 @@ def _pieces_of(variables: Sequence[keras.Variable], owner: int) -> Iterator[Piec
     small: dict[str, list[keras.Variable]] = {}
     for variable in variables:
         size, num_rows = num_bytes(variable), variable.shape[0] if len(variable.shape) else 1
-        if size > _PIECE_BYTES and num_rows > 1:
-            at_once = max(1, _PIECE_BYTES * num_rows // size)
+        if size > PIECE_BYTES and num_rows > 1:
+            at_once = max(1, PIECE_BYTES * num_rows // size)
             for first in range(0, num_rows, at_once):
                 yield Piece(owner, (variable,), (first, min(num_rows, first + at_once)))
             continue
         pack = small.setdefault(str(variable.dtype), [])
         pack.append(variable)
-        if sum(map(num_bytes, pack)) >= _PIECE_BYTES:
+        if sum(map(num_bytes, pack)) >= PIECE_BYTES:
             yield Piece(owner, tuple(small.pop(str(variable.dtype))))
     for pack in small.values():
         yield Piece(owner, tuple(pack))
