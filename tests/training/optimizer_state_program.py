@@ -15,6 +15,7 @@ import tfaccel
 from tfaccel.errors import PlanError
 from tfaccel.training.fit_plan import plan_of_model
 from tfaccel.training.private.private_api import tf_variable
+from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slot_places import slot_bytes
 
@@ -22,20 +23,20 @@ BATCH = 12
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(44, 6)).astype("float32")
 Y = RANDOM.integers(0, 3, (44, 1))
-O = keras.optimizers
+optimizers = keras.optimizers
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "momentum": lambda: O.SGD(0.1, momentum=0.9),
-    "Adam": lambda: O.Adam(0.01),
-    "AdamW": lambda: O.AdamW(0.01, weight_decay=0.1, clipnorm=0.05),
-    "Lamb": lambda: O.Lamb(0.01),
-    "Adafactor": lambda: O.Adafactor(0.01),
-    "Muon": lambda: O.Muon(0.01),
-    "Nadam": lambda: O.Nadam(0.01),
-    "RMSprop": lambda: O.RMSprop(0.001, momentum=0.9, centered=True),
-    "global_clipnorm": lambda: O.Adam(0.01, global_clipnorm=0.1),
-    "EMA": lambda: O.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
-    "accumulation": lambda: O.Adam(0.01, gradient_accumulation_steps=2),
-    "loss scale": lambda: O.LossScaleOptimizer(O.Adam(0.01), dynamic_growth_steps=3),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
+    "Adam": lambda: optimizers.Adam(0.01),
+    "AdamW": lambda: optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.05),
+    "Lamb": lambda: optimizers.Lamb(0.01),
+    "Adafactor": lambda: optimizers.Adafactor(0.01),
+    "Muon": lambda: optimizers.Muon(0.01),
+    "Nadam": lambda: optimizers.Nadam(0.01),
+    "RMSprop": lambda: optimizers.RMSprop(0.001, momentum=0.9, centered=True),
+    "global_clipnorm": lambda: optimizers.Adam(0.01, global_clipnorm=0.1),
+    "EMA": lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
+    "accumulation": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "loss scale": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01), dynamic_growth_steps=3),
 }
 
 
@@ -57,14 +58,20 @@ def fit(model: keras.Model, how: str, epochs: int = 2, **options: Any) -> None:
     )
 
 
-def state(model: keras.Model) -> list[np.ndarray]:
-    local = model.distribute_strategy.experimental_local_results
-    weights = [np.asarray(local(tf_variable(weight))[0]) for weight in model.trainable_weights]
-    return [*weights, *(np.asarray(slot.numpy()) for slot in model.optimizer.variables)]
+def value(variable: keras.Variable) -> Any:
+    """A variable's value on this worker; None of a slot that another one holds."""
+    stored = variable.value if isinstance(tf_variable(variable), AbsentSlot) else tf_variable(variable)
+    stored = getattr(stored, "values", [stored])[0]
+    if isinstance(stored, AbsentSlot) and stored.copy is None:
+        return None
+    return np.asarray(stored.numpy())
 
 
 def difference(model: keras.Model, other: keras.Model) -> float:
-    return max(float(np.max(np.abs(a - b))) for a, b in zip(state(model), state(other), strict=True))
+    """The largest difference of a weight, or of a slot that is here."""
+    each = [[*one.trainable_weights, *one.optimizer.variables] for one in (model, other)]
+    pairs = [(value(one), value(two)) for one, two in zip(*each, strict=True)]
+    return max(float(np.max(np.abs(a - b))) for a, b in pairs if a is not None and b is not None)
 
 
 def messages(model: keras.Model) -> list[str]:

@@ -9,8 +9,8 @@ import tfaccel
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
 from tfaccel.training.fit_plan import plan_of_model
-from tfaccel.training.steps.slot_places import owners_by_size, slot_bytes
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.slot_places import owners_by_size, slot_bytes
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -18,33 +18,39 @@ BATCH = 16
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(90, 6)).astype("float32")  # the last batch is smaller
 Y = RANDOM.integers(0, 3, (90, 1))
-O = keras.optimizers
+optimizers = keras.optimizers
 OPTIMIZERS = {
-    "SGD": lambda: O.SGD(0.1),
-    "momentum": lambda: O.SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: O.Adam(0.01),
-    "AdamW": lambda: O.AdamW(0.01, weight_decay=0.1, clipnorm=0.05),
-    "clipvalue": lambda: O.Adam(0.01, amsgrad=True, clipvalue=0.01),
-    "Lamb": lambda: O.Lamb(0.01),
-    "Adafactor": lambda: O.Adafactor(0.01),
-    "Lion": lambda: O.Lion(0.001),
-    "Muon": lambda: O.Muon(0.01),
-    "Ftrl": lambda: O.Ftrl(0.1),
-    "RMSprop": lambda: O.RMSprop(0.001, momentum=0.9, centered=True),
-    "Nadam": lambda: O.Nadam(0.01),
-    "Adadelta": lambda: O.Adadelta(0.5),
-    "Adagrad": lambda: O.Adagrad(0.1),
-    "Adamax": lambda: O.Adamax(0.01),
-    "ScheduleFreeAdamW": lambda: O.ScheduleFreeAdamW(0.01),
+    "SGD": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: optimizers.Adam(0.01),
+    "AdamW": lambda: optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.05),
+    "clipvalue": lambda: optimizers.Adam(0.01, amsgrad=True, clipvalue=0.01),
+    "Lamb": lambda: optimizers.Lamb(0.01),
+    "Adafactor": lambda: optimizers.Adafactor(0.01),
+    "Lion": lambda: optimizers.Lion(0.001),
+    "Muon": lambda: optimizers.Muon(0.01),
+    "Ftrl": lambda: optimizers.Ftrl(0.1),
+    "RMSprop": lambda: optimizers.RMSprop(0.001, momentum=0.9, centered=True),
+    "Nadam": lambda: optimizers.Nadam(0.01),
+    "Adadelta": lambda: optimizers.Adadelta(0.5),
+    "Adagrad": lambda: optimizers.Adagrad(0.1),
+    "Adamax": lambda: optimizers.Adamax(0.01),
+    "ScheduleFreeAdamW": lambda: optimizers.ScheduleFreeAdamW(0.01),
     "Lars": lambda: tfaccel.Lars(0.5, weight_decay=1e-3),
-    "global_clipnorm": lambda: O.Adam(0.01, global_clipnorm=0.1),
-    "EMA": lambda: O.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
-    "EMA at the end": lambda: O.Adam(0.01, use_ema=True, ema_momentum=0.9),
-    "accumulation": lambda: O.AdamW(0.01, gradient_accumulation_steps=3),
-    "loss scale": lambda: O.LossScaleOptimizer(O.Adam(0.01, global_clipnorm=0.1), dynamic_growth_steps=3),
-    "loss scale, accumulation": lambda: O.LossScaleOptimizer(O.Adam(0.01, gradient_accumulation_steps=2)),
-    "schedule": lambda: O.Adam(O.schedules.CosineDecay(0.05, 12)),
-    "several optimizers": lambda: O.MultiOptimizer(O.OptimizerMap(O.Adam(0.01), {"second": O.SGD(0.1, momentum=0.9)})),
+    "global_clipnorm": lambda: optimizers.Adam(0.01, global_clipnorm=0.1),
+    "EMA": lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
+    "EMA at the end": lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),
+    "accumulation": lambda: optimizers.AdamW(0.01, gradient_accumulation_steps=3),
+    "loss scale": lambda: optimizers.LossScaleOptimizer(
+        optimizers.Adam(0.01, global_clipnorm=0.1), dynamic_growth_steps=3
+    ),
+    "loss scale, accumulation": lambda: optimizers.LossScaleOptimizer(
+        optimizers.Adam(0.01, gradient_accumulation_steps=2)
+    ),
+    "schedule": lambda: optimizers.Adam(optimizers.schedules.CosineDecay(0.05, 12)),
+    "several optimizers": lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(optimizers.Adam(0.01), {"second": optimizers.SGD(0.1, momentum=0.9)})
+    ),
 }
 QUICK = ("momentum", "Adam", "AdamW", "Adafactor", "Muon", "Nadam", "global_clipnorm", "EMA", "accumulation")
 
@@ -71,9 +77,7 @@ def built(make_optimizer, devices=(0, 1), *, kind=keras.Model, jit_compile=False
 
 def fit(model, how, *, fields=None, **options):
     options = {"batch_size": BATCH, "epochs": 2, "verbose": 0, "shuffle": False, "check_rows": False, **options}
-    plan = plan_of_model(
-        model, batch_size=BATCH, optimizer_state=how, synchronize_batch_norm=False, **(fields or {})
-    )
+    plan = plan_of_model(model, batch_size=BATCH, optimizer_state=how, synchronize_batch_norm=False, **(fields or {}))
     return tfaccel.fit(model, X, Y, plan=plan, **options).history
 
 
@@ -91,7 +95,8 @@ def assert_equal(model, other):
 
 def compare(make_optimizer, how, devices=(0, 1), *, fields=None, options=None, **arguments):
     models = [built(make_optimizer, devices, **arguments) for _ in range(2)]
-    histories = [fit(model, one, fields=fields, **(options or {})) for model, one in zip(models, ("replicated", how))]
+    each = zip(models, ("replicated", how), strict=True)
+    histories = [fit(model, one, fields=fields, **(options or {})) for model, one in each]
     assert histories[0] == histories[1]
     assert_equal(*models)
     return models
@@ -134,7 +139,7 @@ def test_replicas_without_a_weight_count_steps():
         keras.utils.set_random_seed(1)
         with strategy_of((0, 1, 2)).scope():
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, use_bias=False)])
-            model.compile(O.Nadam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            model.compile(optimizers.Nadam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         fit(model, how)
         return model
 
@@ -147,7 +152,7 @@ def test_replicas_without_a_weight_count_steps():
 def test_overflow_on_one_replica_skips_the_step_on_all():
     x = X.copy()
     x[BATCH + BATCH - 1] = 1e38  # of the last replica, in the second batch
-    models = [built(lambda: O.LossScaleOptimizer(O.Adam(0.01), initial_scale=1e4)) for _ in range(2)]
+    models = [built(lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01), initial_scale=1e4)) for _ in range(2)]
     for model, how in zip(models, ("replicated", "sharded"), strict=True):
         plan = plan_of_model(model, batch_size=BATCH, optimizer_state=how, synchronize_batch_norm=False)
         options = {"batch_size": BATCH, "verbose": 0, "shuffle": False, "check_rows": False}
@@ -269,20 +274,20 @@ def test_one_replica_is_told_that_sharding_changes_nothing(caplog):
 def test_plain_keras_does_not_update_slots_twice():
     model = built(OPTIMIZERS["Adam"])
     fit(model, "sharded")
-    with pytest.raises(PlanError, match="slots are not on every replica.*compile the model again for Model.fit"):
+    with pytest.raises(PlanError, match=r"slots are not on every replica.*compile the model again for Model.fit"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
     fit(model, "replicated")
     model.optimizer.apply([tf.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables)
 
 
-class Everywhere(O.SGD):
+class Everywhere(optimizers.SGD):
     """Looks at all gradients together."""
 
     def _clip_gradients(self, grads):
         return [gradient / len(grads) for gradient in grads]
 
 
-class Elsewhere(O.SGD):
+class Elsewhere(optimizers.SGD):
     """Keeps a slot outside the lists."""
 
     def build(self, variables):
@@ -291,7 +296,9 @@ class Elsewhere(O.SGD):
 
 
 def accumulating_parts():
-    return O.MultiOptimizer(O.OptimizerMap(O.Adam(gradient_accumulation_steps=2), {"second": O.SGD(0.1)}))
+    return optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(optimizers.Adam(gradient_accumulation_steps=2), {"second": optimizers.SGD(0.1)})
+    )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +308,7 @@ def accumulating_parts():
         (lambda: Elsewhere(0.1), "sharded", "in model.optimizer, which keeps .*first elsewhere"),
         (accumulating_parts, "sharded", "not for parts of a MultiOptimizer that accumulate gradients"),
         (
-            lambda: O.Adam(use_ema=True, gradient_accumulation_steps=2),
+            lambda: optimizers.Adam(use_ema=True, gradient_accumulation_steps=2),
             "host",
             "Received: Adam with use_ema=True and gradient_accumulation_steps=2. Use optimizer_state='sharded'",
         ),
@@ -316,6 +323,25 @@ def test_refused_before_the_first_step(make_optimizer, how, message):
         np.testing.assert_array_equal(weight.numpy(), value)
 
 
+def test_callbacks_that_read_slots_everywhere():
+    model = built(OPTIMIZERS["EMA"])
+    with pytest.raises(
+        PlanError, match=r"SwapEMAWeights reads the optimizer's slots .* Use the optimizer's use_ema alone"
+    ):
+        fit(model, "sharded", callbacks=[keras.callbacks.SwapEMAWeights()])
+
+
+def test_not_with_row_updates():
+    with pytest.raises(PlanError, match=r"embedding_updates='rows' rows of them on every replica. Received: both. Use"):
+        Plan(
+            strategy="mirrored",
+            devices=("GPU:0", "GPU:1"),
+            global_batch_size=8,
+            optimizer_state="sharded",
+            embedding_updates="rows",
+        )
+
+
 def test_not_on_tpus():
-    with pytest.raises(PlanError, match="Received: optimizer_state='sharded', strategy='tpu'. Use optimizer_state="):
+    with pytest.raises(PlanError, match=r"Received: optimizer_state='sharded', strategy='tpu'. Use optimizer_state="):
         Plan(strategy="tpu", devices=("TPU:0", "TPU:1"), global_batch_size=8, tpu="local", optimizer_state="sharded")

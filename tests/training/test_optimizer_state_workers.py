@@ -15,12 +15,12 @@ ALL = (
 )
 
 
-@pytest.mark.parametrize("names", [("Adam",), pytest.param(ALL, marks=pytest.mark.slow), pytest.param(("EMA",), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "names", [("Adam",), pytest.param(ALL, marks=pytest.mark.slow), pytest.param(("EMA",), marks=pytest.mark.slow)]
+)
 def test_two_workers(tmp_path, names):
     program = str(HERE / "optimizer_state_program.py")
-    workers = run_local_cluster(
-        [sys.executable, program, str(tmp_path), *names], num_workers=2, time_limit_seconds=400
-    )
+    workers = run_local_cluster([sys.executable, program, str(tmp_path), *names], num_workers=2, time_limit_seconds=400)
     found = [json.loads(worker.stdout.splitlines()[-1]) for worker in workers]
     for worker, one in enumerate(found):
         assert one["differences"] == dict.fromkeys(names, 0.0)
@@ -29,7 +29,7 @@ def test_two_workers(tmp_path, names):
         held = f"The slot NAME is held by worker {1 - worker}, since optimizer_state='sharded'"
         assert one["messages"] == [
             f"{held}, so that this worker cannot assign it. Use optimizer_state='replicated'.",
-            f"{held}. Read it after training, save with `tfaccel.Resume` while training, or use "
+            f"{held}. Read it on the chief after training, save with `tfaccel.Resume` while training, or use "
             "optimizer_state='replicated'.",
         ]
     assert found[0]["bytes"][0] == found[0]["bytes"][1] + found[1]["bytes"][1]

@@ -252,12 +252,19 @@ def _check_embedding_places(plan: "Plan") -> None:
 
 
 def _check_optimizer_state(plan: "Plan") -> None:
-    if plan.optimizer_state == "replicated":
+    how = plan.optimizer_state
+    if how == "replicated":
         return
     if plan.strategy == "tpu":
         raise PlanError(
             "TPUs run the whole step on each core, with its own optimizer state. Received: "
-            f"optimizer_state={plan.optimizer_state!r}, strategy='tpu'. Use optimizer_state='replicated'."
+            f"optimizer_state={how!r}, strategy='tpu'. Use optimizer_state='replicated'."
+        )
+    if plan.embedding_updates != "keras":
+        raise PlanError(
+            f"optimizer_state={how!r} updates whole weights where their slots are, and embedding_updates="
+            f"{plan.embedding_updates!r} rows of them on every replica. Received: both. Use "
+            "optimizer_state='replicated' or embedding_updates='keras'."
         )
 
 

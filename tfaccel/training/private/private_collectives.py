@@ -76,7 +76,8 @@ def broadcast_array(
     """
     devices = [launcher._device for launcher in _launchers(strategy)]
     flat = None if value is None else tf.reshape(value, [-1])
-    received = np.empty(math.prod(shape), dtype.as_numpy_dtype)
+    num_values = math.prod(shape)
+    received = None if flat is not None else np.empty(num_values, dtype.as_numpy_dtype)
 
     @tf.function(autograph=False)
     def all_get(piece: Any) -> list[Any]:
@@ -85,12 +86,12 @@ def broadcast_array(
         return [result for result in results if tf.is_tensor(result)]
 
     step = max(1, PIECE_BYTES // int(dtype.size))
-    for start in range(0, len(received), step):
-        size = min(step, len(received) - start)
-        piece = tf.zeros([size], dtype) if flat is None else flat[start : start + size]
-        results = all_get(piece)
-        received[start : start + size] = (results[0] if flat is None else piece).numpy()
-    return received.reshape(shape)
+    for start in range(0, num_values, step):
+        size = min(step, num_values - start)
+        results = all_get(tf.zeros([size], dtype) if flat is None else flat[start : start + size])
+        if received is not None:
+            received[start : start + size] = results[0].numpy()
+    return np.asarray(value.numpy()) if received is None else received.reshape(shape)
 
 
 def _launchers(strategy: tf.distribute.Strategy) -> list[Any]:

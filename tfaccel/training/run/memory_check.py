@@ -73,7 +73,9 @@ def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) 
     on_device = {"sharded": slots // plan.num_replicas, "host": slots if plan.devices[0].startswith("CPU") else 0}
     needed = sum(weights.values()) + on_device.get(plan.optimizer_state, slots)
     if room is not None and needed > room:
-        fits = [how for how, size in on_device.items() if sum(weights.values()) + size <= room and plan.strategy != "tpu"]
+        fits = [
+            how for how, size in on_device.items() if sum(weights.values()) + size <= room and plan.strategy != "tpu"
+        ]
         instead = f", or set optimizer_state={fits[0]!r}" if fits else ""
         raise WorkloadError(_message(name, f"{_WHAT}, plus optimizer state, take", needed, room, plan, instead))
 

@@ -32,7 +32,8 @@ class AbsentSlot:
         if self.copy is None:
             raise PlanError(
                 f"The slot {self.name!r} is held by worker {self.worker}, since optimizer_state='sharded'. Read it "
-                "after training, save with `tfaccel.Resume` while training, or use optimizer_state='replicated'."
+                "on the chief after training, save with `tfaccel.Resume` while training, or use "
+                "optimizer_state='replicated'."
             )
         return self.copy
 

@@ -186,24 +186,18 @@ class Engine:
             return WholeStep(model, self.replicas)
         by_rows = options.embedding_updates != "keras"
         combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
-        on_host = self._optimizer_state == HOST
-        if self.replicas.num_replicas == 1 and not (by_rows and jit_compile) and not on_host:
-            return OneReplica(
-                model,
-                self.replicas,
-                jit_compile=jit_compile,
-                combine_slices=combine,
-                leaves_out=options.leaves_out,
-            )
+        common: dict[str, Any] = {"combine_slices": combine, "leaves_out": options.leaves_out}
+        separate_update = (by_rows and jit_compile) or self._optimizer_state == HOST
+        if self.replicas.num_replicas == 1 and not separate_update:
+            return OneReplica(model, self.replicas, jit_compile=jit_compile, **common)
         return SeveralReplicas(
             model,
             self.replicas,
             jit_compile=jit_compile,
             bytes_per_pack=options.bytes_per_pack,
-            combine_slices=combine,
             compiles_update=not by_rows,
-            leaves_out=options.leaves_out,
             optimizer_state=self._optimizer_state,
+            **common,
         )
 
     def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True) -> WindowResult:

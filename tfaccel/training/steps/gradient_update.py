@@ -26,7 +26,6 @@ from tfaccel.training.steps.gradients import (
 )
 from tfaccel.training.steps.host_update import HostUpdate
 from tfaccel.training.steps.model_parts import inner_optimizer
-from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.placed_slots import PlacedSlots
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slot_places import HOST, REPLICATED

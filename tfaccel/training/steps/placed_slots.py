@@ -61,10 +61,9 @@ class PlacedSlots:
         """While tracing the update of a local replica: it updates the weights that it owns."""
         places, number = self._places, self._replicas.first_replica + replica
         with contextlib.ExitStack() as stack:
-            for one in stepping_optimizers(self._optimizer) if places is not None else ():
-                owners = places.owners[id(one)]
-                only = private_slots.updating_only(one, lambda position, owners=owners: owners[position] == number)
-                stack.enter_context(instance_attributes(one, only))
+            for one in [] if places is None else stepping_optimizers(self._optimizer):
+                owned = [owner == number for owner in places.owners[id(one)]] if places else []
+                stack.enter_context(instance_attributes(one, private_slots.updating_only(one, owned.__getitem__)))
             yield
 
     def give_weights(self, updated: list[keras.Variable], gradients: list[Any]) -> None:

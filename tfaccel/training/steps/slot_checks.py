@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,7 +13,14 @@ from tfaccel.errors import PlanError
 from tfaccel.training.private import private_slots
 from tfaccel.training.steps.model_parts import accumulators_of, optimizers_of, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_places import HOST, REPLICATED, SHARDED, host_device, place_slots
+from tfaccel.training.steps.slot_places import (
+    HOST,
+    REPLICATED,
+    SHARDED,
+    host_device,
+    place_slots,
+    placed_slots,
+)
 
 logger = logging.getLogger("tfaccel")
 
@@ -61,6 +69,29 @@ def _checked(model: keras.Model, replicas: Replicas, how: str, whole_step: bool)
         for one in stepping_optimizers(optimizer):
             _check(name, one, how, is_part=one not in (optimizer, getattr(optimizer, "inner_optimizer", None)))
     return how
+
+
+def check_callbacks(callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, replicas: Replicas) -> None:
+    """Checks that no callback of Keras reads slots where they are not.
+
+    Raises:
+        PlanError: if one does; the message says what to use instead.
+    """
+    if not placed_slots(model) or replicas.num_replicas == 1:
+        return
+    for callback in callbacks:
+        name, instead = type(callback).__name__, None
+        if isinstance(callback, keras.callbacks.SwapEMAWeights):
+            instead = "the optimizer's use_ema alone"
+        elif replicas.num_workers > 1 and isinstance(callback, keras.callbacks.BackupAndRestore):
+            instead = "tfaccel.Resume"
+        elif replicas.num_workers > 1 and isinstance(callback, keras.callbacks.ModelCheckpoint):
+            instead = None if callback.save_weights_only else "save_weights_only=True or tfaccel.Resume"
+        if instead is not None:
+            raise PlanError(
+                f"{name} reads the optimizer's slots on every replica, and they are not there. Use {instead}, or "
+                "optimizer_state='replicated'."
+            )
 
 
 def _check(name: str, optimizer: Any, how: str, *, is_part: bool) -> None:

@@ -1,8 +1,8 @@
 """Where an optimizer's slots are: on every replica, each on the replica that updates its weight, or on the host.
 
-With `optimizer_state="sharded"`, each weight has an owner: the replica that updates it, and the only one with its slots.
-Owners are chosen greedily by size, as in PyTorch's `ZeroRedundancyOptimizer`, and alike on all workers. With "host", all
-slots are in the memory of each process's CPU. A slot keeps its shape, dtype and Keras variable wherever it is, so that
+With `optimizer_state="sharded"`, each weight has an owner: the replica that updates it, and alone has its slots. Owners
+are chosen greedily by size, as in PyTorch's `ZeroRedundancyOptimizer`, and alike on all workers. With "host", all slots
+are in the memory of each process's CPU. A slot keeps its shape, dtype and Keras variable wherever it is, so that
 checkpoints and files have the same format.
 """
 
@@ -69,12 +69,12 @@ def placed_slots(model: keras.Model) -> dict[int, SlotPlaces]:
 
 
 def copy_absent_slots(model: keras.Model, replicas: Replicas) -> None:
-    """Gives each worker a copy of the slots that others hold, for reading and saving. All workers call it together."""
+    """Gives the chief, which saves, copies of the slots that other workers hold. All workers call it together."""
     placed = placed_slots(model) if replicas.num_workers > 1 else {}
     for slot in (slot for optimizer in optimizers_of(model).values() for slot in optimizer.variables):
         if id(slot) in placed:
             value = value_of_slot(slot, placed[id(slot)], replicas)
-            if isinstance(tf_variable(slot), AbsentSlot):
+            if replicas.is_chief and isinstance(tf_variable(slot), AbsentSlot):
                 tf_variable(slot).copy = value
 
 
@@ -137,8 +137,8 @@ def place_slots(optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: 
 def _refuse_apply(*arguments: Any, **options: Any) -> None:
     del arguments, options
     raise PlanError(
-        "This optimizer's slots are not on every replica, since its model was trained with another optimizer_state than "
-        "'replicated'. Train with tfaccel.fit, or compile the model again for Model.fit."
+        "This optimizer's slots are not on every replica, since its model was trained with an optimizer_state other "
+        "than 'replicated'. Train with tfaccel.fit, or compile the model again for Model.fit."
     )
 
 

@@ -60,8 +60,7 @@ class Piece:
                 return tf.raw_ops.DisableCopyOnRead(resource=parts[0].handle)
         split = tf.split(value, [int(math.prod(part.shape)) for part in parts])
         done = [
-            part.assign(tf.reshape(one, part.shape), read_value=False)
-            for part, one in zip(parts, split, strict=True)
+            part.assign(tf.reshape(one, part.shape), read_value=False) for part, one in zip(parts, split, strict=True)
         ]
         return tf.group(*done)
 
@@ -87,7 +86,7 @@ def give_weights(
 
 
 def finalize_weights(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], replicas: Replicas) -> None:
-    """`optimizer.finalize_variable_values`, which overwrites weights with their moving averages where there are some."""
+    """`optimizer.finalize_variable_values`, which overwrites weights with their moving averages if there are some."""
     places = places_of(optimizer)
     if places is None or places.how != SHARDED or replicas.num_workers == 1:
         optimizer.finalize_variable_values(variables)
