@@ -2,8 +2,8 @@
 
     python -m tfaccel.benchmarks.optimizer_state_program TASK
 
-TASK is JSON: how (a list of values of `optimizer_state`, trained in turn), settings (of `SETTINGS`), width and num_layers
-of the model, num_replicas, and num_steps of an epoch. With TF_CONFIG, it is one worker, with one replica.
+TASK is JSON: how (values of `optimizer_state`, trained in turn), settings (of `SETTINGS`), width and num_layers of the
+model, num_replicas, and num_steps of an epoch. With TF_CONFIG, it is one worker, with one replica.
 """
 
 from __future__ import annotations

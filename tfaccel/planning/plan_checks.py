@@ -253,6 +253,12 @@ def _check_embedding_places(plan: "Plan") -> None:
 
 def _check_optimizer_state(plan: "Plan") -> None:
     how = plan.optimizer_state
+    if plan.optimizer_slots_dtype != "float32" and (plan.strategy == "tpu" or plan.embedding_updates != "keras"):
+        raise PlanError(
+            "optimizer_slots_dtype='bfloat16' is for updates of whole weights outside of TPUs. Received: "
+            f"strategy={plan.strategy!r}, embedding_updates={plan.embedding_updates!r}. Use "
+            "optimizer_slots_dtype='float32'."
+        )
     if how == "replicated":
         return
     if plan.strategy == "tpu":

@@ -95,6 +95,12 @@ def optimizer_state_rule(case: Case) -> list[Choice]:
     return [Choice("replicated", "As Keras does; sharded or host is for models whose optimizer state does not fit.")]
 
 
+def optimizer_slots_dtype_rule(case: Case) -> list[Choice]:
+    """As Keras: bfloat16 would be another algorithm."""
+    del case
+    return [Choice("float32", "As Keras does; bfloat16 halves the optimizer's memory, and changes the results.")]
+
+
 def data_threads_rule(case: Case) -> list[Choice]:
     """Separate threads for the input if the host only feeds an accelerator."""
     usable = case.hardware.num_usable_cores

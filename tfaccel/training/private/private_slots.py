@@ -138,6 +138,12 @@ def set_stored(variable: keras.Variable, value: Any) -> None:
     variable._value = value
 
 
+def set_dtype(variable: keras.Variable, dtype: str) -> None:
+    """Changes the dtype that a Keras variable says it has."""
+    private_part(variable, "_dtype")
+    variable._dtype = dtype
+
+
 def plain_variable(value: Any, name: str) -> tf.Variable:
     """A new variable on the current device: no strategy whose scope the caller is in takes part."""
     from tensorflow.python.ops import resource_variable_ops

@@ -29,6 +29,7 @@ from tfaccel.training.steps.replica_state import (
     write_seeds,
 )
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.slot_dtype import rounded_slots
 from tfaccel.training.steps.slot_places import placed_slots, value_of_slot
 
 _MESSAGE_BYTES = 1 << 26
@@ -44,7 +45,7 @@ def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
     align_seeds(model, replicas)
     average_drifting(model, replicas)
     state = {f"seed/{i}": v.numpy() for i, v in enumerate(seed_variables(model))}
-    placed = placed_slots(model)
+    placed, rounded = placed_slots(model), rounded_slots(model)
     for name, variable, is_by_replica in _variables(model):
         components = _components(variable, replicas)
         if id(variable) in placed:
@@ -55,6 +56,8 @@ def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
             state[name] = _of_all_workers(parts[0][None] if len(parts) == 1 else np.stack(parts), replicas)
         else:
             state[name] = components[0].numpy()
+        if id(variable) in rounded:
+            state[name] = state[name].astype(np.float32)
     return state
 
 
@@ -81,6 +84,7 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
                 f"({names:.200}), so the run cannot continue exactly. Start over in a new run directory."
             )
         raise RunDirError(f"The checkpoint belongs to another model or optimizer: {odd} is in only one of them.")
+    rounded = rounded_slots(model)
     for name, variable, is_by_replica in _variables(model):
         parts = [state[name]] * replicas.num_replicas
         if is_by_replica:
@@ -92,7 +96,8 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
                 f"there and {tuple(variable.shape)} here."
             )
         for replica, component in enumerate(_components(variable, replicas)):
-            component.assign(parts[replicas.first_replica + replica])
+            value = parts[replicas.first_replica + replica]
+            component.assign(tf.cast(value, component.dtype) if id(variable) in rounded else value)
     if seeds:
         write_seeds(model, replicas, [state[f"seed/{i}"] for i in range(len(seeds))])
 

@@ -39,6 +39,7 @@ from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.row_updates import check_row_updates, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.slot_checks import placed_as_asked
+from tfaccel.training.steps.slot_dtype import FLOAT32, updated_in_float32
 from tfaccel.training.steps.slot_places import HOST
 from tfaccel.training.steps.step_errors import clear_errors
 from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, logs_of, metric_results
@@ -56,7 +57,7 @@ class EngineOptions:
             does not.
         embedding_updates: "keras", "rows" or "rows_lazy"; see `row_updates`.
         embeddings_on: "device" or "host"; see `host_embeddings`.
-        optimizer_state: where the optimizer's slots are: "replicated", "sharded" or "host"; see `slot_places`.
+        optimizer_state, optimizer_slots_dtype: of the optimizer's slots; see `slot_places` and `slot_dtype`.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         leaves_out: leave out batches whose loss or gradients are not finite; see `left_out`. With
@@ -74,6 +75,7 @@ class EngineOptions:
     embedding_updates: str = "keras"
     embeddings_on: str = "device"
     optimizer_state: str = "replicated"
+    optimizer_slots_dtype: str = "float32"
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
     leaves_out: bool = False
@@ -117,7 +119,7 @@ class Engine:
         if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
             self.replicas.reduce_clock = ReduceClock()
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
-        self._optimizer_state = placed_as_asked(model, self.replicas, options.optimizer_state, options.whole_step)
+        self._optimizer_state = placed_as_asked(model, self.replicas, options)
         self._rows_checked: set[str] = set()  # kinds of steps
         self.looks_at_rows = True  # see `looking_at_rows`
         self._kinds: dict[str, StepGraphs] = {}
@@ -164,13 +166,13 @@ class Engine:
     def _train_contexts(self) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which train steps are traced; recomputed blocks contain fused kernels."""
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
-        by_rows = self.options.embedding_updates != "keras"
-        changed = (
+        return (
             (fused_kernels,) * fuses
-            + (partial(row_updates, replicas=self.replicas),) * by_rows
+            + (partial(row_updates, replicas=self.replicas),) * (self.options.embedding_updates != "keras")
+            + (updated_in_float32,) * (self.options.optimizer_slots_dtype != FLOAT32)
             + (recomputed_blocks,) * self.options.rematerialization
+            + (layers_marked,) * self.options.marks_layers
         )
-        return changed + (layers_marked,) * self.options.marks_layers
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""

@@ -13,6 +13,7 @@ from tfaccel.errors import PlanError
 from tfaccel.training.private import private_slots
 from tfaccel.training.steps.model_parts import accumulators_of, optimizers_of, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.slot_dtype import FLOAT32, has_other_slots, store_slots
 from tfaccel.training.steps.slot_places import (
     HOST,
     REPLICATED,
@@ -30,24 +31,31 @@ _OWN_METHODS = frozenset(("__init__", "build", "update_step", "get_config", "fro
 _OWN_PACKAGES = ("keras.", "tfaccel.")
 
 
-def placed_as_asked(model: keras.Model, replicas: Replicas, how: str, whole_step: bool) -> str:
-    """Moves the slots of a model's optimizers, as far as they are built, to where they were asked for.
+def placed_as_asked(model: keras.Model, replicas: Replicas, options: Any) -> str:
+    """Stores the slots of a model's optimizers, as far as they are built, where and as they were asked for.
 
     Args:
         model: a compiled model.
         replicas: its replicas.
-        how: "replicated", "sharded" or "host".
-        whole_step: whether each replica runs the whole step, as on TPUs.
+        options: the engine's.
 
     Returns:
-        Where slots are: `how`, or "replicated" for a single replica that has nobody to share them with.
+        Where slots are: "replicated", also for a single replica that has nobody to share them with, "sharded" or "host".
 
     Raises:
         PlanError: if training would not give what replicated slots give; the message says why.
     """
-    how = _checked(model, replicas, how, whole_step)
+    how, dtype = _checked(model, replicas, options.optimizer_state, options.whole_step), options.optimizer_slots_dtype
     for optimizer in optimizers_of(model).values():
+        if not optimizer.built and dtype != FLOAT32:
+            raise PlanError(
+                f"optimizer_slots_dtype={dtype!r} is for optimizers that are built before the first step. Received: "
+                f"{type(optimizer).__name__}, which is not. Call its `build` with the weights that it trains."
+            )
         if optimizer.built:
+            if has_other_slots(optimizer, dtype):
+                place_slots(optimizer, replicas, REPLICATED)
+                store_slots(optimizer, replicas, dtype)
             place_slots(optimizer, replicas, how)
     return how
 
