@@ -3,7 +3,8 @@
     python -m tfaccel.benchmarks.optimizer_state_program TASK
 
 TASK is JSON: how (values of `optimizer_state`, trained in turn), settings (of `SETTINGS`), width and num_layers of the
-model, num_replicas, and num_steps of an epoch. With TF_CONFIG, it is one worker, with one replica.
+model, num_replicas, and num_steps of an epoch. With TF_CONFIG, it is one worker, with one replica. With num_seeds and
+num_epochs alone, it compares the loss curves of slots in float32 and bfloat16.
 """
 
 from __future__ import annotations
@@ -55,6 +56,36 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
         runs = {how: _trained(strategy, task, setting, how) for how in task["how"]}
         weights = [run.pop("weights") for run in runs.values()]
         found[setting] = {"runs": runs, "difference": _difference(weights), "digest": _digest(weights[-1])}
+    return found
+
+
+def loss_curves(task: dict[str, Any]) -> dict[str, Any]:
+    """Losses of training and validation by epoch, for each dtype of slots and seed."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    import keras
+    import numpy as np
+
+    import tfaccel
+    from tfaccel.training.fit_plan import plan_of_model
+
+    found: dict[str, Any] = {}
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(6000, NUM_INPUTS)).astype("float32")
+    y = np.tanh(x @ generator.normal(size=(NUM_INPUTS, 16))) @ generator.normal(size=(16, NUM_CLASSES))
+    labels = (y + 0.5 * generator.normal(size=y.shape)).argmax(1)
+    for dtype in ("float32", "bfloat16"):
+        for seed in range(task["num_seeds"]):
+            keras.utils.set_random_seed(seed)
+            hidden = [keras.layers.Dense(128, activation="gelu") for _ in range(2)]
+            model = keras.Sequential([keras.Input((NUM_INPUTS,)), *hidden, keras.layers.Dense(NUM_CLASSES)])
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(keras.optimizers.AdamW(1e-3, weight_decay=0.05), loss, jit_compile=False)
+            plan = plan_of_model(model, batch_size=64, optimizer_slots_dtype=dtype)
+            options: dict[str, Any] = {"batch_size": 64, "epochs": task["num_epochs"], "verbose": 0}
+            history = tfaccel.fit(
+                model, x[:5000], labels[:5000], validation_data=(x[5000:], labels[5000:]), plan=plan, **options
+            ).history
+            found.setdefault(dtype, []).append({name: history[name] for name in ("loss", "val_loss")})
     return found
 
 
@@ -125,4 +156,5 @@ if __name__ == "__main__":
     from tfaccel.processes.connection import end_with_parent
 
     end_with_parent()
-    sys.stdout.write(json.dumps(main(json.loads(sys.argv[1]))) + "\n")
+    given = json.loads(sys.argv[1])
+    sys.stdout.write(json.dumps((loss_curves if "num_seeds" in given else main)(given)) + "\n")

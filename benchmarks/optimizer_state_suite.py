@@ -17,14 +17,15 @@ from tfaccel.errors import TfaccelError
 from tfaccel.processes.child import run_program
 from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 
-OPTIMIZER_STATE_FIGURES = ("weights", "weights_workers", "host", "bytes", "workers")
+OPTIMIZER_STATE_FIGURES = ("weights", "weights_workers", "host", "bytes", "workers", "bfloat16")
 MAX_BYTES, MAX_PEAK, MAX_STEP_TIME = 0.55, 0.85, 1.15
 MAX_DIFFERENCE = {"adam_global_clipnorm": 1e-6}  # 0.0 for all others
+_NUM_SEEDS, _NUM_EPOCHS = 3, 20
 _PROGRAM = "tfaccel.benchmarks.optimizer_state_program"
 _LIMIT_SECONDS = 1800.0
 _REPLICATED, _SHARDED = "replicated", "sharded"
 _SMALL: dict[str, Any] = {"width": 24, "num_layers": 2, "num_replicas": 2, "num_steps": 6}
-_LARGE: dict[str, Any] = {**_SMALL, "width": 3600}  # 99 MB of weights
+_LARGE: dict[str, Any] = {**_SMALL, "width": 3600, "num_layers": 3}  # 99 MB of weights, in two large kernels
 
 
 def run_optimizer_state_suite(names: Sequence[str], options: SuiteOptions) -> Report:
@@ -103,6 +104,20 @@ def _workers(name: str, options: SuiteOptions) -> tuple[Any, list[Figure]]:
     ]
 
 
+def _bfloat16(name: str, options: SuiteOptions) -> tuple[Any, list[Figure]]:
+    """Losses with slots in bfloat16, minus those in float32; the curves are in the raw data."""
+    task = {"num_seeds": _NUM_SEEDS, "num_epochs": max(1, round(_NUM_EPOCHS * options.scale))}
+    options.progress(f"{name}: {_NUM_SEEDS} seeds")
+    found = _in_a_process(task)
+    figures = []
+    for part in ("loss", "val_loss"):
+        pairs = zip(found["bfloat16"], found["float32"], strict=True)
+        ends = tuple(one[part][-1] - other[part][-1] for one, other in pairs)
+        quantity = f"{part} after {task['num_epochs']} epochs of AdamW, by seed, slots in bfloat16 - float32"
+        figures.append(Figure(name=name, quantity=quantity, values=ends))
+    return found, figures
+
+
 def _in_a_process(task: dict[str, Any]) -> Any:
     output = run_program([sys.executable, "-m", _PROGRAM, json.dumps(task)], time_limit_seconds=_LIMIT_SECONDS)
     return json.loads(output.splitlines()[-1])
@@ -120,4 +135,7 @@ def _on_workers(task: dict[str, Any]) -> list[Any]:
     return [json.loads(output.stdout.splitlines()[-1]) for output in outputs]
 
 
-_MEASURED = {"weights": _weights, "weights_workers": _weights, "host": _weights, "bytes": _bytes, "workers": _workers}
+_MEASURED = {
+    **{name: _weights for name in ("weights", "weights_workers", "host")},
+    **{"bytes": _bytes, "workers": _workers, "bfloat16": _bfloat16},
+}

@@ -48,6 +48,7 @@ FIXED_VALUES = {
     "embedding_updates": "keras",
     "embeddings_on": "device",
     "optimizer_state": "replicated",
+    "optimizer_slots_dtype": "float32",
     "synchronize_batch_norm": False,
     "data_threads": 3,
     "data_service": 2,
