@@ -136,6 +136,6 @@ def _on_workers(task: dict[str, Any]) -> list[Any]:
 
 
 _MEASURED = {
-    **{name: _weights for name in ("weights", "weights_workers", "host")},
+    **dict.fromkeys(("weights", "weights_workers", "host"), _weights),
     **{"bytes": _bytes, "workers": _workers, "bfloat16": _bfloat16},
 }
