@@ -15,6 +15,7 @@
     tfaccel benchmark choice --figures=cnn,input
     tfaccel benchmark peers --out=benchmarks/peers.json
     tfaccel benchmark workers --out=benchmarks/workers.json
+    tfaccel benchmark optimizer_state --repetitions=3 --out=benchmarks/optimizer_state.json
     tfaccel benchmark faults --out=benchmarks/faults.json
     tfaccel benchmark faults --figures=killed_of_two,goodput --scale=0.3
 
@@ -39,9 +40,10 @@ out what is not installed), `workers` (two workers of one core against one worke
 two logical replicas; how long workers take from launch to the first step; and, if Ray is installed, speed and start
 under Ray; twenty-five minutes), `faults` (each
 row of the matrix of faults: how soon it is noticed, and whether the run ends bit-equal to one that was not disturbed,
-each example seen once per epoch; and the goodput of a ten-minute job with three kills; an hour and a half) and
+each example seen once per epoch; and the goodput of a ten-minute job with three kills; an hour and a half),
 `checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
-epoch; three minutes per repetition).
+epoch; three minutes per repetition) and `optimizer_state` (weights, bytes of slots, and memory and step time of two
+workers, with sharded slots and with replicated ones; five minutes, and two per repetition).
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """
@@ -58,6 +60,7 @@ from absl import flags
 from tfaccel.benchmarks.checkpoints_suite import CHECKPOINT_FIGURES, run_checkpoints_suite
 from tfaccel.benchmarks.choice_suite import CHOICE_FIGURES, run_choice_suite
 from tfaccel.benchmarks.faults_suite import FAULT_FIGURES, run_faults_suite
+from tfaccel.benchmarks.optimizer_state_suite import OPTIMIZER_STATE_FIGURES, run_optimizer_state_suite
 from tfaccel.benchmarks.peers_suite import PEERS_FIGURES, run_peers_suite
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
@@ -76,7 +79,7 @@ from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_s
 
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
-    *("settings", "choice", "peers", "workers", "faults", "checkpoints"),
+    *("settings", "choice", "peers", "workers", "faults", "checkpoints", "optimizer_state"),
 )
 CONTINUED = ("choice", "peers")
 MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
@@ -201,6 +204,8 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             return run_checkpoints_suite(names, options)
         if suite == "faults":
             return run_faults_suite(names, options)
+        if suite == "optimizer_state":
+            return run_optimizer_state_suite(names, options)
         if suite == "workers":
             return run_workers_suite(names, options)
         if suite == "scaling":
@@ -260,6 +265,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "choice": CHOICE_FIGURES,
         "peers": PEERS_FIGURES,
         "workers": WORKERS_FIGURES,
+        "optimizer_state": OPTIMIZER_STATE_FIGURES,
         "faults": FAULT_FIGURES,
         "checkpoints": CHECKPOINT_FIGURES,
     }

@@ -47,6 +47,8 @@ FIXED_VALUES = {
     "sum_duplicate_indices": True,
     "embedding_updates": "keras",
     "embeddings_on": "device",
+    "optimizer_state": "replicated",
+    "optimizer_slots_dtype": "float32",
     "synchronize_batch_norm": False,
     "data_threads": 3,
     "data_service": 2,

@@ -59,6 +59,8 @@ def test_every_field_survives_json():
         memory_allocator="jemalloc",
         gpu_thread_mode="gpu_private",
         rematerialization=True,
+        optimizer_state="sharded",
+        optimizer_slots_dtype="bfloat16",
     )
     default = Plan(**GPUS)
     same = {name for name in plan_field_names() if getattr(plan, name) == getattr(default, name)}

@@ -78,6 +78,18 @@ class _Sizes:
     def _reduced_bytes(self) -> int:
         return self._step.gradients_bytes * self._num_replicas if self._plan.num_replicas > 1 else 0
 
+    @property
+    def _optimizer_bytes(self) -> int:
+        """What the optimizer takes on the device for each replica; accumulated gradients are never elsewhere."""
+        plan = self._plan
+        accumulated = self._step.gradients_bytes if plan.accumulation_steps > 1 else 0
+        slots = max(0, self._step.optimizer_bytes - accumulated)
+        if plan.optimizer_state == "sharded":
+            slots //= plan.num_replicas
+        elif plan.optimizer_state == "host":
+            slots = slots // plan.num_local_replicas if self._on_cpu else 0
+        return min(self._step.optimizer_bytes, accumulated + slots)
+
     @functools.cached_property
     def _runtime_bytes(self) -> int:
         if not self._on_cpu:
@@ -97,8 +109,9 @@ class _Sizes:
         recomputed = recomputation(program, use)
         num, step = self._num_replicas, self._step
         activations = num * sum(num_bytes for _, num_bytes in use.activations)
-        variables = num * (step.weights_bytes + step.optimizer_bytes)
+        variables = num * (step.weights_bytes + self._optimizer_bytes)
         in_tensors = num * (use.resident_bytes if self._on_cpu else use.peak_bytes)
+        in_tensors -= num * (step.optimizer_bytes - self._optimizer_bytes)
         in_tensors = max(in_tensors, variables + activations)
         # The pipeline prepares one batch more than it prefetches; on an accelerator, only batches in use count.
         num_batches = self._plan.prefetch_batches + 2 if self._on_cpu else 1 + self._plan.prefetch_to_device
@@ -133,7 +146,7 @@ class _Sizes:
             num_parameters=step.num_parameters,
             weights_bytes=self._num_replicas * step.weights_bytes,
             gradients_bytes=self._num_replicas * step.gradients_bytes,
-            optimizer_bytes=self._num_replicas * step.optimizer_bytes,
+            optimizer_bytes=self._num_replicas * self._optimizer_bytes,
             embedding_bytes=self._num_replicas * step.embedding_bytes,
             embedding_slots_bytes=self._num_replicas * step.embedding_slots_bytes,
             reduced_bytes=self._reduced_bytes,

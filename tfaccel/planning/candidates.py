@@ -38,6 +38,8 @@ SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
     ("sum_duplicate_indices", process_rules.sum_duplicate_indices_rule),
     ("embedding_updates", process_rules.embedding_updates_rule),
     ("embeddings_on", process_rules.embeddings_on_rule),
+    ("optimizer_state", process_rules.optimizer_state_rule),
+    ("optimizer_slots_dtype", process_rules.optimizer_slots_dtype_rule),
     ("synchronize_batch_norm", batch_rules.synchronize_batch_norm_rule),
     ("onednn", process_rules.onednn_rule),
     ("memory_allocator", process_rules.memory_allocator_rule),

@@ -251,6 +251,29 @@ def _check_embedding_places(plan: "Plan") -> None:
         )
 
 
+def _check_optimizer_state(plan: "Plan") -> None:
+    how = plan.optimizer_state
+    if plan.optimizer_slots_dtype != "float32" and (plan.strategy == "tpu" or plan.embedding_updates != "keras"):
+        raise PlanError(
+            "optimizer_slots_dtype='bfloat16' is for updates of whole weights outside of TPUs. Received: "
+            f"strategy={plan.strategy!r}, embedding_updates={plan.embedding_updates!r}. Use "
+            "optimizer_slots_dtype='float32'."
+        )
+    if how == "replicated":
+        return
+    if plan.strategy == "tpu":
+        raise PlanError(
+            "TPUs run the whole step on each core, with its own optimizer state. Received: "
+            f"optimizer_state={how!r}, strategy='tpu'. Use optimizer_state='replicated'."
+        )
+    if plan.embedding_updates != "keras":
+        raise PlanError(
+            f"optimizer_state={how!r} updates whole weights where their slots are, and embedding_updates="
+            f"{plan.embedding_updates!r} rows of them on every replica. Received: both. Use "
+            "optimizer_state='replicated' or embedding_updates='keras'."
+        )
+
+
 CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_tpu,
     _check_workers,
@@ -269,4 +292,5 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_data_service,
     _check_embedding_updates,
     _check_embedding_places,
+    _check_optimizer_state,
 )

@@ -16,6 +16,8 @@ DTYPE_POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 AUGMENTATION_PLACES = ("host", "device")
 EMBEDDING_UPDATES = ("keras", "rows", "rows_lazy")
 EMBEDDING_PLACES = ("device", "host")
+SLOT_DTYPES = ("float32", "bfloat16")
+OPTIMIZER_STATES = ("replicated", "sharded", "host")
 MEMORY_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "glibc_huge_pages")
 GPU_THREAD_MODES = ("global", "gpu_private", "gpu_shared")
 COMMUNICATIONS = ("tensorflow_default", "nccl", "ring", "hierarchical_copy")
@@ -39,6 +41,8 @@ _CHOICES = {
     "augment_on": AUGMENTATION_PLACES,
     "embedding_updates": EMBEDDING_UPDATES,
     "embeddings_on": EMBEDDING_PLACES,
+    "optimizer_state": OPTIMIZER_STATES,
+    "optimizer_slots_dtype": SLOT_DTYPES,
 }
 OPTIONAL_CHOICES = {"memory_allocator": MEMORY_ALLOCATORS, "gpu_thread_mode": GPU_THREAD_MODES}
 _REFUSALS = {"strategy": REFUSED_STRATEGIES, "dtype_policy": REFUSED_DTYPE_POLICIES}

@@ -89,6 +89,18 @@ def embeddings_on_rule(case: Case) -> list[Choice]:
     return [Choice("device", "Lookups are fastest there; host keeps tables that are too large for it in main memory.")]
 
 
+def optimizer_state_rule(case: Case) -> list[Choice]:
+    """As Keras: how much memory the slots take is not known before the model is built."""
+    del case
+    return [Choice("replicated", "As Keras does; sharded or host is for models whose optimizer state does not fit.")]
+
+
+def optimizer_slots_dtype_rule(case: Case) -> list[Choice]:
+    """As Keras: bfloat16 would be another algorithm."""
+    del case
+    return [Choice("float32", "As Keras does; bfloat16 halves the optimizer's memory, and changes the results.")]
+
+
 def data_threads_rule(case: Case) -> list[Choice]:
     """Separate threads for the input if the host only feeds an accelerator."""
     usable = case.hardware.num_usable_cores

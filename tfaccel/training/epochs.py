@@ -13,6 +13,9 @@ from tfaccel.training.inputs import Source
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.replica_state import align_seeds, average_drifting, separate_seeds
+from tfaccel.training.steps.slot_checks import check_callbacks
+from tfaccel.training.steps.slot_places import copy_absent_slots, drop_copies
+from tfaccel.training.steps.weight_exchange import finalize_weights
 from tfaccel.training.steps.windows import Counted, WindowLength, epoch_windows
 from tfaccel.training.validation import Validation
 
@@ -54,6 +57,8 @@ def run_epochs(
     length = WindowLength(engine, "train", container.callbacks)
     model.stop_training = False
     separate_seeds(model, replicas)
+    check_callbacks(container.callbacks, model, replicas)
+    drop_copies(model)
     container.on_train_begin()
     logs: dict[str, Any] = {}
     last_logs: dict[str, Any] = {}  # training logs of the last epoch
@@ -74,7 +79,8 @@ def run_epochs(
         if model.stop_training:
             break
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
-        model.optimizer.finalize_variable_values(model.trainable_weights)
+        finalize_weights(model.optimizer, model.trainable_weights, replicas)
+    copy_absent_slots(model, replicas)
     container.on_train_end(logs=logs)
     return model.history
 

@@ -184,8 +184,9 @@ def _fit(
         steps_per_execution=model.steps_per_execution,
         order_seed=None if resumed is None else resumed.order_seed,
     )
-    by_rows = options.embedding_updates != "keras"
-    if not replicas.is_default or resumed is not None or options.leaves_out or by_rows:
+    usual = (options.embedding_updates, options.optimizer_state, options.optimizer_slots_dtype)
+    before_tracing = usual != ("keras", "replicated", "float32")
+    if not replicas.is_default or resumed is not None or options.leaves_out or before_tracing:
         private_models.build_model(model, source.batch_spec)
     validation = None
     if validation_data is not None:

@@ -103,6 +103,8 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
         sum_duplicate_indices=plan.sum_duplicate_indices,
         embedding_updates=plan.embedding_updates,
         embeddings_on=plan.embeddings_on,
+        optimizer_state=plan.optimizer_state,
+        optimizer_slots_dtype=plan.optimizer_slots_dtype,
         bytes_per_pack=plan.bytes_per_pack,
         single_steps=plan.steps_per_execution == 1,
         fused_kernels=plan.fused_kernels,

@@ -1,18 +1,22 @@
-"""The private API that finds, replaces and creates embedding tables and the slots which an optimizer keeps for them."""
+"""The private API that finds, moves, replaces and creates slots of an optimizer, and embedding tables."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import variable_index
 from tfaccel.training.private.private_losses import patch_lock
+from tfaccel.training.steps.overrides import instance_attributes
 
+_AVERAGES = "_model_variables_moving_average"
+_OF_AVERAGES = ("_update_model_variables_moving_average", "_overwrite_model_variables_with_average_value")
 _NO_SLOTS = ("_trainable_variables", "_variables", "_accumulated_gradients")
 
 
@@ -33,6 +37,120 @@ def slots_of(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) ->
     ]
     slots = [one[index] for one in lists if isinstance(one[index], keras.Variable)]
     return [slot for slot in slots if tuple(slot.shape) == tuple(variable.shape)]
+
+
+def slots_by_weight(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]]:
+    """The slots of each weight that an optimizer was built with, of any shape, its moving average included.
+
+    Accumulated gradients are no slots: they are sums of a replica's own gradients.
+    """
+    own = {id(one) for one in optimizer.variables}
+    weights = trained_variables(optimizer)
+    lists = [
+        one
+        for name, one in vars(optimizer).items()
+        if isinstance(one, list | tuple) and len(one) == len(weights) and name not in _NO_SLOTS
+    ]
+    columns = zip(*lists, strict=True) if lists else iter([()] * len(weights))
+    return [[one for one in column if isinstance(one, keras.Variable) and id(one) in own] for column in columns]
+
+
+def trained_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The weights that an optimizer was built with, in its order."""
+    return list(private_part(optimizer, "_trainable_variables"))
+
+
+def moving_averages(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable | None]:
+    """The moving averages of the weights that an optimizer with `use_ema` was built with, in its order."""
+    return list(private_part(optimizer, _AVERAGES))
+
+
+def updating_only(optimizer: keras.optimizers.Optimizer, owns: Callable[[int], bool]) -> dict[str, Any]:
+    """Attributes that make an optimizer update some of its weights only, with their slots and moving averages.
+
+    `apply` still takes the gradients of all: they are unscaled, checked and clipped together.
+
+    Args:
+        optimizer: the optimizer, built, of which every part runs as on a single device.
+        owns: whether it updates the weight at a position of `trained_variables`.
+    """
+
+    def owned(variables: Any) -> list[int]:
+        return [i for i, variable in enumerate(variables) if owns(variable_index(optimizer, variable))]
+
+    def update_step(gradients: Any, variables: Any, learning_rate: Any) -> None:
+        own = owned(variables)
+        some = [gradients[i] for i in own], [variables[i] for i in own]
+        private_part(type(optimizer), "_backend_update_step")(optimizer, *some, learning_rate)
+
+    def decay(variables: Any) -> None:
+        private_part(type(optimizer), "_apply_weight_decay")(optimizer, [variables[i] for i in owned(variables)])
+
+    def of_averages(name: str) -> Callable[[Any], None]:
+        def run(variables: Any) -> None:
+            own = owned(variables)
+            averages = private_part(optimizer, _AVERAGES)
+            with instance_attributes(optimizer, {_AVERAGES: [averages[i] for i in own]}):
+                private_part(type(optimizer), name)(optimizer, [variables[i] for i in own])
+
+        return run
+
+    attributes = {"_backend_update_step": update_step, "_apply_weight_decay": decay}
+    return attributes | {name: of_averages(name) for name in _OF_AVERAGES}
+
+
+def keys_of(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], copies: Sequence[tf.Variable]
+) -> dict[str, Any]:
+    """Attributes that make an optimizer know weights whose values are, for now, in copies of their variables.
+
+    Args:
+        optimizer: the optimizer.
+        variables: the weights; call this while their values are not in the copies.
+        copies: the copies.
+    """
+    name = "_var_key"
+    key_of = private_part(type(optimizer), name)
+    keys = {id(copy): key_of(optimizer, one) for one, copy in zip(variables, copies, strict=True)}
+
+    def key(variable: Any) -> Any:
+        stored = variable._value if isinstance(variable, keras.Variable) else variable
+        return keys[id(stored)] if id(stored) in keys else key_of(optimizer, variable)
+
+    return {name: key}
+
+
+def accumulating_nothing(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Attributes that make an optimizer take gradients as sums of those of all its accumulation steps."""
+
+    def nothing(*arguments: Any) -> None:
+        del arguments
+
+    name = "_accumulated_gradients"
+    zeros = [0.0] * len(private_part(optimizer, name))
+    resets = ("_backend_reset_gradient_accumulators", "_backend_increment_gradient_accumulators")
+    return {name: zeros, **dict.fromkeys(resets, nothing)}
+
+
+def set_stored(variable: keras.Variable, value: Any) -> None:
+    """Makes a Keras variable store its value in another TensorFlow variable."""
+    private_part(variable, "_value")
+    variable._value = value
+
+
+def set_dtype(variable: keras.Variable, dtype: str) -> None:
+    """Changes the dtype that a Keras variable says it has."""
+    private_part(variable, "_dtype")
+    variable._dtype = dtype
+
+
+def plain_variable(value: Any, name: str) -> tf.Variable:
+    """A new variable on the current device: no strategy whose scope the caller is in takes part."""
+    from tensorflow.python.ops import resource_variable_ops
+
+    kind = private_part(resource_variable_ops, "ResourceVariable", package="tensorflow")
+    with tf.init_scope():
+        return kind(value, trainable=False, name=name)
 
 
 def has_weight_decay(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:

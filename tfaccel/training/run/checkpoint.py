@@ -16,8 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import RunDirError
+from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.private.private_random import global_seed_state
 from tfaccel.training.run.checkpoint_files import Checkpoint, bytes_of, plain, typed
+from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.model_parts import accumulators_by_replica, optimizers_of, untracked_variables
 from tfaccel.training.steps.replica_state import (
     SEED_STRIDE,
@@ -27,6 +29,8 @@ from tfaccel.training.steps.replica_state import (
     write_seeds,
 )
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.slot_dtype import rounded_slots
+from tfaccel.training.steps.slot_places import placed_slots, value_of_slot
 
 _MESSAGE_BYTES = 1 << 26
 
@@ -36,18 +40,24 @@ def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
 
     Moving statistics are averaged over the replicas first. Metrics and accumulated gradients are partial sums; they are
     stored per replica, along a new first axis, so that a resumed sum is bit-identical. So are the states of recurrent
-    layers, which belong to the replica's rows.
+    layers, which belong to the replica's rows. Slots that other workers hold are gathered one by one, for the chief.
     """
     align_seeds(model, replicas)
     average_drifting(model, replicas)
     state = {f"seed/{i}": v.numpy() for i, v in enumerate(seed_variables(model))}
+    placed, rounded = placed_slots(model), rounded_slots(model)
     for name, variable, is_by_replica in _variables(model):
         components = _components(variable, replicas)
-        if is_by_replica:
+        if id(variable) in placed:
+            value = value_of_slot(variable, placed[id(variable)], replicas)
+            state[name] = value if replicas.is_chief else np.zeros((), value.dtype)  # only the chief keeps them all
+        elif is_by_replica:
             parts = [component.numpy() for component in components]
             state[name] = _of_all_workers(parts[0][None] if len(parts) == 1 else np.stack(parts), replicas)
         else:
             state[name] = components[0].numpy()
+        if id(variable) in rounded:
+            state[name] = state[name].astype(np.float32)
     return state
 
 
@@ -74,6 +84,7 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
                 f"({names:.200}), so the run cannot continue exactly. Start over in a new run directory."
             )
         raise RunDirError(f"The checkpoint belongs to another model or optimizer: {odd} is in only one of them.")
+    rounded = rounded_slots(model)
     for name, variable, is_by_replica in _variables(model):
         parts = [state[name]] * replicas.num_replicas
         if is_by_replica:
@@ -85,7 +96,8 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
                 f"there and {tuple(variable.shape)} here."
             )
         for replica, component in enumerate(_components(variable, replicas)):
-            component.assign(parts[replicas.first_replica + replica])
+            value = parts[replicas.first_replica + replica]
+            component.assign(tf.cast(value, component.dtype) if id(variable) in rounded else value)
     if seeds:
         write_seeds(model, replicas, [state[f"seed/{i}"] for i in range(len(seeds))])
 
@@ -128,6 +140,9 @@ def _variables(model: keras.Model) -> Iterator[tuple[str, keras.Variable, bool]]
 
 
 def _components(variable: keras.Variable, replicas: Replicas) -> list[tf.Variable]:
+    """The values of the local replicas; none of a slot that another worker holds."""
+    if isinstance(tf_variable(variable), AbsentSlot):
+        return []
     return [replicas.components([variable], replica)[0] for replica in range(len(replicas.devices))]
 
 

@@ -107,6 +107,8 @@ def engine_options(plan: Plan) -> EngineOptions:
         sum_duplicate_indices=plan.sum_duplicate_indices,
         embedding_updates=plan.embedding_updates,
         embeddings_on=plan.embeddings_on,
+        optimizer_state=plan.optimizer_state,
+        optimizer_slots_dtype=plan.optimizer_slots_dtype,
         bytes_per_pack=plan.bytes_per_pack,
         stop_at_non_finite_loss=True,
         single_steps=plan.steps_per_execution == 1,

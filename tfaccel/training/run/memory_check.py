@@ -67,10 +67,17 @@ def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) 
     """
     room = _bytes_for_a_replica(plan, hardware)
     optimizer = getattr(model, "optimizer", None)
-    variables = {id(one): one for one in [*model.variables, *(optimizer.variables if optimizer else [])]}
-    needed = sum(map(_bytes_of, variables.values()))
+    weights = {id(one): _bytes_of(one) for one in model.variables}
+    states = {id(one): _bytes_of(one) for one in (optimizer.variables if optimizer else []) if id(one) not in weights}
+    slots = sum(states.values())
+    on_device = {"sharded": slots // plan.num_replicas, "host": slots if plan.devices[0].startswith("CPU") else 0}
+    needed = sum(weights.values()) + on_device.get(plan.optimizer_state, slots)
     if room is not None and needed > room:
-        raise WorkloadError(_message(name, f"{_WHAT}, plus optimizer state, take", needed, room, plan))
+        fits = [
+            how for how, size in on_device.items() if sum(weights.values()) + size <= room and plan.strategy != "tpu"
+        ]
+        instead = f", or set optimizer_state={fits[0]!r}" if fits else ""
+        raise WorkloadError(_message(name, f"{_WHAT}, plus optimizer state, take", needed, room, plan, instead))
 
 
 def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:
@@ -89,9 +96,9 @@ def _bytes_of(variable: Any) -> int:
     return int(math.prod(shape.as_list()) * dtype.size * (2 if variable.trainable else 1))
 
 
-def _message(name: str, take: str, needed: int, room: int, plan: Plan) -> str:
+def _message(name: str, take: str, needed: int, room: int, plan: Plan, instead: str = "") -> str:
     each = f" for each of {plan.num_local_replicas} replicas" if plan.num_local_replicas > 1 else ""
     return (
         f"The model of {name} is too large: {take} {needed / 2**30:,.1f} GiB, and {plan.devices[0]} has "
-        f"{room / 2**30:,.1f} GiB{each}. Make the model smaller."
+        f"{room / 2**30:,.1f} GiB{each}. Make the model smaller{instead}."
     )

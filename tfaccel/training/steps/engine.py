@@ -38,6 +38,9 @@ from tfaccel.training.steps.reduce_clock import ReduceClock
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.row_updates import check_row_updates, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
+from tfaccel.training.steps.slot_checks import placed_as_asked
+from tfaccel.training.steps.slot_dtype import FLOAT32, updated_in_float32
+from tfaccel.training.steps.slot_places import HOST
 from tfaccel.training.steps.step_errors import check_same_data, clear_errors
 from tfaccel.training.steps.step_graphs import GraphOptions, OnUnsavedState, StepGraphs, logs_of, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
@@ -54,6 +57,7 @@ class EngineOptions:
             does not.
         embedding_updates: "keras", "rows" or "rows_lazy"; see `row_updates`.
         embeddings_on: "device" or "host"; see `host_embeddings`.
+        optimizer_state, optimizer_slots_dtype: of the optimizer's slots; see `slot_places` and `slot_dtype`.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         leaves_out: leave out batches whose loss or gradients are not finite; see `left_out`. With
@@ -70,6 +74,8 @@ class EngineOptions:
     sum_duplicate_indices: bool = False
     embedding_updates: str = "keras"
     embeddings_on: str = "device"
+    optimizer_state: str = "replicated"
+    optimizer_slots_dtype: str = "float32"
     bytes_per_pack: int = 0
     stop_at_non_finite_loss: bool = False
     leaves_out: bool = False
@@ -113,6 +119,7 @@ class Engine:
         if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
             self.replicas.reduce_clock = ReduceClock()
         self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
+        self._optimizer_state = placed_as_asked(model, self.replicas, options)
         self._rows_checked: set[str] = set()  # kinds of steps
         self.looks_at_rows = True  # see `looking_at_rows`
         self.on_unsaved_state: OnUnsavedState | None = None
@@ -160,13 +167,13 @@ class Engine:
     def _train_contexts(self) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which train steps are traced; recomputed blocks contain fused kernels."""
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
-        by_rows = self.options.embedding_updates != "keras"
-        changed = (
+        return (
             (fused_kernels,) * fuses
-            + (partial(row_updates, replicas=self.replicas),) * by_rows
+            + (partial(row_updates, replicas=self.replicas),) * (self.options.embedding_updates != "keras")
+            + (updated_in_float32,) * (self.options.optimizer_slots_dtype != FLOAT32)
             + (recomputed_blocks,) * self.options.rematerialization
+            + (layers_marked,) * self.options.marks_layers
         )
-        return changed + (layers_marked,) * self.options.marks_layers
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""
@@ -182,22 +189,18 @@ class Engine:
             return WholeStep(model, self.replicas)
         by_rows = options.embedding_updates != "keras"
         combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
-        if self.replicas.num_replicas == 1 and not (by_rows and jit_compile):
-            return OneReplica(
-                model,
-                self.replicas,
-                jit_compile=jit_compile,
-                combine_slices=combine,
-                leaves_out=options.leaves_out,
-            )
+        common: dict[str, Any] = {"combine_slices": combine, "leaves_out": options.leaves_out}
+        separate_update = (by_rows and jit_compile) or self._optimizer_state == HOST
+        if self.replicas.num_replicas == 1 and not separate_update:
+            return OneReplica(model, self.replicas, jit_compile=jit_compile, **common)
         return SeveralReplicas(
             model,
             self.replicas,
             jit_compile=jit_compile,
             bytes_per_pack=options.bytes_per_pack,
-            combine_slices=combine,
             compiles_update=not by_rows,
-            leaves_out=options.leaves_out,
+            optimizer_state=self._optimizer_state,
+            **common,
         )
 
     def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True) -> WindowResult:

@@ -24,8 +24,11 @@ from tfaccel.training.steps.gradients import (
     is_bad,
     merged_slices,
 )
+from tfaccel.training.steps.host_update import HostUpdate
 from tfaccel.training.steps.model_parts import inner_optimizer
+from tfaccel.training.steps.placed_slots import PlacedSlots
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.slot_places import HOST, REPLICATED
 
 
 class GradientUpdate:
@@ -37,6 +40,7 @@ class GradientUpdate:
         jit_compile: compile the update of each replica with XLA.
         combine_slices: what to do with `IndexedSlices` first, such as `densify`; None to leave them to Keras.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
+        optimizer_state: where slots are: "replicated", "sharded" or "host"; see `slot_places`.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class GradientUpdate:
         jit_compile: bool = False,
         combine_slices: CombineSlices | None = None,
         bytes_per_pack: int = 0,
+        optimizer_state: str = REPLICATED,
     ) -> None:
         self.optimizer = optimizer
         self.replicas = replicas
@@ -57,6 +62,13 @@ class GradientUpdate:
         self._same_rows: set[int] = set()
         self._num_contributors: Any = replicas.num_replicas
         self._inner = inner_optimizer(optimizer)
+        self._slots = PlacedSlots(optimizer, replicas, optimizer_state)
+        self._host = HostUpdate(optimizer, replicas) if optimizer_state == HOST else None
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        """Builds the optimizer outside the graph being traced, unless it is built, and moves its slots."""
+        build_optimizer(self.optimizer, variables, self.replicas.strategy)
+        self._slots.place()
 
     @property
     def accumulation_steps(self) -> int:
@@ -110,7 +122,7 @@ class GradientUpdate:
         )
 
     def _apply_sum(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
-        summed = self.replicas.sum(gradients, bytes_per_pack=self.bytes_per_pack)
+        summed = self._slots.sums(gradients, variables, bytes_per_pack=self.bytes_per_pack)
         same = [id(variable) in self._same_rows for variable in variables]
         if tf.executing_eagerly():  # no graph shows what the indices depend on
             same = [have_equal_indices(parts) for parts in zip(*self.replicas.local_results(gradients), strict=True)]
@@ -120,12 +132,13 @@ class GradientUpdate:
             pairs = zip(values, same, strict=True)
             self._keras_apply([merged_slices(v, num) if merge else v for v, merge in pairs], variables)
 
-        self._on_each_replica(apply, summed, variables)
+        self._update(apply, summed, variables)
 
     def _accumulate(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any) -> None:
         """Adds to each replica's accumulators; only the overflow count of a loss scale is reduced."""
         if not self.checks_finite:
             self._on_each_replica(self._keras_apply, gradients, variables)
+            self._slots.give_weights([], gradients)
             return
         total = self.replicas.sum([overflows])
 
@@ -137,6 +150,7 @@ class GradientUpdate:
             self._keras_apply(gradients, variables)
 
         self._on_each_replica(apply, [*gradients, *total], variables)
+        self._slots.give_weights([], gradients)
 
     def _apply_accumulated(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         """Last batch of an update: sums what the replicas accumulated and its gradients in one reduction."""
@@ -149,7 +163,10 @@ class GradientUpdate:
             ]
 
         totals = self.replicas.strategy.run(with_accumulated, args=(gradients,))
-        summed = self.replicas.sum(totals, bytes_per_pack=self.bytes_per_pack)
+        summed = self._slots.sums(list(totals), variables, bytes_per_pack=self.bytes_per_pack)
+        if self._host is not None:
+            self._apply_accumulated_on_host(summed, variables)
+            return
 
         def apply(values: list[Any], variables: list[keras.Variable]) -> None:
             accumulators = self._accumulators(variables)
@@ -164,7 +181,34 @@ class GradientUpdate:
                 for accumulator, old in zip(accumulators, before, strict=True):
                     accumulator.assign(tf.where(skipped, old, accumulator.value))
 
-        self._on_each_replica(apply, summed, variables)
+        self._update(apply, summed, variables)
+
+    def _apply_accumulated_on_host(self, summed: list[Any], variables: list[keras.Variable]) -> None:
+        """The same with slots on the host, while the accumulators are on the replicas' devices."""
+        counter = self.replicas.components([private_api.raw_iterations(self._inner)], 0)[0]
+        applied = tf.identity(counter)
+        self._update(self._keras_apply, summed, variables)
+        skipped = tf.equal(applied, counter.read_value())
+
+        def reset(values: list[Any], variables: list[keras.Variable]) -> None:
+            for accumulator in self._accumulators(variables):
+                accumulator.assign(tf.where(values[0], accumulator.value, tf.zeros_like(accumulator.value)))
+
+        self._on_each_replica(reset, [skipped], variables)
+
+    def _update(
+        self,
+        apply: Callable[[list[Any], list[keras.Variable]], None],
+        summed: list[Any],
+        variables: list[keras.Variable],
+    ) -> None:
+        """Calls `apply` with summed gradients where the slots are."""
+        if self._host is None:
+            self._on_each_replica(apply, summed, variables)
+            self._slots.give_weights(variables, summed)
+        else:
+            local = self.replicas.local_results(summed)[0]
+            self._host.run(local, lambda values: apply(values, variables), jit_compile=self.jit_compile)
 
     def _accumulators(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         every = private_api.gradient_accumulators(self._inner)
@@ -187,7 +231,11 @@ class GradientUpdate:
         for replica, local in enumerate(self.replicas.local_results(values)):
 
             def update(local: list[Any], replica: int = replica) -> None:
-                with self.replicas.local(swapped, replica), private_api.single_device_optimizer(self.optimizer):
+                with (
+                    self.replicas.local(swapped, replica),
+                    private_api.single_device_optimizer(self.optimizer),
+                    self._slots.owned_by(replica),
+                ):
                     apply(list(local), variables)
 
             if self.jit_compile:

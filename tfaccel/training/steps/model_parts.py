@@ -8,6 +8,7 @@ import keras
 
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import global_seed_state
+from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.batch_statistics import synchronized_layers
 
 
@@ -63,13 +64,13 @@ def accumulators_by_replica(optimizer: keras.optimizers.Optimizer) -> list[keras
 def variables_of(model: keras.Model) -> list[keras.Variable]:
     """All variables that a step may read or write, each once: weights, seeds, metrics, states, optimizers.
 
-    They include Keras's global seed generator, if it exists.
+    They include Keras's global seed generator, if it exists, but no slots that another worker holds.
     """
     found = [*model.variables, *model.metrics_variables, *untracked_variables(model)]
     shared = global_seed_state()
     found += [] if shared is None else [shared]
     for optimizer in optimizers_of(model).values():
-        found += optimizer.variables
+        found += [v for v in optimizer.variables if not isinstance(private_api.tf_variable(v), AbsentSlot)]
     return list({id(variable): variable for variable in found}.values())
 
 

@@ -27,7 +27,7 @@ from tfaccel.training.steps.global_batch import (
     weighted_by_rows,
     zero_if_borrowed,
 )
-from tfaccel.training.steps.gradient_update import GradientUpdate, build_optimizer, recording
+from tfaccel.training.steps.gradient_update import GradientUpdate, recording
 from tfaccel.training.steps.gradients import CombineSlices, applying_pairs, count_overflows, scaled
 from tfaccel.training.steps.left_out import ReplicasGuard, bad_gradients, bad_logs
 from tfaccel.training.steps.merged_metrics import NotedResults, gathered_updates, metrics_in
@@ -55,7 +55,8 @@ class SeveralReplicas:
         model: a built and compiled Keras model.
         replicas: the replicas of the strategy that it was built under.
         jit_compile: compile forward pass, backward pass and update with XLA (see `model_parts.xla_refusal`).
-        combine_slices, bytes_per_pack: see `GradientUpdate`.
+        combine_slices, bytes_per_pack, optimizer_state: see `GradientUpdate`.
+        combine_slices, bytes_per_pack, optimizer_state: see `GradientUpdate`.
         compiles_update: whether XLA compiles the update, too.
         leaves_out: leave out batches whose loss or gradients are not finite on any replica.
     """
@@ -70,6 +71,7 @@ class SeveralReplicas:
         bytes_per_pack: int = 0,
         compiles_update: bool = True,
         leaves_out: bool = False,
+        optimizer_state: str = "replicated",
     ) -> None:
         self._model = model
         self._replicas = replicas
@@ -89,6 +91,7 @@ class SeveralReplicas:
                 jit_compile=self._jit_train and compiles_update,
                 bytes_per_pack=bytes_per_pack,
                 combine_slices=combine_slices,
+                optimizer_state=optimizer_state,
             )
             for name, optimizer in optimizers_of(model).items()
         }
@@ -153,11 +156,8 @@ class SeveralReplicas:
                 self._guard.end(bad)
                 return self._replicas.mean_of_weighted(logs)
             update = self._updates["optimizer"]
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(
-                    instance_attributes(update.optimizer, recording(update.optimizer, leaves_out=self._leaves_out))
-                )
-                stack.enter_context(self._statistics())
+            recorded = recording(update.optimizer, leaves_out=self._leaves_out)
+            with instance_attributes(update.optimizer, recorded), self._statistics():
                 denominators = self._denominators(batches, batch, training=True)
                 if_empty = "borrow" if has_own_logs(self._model, "train") else "skip"
                 outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
@@ -264,8 +264,8 @@ class SeveralReplicas:
             if share is not None and self._leaves_out:
                 share.bad.append(bad_gradients(weighted, update.optimizer))
 
-            def merge(strategy: tf.distribute.Strategy, kept: Any, overflows: Any) -> None:
-                build_optimizer(update.optimizer, variables, strategy)
+            def merge(_: tf.distribute.Strategy, kept: Any, overflows: Any) -> None:
+                update.build(variables)
                 kept = iter(kept)
                 update.apply([next(kept) if p else None for p in present], variables, overflows)
 

@@ -1,0 +1,407 @@
+"""Slots on the replica that updates their weight, or on the host: the weights of replicated slots, to the last bit."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfaccel
+from tfaccel.errors import PlanError
+from tfaccel.planning.plan import Plan
+from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.slot_places import owners_by_size, slot_bytes
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+BATCH = 16
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(90, 6)).astype("float32")  # the last batch is smaller
+Y = RANDOM.integers(0, 3, (90, 1))
+optimizers = keras.optimizers
+OPTIMIZERS = {
+    "SGD": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: optimizers.Adam(0.01),
+    "AdamW": lambda: optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.05),
+    "clipvalue": lambda: optimizers.Adam(0.01, amsgrad=True, clipvalue=0.01),
+    "Lamb": lambda: optimizers.Lamb(0.01),
+    "Adafactor": lambda: optimizers.Adafactor(0.01),
+    "Lion": lambda: optimizers.Lion(0.001),
+    "Muon": lambda: optimizers.Muon(0.01),
+    "Ftrl": lambda: optimizers.Ftrl(0.1),
+    "RMSprop": lambda: optimizers.RMSprop(0.001, momentum=0.9, centered=True),
+    "Nadam": lambda: optimizers.Nadam(0.01),
+    "Adadelta": lambda: optimizers.Adadelta(0.5),
+    "Adagrad": lambda: optimizers.Adagrad(0.1),
+    "Adamax": lambda: optimizers.Adamax(0.01),
+    "ScheduleFreeAdamW": lambda: optimizers.ScheduleFreeAdamW(0.01),
+    "Lars": lambda: tfaccel.Lars(0.5, weight_decay=1e-3),
+    "global_clipnorm": lambda: optimizers.Adam(0.01, global_clipnorm=0.1),
+    "EMA": lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
+    "EMA at the end": lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),
+    "accumulation": lambda: optimizers.AdamW(0.01, gradient_accumulation_steps=3),
+    "loss scale": lambda: optimizers.LossScaleOptimizer(
+        optimizers.Adam(0.01, global_clipnorm=0.1), dynamic_growth_steps=3
+    ),
+    "loss scale, accumulation": lambda: optimizers.LossScaleOptimizer(
+        optimizers.Adam(0.01, gradient_accumulation_steps=2)
+    ),
+    "schedule": lambda: optimizers.Adam(optimizers.schedules.CosineDecay(0.05, 12)),
+    "several optimizers": lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(optimizers.Adam(0.01), {"second": optimizers.SGD(0.1, momentum=0.9)})
+    ),
+}
+QUICK = ("AdamW", "Muon", "global_clipnorm", "EMA", "accumulation")
+QUICK_ON_HOST = ("AdamW", "accumulation")
+
+
+def strategy_of(devices):
+    names = [f"CPU:{index}" for index in devices]
+    return tf.distribute.MirroredStrategy(names) if len(names) > 1 else tf.distribute.OneDeviceStrategy(names[0])
+
+
+def built(make_optimizer, devices=(0, 1), *, kind=keras.Model, jit_compile=False, policy="float32"):
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    with strategy_of(devices).scope():
+        x = keras.Input((6,))
+        constraint = keras.constraints.MaxNorm(1.0)
+        hidden = layers.Dense(16, activation="tanh", kernel_constraint=constraint, dtype=policy, name="first")(x)
+        hidden = layers.BatchNormalization(dtype=policy, synchronized=False)(hidden)
+        hidden = layers.Dense(12, activation="tanh", dtype=policy, name="second")(hidden)
+        model = kind(x, layers.Dense(3, dtype="float32", name="third")(hidden))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(make_optimizer(), loss, jit_compile=jit_compile)
+    return model
+
+
+def fit(model, how, *, fields=None, **options):
+    options = {"batch_size": BATCH, "epochs": 2, "verbose": 0, "shuffle": False, "check_rows": False, **options}
+    plan = plan_of_model(model, batch_size=BATCH, optimizer_state=how, synchronize_batch_norm=False, **(fields or {}))
+    return tfaccel.fit(model, X, Y, plan=plan, **options).history
+
+
+def state(model):
+    """Weights on each replica, and slots."""
+    local = model.distribute_strategy.experimental_local_results
+    weights = [np.asarray(part) for weight in model.trainable_weights for part in local(weight.value)]
+    return [*weights, *(variable.numpy() for variable in model.optimizer.variables)]
+
+
+def assert_equal(model, other):
+    for one, two in zip(state(model), state(other), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def compare(make_optimizer, how, devices=(0, 1), *, fields=None, options=None, **arguments):
+    models = [built(make_optimizer, devices, **arguments) for _ in range(2)]
+    each = zip(models, ("replicated", how), strict=True)
+    histories = [fit(model, one, fields=fields, **(options or {})) for model, one in each]
+    assert histories[0] == histories[1]
+    assert_equal(*models)
+    return models
+
+
+def by_speed(quick):
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in OPTIMIZERS]
+
+
+@pytest.mark.parametrize("name", by_speed(QUICK))
+def test_sharded_slots_give_the_weights_of_replicated_ones(name):
+    compare(OPTIMIZERS[name], "sharded")
+
+
+@pytest.mark.parametrize("name", by_speed(QUICK_ON_HOST))
+def test_slots_on_the_host_give_the_weights_of_replicated_ones(name):
+    compare(OPTIMIZERS[name], "host", (1, 2))
+
+
+def test_slots_on_the_host_of_one_replica():
+    [_, model] = compare(OPTIMIZERS["AdamW"], "host", (1,))
+    assert {v.value.device[-5:] for v in model.optimizer.variables if v.shape.rank} == {"CPU:0"}
+    assert {v.value.device[-5:] for v in model.weights} == {"CPU:1"}
+
+
+@pytest.mark.parametrize("how", ["sharded", "host"])
+@pytest.mark.parametrize("name", ["Adam", pytest.param("accumulation", marks=pytest.mark.slow)])
+@pytest.mark.slow
+def test_under_xla(how, name):
+    compare(OPTIMIZERS[name], how, jit_compile=True)
+
+
+@pytest.mark.parametrize("how", ["sharded", "host"])
+def test_with_fused_kernels_and_more_replicas_than_large_weights(how):
+    compare(OPTIMIZERS["AdamW"], how, (0, 1, 2, 3), fields={"fused_kernels": True})
+
+
+def test_replicas_without_a_weight_count_steps():
+    def model_of(how):
+        keras.utils.set_random_seed(1)
+        with strategy_of((0, 1, 2, 3)).scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, use_bias=False)])
+            model.compile(optimizers.Nadam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        fit(model, how)
+        return model
+
+    sharded = model_of("sharded")
+    assert_equal(model_of("replicated"), sharded)
+    local = sharded.distribute_strategy.experimental_local_results(sharded.optimizer.iterations.value)
+    assert [int(part) for part in local] == [12, 12, 12, 12]
+
+
+def test_overflow_on_one_replica_skips_the_step_on_all():
+    x = X.copy()
+    x[BATCH + BATCH - 1] = 1e38  # of the last replica, in the second batch
+    models = [built(lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01), initial_scale=1e4)) for _ in range(2)]
+    for model, how in zip(models, ("replicated", "sharded"), strict=True):
+        plan = plan_of_model(model, batch_size=BATCH, optimizer_state=how, synchronize_batch_norm=False)
+        options = {"batch_size": BATCH, "verbose": 0, "shuffle": False, "check_rows": False}
+        tfaccel.fit(model, x, Y, plan=plan, **options)
+    assert int(models[1].optimizer.iterations) == 5  # of six
+    assert_equal(*models)
+
+
+class TwoUpdates(keras.Model):
+    """Updates its weights twice in a step of its own, the second time by what the first has changed."""
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            weights = self.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("how", ["sharded", "host"])
+def test_own_train_step(how):
+    compare(OPTIMIZERS["Adam"], how, kind=TwoUpdates)
+
+
+@pytest.mark.parametrize("how", ["sharded", "host"])
+def test_batches_that_are_left_out(how):
+    x = X.copy()
+    x[20] = np.nan
+    models = [built(OPTIMIZERS["Adam"]) for _ in range(2)]
+    for model, one in zip(models, ("replicated", how), strict=True):
+        plan = plan_of_model(model, batch_size=BATCH, optimizer_state=one, synchronize_batch_norm=False)
+        options = {"batch_size": BATCH, "verbose": 0, "shuffle": False, "check_rows": False, "on_nonfinite": "skip"}
+        assert tfaccel.fit(model, x, Y, plan=plan, **options).history["left_out"] == [1]
+    assert_equal(*models)
+
+
+def test_half_of_the_slots_on_each_of_two_replicas():
+    def bytes_of(how):
+        keras.utils.set_random_seed(1)
+        with strategy_of((0, 1)).scope():
+            layers = [keras.layers.Dense(size) for size in (300, 300, 300, 3)]
+            model = keras.Sequential([keras.Input((300,)), *layers])
+            model.compile("adam", "mse")
+        x, y = np.zeros((4, 300), "float32"), np.zeros((4, 3), "float32")
+        tfaccel.fit(model, x, y, batch_size=4, verbose=0, plan=plan_of_model(model, batch_size=4, optimizer_state=how))
+        return slot_bytes(model.optimizer, Replicas(model.distribute_strategy))
+
+    replicated, sharded, on_host = (bytes_of(how) for how in ("replicated", "sharded", "host"))
+    assert len(replicated) == len(sharded) == 2
+    assert sum(sharded.values()) == min(replicated.values()) == max(replicated.values())
+    assert sum(on_host.values()) == min(replicated.values())
+    assert [device[-5:] for device in on_host] == ["CPU:0"]
+
+
+def test_owners_are_balanced():
+    assert owners_by_size([4, 4, 4, 4], 2) == [0, 1, 0, 1]
+    assert owners_by_size([1, 9, 2, 6], 2) == [1, 0, 1, 1]
+    assert owners_by_size([], 3) == []
+
+
+@pytest.mark.parametrize("path", [("sharded", "replicated"), ("host", "sharded"), ("replicated", "host")])
+def test_each_call_of_fit_may_place_slots_elsewhere(path):
+    moved, kept = built(OPTIMIZERS["EMA"]), built(OPTIMIZERS["EMA"])
+    for how in path:
+        fit(moved, how, epochs=1)
+        fit(kept, "replicated", epochs=1)
+    assert_equal(moved, kept)
+
+
+def test_saved_models_have_all_slots(tmp_path):
+    [_, model] = compare(OPTIMIZERS["Adam"], "sharded")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one, other in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("sharded", (0, 1)), ("replicated", (0, 1))),
+        (("replicated", (0, 1)), ("sharded", (0, 1))),
+        (("sharded", (0, 1)), ("host", (0, 1))),
+    ],
+)
+def test_a_run_resumes_with_slots_elsewhere(tmp_path, first, second):
+    whole = built(OPTIMIZERS["accumulation"])
+    fit(whole, "replicated", epochs=4)
+    for (how, devices), epochs in ((first, 2), (second, 4)):
+        resumed = built(OPTIMIZERS["accumulation"], devices)
+        fit(resumed, how, epochs=epochs, callbacks=[tfaccel.Resume(tmp_path / "run")])
+    assert_equal(whole, resumed)
+
+
+def test_a_run_resumes_with_another_number_of_replicas(tmp_path):
+    def model_on(devices):
+        return built(OPTIMIZERS["AdamW"], devices)
+
+    whole = model_on((0,))
+    fit(whole, "replicated", epochs=4)
+    for how, devices, epochs in (("sharded", (0, 1), 2), ("sharded", (0, 1, 2, 3), 3), ("replicated", (0,), 4)):
+        resumed = model_on(devices)
+        fit(resumed, how, epochs=epochs, callbacks=[tfaccel.Resume(tmp_path / "run")])
+    for one, other in zip(whole.trainable_weights, resumed.trainable_weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), atol=1e-5)
+
+
+def test_one_replica_is_told_that_sharding_changes_nothing(caplog):
+    models = [built(OPTIMIZERS["Adam"], (1,)) for _ in range(2)]
+    for model, how in zip(models, ("replicated", "sharded"), strict=True):
+        fit(model, how)
+    assert_equal(*models)
+    found = [record.message for record in caplog.records if "optimizer_state" in record.message]
+    assert found == ["optimizer_state='sharded' changes nothing: there is one replica, which has all slots."]
+
+
+def test_plain_keras_does_not_update_slots_twice():
+    model = built(OPTIMIZERS["Adam"])
+    fit(model, "sharded")
+    with pytest.raises(PlanError, match=r"slots are not on every replica.*compile the model again for Model.fit"):
+        model.fit(X, Y, batch_size=BATCH, verbose=0)
+    fit(model, "replicated")
+    model.optimizer.apply([tf.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables)
+
+
+@pytest.mark.parametrize("how", ["sharded", "host"])
+def test_slots_in_bfloat16_are_the_same_everywhere(how, tmp_path):
+    rounded = {"optimizer_slots_dtype": "bfloat16"}
+    models = compare(OPTIMIZERS["AdamW"], how, fields=rounded)
+    slots = [slot for slot in models[1].optimizer.variables if slot.shape.rank]
+    assert slots
+    assert {slot.value.dtype for slot in slots} == {tf.bfloat16}
+    exact = built(OPTIMIZERS["AdamW"])
+    losses = fit(exact, "replicated")["loss"], fit(built(OPTIMIZERS["AdamW"]), how, fields=rounded)["loss"]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    models[1].save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras").optimizer.variables
+    for one, other in zip(models[1].optimizer.variables, loaded, strict=True):
+        np.testing.assert_array_equal(np.asarray(one.numpy(), "float64"), np.asarray(other.numpy(), "float64"))
+
+
+def test_update_of_bfloat16_slots_is_computed_in_float32():
+    model = built(lambda: optimizers.SGD(0.5, momentum=0.9), (0,))
+    fit(model, "replicated", epochs=1, fields={"optimizer_slots_dtype": "bfloat16"}, steps_per_epoch=1)
+    exact = built(lambda: optimizers.SGD(0.5, momentum=0.9), (0,))
+    fit(exact, "replicated", epochs=1, steps_per_epoch=1)
+    for weight, other in zip(model.trainable_weights, exact.trainable_weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), other.numpy(), rtol=0, atol=1e-6)
+    for slot, other in zip(model.optimizer.variables, exact.optimizer.variables, strict=True):
+        np.testing.assert_allclose(np.asarray(slot.numpy(), "float32"), other.numpy(), rtol=2**-8, atol=1e-9)
+
+
+def test_a_run_with_bfloat16_slots_resumes_to_the_last_bit(tmp_path):
+    rounded = {"optimizer_slots_dtype": "bfloat16"}
+    whole = built(OPTIMIZERS["Adam"])
+    fit(whole, "replicated", epochs=3, fields=rounded)
+    for how, epochs in (("sharded", 1), ("replicated", 3)):
+        resumed = built(OPTIMIZERS["Adam"])
+        fit(resumed, how, epochs=epochs, fields=rounded, callbacks=[tfaccel.Resume(tmp_path / "run")])
+    assert_equal(whole, resumed)
+
+
+def test_the_next_call_of_fit_may_store_slots_in_float32_again():
+    model = built(OPTIMIZERS["Adam"])
+    fit(model, "sharded", fields={"optimizer_slots_dtype": "bfloat16"})
+    fit(model, "replicated")
+    assert {slot.value.dtype for slot in model.optimizer.variables if slot.shape.rank} == {tf.float32}
+
+
+class Everywhere(optimizers.SGD):
+    """Looks at all gradients together."""
+
+    def _clip_gradients(self, grads):
+        return [gradient / len(grads) for gradient in grads]
+
+
+class Elsewhere(optimizers.SGD):
+    """Keeps a slot outside the lists."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.of_first = self.add_variable_from_reference(variables[0], name="first")
+
+
+def accumulating_parts():
+    return optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(optimizers.Adam(gradient_accumulation_steps=2), {"second": optimizers.SGD(0.1)})
+    )
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "how", "message"),
+    [
+        (lambda: Everywhere(0.1), "sharded", "which also defines _clip_gradients. Use optimizer_state='replicated'."),
+        (lambda: Elsewhere(0.1), "sharded", "in model.optimizer, which keeps .*first elsewhere"),
+        (accumulating_parts, "sharded", "not for parts of a MultiOptimizer that accumulate gradients"),
+        (
+            lambda: optimizers.Adam(use_ema=True, gradient_accumulation_steps=2),
+            "host",
+            "Received: Adam with use_ema=True and gradient_accumulation_steps=2. Use optimizer_state='sharded'",
+        ),
+    ],
+)
+def test_refused_before_the_first_step(make_optimizer, how, message):
+    model = built(make_optimizer)
+    before = [weight.numpy() for weight in model.weights]
+    with pytest.raises(PlanError, match=message):
+        fit(model, how)
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value)
+
+
+def test_callbacks_that_read_slots_everywhere():
+    model = built(OPTIMIZERS["EMA"])
+    with pytest.raises(
+        PlanError, match=r"SwapEMAWeights reads the optimizer's slots .* Use the optimizer's use_ema alone"
+    ):
+        fit(model, "sharded", callbacks=[keras.callbacks.SwapEMAWeights()])
+
+
+def test_not_with_row_updates():
+    with pytest.raises(PlanError, match=r"embedding_updates='rows' rows of them on every replica. Received: both. Use"):
+        Plan(
+            strategy="mirrored",
+            devices=("GPU:0", "GPU:1"),
+            global_batch_size=8,
+            optimizer_state="sharded",
+            embedding_updates="rows",
+        )
+
+
+def test_bfloat16_slots_are_refused():
+    model = built(lambda: optimizers.ScheduleFreeAdamW(0.01))
+    with pytest.raises(PlanError, match="Received: ScheduleFreeAdamW, which keeps weights in its slots. Use "):
+        fit(model, "replicated", fields={"optimizer_slots_dtype": "bfloat16"})
+    with pytest.raises(PlanError, match="is for updates of whole weights outside of TPUs. Received: strategy='none'"):
+        Plan(
+            strategy="none",
+            devices=("CPU:0",),
+            global_batch_size=8,
+            optimizer_slots_dtype="bfloat16",
+            embedding_updates="rows",
+        )
+
+
+def test_not_on_tpus():
+    with pytest.raises(PlanError, match=r"Received: optimizer_state='sharded', strategy='tpu'. Use optimizer_state="):
+        Plan(strategy="tpu", devices=("TPU:0", "TPU:1"), global_batch_size=8, tpu="local", optimizer_state="sharded")
