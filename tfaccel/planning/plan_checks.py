@@ -43,7 +43,7 @@ def _check_batch(plan: "Plan") -> None:
 
 
 def _check_single_device(plan: "Plan") -> None:
-    if plan.strategy in ("none", "one_device") and len(plan.devices) > 1:
+    if plan.strategy in ("none", "one_device") and plan.num_local_replicas > 1:
         raise PlanError(
             f"strategy={plan.strategy!r} runs on one device. Received: devices={','.join(plan.devices)}. "
             f"Name one device, or use strategy='mirrored'."

@@ -184,7 +184,7 @@ def _fit(
         steps_per_execution=model.steps_per_execution,
         order_seed=None if resumed is None else resumed.order_seed,
     )
-    if not replicas.is_default or resumed is not None or options.leaves_out:
+    if not replicas.is_default or resumed is not None or options.leaves_out or options.pipeline_stages > 1:
         private_models.build_model(model, source.batch_spec)
     validation = None
     if validation_data is not None:

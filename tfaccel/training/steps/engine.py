@@ -24,6 +24,7 @@ from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
+from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.input_clock import runs_on_gpu
@@ -61,6 +62,8 @@ class EngineOptions:
         fused_kernels: train with fused kernels where XLA does not compile; see `tfaccel.training.kernels`.
         times_input: measure the time that training steps wait for their batches.
         rematerialization: recompute activations in the backward pass; see `recomputed_blocks`.
+        pipeline_stages: number of stages that the model is cut into; see `StagedModel`.
+        stage_devices: their devices: those of the first replica's stages, then the second's, ...
         marks_layers: give the operations of each layer a name scope of their own; see `layers_marked`.
     """
 
@@ -75,6 +78,8 @@ class EngineOptions:
     fused_kernels: bool = False
     times_input: bool = False
     rematerialization: bool = False
+    pipeline_stages: int = 1
+    stage_devices: tuple[str, ...] = ()
     marks_layers: bool = False
 
 
@@ -113,6 +118,7 @@ class Engine:
         self.looks_at_rows = True  # see `looking_at_rows`
         self._kinds: dict[str, StepGraphs] = {}
         self.left_out = LeftOutCount()
+        self._stages = staged_model(model, options.stage_devices, options.pipeline_stages)
         self.step_seconds: dict[str, float] = {}
         self.waited_seconds: float | None = None  # for batches, in all graph calls so far; None if not measured
 
@@ -139,7 +145,7 @@ class Engine:
                     watch_loss=trains and self.options.stop_at_non_finite_loss,
                     leaves_out=trains and self.options.leaves_out,
                     times_input=trains and self.options.times_input,
-                    traced_in=self._train_contexts() if trains else (),
+                    traced_in=self._contexts(trains=trains),
                 ),
             )
             self._kinds[kind] = known
@@ -150,14 +156,17 @@ class Engine:
         made = self._kinds.get(kind)
         return 0 if made is None else len(made.functions)
 
-    def _train_contexts(self) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
-        """The contexts in which train steps are traced; recomputed blocks contain fused kernels."""
+    def _contexts(self, *, trains: bool) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
+        """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
+        staged = () if self._stages is None else (self._stages.traced,)
+        if not trains:
+            return staged
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
         by_rows = self.options.embedding_updates != "keras"
         changed = (
             (fused_kernels,) * fuses + (row_updates,) * by_rows + (recomputed_blocks,) * self.options.rematerialization
         )
-        return changed + (layers_marked,) * self.options.marks_layers
+        return staged + changed + (layers_marked,) * self.options.marks_layers
 
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""

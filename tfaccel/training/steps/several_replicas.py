@@ -102,7 +102,7 @@ class SeveralReplicas:
             lambda data: self._own_logs(model.test_step(data), "test"), jit_compile=jit_compile
         )
         self._own_test = self._with_share(self._own_step("test"), jit_compile=False)
-        self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
+        self._predict = self._with_share(lambda data: model.predict_step(data), jit_compile=jit_compile)
 
     @property
     def finite(self) -> tf.Tensor | None:
