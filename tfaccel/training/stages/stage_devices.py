@@ -70,14 +70,13 @@ def following() -> Callable[[tf.Operation], str]:
 
     A number has less to say than a tensor of higher rank: a gradient is scaled where it is.
     """
-    known: dict[int, tuple[Any, str]] = {}  # of placeholders; keeps them alive, so that no id is reused
+    known: dict[int, tuple[Any, str]] = {}  # keeps the tensors alive, so that no id is reused
 
     def device_of(tensor: Any) -> str:
-        if not tf.is_symbolic_tensor(tensor) or tensor.op.device or tensor.op.type != "Placeholder":
+        if not tf.is_symbolic_tensor(tensor):
             return str(tensor.device or "")
-        if id(tensor) not in known:  # a captured tensor is where it comes from
-            outer = next((outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor), None)
-            known[id(tensor)] = tensor, "" if outer is None else device_of(outer)
+        if id(tensor) not in known:
+            known[id(tensor)] = tensor, _source_device(tensor, device_of)
         return known[id(tensor)][1]
 
     def follow_inputs(operation: tf.Operation) -> str:
@@ -93,6 +92,18 @@ def following() -> Callable[[tf.Operation], str]:
         return found.pop() if len(found) == 1 else ""
 
     return follow_inputs
+
+
+def _source_device(tensor: tf.Tensor, device_of: Callable[[Any], str]) -> str:
+    """Where a tensor of a graph is: one that was captured is where it comes from, one read from a variable is there."""
+    operation = tensor.op
+    if operation.type == "Placeholder":
+        outer = next((outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor), None)
+        return str(operation.device or "") if outer is None else device_of(outer)
+    handles = [one for one in operation.inputs if one.dtype == tf.resource]
+    if operation.device or not handles:
+        return str(operation.device or "")
+    return device_of(handles[0])
 
 
 def _short(device: str) -> str:
