@@ -25,6 +25,7 @@ from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.stages.staged_model import staged_model
+from tfaccel.training.stages.staged_steps import staged_steps
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.input_clock import runs_on_gpu
@@ -182,6 +183,14 @@ class Engine:
             return WholeStep(model, self.replicas)
         by_rows = options.embedding_updates != "keras"
         combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
+        if self._stages is not None:
+            return staged_steps(
+                self._stages,
+                self.replicas,
+                bytes_per_pack=options.bytes_per_pack,
+                combine_slices=combine,
+                leaves_out=options.leaves_out,
+            )
         if self.replicas.num_replicas == 1 and not (by_rows and jit_compile):
             return OneReplica(
                 model,

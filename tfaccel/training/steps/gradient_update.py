@@ -7,6 +7,7 @@ therefore act on the gradient of the global batch, and all replicas make the sam
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,10 @@ class GradientUpdate:
         self._same_rows: set[int] = set()
         self._num_contributors: Any = replicas.num_replicas
         self._inner = inner_optimizer(optimizer)
+
+    def placed(self) -> contextlib.AbstractContextManager[None]:
+        """While tracing: a context that decides on which of a replica's devices its gradients and weights are used."""
+        return contextlib.nullcontext()
 
     @property
     def accumulation_steps(self) -> int:
@@ -143,10 +148,11 @@ class GradientUpdate:
 
         def with_accumulated(gradients: list[Any]) -> list[tf.Tensor]:
             scale = self._scale()
-            return [
-                tf.convert_to_tensor(g) + tf.cast(scale, g.dtype) * a.value
-                for g, a in zip(gradients, self._accumulators(variables), strict=True)
-            ]
+            with self.placed():
+                return [
+                    tf.convert_to_tensor(g) + tf.cast(scale, g.dtype) * a.value
+                    for g, a in zip(gradients, self._accumulators(variables), strict=True)
+                ]
 
         totals = self.replicas.strategy.run(with_accumulated, args=(gradients,))
         summed = self.replicas.sum(totals, bytes_per_pack=self.bytes_per_pack)
@@ -198,7 +204,7 @@ class GradientUpdate:
     def _keras_apply(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         if self.combine_slices is not None:
             gradients = self.combine_slices(gradients)
-        with private_api.one_learning_rate(self.optimizer):
+        with private_api.one_learning_rate(self.optimizer), self.placed():
             apply_as_class(self.optimizer, gradients, variables)
 
 

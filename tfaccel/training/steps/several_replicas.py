@@ -60,6 +60,8 @@ class SeveralReplicas:
         leaves_out: leave out batches whose loss or gradients are not finite on any replica.
     """
 
+    update_class = GradientUpdate
+
     def __init__(
         self,
         model: keras.Model,
@@ -83,7 +85,7 @@ class SeveralReplicas:
         self._rows = StepOnRows(model, replicas)
         self.noted_results = NotedResults()
         self._updates = {
-            name: GradientUpdate(
+            name: self.update_class(
                 optimizer,
                 replicas,
                 jit_compile=self._jit_train and compiles_update,
