@@ -111,9 +111,7 @@ def _variables_of(nodes: Sequence[Any]) -> dict[int, keras.Variable]:
     return {id(variable): variable for variable in found}
 
 
-def _stage(
-    graph: Any, nodes: Sequence[Any], part: slice, num_bytes: Sequence[int], flops: Sequence[int]
-) -> CutStage:
+def _stage(graph: Any, nodes: Sequence[Any], part: slice, num_bytes: Sequence[int], flops: Sequence[int]) -> CutStage:
     before, own, after = nodes[: part.start], nodes[part], nodes[part.stop :]
     used = {id(symbol) for node in own for symbol in node.input_tensors}
     made = [*graph.inputs, *(symbol for node in before for symbol in node.outputs)]

@@ -1,9 +1,9 @@
 """The micro-batches of one optimizer step, side by side: while a stage works on one, the next stage has the one before.
 
-Keras's accumulation updates accumulators after each micro-batch, so that nothing of the next one can begin. Here the
-forward and backward passes of all micro-batches of an optimizer step stand in one graph, without an order between
-stages that work on different ones: TensorFlow's executor overlaps them. Their gradients are summed as the accumulators
-sum them, and applied once, by Keras's own update.
+With Keras's accumulation, each micro-batch ends with a condition that may update the weights, so that nothing of the
+next one can begin. Here the forward and backward passes of all micro-batches of an optimizer step stand in one graph,
+without an order between stages that work on different ones: TensorFlow's executor overlaps them. Gradients are added to
+Keras's accumulators in their order, and those of the last micro-batch are applied by Keras's own update.
 
 That is right as long as nothing happens between two micro-batches. A loss that is not finite, a gradient that overflows
 or a loss scale that is about to grow does; then the state from before is restored, and the micro-batches run one after
@@ -12,7 +12,6 @@ another, as they do where an epoch ends within an optimizer step.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,8 +21,8 @@ import tensorflow as tf
 from tfaccel.data.feeds import GraphBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.gradients import count_overflows
-from tfaccel.training.steps.left_out import StateBefore, variables_to_keep
-from tfaccel.training.steps.model_parts import inner_optimizer
+from tfaccel.training.steps.left_out import StateBefore, only_if, variables_to_keep
+from tfaccel.training.steps.model_parts import accumulators_by_replica, inner_optimizer
 from tfaccel.training.steps.replicas import Replicas
 
 
@@ -76,20 +75,38 @@ class MicroBatches:
         """Above 0 if gradients are not finite, where that matters."""
         return count_overflows(list(gradients)) if self.leaves_out or self.scales_loss else tf.constant(0.0)
 
-    def count_micro_batches(self) -> None:
-        """Counts all micro-batches but the last, which the update counts."""
-        private_api.raw_iterations(self.inner).assign_add(self.number - 1)
+    def accumulate(self, gradients: Sequence[Any], variables: Sequence[keras.Variable]) -> None:
+        """Adds the gradients of a micro-batch to the accumulators of one replica, as Keras does, but counts nothing."""
+        accumulators = private_api.gradient_accumulators(self.inner)
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is not None:
+                if self.scales_loss:
+                    gradient = keras.ops.divide(gradient, self.optimizer.dynamic_scale)
+                accumulator: Any = accumulators[private_api.variable_index(self.inner, variable)]
+                accumulator.assign(accumulator.value + gradient)
+
+    def count(self) -> None:
+        """Counts all micro-batches but the last, which the update of one replica counts."""
+        for counter in self._counters():
+            counter.assign_add(self.number - 1)
+
+    def clear_unless(self, fine: tf.Tensor) -> None:
+        """Sets the accumulators of all local replicas to zero if the gradients were not applied."""
+        cleared = accumulators_by_replica(self.optimizer)
+
+        def clear() -> None:
+            for replica in range(len(self.replicas.devices)):
+                for component in self.replicas.components(cleared, replica):
+                    component.assign(tf.zeros_like(component))
+
+        only_if(~fine, clear)
+
+    def _counters(self) -> list[keras.Variable]:
+        counters = [private_api.raw_iterations(self.inner)]
+        return [*counters, self.optimizer.step_counter] if self.scales_loss else counters
 
     def _first(self, variable: keras.Variable) -> tf.Tensor:
         return tf.identity(self.replicas.components([variable], 0)[0])
-
-
-def summed(gradients: Sequence[Sequence[Any]]) -> list[Any]:
-    """The sums over micro-batches of each weight's gradients, in their order, as accumulators add them up."""
-    return [
-        None if any(part is None for part in parts) else functools.reduce(tf.add, map(tf.convert_to_tensor, parts))
-        for parts in zip(*gradients, strict=True)
-    ]
 
 
 Window = Callable[[Any, tf.Tensor], tuple[tf.Tensor, Any, tf.Tensor, Any]]
@@ -174,7 +191,6 @@ def is_whole(bad: Sequence[tf.Tensor], is_finite: Callable[[], tf.Tensor] | None
     """Whether none of the numbers is above 0, and the loss is finite."""
     fine = tf.equal(tf.add_n([tf.constant(0.0), *bad]), 0.0)
     return fine & is_finite() if is_finite else fine
-
 
 
 def num_micro_batches(steps: Any) -> int:

@@ -10,8 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.feeds import GraphBatches
-from tfaccel.training.private import private_api
-from tfaccel.training.stages.micro_batches import MicroBatches, is_whole, summed
+from tfaccel.training.stages.micro_batches import MicroBatches, is_whole
 from tfaccel.training.stages.stage_devices import following
 from tfaccel.training.stages.staged_model import StagedModel
 from tfaccel.training.steps.global_batch import global_losses
@@ -48,44 +47,41 @@ class StagedReplica(OneReplica):
 
     def _together(self, data: Sequence[Any], is_finite: IsFinite) -> tf.Tensor:
         together, optimizer = self.micro_batches, self.micro_batches.optimizer
-        before, bad = together.begin(watches=is_finite is not None), []
-        recorded: list[tuple[list[Any], list[keras.Variable]]] = []
+        watches = is_finite is not None
+        before, bad = together.begin(watches=watches), []
+        last: list[tuple[Any, Any]] = []
         update, scale = optimizer.apply, optimizer.scale_loss
 
         def record(gradients: Any, trainable_variables: Any = None) -> None:
-            recorded.append((list(gradients), list(trainable_variables)))
-            bad.append(together.overflows(recorded[-1][0]))
+            gradients, variables = list(gradients), list(trainable_variables)
+            bad.append(together.overflows(gradients))
+            if len(bad_losses) == len(data):
+                last.append((gradients, variables))
+            else:
+                together.accumulate(gradients, variables)
 
         def scale_loss(loss: Any) -> Any:
-            bad.extend([is_bad(loss)] * together.leaves_out)
+            bad_losses.append(is_bad(loss) if together.leaves_out else tf.constant(0.0))
             return scale(loss)
 
+        bad_losses: list[tf.Tensor] = []
         with instance_attributes(optimizer, {"apply": record, "scale_loss": scale_loss}):
             for one in data:
                 self._model.train_step(one)
+
+        def apply() -> None:
+            together.count()
+            update(*last[0])
+
         with self._staged.on_last():
-            if not together.checks(is_finite is not None):
-                self._apply(recorded, update)
+            if not together.checks(watches):
+                apply()
                 return tf.constant(True)
-            fine = is_whole(bad, is_finite)
-            only_if(fine, lambda: self._apply(recorded, update))
+            fine = is_whole([*bad, *bad_losses], is_finite)
+            only_if(fine, apply)
+            together.clear_unless(fine)
             before.put_back_unless(fine)
             return fine
-
-    def _apply(self, recorded: Sequence[tuple[list[Any], list[keras.Variable]]], update: Callable[..., None]) -> None:
-        """Keras's update with the sum of the gradients, as at the last micro-batch of an optimizer step."""
-        together, optimizer = self.micro_batches, self.micro_batches.optimizer
-        gradients, variables = [of_one for of_one, _ in recorded], recorded[0][1]
-        if not together.scales_loss:
-            together.count_micro_batches()
-            update(summed(gradients), variables)
-            return
-        scale = optimizer.dynamic_scale
-        unscaled = [[None if g is None else keras.ops.divide(g, scale) for g in of_one] for of_one in gradients]
-        together.count_micro_batches()
-        with private_api.one_learning_rate(optimizer):
-            type(together.inner).apply(together.inner, summed(unscaled), variables)
-        optimizer.step_counter.assign_add(together.number)
 
 
 class StagedUpdate(GradientUpdate):
@@ -97,28 +93,22 @@ class StagedUpdate(GradientUpdate):
         with tf.compat.v1.device(following()):
             yield
 
-    def apply_together(self, gradients: Sequence[list[Any]], variables: list[keras.Variable], number: int) -> None:
-        """Applies the gradients of all micro-batches of an optimizer step.
+    def accumulate(self, gradients: list[Any], together: MicroBatches, variables: list[keras.Variable]) -> None:
+        """Adds the gradients of a micro-batch to each replica's accumulators."""
 
-        Args:
-            gradients: of each micro-batch, one per-replica value for each variable, or None.
-            variables: the trainable variables.
-            number: how many micro-batches there are.
-        """
-        present = [place for place, gradient in enumerate(gradients[0]) if gradient is not None]
-        kept = [[of_one[place] for place in present] for of_one in gradients]
-
-        def total(several: list[list[Any]]) -> list[Any]:
+        def add(values: list[Any], variables: list[keras.Variable]) -> None:
             with self.placed():
-                return summed(several)
+                together.accumulate(values, variables)
 
-        totals = self.replicas.strategy.run(total, args=(kept,))
-        counters = [private_api.raw_iterations(self._inner)]
-        counters += [self.optimizer.step_counter] if self.checks_finite else []
-        for replica in range(len(self.replicas.devices)):
-            for counter in self.replicas.components(counters, replica):
-                counter.assign_add(tf.cast(number - 1, counter.dtype))
-        self._apply_accumulated(list(totals), [variables[place] for place in present])
+        present = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        self._on_each_replica(add, [gradients[place] for place in present], [variables[place] for place in present])
+
+    def apply_last(self, gradients: list[Any], together: MicroBatches, variables: list[keras.Variable]) -> None:
+        """Applies what is accumulated and the gradients of the last micro-batch of an optimizer step."""
+        present = [place for place, gradient in enumerate(gradients) if gradient is not None]
+        kept = [variables[place] for place in present]
+        self._on_each_replica(lambda values, variables: together.count(), [], kept)
+        self._apply_accumulated([gradients[place] for place in present], kept)
 
 
 class StagedReplicas(SeveralReplicas):
@@ -151,20 +141,19 @@ class StagedReplicas(SeveralReplicas):
                 batch = self._rows.checked(batches, batch)
                 denominators = self._denominators(batches, batch, training=True)
                 outputs.append(self._rows.run(batches, batch, self._forward_backward, denominators, if_empty="borrow"))
-
-        def apply() -> None:
-            gradients = [of_one[0] for of_one in outputs]
-            update.apply_together(gradients, self._model.trainable_variables, together.number)
-
         with self._replicas.strategy.scope():
+            variables = self._model.trainable_variables
+            for gradients, *_ in outputs[:-1]:
+                update.accumulate(gradients, together, variables)
             if not together.checks(watches):
-                apply()
+                update.apply_last(outputs[-1][0], together, variables)
                 return tf.constant(True)
-            counts = [of_one[1] for of_one in outputs] if together.scales_loss else []
-            counts += [of_one[2] for of_one in outputs] if self._leaves_out else []
+            counts = [overflows for _, overflows, _, _ in outputs] if together.scales_loss else []
+            counts += [bad for _, _, bad, _ in outputs] if self._leaves_out else []
             total = [self._replicas.local_results(one)[0] for one in self._replicas.sum(counts)] if counts else []
             fine = is_whole(total, is_finite)
-            only_if(fine, apply)
+            only_if(fine, lambda: update.apply_last(outputs[-1][0], together, variables))
+            together.clear_unless(fine)
             before.put_back_unless(fine)
             return fine
 
@@ -174,7 +163,12 @@ class StagedReplicas(SeveralReplicas):
 
 
 def staged_steps(
-    staged: StagedModel, replicas: Replicas, *, bytes_per_pack: int, combine_slices: CombineSlices | None, leaves_out: bool
+    staged: StagedModel,
+    replicas: Replicas,
+    *,
+    bytes_per_pack: int,
+    combine_slices: CombineSlices | None,
+    leaves_out: bool,
 ) -> StagedReplica | StagedReplicas:
     """The steps of a staged model; arguments as for `SeveralReplicas`."""
     options: dict[str, Any] = {"combine_slices": combine_slices, "leaves_out": leaves_out}

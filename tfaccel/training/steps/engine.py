@@ -157,7 +157,9 @@ class Engine:
         made = self._kinds.get(kind)
         return 0 if made is None else len(made.functions)
 
-    def _contexts(self, *, trains: bool) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
+    def _contexts(
+        self, *, trains: bool
+    ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
         staged = () if self._stages is None else (self._stages.traced,)
         if not trains:
