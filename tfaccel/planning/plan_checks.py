@@ -9,6 +9,8 @@ from tfaccel.planning.plan_fields import parse_device
 if TYPE_CHECKING:
     from tfaccel.planning.plan import Plan
 
+_ONE_DEVICE = "it is made for models on one device"
+
 
 def check_plan(plan: "Plan") -> None:
     """Raises PlanError for the first incompatible combination of fields."""
@@ -236,9 +238,40 @@ def _check_embedding_updates(plan: "Plan") -> None:
         )
 
 
+def _check_stages(plan: "Plan") -> None:
+    stages = plan.pipeline_stages
+    if stages == 1:
+        return
+    received = f"Received: pipeline_stages={stages}, devices={','.join(plan.devices)}, strategy={plan.strategy!r}"
+    if plan.strategy not in ("none", "mirrored"):
+        raise PlanError(
+            "`pipeline_stages` is for the devices of one process, with strategy='none', or 'mirrored' for several "
+            f"replicas. {received}. Use one of these, or pipeline_stages=1."
+        )
+    if len(plan.devices) % stages:
+        raise PlanError(
+            f"Each of the {stages} stages of each replica needs a device of its own. {received}. Name {stages} devices "
+            "for one replica, a multiple of that for several, or use fewer stages."
+        )
+    for name, value, otherwise in (
+        ("jit_compile", plan.jit_compile, False),
+        ("xla_auto_clustering", plan.xla_auto_clustering, False),
+        ("grappler_bfloat16", plan.grappler_bfloat16, False),
+        ("embedding_updates", plan.embedding_updates, "keras"),
+        ("prefetch_to_device", plan.prefetch_to_device, False),
+    ):
+        if value != otherwise:
+            why = "XLA compiles the operations of one device" if name.startswith(("jit", "xla")) else _ONE_DEVICE
+            raise PlanError(
+                f"`{name}` is not supported with pipeline stages: {why}. Received: pipeline_stages={stages}, "
+                f"{name}={value!r}. Use {name}={otherwise!r}, or pipeline_stages=1."
+            )
+
+
 CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_tpu,
     _check_workers,
+    _check_stages,
     _check_single_device,
     _check_logical_cpus,
     _check_batch,

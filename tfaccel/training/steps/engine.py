@@ -41,6 +41,7 @@ from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.step_errors import clear_errors
 from tfaccel.training.steps.step_graphs import GraphOptions, StepGraphs, logs_of, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
+from tfaccel.training.steps.window_result import WindowResult
 
 _ENGINE = "_tfaccel_engine"
 
@@ -82,25 +83,6 @@ class EngineOptions:
     pipeline_stages: int = 1
     stage_devices: tuple[str, ...] = ()
     marks_layers: bool = False
-
-
-@dataclass(frozen=True)
-class WindowResult:
-    """Result of one graph call.
-
-    Attributes:
-        num_steps: number of steps, those whose batches were left out included.
-        logs: the final logs.
-        loss_is_finite: whether the last loss was finite, if that is watched.
-        traced: whether the call traced its graph.
-        left_out: which of the steps left out their batches, from 0.
-    """
-
-    num_steps: int
-    logs: dict[str, Any]
-    loss_is_finite: bool = True
-    traced: bool = False
-    left_out: tuple[int, ...] = ()
 
 
 class Engine:
@@ -174,6 +156,11 @@ class Engine:
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""
         return self._kind(kind).steps
+
+    def micro_batches(self) -> tuple[int, int]:
+        """How many batches of an optimizer step run together, and how many are left until the current one ends."""
+        together = getattr(self.steps_of("train"), "micro_batches", None) if self._stages is not None else None
+        return (1, 1) if together is None else (together.number, int(together.num_left()))
 
     def new_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
         """Steps that nothing has been traced from yet."""

@@ -165,13 +165,10 @@ class SeveralReplicas:
                 outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
             gradients, overflows, bad, logs = outputs
 
+            num = self._rows.num_contributors(batches.num_rows(batch), if_empty)
+
             def apply_sum() -> None:
-                update.apply(
-                    gradients,
-                    self._model.trainable_variables,
-                    overflows,
-                    num_contributors=self._rows.num_contributors(batches.num_rows(batch), if_empty),
-                )
+                update.apply(gradients, self._model.trainable_variables, overflows, num_contributors=num)
 
             self._guard.end(bad, apply_sum)
             return self._replicas.mean_of_weighted(logs)
