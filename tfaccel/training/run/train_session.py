@@ -46,6 +46,7 @@ from tfaccel.training.run.training_progress import TrainingProgress
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches
 from tfaccel.training.run.workload_source import WorkloadSource
+from tfaccel.training.stages.staged_model import built_on_host
 from tfaccel.training.steps.engine import Engine, engine_of
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.validation import Validation, validation_of
@@ -225,9 +226,10 @@ class TrainSession:
             self._profile.check_length(self._num_steps)
         name = self._workload.name
         self._rates = None if self._scaling is None else ScaledRates(self._scaling, self._num_steps)
-        with strategy.scope(), within_memory(name, self.plan, hardware):
-            model = compiled_model(self._workload, self.plan, num_steps=self._num_steps, rates=self._rates)
-        build_for(model, self._source.batch_spec, self._workload)
+        with built_on_host(self.plan.pipeline_stages):
+            with strategy.scope(), within_memory(name, self.plan, hardware):
+                model = compiled_model(self._workload, self.plan, num_steps=self._num_steps, rates=self._rates)
+            build_for(model, self._source.batch_spec, self._workload)
         check_memory(model, name, self.plan, hardware)
         return model
 

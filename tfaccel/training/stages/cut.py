@@ -79,6 +79,9 @@ def cut_model(model: keras.Model, num_stages: int) -> list[CutStage]:
             f"crosses. Received: pipeline_stages={num_stages}. {why}. Change the model there, use fewer stages, "
             f"{_ONE_STAGE}."
         )
+    # Before an operation with weights, TensorFlow's graph optimizer merges no constant factors over the cut.
+    before_weights = [place for place in places if getattr(nodes[place].operation, "trainable_variables", ())]
+    places = before_weights if len(before_weights) + 1 >= num_stages else places
     num_bytes = [_bytes_of(model, node) for node in nodes]
     flops = _flops_of(model, graph, nodes)
     bounds = [0, *_balanced(places, num_bytes, flops, num_stages), len(nodes)]

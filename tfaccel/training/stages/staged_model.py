@@ -149,6 +149,16 @@ class StagedModel:
         logger.info("The model runs in %d stages: %s.", len(self.stages), "; ".join(parts))
 
 
+@contextlib.contextmanager
+def built_on_host(num_stages: int) -> Iterator[None]:
+    """While building a model: a model that is cut into stages is built in the host's memory.
+
+    Under `MirroredStrategy`, variables are made on the replicas' devices all the same.
+    """
+    with tf.device("/device:CPU:0") if num_stages > 1 else contextlib.nullcontext():
+        yield
+
+
 def staged_model(model: keras.Model, devices: Sequence[str], num_stages: int) -> StagedModel | None:
     """A model's stages, with its variables on their devices; None for one stage."""
     if num_stages == 1:
