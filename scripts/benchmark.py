@@ -16,6 +16,7 @@
     tfaccel benchmark peers --out=benchmarks/peers.json
     tfaccel benchmark workers --out=benchmarks/workers.json
     tfaccel benchmark faults --out=benchmarks/faults.json
+    tfaccel benchmark stages --out=benchmarks/stages.json
     tfaccel benchmark faults --figures=killed_of_two,goodput --scale=0.3
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
@@ -39,9 +40,10 @@ out what is not installed), `workers` (two workers of one core against one worke
 two logical replicas; how long workers take from launch to the first step; and, if Ray is installed, speed and start
 under Ray; twenty-five minutes), `faults` (each
 row of the matrix of faults: how soon it is noticed, and whether the run ends bit-equal to one that was not disturbed,
-each example seen once per epoch; and the goodput of a ten-minute job with three kills; an hour and a half) and
+each example seen once per epoch; and the goodput of a ten-minute job with three kills; an hour and a half),
 `checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
-epoch; three minutes per repetition).
+epoch; three minutes per repetition) and `stages` (pipeline stages on logical CPUs: weights, memory and placement for four
+families of models, and the time of an epoch; six minutes).
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """
@@ -64,6 +66,7 @@ from tfaccel.benchmarks.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
 from tfaccel.benchmarks.scaling_suite import SCALING_FIGURES, run_scaling_suite
 from tfaccel.benchmarks.search_suite import SEARCHES, run_search_suite
 from tfaccel.benchmarks.serve_suite import SERVE_FIGURES, run_serve_suite
+from tfaccel.benchmarks.stages_suite import STAGES_FIGURES, run_stages_suite
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.workers_suite import WORKERS_FIGURES, run_workers_suite
 from tfaccel.errors import TfaccelError
@@ -76,7 +79,7 @@ from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_s
 
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
-    *("settings", "choice", "peers", "workers", "faults", "checkpoints"),
+    *("settings", "choice", "peers", "workers", "faults", "checkpoints", "stages"),
 )
 CONTINUED = ("choice", "peers")
 MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
@@ -199,6 +202,8 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             return run_serve_suite(names, options)
         if suite == "checkpoints":
             return run_checkpoints_suite(names, options)
+        if suite == "stages":
+            return run_stages_suite(names, options)
         if suite == "faults":
             return run_faults_suite(names, options)
         if suite == "workers":
@@ -262,6 +267,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "workers": WORKERS_FIGURES,
         "faults": FAULT_FIGURES,
         "checkpoints": CHECKPOINT_FIGURES,
+        "stages": STAGES_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:

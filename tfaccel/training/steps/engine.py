@@ -101,7 +101,7 @@ class Engine:
         self.looks_at_rows = True  # see `looking_at_rows`
         self._kinds: dict[str, StepGraphs] = {}
         self.left_out = LeftOutCount()
-        self._stages = staged_model(model, options.stage_devices, options.pipeline_stages)
+        self.stages = staged_model(model, options.stage_devices, options.pipeline_stages)
         self.step_seconds: dict[str, float] = {}
         self.waited_seconds: float | None = None  # for batches, in all graph calls so far; None if not measured
 
@@ -139,11 +139,15 @@ class Engine:
         made = self._kinds.get(kind)
         return 0 if made is None else len(made.functions)
 
+    def graphs(self, kind: str) -> list[tf.Graph]:
+        """The graphs that were traced for one kind of step on batches of arrays."""
+        return [function.graph for function in self._kinds[kind].functions.values() if hasattr(function, "graph")]
+
     def _contexts(
         self, *, trains: bool
     ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
-        staged = () if self._stages is None else (self._stages.traced,)
+        staged = () if self.stages is None else (self.stages.traced,)
         if not trains:
             return staged
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
@@ -159,7 +163,7 @@ class Engine:
 
     def micro_batches(self) -> tuple[int, int]:
         """How many batches of an optimizer step run together, and how many are left until the current one ends."""
-        together = getattr(self.steps_of("train"), "micro_batches", None) if self._stages is not None else None
+        together = getattr(self.steps_of("train"), "micro_batches", None) if self.stages is not None else None
         return (1, 1) if together is None else (together.number, int(together.num_left()))
 
     def new_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
@@ -172,9 +176,9 @@ class Engine:
             return WholeStep(model, self.replicas)
         by_rows = options.embedding_updates != "keras"
         combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
-        if self._stages is not None:
+        if self.stages is not None:
             return staged_steps(
-                self._stages,
+                self.stages,
                 self.replicas,
                 bytes_per_pack=options.bytes_per_pack,
                 combine_slices=combine,
