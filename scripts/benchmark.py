@@ -42,8 +42,8 @@ under Ray; twenty-five minutes), `faults` (each
 row of the matrix of faults: how soon it is noticed, and whether the run ends bit-equal to one that was not disturbed,
 each example seen once per epoch; and the goodput of a ten-minute job with three kills; an hour and a half),
 `checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
-epoch; three minutes per repetition) and `stages` (pipeline stages on logical CPUs: weights, memory and placement for four
-families of models, and the time of an epoch; six minutes).
+epoch; three minutes per repetition) and `stages` (pipeline stages on logical CPUs: weights, memory and placement for
+four families of models, and the time of an epoch; six minutes).
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """

@@ -116,5 +116,5 @@ def engine_options(plan: Plan) -> EngineOptions:
         times_input=True,
         rematerialization=plan.rematerialization,
         pipeline_stages=plan.pipeline_stages,
-        stage_devices=logical_devices(plan),
+        stage_devices=logical_devices(plan) if plan.pipeline_stages > 1 else (),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -130,7 +130,7 @@ class StagedReplicas(SeveralReplicas):
         """Trains on the micro-batches of an optimizer step; returns False if that changed nothing."""
         together = self.micro_batches
         watches = is_finite is not None
-        before, update = together.begin(watches=watches), self._updates["optimizer"]
+        before, update = together.begin(watches=watches), cast(StagedUpdate, self._updates["optimizer"])
         with self._replicas.strategy.scope(), global_losses(self._model), contextlib.ExitStack() as stack:
             stack.enter_context(
                 instance_attributes(update.optimizer, recording(update.optimizer, leaves_out=self._leaves_out))
