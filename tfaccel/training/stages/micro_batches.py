@@ -12,6 +12,7 @@ another, as they do where an epoch ends within an optimizer step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from tfaccel.training.steps.left_out import StateBefore, only_if, variables_to_k
 from tfaccel.training.steps.model_parts import accumulators_by_replica, inner_optimizer
 from tfaccel.training.steps.replicas import Replicas
 
+logger = logging.getLogger("tfaccel")
+
 
 class MicroBatches:
     """What the micro-batches of an optimizer step have in common, whatever the number of replicas.
@@ -34,7 +37,8 @@ class MicroBatches:
         leaves_out: whether batches are left out whose loss or gradients are not finite.
 
     Attributes:
-        number: micro-batches in an optimizer step.
+        number: micro-batches of an optimizer step that run together; 1 if Keras changes weights or their averages after
+            each of them.
     """
 
     def __init__(self, model: keras.Model, replicas: Replicas, *, leaves_out: bool) -> None:
@@ -42,6 +46,12 @@ class MicroBatches:
         self.optimizer: Any = model.optimizer
         self.inner: Any = inner_optimizer(model.optimizer)
         self.number = int(self.inner.gradient_accumulation_steps or 1)
+        between = _what_happens_between(model, self.inner)
+        if self.number > 1 and between:
+            logger.warning(
+                "The stages do not overlap: Keras's optimizers act after each micro-batch because of %s.", between
+            )
+            self.number = 1
 
     @property
     def scales_loss(self) -> bool:
@@ -107,6 +117,14 @@ class MicroBatches:
 
     def _first(self, variable: keras.Variable) -> tf.Tensor:
         return tf.identity(self.replicas.components([variable], 0)[0])
+
+
+def _what_happens_between(model: keras.Model, optimizer: Any) -> str:
+    """What an optimizer does after each micro-batch besides accumulating gradients; empty if nothing."""
+    constrained = [one.path for one in model.trainable_variables if one.constraint is not None]
+    if constrained:
+        return f"the constraint of {constrained[0]}"
+    return "use_ema" if optimizer.use_ema else ""
 
 
 Window = Callable[[Any, tf.Tensor], tuple[tf.Tensor, Any, tf.Tensor, Any]]
