@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -124,54 +125,12 @@ def test_what_acts_between_micro_batches_is_said(caplog):
 
 # --- Resuming ------------------------------------------------------------------------------------------------------
 
-RESUMED = """
-import contextlib
-import sys
-from pathlib import Path
-import numpy as np
-import keras
-from tfaccel import Plan, train
-
-ROWS = np.random.default_rng(0).normal(size=(44, 12)).astype("float32")
-
-def build_model():
-    blocks = [(keras.layers.Dense(16, activation="tanh"), keras.layers.Dropout(0.2)) for _ in range(3)]
-    return keras.Sequential([keras.Input((12,)), *(layer for block in blocks for layer in block), keras.layers.Dense(1)])
-
-def ends(last):
-    """A callback that ends the run in an epoch."""
-
-    def on_epoch_begin(epoch, logs):
-        if epoch == last:
-            raise InterruptedError
-
-    return keras.callbacks.LambdaCallback(on_epoch_begin=on_epoch_begin)
-
-def weights(folder, *runs):
-    for last, stages in runs:
-        devices = tuple(f"CPU:{index}" for index in range(stages))
-        plan = Plan(
-            strategy="none", devices=devices, pipeline_stages=stages, num_logical_cpus=3, global_batch_size=16,
-            accumulation_steps=4,
-        )
-        with contextlib.suppress(InterruptedError):
-            train(
-                build_model, ROWS, ROWS[:, :1], plan=plan, loss="mse", optimizer="adam", epochs=3, run_dir=folder,
-                resume="auto", verbose=0, checkpoint_interval=1, callbacks=[ends(last)],
-            )
-    model = keras.saving.load_model(next(Path(folder).glob("*.keras")))
-    return [one.numpy() for one in (*model.trainable_variables, *model.optimizer.variables)]  # no file has the seeds
-
-folder = Path(sys.argv[1])
-whole = weights(folder / "whole", (3, 1))
-for name, runs in {"fewer": ((1, 3), (3, 1)), "more": ((1, 1), (2, 2), (3, 3))}.items():
-    assert all(np.array_equal(*pair) for pair in zip(whole, weights(folder / name, *runs), strict=True)), name
-print("equal")
-"""
+RESUMED = "import sys; from stages_resume_program import main; main(sys.argv[1])"
 
 
 def test_run_resumed_on_another_number_of_stages(run_python, tmp_path):
-    assert run_python(RESUMED, str(tmp_path)).stdout.strip().endswith("equal")
+    child = run_python(RESUMED, str(tmp_path), env={"PYTHONPATH": str(Path(__file__).parent)})
+    assert child.stdout.strip().endswith("equal")
 
 
 # --- Devices -----------------------------------------------------------------------------------------------------
