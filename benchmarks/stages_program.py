@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 ROWS, NUM_MICRO_BATCHES = 8, 9  # with 4 micro-batches, an epoch ends within an optimizer step
-WIDTH, DEPTH, EPOCH_ROWS, EPOCH_BATCHES = 1024, 8, 256, 16
+WIDTH, DEPTH, EPOCH_ROWS, EPOCH_BATCHES = 1024, 8, 256, 8
 
 
 def main(argv: list[str]) -> int:

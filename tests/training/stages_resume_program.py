@@ -1,4 +1,4 @@
-"""Trains in pipeline stages, is interrupted, and goes on with other numbers of stages; prints whether that was exact."""
+"""Trains in pipeline stages, is interrupted, and goes on with other numbers of stages; prints whether it is exact."""
 
 import contextlib
 from pathlib import Path
