@@ -137,5 +137,7 @@ def _on_workers(task: dict[str, Any]) -> list[Any]:
 
 _MEASURED = {
     **dict.fromkeys(("weights", "weights_workers", "host"), _weights),
-    **{"bytes": _bytes, "workers": _workers, "bfloat16": _bfloat16},
+    "bytes": _bytes,
+    "workers": _workers,
+    "bfloat16": _bfloat16,
 }

@@ -17,6 +17,7 @@
     tfaccel benchmark workers --out=benchmarks/workers.json
     tfaccel benchmark optimizer_state --repetitions=3 --out=benchmarks/optimizer_state.json
     tfaccel benchmark faults --out=benchmarks/faults.json
+    tfaccel benchmark stages --out=benchmarks/stages.json
     tfaccel benchmark faults --figures=killed_of_two,goodput --scale=0.3
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
@@ -42,8 +43,10 @@ under Ray; twenty-five minutes), `faults` (each
 row of the matrix of faults: how soon it is noticed, and whether the run ends bit-equal to one that was not disturbed,
 each example seen once per epoch; and the goodput of a ten-minute job with three kills; an hour and a half),
 `checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
-epoch; three minutes per repetition) and `optimizer_state` (weights, bytes of slots, and memory and step time of two
-workers, with sharded slots and with replicated ones; five minutes, and two per repetition).
+epoch; three minutes per repetition), `optimizer_state` (weights, bytes of slots, and memory and step time of two
+workers, with sharded slots and with replicated ones; five minutes, and two per repetition) and `stages` (pipeline
+stages on logical CPUs: weights, memory and placement for four families of models, and the time of an epoch; six
+minutes).
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """
@@ -67,6 +70,7 @@ from tfaccel.benchmarks.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
 from tfaccel.benchmarks.scaling_suite import SCALING_FIGURES, run_scaling_suite
 from tfaccel.benchmarks.search_suite import SEARCHES, run_search_suite
 from tfaccel.benchmarks.serve_suite import SERVE_FIGURES, run_serve_suite
+from tfaccel.benchmarks.stages_suite import STAGES_FIGURES, run_stages_suite
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.workers_suite import WORKERS_FIGURES, run_workers_suite
 from tfaccel.errors import TfaccelError
@@ -79,7 +83,7 @@ from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_s
 
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
-    *("settings", "choice", "peers", "workers", "faults", "checkpoints", "optimizer_state"),
+    *("settings", "choice", "peers", "workers", "faults", "checkpoints", "optimizer_state", "stages"),
 )
 CONTINUED = ("choice", "peers")
 MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
@@ -202,6 +206,8 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             return run_serve_suite(names, options)
         if suite == "checkpoints":
             return run_checkpoints_suite(names, options)
+        if suite == "stages":
+            return run_stages_suite(names, options)
         if suite == "faults":
             return run_faults_suite(names, options)
         if suite == "optimizer_state":
@@ -268,6 +274,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "optimizer_state": OPTIMIZER_STATE_FIGURES,
         "faults": FAULT_FIGURES,
         "checkpoints": CHECKPOINT_FIGURES,
+        "stages": STAGES_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:

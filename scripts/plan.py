@@ -10,6 +10,7 @@ from absl import flags
 from rich.table import Table
 from rich.text import Text
 
+from tfaccel.errors import TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import candidate_plans
 from tfaccel.planning.override_flags import explain
@@ -22,7 +23,7 @@ from tfaccel.scripts.plan_compare import COMPARE_FLAGS, compare, refuse_compare_
 from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.train_flags import workload_options
 from tfaccel.scripts.workload_command import run_workload_command
-from tfaccel.scripts.workload_flags import chosen_workload
+from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _FLAGS: dict[str, Flag] = {
@@ -53,6 +54,9 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     hardware = Hardware.load(values.hardware) if values.hardware is not None else _this_machine()
     workload = chosen_workload(values, **options)
     plans = candidate_plans(hardware, workload, **fixed)
+    if "pipeline_stages" not in fixed and sum(bool(gpu.memory_bytes) for gpu in hardware.gpus) > 1:
+        known = _training_bytes(values, plans[0], hardware, options)
+        plans = candidate_plans(hardware, workload, training_bytes=known, **fixed)
     if values.write is not None:
         plans[0].save(values.write)
     if values.json:
@@ -66,6 +70,17 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         if values.write is not None:
             table_console().print(Text(f"Plan 1 is written to {values.write}"))
     return 0
+
+
+def _training_bytes(values: flags.FlagValues, plan: Plan, hardware: Hardware, options: dict[str, Any]) -> int | None:
+    """The estimated memory of training on one GPU, from a trace of the step; None if it cannot be estimated."""
+    from tfaccel.measuring.estimate_memory import estimate_of_plan
+
+    try:
+        estimate = estimate_of_plan(reference_of_workload(values), plan, hardware, options)
+    except TfaccelError:
+        return None
+    return estimate.total_bytes(plan.replica_batch_size)
 
 
 def _measured_plan(

@@ -66,9 +66,11 @@ def test_every_field_survives_json():
     same = {name for name in plan_field_names() if getattr(plan, name) == getattr(default, name)}
     placement = {"strategy", "num_workers", "tpu"}
     not_of_gpus_with_xla = {"fused_kernels", "onednn", "xla_auto_clustering", "grappler_bfloat16"}
-    not_with_others = {"gpu_memory_growth", "prefetch_to_device", "data_service", "embedding_updates", "embeddings_on"}
-    assert same == {*placement, *not_of_gpus_with_xla, *not_with_others, "global_batch_size"}
-    for one in (plan, Plan(**GPUS, data_service=2, embedding_updates="rows", embeddings_on="host")):
+    not_with_others = {"gpu_memory_growth", "prefetch_to_device", "data_service", "pipeline_stages"}
+    of_embeddings = {"embedding_updates", "embeddings_on"}
+    assert same == {*placement, *not_of_gpus_with_xla, *not_with_others, *of_embeddings, "global_batch_size"}
+    rows = {"data_service": 2, "embedding_updates": "rows", "embeddings_on": "host"}
+    for one in (plan, Plan(**GPUS, **rows), Plan(**GPUS, pipeline_stages=2)):
         assert Plan.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 

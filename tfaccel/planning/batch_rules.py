@@ -4,7 +4,11 @@ from tfaccel.planning.case import Case, Choice
 
 
 def accumulation_steps_rule(case: Case) -> list[Choice]:
-    """One: more only save memory."""
+    """One: more only save memory; four for a model in stages, which then overlap."""
+    if case["pipeline_stages"] > 1:
+        return [
+            Choice(4, "Stages work side by side on different micro-batches; batch normalization sees one at a time.")
+        ]
     return [
         Choice(
             1, "Micro-batches only save memory, take time, and change batch normalization, which sees one at a time."

@@ -65,7 +65,12 @@ class _Draft:
 
 
 def candidate_plans(
-    hardware: Hardware, workload: Workload = _NO_WORKLOAD, *, step_operations: int | None = None, **fixed: Any
+    hardware: Hardware,
+    workload: Workload = _NO_WORKLOAD,
+    *,
+    step_operations: int | None = None,
+    training_bytes: int | None = None,
+    **fixed: Any,
 ) -> list[Plan]:
     """The plans worth measuring, best first by rule of thumb, with a reason for the value of every field.
 
@@ -74,6 +79,8 @@ def candidate_plans(
         workload: the workload to train.
         step_operations: floating-point operations of an optimizer step's matrix products and convolutions, as
             `tfaccel.cost_of(workload).step.matrix_flops` counts them; None if unknown.
+        training_bytes: memory of training on one device, as `tfaccel.estimate_memory` estimates it; None if unknown. A
+            model that does not fit on one of several GPUs is cut into `pipeline_stages`.
         **fixed: plan fields with fixed values, which every returned plan has.
 
     Raises:
@@ -97,7 +104,7 @@ def candidate_plans(
     given: Any = {"hardware": hardware, "workload": workload, "fixed": fixed, "step_operations": step_operations}
     drafts = [
         _Draft(Case(**given, choices=placement), rank * _PLACEMENT_COST)
-        for rank, placement in enumerate(placements(hardware, workload, fixed))
+        for rank, placement in enumerate(placements(hardware, workload, fixed, training_bytes))
     ]
     for name, rule in COMBINED_RULES:
         drafts = [further for draft in drafts for further in _apply(draft, name, rule, cost=1)]

@@ -53,7 +53,7 @@ class Case:
     @property
     def num_replicas(self) -> int:
         """Replicas in all processes."""
-        return len(self["devices"]) * int(self["num_workers"])
+        return max(1, len(self["devices"]) // int(self["pipeline_stages"])) * int(self["num_workers"])
 
 
 Rule = Callable[[Case], list[Choice]]

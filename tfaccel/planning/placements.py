@@ -8,25 +8,38 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.case import Choice
 from tfaccel.planning.device_sets import DeviceSet, device_sets
 from tfaccel.planning.plan_fields import REFUSED_STRATEGIES, parse_device
+from tfaccel.planning.stage_rules import staged_sets, stages_rule
 from tfaccel.planning.workload import Workload
 
-PLACEMENT_FIELDS = ("strategy", "devices", "num_logical_cpus", "num_workers", "tpu")
+PLACEMENT_FIELDS = ("strategy", "devices", "pipeline_stages", "num_logical_cpus", "num_workers", "tpu")
 SET_BY_YOU = "Set by you."
 
 
-def placements(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> list[dict[str, Choice]]:
+def placements(
+    hardware: Hardware, workload: Workload, fixed: Mapping[str, Any], training_bytes: int | None = None
+) -> list[dict[str, Choice]]:
     """The choices of `PLACEMENT_FIELDS`, best first; all of them have the fixed values.
+
+    Args:
+        hardware, workload, fixed: see `candidate_plans`.
+        training_bytes: estimated memory of training on one device; None if unknown.
 
     Raises:
         PlanError: if the machine or its cluster cannot provide the fixed values.
     """
     workers = workers_rule(hardware, fixed)
-    sets = device_sets(hardware, workload, fixed, num_workers=workers.value)
+    stages = stages_rule(hardware, fixed, training_bytes, workers.value)
+    num_stages = fixed.get("pipeline_stages", stages.value)
+    if num_stages > 1 and "devices" not in fixed:
+        sets = staged_sets(hardware, fixed, num_stages)
+    else:
+        sets = device_sets(hardware, workload, fixed, num_workers=workers.value)
     proposals = []
     for device_set in sets:
         proposal = {
-            "strategy": strategy_rule(hardware, device_set, workers.value),
+            "strategy": strategy_rule(hardware, device_set, workers.value, num_stages),
             "devices": Choice(device_set.devices, device_set.reason),
+            "pipeline_stages": stages,
             "num_logical_cpus": logical_cpus_rule(device_set),
             "num_workers": workers,
             "tpu": tpu_rule(hardware, device_set),
@@ -65,13 +78,17 @@ def workers_rule(hardware: Hardware, fixed: Mapping[str, Any]) -> Choice:
     return Choice(1, "This process is not part of a cluster of several workers.")
 
 
-def strategy_rule(hardware: Hardware, device_set: DeviceSet, num_workers: int) -> Choice:
+def strategy_rule(hardware: Hardware, device_set: DeviceSet, num_workers: int, num_stages: int = 1) -> Choice:
     """The strategy that fits these devices."""
     kind, first_index = parse_device(device_set.devices[0])
     if kind == "TPU":
         return Choice("tpu", "TPUs are trained on through TPUStrategy.")
     if num_workers > 1:
         return Choice("multi_worker_mirrored", f"{num_workers} workers train one model together.")
+    if num_stages > 1 and len(device_set.devices) == num_stages:
+        return Choice("none", "One replica needs no strategy; its stages have a device each.")
+    if num_stages > 1:
+        return Choice("mirrored", f"{len(device_set.devices) // num_stages} replicas of {num_stages} stages each.")
     if len(device_set.devices) > 1:
         return Choice("mirrored", f"A replica on each of {len(device_set.devices)} devices of one process.")
     num_idle = len(hardware.devices) - sum(device.name in device_set.devices for device in hardware.devices)

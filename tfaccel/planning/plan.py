@@ -24,7 +24,10 @@ class Plan:
     Args:
         strategy: "none", "one_device", "mirrored", "multi_worker_mirrored" or "tpu".
         devices: this process's devices, one per replica, such as ("CPU:0",), ("GPU:0", "GPU:1") or, for logical
-            CPUs, ("CPU:0", "CPU:1").
+            CPUs, ("CPU:0", "CPU:1"); with pipeline stages, those of the first replica's stages, then the second's, ...
+        pipeline_stages: number of parts that a functional or sequential model is cut into, each with its weights,
+            slots and computation on a device of its own. The stages work side by side on different micro-batches of an
+            optimizer step (`accumulation_steps`); results are those of one device with as many.
         num_logical_cpus: number of logical devices that the CPU is divided into.
         num_workers: number of processes that train together, all with the same number of devices.
         dtype_policy: Keras's policy: "float32", "mixed_float16" or "mixed_bfloat16".
@@ -58,7 +61,7 @@ class Plan:
         optimizer_state: where the optimizer's slots are, such as Adam's moments. "replicated": on each replica, as with
             Keras; "sharded": each on one replica, which updates its weight and gives it to the others, so that each of
             N replicas has an N-th of them; "host": in the CPU's memory, where weights are then updated.
-        optimizer_slots_dtype: dtype of the optimizer's slots: "float32", or "bfloat16" for half of their memory: another
+        optimizer_slots_dtype: dtype of the slots: "float32", or "bfloat16" for half of their memory: another
             algorithm, since slots are rounded after each update.
         synchronize_batch_norm: compute the statistics of batch normalization over the rows of all replicas, as on one
             device; False: over those of each replica alone, which lets XLA compile, but gives different results.
@@ -97,6 +100,7 @@ class Plan:
 
     strategy: str
     devices: tuple[str, ...]
+    pipeline_stages: int = 1
     num_logical_cpus: int = 1
     num_workers: int = 1
     dtype_policy: str = "float32"
@@ -142,7 +146,7 @@ class Plan:
     @property
     def num_local_replicas(self) -> int:
         """Replicas in this process."""
-        return len(self.devices)
+        return max(1, len(self.devices) // self.pipeline_stages)
 
     @property
     def num_replicas(self) -> int:

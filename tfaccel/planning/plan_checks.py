@@ -5,6 +5,12 @@ from typing import TYPE_CHECKING
 
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan_fields import parse_device
+from tfaccel.planning.plan_memory_checks import (
+    check_embedding_places,
+    check_embedding_updates,
+    check_optimizer_state,
+    check_stages,
+)
 
 if TYPE_CHECKING:
     from tfaccel.planning.plan import Plan
@@ -43,7 +49,7 @@ def _check_batch(plan: "Plan") -> None:
 
 
 def _check_single_device(plan: "Plan") -> None:
-    if plan.strategy in ("none", "one_device") and len(plan.devices) > 1:
+    if plan.strategy in ("none", "one_device") and plan.num_local_replicas > 1:
         raise PlanError(
             f"strategy={plan.strategy!r} runs on one device. Received: devices={','.join(plan.devices)}. "
             f"Name one device, or use strategy='mirrored'."
@@ -225,58 +231,10 @@ def _check_data_service(plan: "Plan") -> None:
         )
 
 
-def _check_embedding_updates(plan: "Plan") -> None:
-    how = plan.embedding_updates
-    if how != "keras" and (plan.strategy == "tpu" or plan.accumulation_steps > 1):
-        why = "TPUs have dense gradients only" if plan.strategy == "tpu" else "accumulated gradients are whole tables"
-        raise PlanError(
-            f"embedding_updates={how!r} updates the rows of one batch, but {why}. Received: "
-            f"strategy={plan.strategy!r}, accumulation_steps={plan.accumulation_steps}. Use embedding_updates='keras'"
-            + (", or accumulation_steps=1." if plan.strategy != "tpu" else ".")
-        )
-
-
-def _check_embedding_places(plan: "Plan") -> None:
-    if plan.embeddings_on != "host":
-        return
-    if plan.embedding_updates == "keras":
-        raise PlanError(
-            "embeddings_on='host' keeps tables in main memory, where only the rows of a batch are updated. Received: "
-            "embedding_updates='keras'. Use embedding_updates='rows' or 'rows_lazy', or embeddings_on='device'."
-        )
-    if plan.jit_compile:
-        raise PlanError(
-            "XLA cannot look up rows in another memory than that of its device. Received: jit_compile=True, "
-            "embeddings_on='host'. Use jit_compile=False or embeddings_on='device'."
-        )
-
-
-def _check_optimizer_state(plan: "Plan") -> None:
-    how = plan.optimizer_state
-    if plan.optimizer_slots_dtype != "float32" and (plan.strategy == "tpu" or plan.embedding_updates != "keras"):
-        raise PlanError(
-            "optimizer_slots_dtype='bfloat16' is for updates of whole weights outside of TPUs. Received: "
-            f"strategy={plan.strategy!r}, embedding_updates={plan.embedding_updates!r}. Use "
-            "optimizer_slots_dtype='float32'."
-        )
-    if how == "replicated":
-        return
-    if plan.strategy == "tpu":
-        raise PlanError(
-            "TPUs run the whole step on each core, with its own optimizer state. Received: "
-            f"optimizer_state={how!r}, strategy='tpu'. Use optimizer_state='replicated'."
-        )
-    if plan.embedding_updates != "keras":
-        raise PlanError(
-            f"optimizer_state={how!r} updates whole weights where their slots are, and embedding_updates="
-            f"{plan.embedding_updates!r} rows of them on every replica. Received: both. Use "
-            "optimizer_state='replicated' or embedding_updates='keras'."
-        )
-
-
 CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_tpu,
     _check_workers,
+    check_stages,
     _check_single_device,
     _check_logical_cpus,
     _check_batch,
@@ -290,7 +248,7 @@ CHECKS: tuple[Callable[["Plan"], None], ...] = (
     _check_packs,
     _check_prefetch,
     _check_data_service,
-    _check_embedding_updates,
-    _check_embedding_places,
-    _check_optimizer_state,
+    check_embedding_updates,
+    check_embedding_places,
+    check_optimizer_state,
 )

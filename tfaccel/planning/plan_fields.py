@@ -50,6 +50,7 @@ _REFUSALS = {"strategy": REFUSED_STRATEGIES, "dtype_policy": REFUSED_DTYPE_POLIC
 COUNT_FIELDS = {
     "num_logical_cpus": (1, 1_024),
     "num_workers": (1, 65_536),
+    "pipeline_stages": (1, 1_024),
     "global_batch_size": (1, MAX_COUNT),
     "accumulation_steps": (1, MAX_COUNT),
     "bytes_per_pack": (0, MAX_COUNT),

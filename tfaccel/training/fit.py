@@ -184,8 +184,8 @@ def _fit(
         steps_per_execution=model.steps_per_execution,
         order_seed=None if resumed is None else resumed.order_seed,
     )
-    usual = (options.embedding_updates, options.optimizer_state, options.optimizer_slots_dtype)
-    before_tracing = usual != ("keras", "replicated", "float32")
+    usual = (options.embedding_updates, options.optimizer_state, options.optimizer_slots_dtype, options.pipeline_stages)
+    before_tracing = usual != ("keras", "replicated", "float32", 1)
     if not replicas.is_default or resumed is not None or options.leaves_out or before_tracing:
         private_models.build_model(model, source.batch_spec)
     validation = None

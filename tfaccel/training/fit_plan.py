@@ -109,6 +109,8 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
         single_steps=plan.steps_per_execution == 1,
         fused_kernels=plan.fused_kernels,
         rematerialization=plan.rematerialization,
+        pipeline_stages=plan.pipeline_stages,
+        stage_devices=plan.devices if plan.pipeline_stages > 1 else (),
     )
     takes_size = not is_dataset and not isinstance(x, keras.utils.PyDataset) and not hasattr(x, "__next__")
     return options, micro_batch if takes_size else batch_size

@@ -101,6 +101,11 @@ def with_plan(model: keras.Model, plan: Plan) -> keras.Model:
     return model
 
 
+def logical_devices(plan: Plan) -> tuple[str, ...]:
+    """A plan's devices as TensorFlow numbers them: it sees the plan's GPUs only, in the plan's order."""
+    return tuple(f"GPU:{i}" if device.startswith("GPU") else device for i, device in enumerate(plan.devices))
+
+
 def engine_options(plan: Plan) -> EngineOptions:
     """The engine's options for a plan."""
     return EngineOptions(
@@ -116,4 +121,6 @@ def engine_options(plan: Plan) -> EngineOptions:
         fused_kernels=plan.fused_kernels,
         times_input=True,
         rematerialization=plan.rematerialization,
+        pipeline_stages=plan.pipeline_stages,
+        stage_devices=logical_devices(plan) if plan.pipeline_stages > 1 else (),
     )

@@ -81,11 +81,12 @@ def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) 
 
 
 def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:
-    """Memory of the smallest device, or each replica's share of a CPU's; None if unknown."""
+    """Memory of the smallest device, times its stages, or each replica's share of a CPU's; None if unknown."""
     if plan.devices[0].startswith("CPU"):
         return hardware.memory_bytes // plan.num_local_replicas if hardware.memory_bytes else None
     sizes = [device.memory_bytes for device in hardware.devices if device.name in plan.devices]
-    return min((size for size in sizes if size), default=None)
+    smallest = min((size for size in sizes if size), default=None)
+    return None if smallest is None else smallest * plan.pipeline_stages
 
 
 def _bytes_of(variable: Any) -> int:

@@ -47,6 +47,7 @@ from tfaccel.training.run.unsaved_state import warned_unsaved_state
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches, refuse_restoring
 from tfaccel.training.run.workload_source import WorkloadSource
+from tfaccel.training.stages.staged_model import built_on_host
 from tfaccel.training.steps.engine import Engine, engine_of
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.validation import Validation, validation_of
@@ -175,7 +176,8 @@ class TrainSession:
         self._restore(model, engine)
         self._run_dir.start(self.plan.to_json())
         times = StepTimes()
-        utilization = self._utilization(engine, hardware)
+        batches = {"batch_spec": source.batch_spec, "examples_per_batch": source.batch_size}
+        utilization = Utilization(engine, self.plan, hardware, **batches)
         every = self._callbacks([*asked_for, *callbacks], engine, times, utilization, signals=signals, verbose=verbose)
         container = callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
         try:
@@ -214,10 +216,6 @@ class TrainSession:
             write_state(model, engine.replicas, own)
             engine.left_out.begin_epoch(self._restored[1].get(LEFT_OUT, 0))
 
-    def _utilization(self, engine: Engine, hardware: Hardware) -> Utilization:
-        spec, size = self._source.batch_spec, self._source.batch_size
-        return Utilization(engine, self.plan, hardware, batch_spec=spec, examples_per_batch=size)
-
     def _announce_rates(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         if self._rates is not None:
             self._rates.check_callbacks(callbacks)
@@ -228,9 +226,10 @@ class TrainSession:
             self._profile.check_length(self._num_steps)
         name = self._workload.name
         self._rates = None if self._scaling is None else ScaledRates(self._scaling, self._num_steps)
-        with strategy.scope(), within_memory(name, self.plan, hardware):
-            model = compiled_model(self._workload, self.plan, num_steps=self._num_steps, rates=self._rates)
-        build_for(model, self._source.batch_spec, self._workload)
+        with built_on_host(self.plan.pipeline_stages):
+            with strategy.scope(), within_memory(name, self.plan, hardware):
+                model = compiled_model(self._workload, self.plan, num_steps=self._num_steps, rates=self._rates)
+            build_for(model, self._source.batch_spec, self._workload)
         check_memory(model, name, self.plan, hardware)
         return model
 

@@ -25,6 +25,8 @@ from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.row_check import check_rows
+from tfaccel.training.stages.staged_model import staged_model
+from tfaccel.training.stages.staged_steps import staged_steps
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.host_embeddings import host_lookups, move_to_host
@@ -44,6 +46,7 @@ from tfaccel.training.steps.slot_places import HOST
 from tfaccel.training.steps.step_errors import check_same_data, clear_errors
 from tfaccel.training.steps.step_graphs import GraphOptions, OnUnsavedState, StepGraphs, logs_of, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
+from tfaccel.training.steps.window_result import WindowResult
 
 _ENGINE = "_tfaccel_engine"
 
@@ -68,6 +71,8 @@ class EngineOptions:
         fused_kernels: train with fused kernels where XLA does not compile; see `tfaccel.training.kernels`.
         times_input: measure the time that training steps wait for their batches.
         rematerialization: recompute activations in the backward pass; see `recomputed_blocks`.
+        pipeline_stages: number of stages that the model is cut into; see `StagedModel`.
+        stage_devices: their devices: those of the first replica's stages, then the second's, ...
         marks_layers: give the operations of each layer a name scope of their own; see `layers_marked`.
     """
 
@@ -85,26 +90,9 @@ class EngineOptions:
     fused_kernels: bool = False
     times_input: bool = False
     rematerialization: bool = False
+    pipeline_stages: int = 1
+    stage_devices: tuple[str, ...] = ()
     marks_layers: bool = False
-
-
-@dataclass(frozen=True)
-class WindowResult:
-    """Result of one graph call.
-
-    Attributes:
-        num_steps: number of steps, those whose batches were left out included.
-        logs: the final logs.
-        loss_is_finite: whether the last loss was finite, if that is watched.
-        traced: whether the call traced its graph.
-        left_out: which of the steps left out their batches, from 0.
-    """
-
-    num_steps: int
-    logs: dict[str, Any]
-    loss_is_finite: bool = True
-    traced: bool = False
-    left_out: tuple[int, ...] = ()
 
 
 class Engine:
@@ -127,6 +115,7 @@ class Engine:
         if options.embeddings_on == "host":
             move_to_host(model)
         self.left_out = LeftOutCount()
+        self.stages = staged_model(model, options.stage_devices, options.pipeline_stages)
         self.step_seconds: dict[str, float] = {}
         self.waited_seconds: float | None = None  # for batches, in all graph calls so far; None if not measured
 
@@ -153,7 +142,7 @@ class Engine:
                     watch_loss=trains and self.options.stop_at_non_finite_loss,
                     leaves_out=trains and self.options.leaves_out,
                     times_input=trains and self.options.times_input,
-                    traced_in=self._train_contexts() if trains else (host_lookups,),
+                    traced_in=self._contexts(trains=trains),
                 ),
             )
             self._kinds[kind] = known
@@ -164,11 +153,21 @@ class Engine:
         made = self._kinds.get(kind)
         return 0 if made is None else len(made.functions)
 
-    def _train_contexts(self) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
-        """The contexts in which train steps are traced; recomputed blocks contain fused kernels."""
+    def graphs(self, kind: str) -> list[tf.Graph]:
+        """The graphs that were traced for one kind of step on batches of arrays."""
+        return [function.graph for function in self._kinds[kind].functions.values() if hasattr(function, "graph")]
+
+    def _contexts(
+        self, *, trains: bool
+    ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
+        """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
+        staged = () if self.stages is None else (self.stages.traced,)
+        if not trains:
+            return (*staged, host_lookups)
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
         return (
-            (fused_kernels,) * fuses
+            staged
+            + (fused_kernels,) * fuses
             + (partial(row_updates, replicas=self.replicas),) * (self.options.embedding_updates != "keras")
             + (updated_in_float32,) * (self.options.optimizer_slots_dtype != FLOAT32)
             + (recomputed_blocks,) * self.options.rematerialization
@@ -178,6 +177,11 @@ class Engine:
     def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""
         return self._kind(kind).steps
+
+    def micro_batches(self) -> tuple[int, int]:
+        """How many batches of an optimizer step run together, and how many are left until the current one ends."""
+        together = getattr(self.steps_of("train"), "micro_batches", None) if self.stages is not None else None
+        return (1, 1) if together is None else (together.number, int(together.num_left()))
 
     def new_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
         """Steps that nothing has been traced from yet."""
@@ -190,6 +194,8 @@ class Engine:
         by_rows = options.embedding_updates != "keras"
         combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
         common: dict[str, Any] = {"combine_slices": combine, "leaves_out": options.leaves_out}
+        if self.stages is not None:
+            return staged_steps(self.stages, self.replicas, bytes_per_pack=options.bytes_per_pack, **common)
         separate_update = (by_rows and jit_compile) or self._optimizer_state == HOST
         if self.replicas.num_replicas == 1 and not separate_update:
             return OneReplica(model, self.replicas, jit_compile=jit_compile, **common)

@@ -7,6 +7,7 @@ therefore act on the gradient of the global batch, and all replicas make the sam
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,10 @@ class GradientUpdate:
         """Builds the optimizer outside the graph being traced, unless it is built, and moves its slots."""
         build_optimizer(self.optimizer, variables, self.replicas.strategy)
         self._slots.place()
+
+    def placed(self) -> contextlib.AbstractContextManager[None]:
+        """While tracing: a context that decides on which of a replica's devices its gradients and weights are used."""
+        return contextlib.nullcontext()
 
     @property
     def accumulation_steps(self) -> int:
@@ -157,10 +162,11 @@ class GradientUpdate:
 
         def with_accumulated(gradients: list[Any]) -> list[tf.Tensor]:
             scale = self._scale()
-            return [
-                tf.convert_to_tensor(g) + tf.cast(scale, g.dtype) * a.value
-                for g, a in zip(gradients, self._accumulators(variables), strict=True)
-            ]
+            with self.placed():
+                return [
+                    tf.convert_to_tensor(g) + tf.cast(scale, g.dtype) * a.value
+                    for g, a in zip(gradients, self._accumulators(variables), strict=True)
+                ]
 
         totals = self.replicas.strategy.run(with_accumulated, args=(gradients,))
         summed = self._slots.sums(list(totals), variables, bytes_per_pack=self.bytes_per_pack)
@@ -246,7 +252,7 @@ class GradientUpdate:
     def _keras_apply(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         if self.combine_slices is not None:
             gradients = self.combine_slices(gradients)
-        with private_api.one_learning_rate(self.optimizer):
+        with private_api.one_learning_rate(self.optimizer), self.placed():
             apply_as_class(self.optimizer, gradients, variables)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -12,8 +12,10 @@ import tensorflow as tf
 from tfaccel.costs.graph_costs import graph_costs
 from tfaccel.costs.model_cost import StepCost
 from tfaccel.data.graph_batches import IteratorBatches
-from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.layer_scopes import layer_names, layers_marked, optimizer_names
+
+if TYPE_CHECKING:
+    from tfaccel.training.steps.engine import Engine
 
 
 def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int, batches_per_step: int = 1) -> StepCost:

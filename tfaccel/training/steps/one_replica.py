@@ -51,9 +51,10 @@ class OneReplica:
         self._jit_compile = jit_compile and not model.run_eagerly
         self._leaves_out = leaves_out
         self.finite: tf.Tensor | None = None
-        self._train = self._function(self._guarded(model.train_step) if leaves_out else model.train_step)
-        self._test = self._function(model.test_step)
-        self._predict = self._function(model.predict_step)
+        # A context of the trace may replace a model's steps.
+        self._train = self._function(self._guarded(self._train_step) if leaves_out else self._train_step)
+        self._test = self._function(lambda data: model.test_step(data))
+        self._predict = self._function(lambda data: model.predict_step(data))
 
     has_sparse_gradients = False  # there is nothing to reduce
 
@@ -73,6 +74,9 @@ class OneReplica:
     def predict(self, batches: GraphBatches, batch: Any) -> Any:
         """Predictions for one batch."""
         return self._predict(batches.rows(batch))
+
+    def _train_step(self, data: Any) -> Any:
+        return self._model.train_step(data)
 
     def _function(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(data: Any) -> Any:

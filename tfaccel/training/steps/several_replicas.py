@@ -61,6 +61,8 @@ class SeveralReplicas:
         leaves_out: leave out batches whose loss or gradients are not finite on any replica.
     """
 
+    update_class = GradientUpdate
+
     def __init__(
         self,
         model: keras.Model,
@@ -85,7 +87,7 @@ class SeveralReplicas:
         self._rows = StepOnRows(model, replicas)
         self.noted_results = NotedResults()
         self._updates = {
-            name: GradientUpdate(
+            name: self.update_class(
                 optimizer,
                 replicas,
                 jit_compile=self._jit_train and compiles_update,
@@ -105,7 +107,7 @@ class SeveralReplicas:
             lambda data: self._own_logs(model.test_step(data), "test"), jit_compile=jit_compile
         )
         self._own_test = self._with_share(self._own_step("test"), jit_compile=False)
-        self._predict = self._with_share(model.predict_step, jit_compile=jit_compile)
+        self._predict = self._with_share(lambda data: model.predict_step(data), jit_compile=jit_compile)
 
     @property
     def finite(self) -> tf.Tensor | None:
@@ -163,13 +165,10 @@ class SeveralReplicas:
                 outputs = self._rows.run(batches, batch, self._forward_backward, denominators, if_empty=if_empty)
             gradients, overflows, bad, logs = outputs
 
+            num = self._rows.num_contributors(batches.num_rows(batch), if_empty)
+
             def apply_sum() -> None:
-                update.apply(
-                    gradients,
-                    self._model.trainable_variables,
-                    overflows,
-                    num_contributors=self._rows.num_contributors(batches.num_rows(batch), if_empty),
-                )
+                update.apply(gradients, self._model.trainable_variables, overflows, num_contributors=num)
 
             self._guard.end(bad, apply_sum)
             return self._replicas.mean_of_weighted(logs)

@@ -14,6 +14,7 @@ from tfaccel.data.feeds import CallFeed, GraphBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.private.private_step_state import unsaved_state
+from tfaccel.training.stages.micro_batches import num_micro_batches, window_of_micro_batches
 from tfaccel.training.steps.input_clock import InputClock, runs_on_gpu
 from tfaccel.training.steps.merged_metrics import metrics_in, own_results
 from tfaccel.training.steps.model_parts import has_own_logs, variables_of
@@ -149,6 +150,8 @@ class StepGraphs:
 
     def _window_graph(self, batches: GraphBatches, loop: bool) -> Callable[..., Any]:
         steps = self.steps
+        if loop and self._kind == "train" and num_micro_batches(steps) > 1:
+            return self._window_of_micro_batches(batches)
         step_fn = steps.train if self._kind == "train" else steps.test
         keep_logs = has_own_logs(self._model, self._kind)
         # A single worker must not leave the loop on its own, so several workers check the loss at the window's end.
@@ -195,6 +198,19 @@ class StepGraphs:
             finite = finite if watch_loss else tf.constant(True)
             bad = tuple(of_steps.stack() for of_steps in bad)
             return done, state, logs, metric_results(self._model, self._replicas), finite, waited, bad
+
+        return window
+
+    def _window_of_micro_batches(self, batches: GraphBatches) -> Callable[..., Any]:
+        watches = self._watch_loss
+        run = window_of_micro_batches(
+            self.steps, batches, is_finite=self._loss_is_finite if watches else None, leaves_out=self._leaves_out
+        )
+
+        def window(arguments: Any, num_steps: tf.Tensor) -> Any:
+            done, state, finite, bad = run(arguments, num_steps)
+            left_out = tuple(of_steps.stack() for of_steps in bad)
+            return done, state, (), metric_results(self._model, self._replicas), finite, (), left_out
 
         return window
 

@@ -12,7 +12,8 @@ import keras
 
 from tfaccel.data.feeds import Feed
 from tfaccel.training.private.private_api import traces_batches
-from tfaccel.training.steps.engine import Engine, WindowResult
+from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.window_result import WindowResult
 
 WINDOW_SECONDS = 0.4
 MAX_GROWTH = 16
@@ -95,9 +96,18 @@ class WindowLength:
             known = self._engine.step_seconds.get(self._kind)
             wanted = 1 if known is None else max(1, round(WINDOW_SECONDS / known))
             length = min(wanted, self._last * MAX_GROWTH) if self._last else wanted
+            length = self._whole_steps(length)
         ends = [bound(done) for bound in self._bounds]
         ends += [] if limit is None else [limit - done]
         return min([length, *(end for end in ends if end)])
+
+    def _whole_steps(self, length: int) -> int:
+        """At least this many batches, up to the end of an optimizer step whose micro-batches run together.
+
+        So measured times never decide which of them do.
+        """
+        number, left = self._engine.micro_batches() if self._kind == "train" else (1, 1)
+        return left + -(-max(0, length - left) // number) * number
 
     def ran(self, num_steps: int, seconds: float, *, traced: bool) -> None:
         """Updates the step time after a call; a call that also traced its graph does not count."""

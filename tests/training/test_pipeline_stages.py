@@ -1,0 +1,269 @@
+"""Pipeline stages: to the last bit what one device gives with as many micro-batches, each stage on its own device."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from stage_models import BATCH, MODELS, NUM_ROWS, X, Y, compiled, difference, trained
+
+import tfaccel
+from tfaccel.costs.private_graphs import function_graph
+from tfaccel.errors import NonFiniteLossError, PlanError
+from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.private.private_placement import every_slot_of
+from tfaccel.training.steps.engine import engine_of
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+OPTIMIZERS = keras.optimizers
+LAYERS = keras.layers
+
+
+def same(family, stages, k, **options):
+    """Asserts that stages give the weights, optimizer's variables and history of one device; returns the history."""
+    _, one, history = trained(family, 1, k, **options)
+    _, several, of_stages = trained(family, stages, k, **options)
+    assert difference(one, several) == 0.0
+    assert of_stages == history
+    return history
+
+
+@pytest.mark.parametrize(
+    ("family", "stages", "k"), [("mlp", 3, 4), ("cnn", 2, 1), ("lstm", 2, 1), ("transformer", 2, 4)]
+)
+def test_stages_give_what_one_device_gives(family, stages, k):
+    same(family, stages, k)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stages", "k"), [(2, 1), (2, 4), (3, 1), (3, 4), (4, 3)])
+@pytest.mark.parametrize("family", MODELS)
+def test_every_family_in_other_numbers_of_stages(family, stages, k):
+    same(family, stages, k)
+
+
+def regularized():
+    layers = [LAYERS.Dense(16, activation="tanh", kernel_regularizer="l2", activity_regularizer="l2") for _ in range(3)]
+    constraint = keras.constraints.MaxNorm(0.5)
+    return keras.Sequential([keras.Input((12,)), *layers, LAYERS.Dense(4, kernel_constraint=constraint)])
+
+
+CASES = {
+    "weights and a regularizer": {"make": regularized, "arguments": {"sample_weight": np.linspace(0, 2, NUM_ROWS)}},
+    "global clipping and weight decay": {
+        "optimizer": lambda: OPTIMIZERS.AdamW(0.01, global_clipnorm=0.05, weight_decay=0.1)
+    },
+    "average of the weights": {"optimizer": lambda: OPTIMIZERS.SGD(0.1, momentum=0.9, use_ema=True)},
+    "fused kernels": {"fields": {"fused_kernels": True}},
+    "rematerialization": {"fields": {"rematerialization": True}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_parts_of_training(case):
+    same("mlp" if "make" in CASES[case] else "transformer", 2, 4, **CASES[case])
+
+
+@pytest.mark.parametrize("scale", [pytest.param(1024.0, marks=pytest.mark.slow), 2.0**31])
+def test_loss_scale_over_all_stages(scale):
+    """The higher scale overflows at first, and grows again in the middle of an optimizer step."""
+
+    def optimizer():
+        inner = OPTIMIZERS.Adam(0.01)
+        return OPTIMIZERS.LossScaleOptimizer(inner, initial_scale=scale, dynamic_growth_steps=6)
+
+    same("mlp", 2, 4, optimizer=optimizer, policy="mixed_float16", fields={"dtype_policy": "mixed_float16"})
+
+
+def test_batch_that_is_left_out_within_an_optimizer_step():
+    x = X["mlp"].copy()
+    x[13] = np.nan
+    arguments = {"x": x, "on_nonfinite": "skip", "shuffle": False}
+    history = same("mlp", 2, 4, arguments=arguments)
+    assert np.isfinite(history["loss"]).all()
+
+
+def test_loss_that_is_not_finite_is_named_at_its_step():
+    x = X["mlp"].copy()
+    x[13] = np.nan
+    for stages in (1, 2):
+        with pytest.raises(NonFiniteLossError, match="at step 4 of epoch 1"):
+            trained("mlp", stages, 4, arguments={"x": x, "on_nonfinite": "stop", "shuffle": False})
+
+
+@pytest.mark.slow
+def test_batches_of_a_dataset_and_validation():
+    dataset = tf.data.Dataset.from_tensor_slices((X["mlp"], Y)).batch(BATCH + 1)
+    same("mlp", 2, 4, arguments={"x": dataset, "y": None, "batch_size": None, "validation_data": (X["mlp"], Y)})
+
+
+def test_replicas_of_stages_give_what_plain_replicas_give():
+    _, plain, history = trained("transformer", 1, 4, num_replicas=2)
+    model, several, of_stages = trained("transformer", 2, 4, num_replicas=2)
+    assert difference(plain, several) <= 1e-7
+    assert of_stages["loss"] == pytest.approx(history["loss"], abs=1e-6)
+    kernels = [one for one in model.trainable_variables if one.path.endswith("kernel")]
+    places = [[part.device[-5:] for part in kernel.value.values] for kernel in kernels]
+    assert [places[0], places[-1]] == [["CPU:0", "CPU:2"], ["CPU:1", "CPU:3"]]
+
+
+def test_evaluation_and_predictions():
+    one, *_ = trained("cnn", 1, 1)
+    several, *_ = trained("cnn", 2, 1)
+    for function in (lambda model: tfaccel.evaluate(model, X["cnn"], Y, verbose=0),):
+        assert function(several) == function(one)
+    assert np.array_equal(*(tfaccel.predict(model, X["cnn"], verbose=0) for model in (one, several)))
+
+
+@pytest.mark.slow
+def test_what_acts_between_micro_batches_is_said(caplog):
+    for options in ({"make": regularized}, CASES["average of the weights"]):
+        caplog.clear()
+        trained("mlp", 2, 4, **options, arguments={"epochs": 1, "steps_per_epoch": 1})
+        assert "The stages do not overlap: Keras's optimizers act after each micro-batch because of" in caplog.text
+    assert "because of use_ema" in caplog.text
+
+
+# --- Resuming ------------------------------------------------------------------------------------------------------
+
+RESUMED = "import sys; from stages_resume_program import main; main(sys.argv[1])"
+
+
+def test_run_resumed_on_another_number_of_stages(run_python, tmp_path):
+    child = run_python(RESUMED, str(tmp_path), env={"PYTHONPATH": str(Path(__file__).parent)})
+    assert child.stdout.strip().endswith("equal")
+
+
+# --- Devices -----------------------------------------------------------------------------------------------------
+
+
+def graphs_in(graph):
+    """A graph and those of the functions that it calls."""
+    yield graph
+    for operation in graph.get_operations():
+        for attribute in operation.op_def.attr:
+            if attribute.type == "func":
+                yield from graphs_in(function_graph(graph, operation.get_attr(attribute.name).name))
+
+
+def devices_by_type(model, kind="train"):
+    """Device -> number of operations, by type of operation, in the graphs of a kind of step."""
+    found = {}
+    for outer in engine_of(model).graphs(kind):
+        for graph in graphs_in(outer):
+            for operation in graph.get_operations():
+                found.setdefault(operation.type, Counter())[operation.device[-5:]] += 1
+    return found
+
+
+def test_operations_weights_and_slots_are_on_the_stage_s_device():
+    model, *_ = trained("mlp", 2, 4)
+    by_type = devices_by_type(model)
+    # Ten products forward and backward for 5 layers, less that for the unneeded gradient of the input; for each of
+    # 4 micro-batches side by side, and once more for one by one.
+    assert sum(by_type["MatMul"].values()) == 5 * (5 + 5 + 4)
+    for kind in ("MatMul", "BiasAdd", "BiasAddGrad", "Erfc", "Sqrt", "AssignSubVariableOp"):
+        assert set(by_type[kind]) == {"CPU:0", "CPU:1"}, kind
+    assert by_type["SparseSoftmaxCrossEntropyWithLogits"].keys() == {"CPU:1"}
+    places = [one.value.device[-5:] for one in model.trainable_variables]
+    assert places == sorted(places)
+    assert set(places) == {"CPU:0", "CPU:1"}
+    for variable, place in zip(model.trainable_variables, places, strict=True):
+        slots = every_slot_of(model.optimizer, variable)
+        assert len(slots) == 3  # two moments, and the accumulated gradient
+        assert {slot.value.device[-5:] for slot in slots} == {place}
+
+
+@pytest.mark.parametrize("family", ["mlp", pytest.param("cnn", marks=pytest.mark.slow), "transformer"])
+def test_no_stage_has_more_than_its_share_of_weights_and_slots(family):
+    model, *_ = trained(family, 2, 1, arguments={"epochs": 1, "steps_per_epoch": 1})
+    taken = Counter()
+    for variable in model.trainable_variables:
+        for one in (variable, *every_slot_of(model.optimizer, variable)):
+            taken[one.value.device] += one.numpy().nbytes
+    assert max(taken.values()) <= 0.6 * sum(taken.values())
+
+
+# --- What is refused ---------------------------------------------------------------------------------------------
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = LAYERS.Dense(4)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def two_streams():
+    x = keras.Input((12,))
+    one, other = LAYERS.Dense(8, name="one")(x), LAYERS.Dense(8, name="other")(x)
+    for number in range(2):
+        one, other = LAYERS.Dense(8, name=f"one_{number}")(one), LAYERS.Dense(8, name=f"other_{number}")(other)
+    return keras.Model(x, [one, other], name="streams")
+
+
+def shared():
+    x, layer = keras.Input((12,)), LAYERS.Dense(12, name="tied")
+    return keras.Model(x, layer(LAYERS.Activation("tanh", name="between")(layer(x))), name="tied_model")
+
+
+def own_step():
+    x = keras.Input((12,))
+    return OwnStep(x, LAYERS.Dense(4)(LAYERS.Dense(8)(x)), name="own_step")
+
+
+def refused(make, message, stages=2, **compile_arguments):
+    model = make()
+    arguments = {"optimizer": "sgd", "loss": "mse", **compile_arguments}
+    model.compile(**arguments)
+    devices = tuple(f"CPU:{index}" for index in range(stages))
+    plan = plan_of_model(model, batch_size=BATCH, pipeline_stages=stages, devices=devices)
+    with pytest.raises(PlanError, match=message):
+        tfaccel.fit(model, X["mlp"], np.zeros((NUM_ROWS, 4)), batch_size=BATCH, verbose=0, plan=plan)
+
+
+def test_models_that_cannot_be_cut_are_refused():
+    refused(Subclassed, "which is a subclassed model, or is called on nested inputs. Build it with the functional API")
+    refused(two_streams, "at most 1 stages, .*After layer 'one', 2 tensors cross: those of 'one', 'other'")
+    refused(shared, "After layer 'tied', layer 'tied' has weights that layers before it use as well")
+    refused(own_step, "which has a train_step or test_step of its own, which may call parts of the model")
+    refused(
+        lambda: keras.Sequential([keras.Input((12,)), LAYERS.Dense(4)]),
+        "has fewer layers than stages. Received: pipeline_stages=2, 1 layers. Use at most 1 stages",
+    )
+    refused(
+        lambda: MODELS["mlp"](), "which has run_eagerly=True, and operations are placed in graphs", run_eagerly=True
+    )
+
+
+def test_plans_that_contradict_themselves_are_refused():
+    model = compiled("mlp", 2, 1)
+
+    def plan(**fields):
+        given = {"pipeline_stages": 2, "devices": ("CPU:0", "CPU:1"), **fields}
+        return plan_of_model(model, batch_size=BATCH, **given)
+
+    for fields, message in (
+        (
+            {"jit_compile": True},
+            "`jit_compile` is not supported with pipeline stages: XLA compiles the operations of one",
+        ),
+        ({"embedding_updates": "rows"}, "Use embedding_updates='keras', or pipeline_stages=1."),
+        ({"devices": ("CPU:0", "CPU:1", "CPU:2")}, "Each of the 2 stages of each replica needs a device of its own."),
+        ({"devices": ("CPU:0",)}, "Name 2 devices for one replica, a multiple of that for several"),
+        ({"strategy": "one_device"}, "is for the devices of one process, with strategy='none', or 'mirrored'"),
+        ({"pipeline_stages": 0}, "`pipeline_stages` must be a whole number of at least 1"),
+    ):
+        with pytest.raises(PlanError, match=re.escape(message)):
+            plan(**fields)

@@ -1,0 +1,222 @@
+"""A model whose stages run on devices of their own: its call, forward and backward, and where its variables are."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import PlanError
+from tfaccel.training.private import private_api, private_graph
+from tfaccel.training.private.private_placement import every_slot_of, move
+from tfaccel.training.stages.cut import CutStage, cut_model
+from tfaccel.training.stages.stage_devices import following, run_on
+from tfaccel.training.steps.model_parts import (
+    has_own_logs,
+    has_own_test_step,
+    has_own_train_step,
+    stepping_optimizers,
+    untracked_variables,
+)
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.replicas import current_replica
+
+logger = logging.getLogger("tfaccel")
+
+
+class StagedModel:
+    """The stages of a built model, and their devices.
+
+    Args:
+        model: a built and compiled model, on one device or mirrored.
+        devices: of each replica, those of its stages: replica by replica.
+        num_stages: how many stages there are.
+
+    Raises:
+        PlanError: if the model cannot be cut, or does what stages do not support; the message says what can be done.
+    """
+
+    def __init__(self, model: keras.Model, devices: Sequence[str], num_stages: int) -> None:
+        check_model(model, num_stages)
+        self.model = model
+        self.graph = private_graph.graph_of(model)
+        self.stages = cut_model(model, num_stages)
+        self.devices = [[_name(device) for device in devices[stage::num_stages]] for stage in range(num_stages)]
+        self._say()
+
+    def place_variables(self) -> None:
+        """Moves each stage's weights, states and slots to its device."""
+        optimizer = getattr(self.model, "optimizer", None)
+        optimizers = [] if optimizer is None else [one for one in stepping_optimizers(optimizer) if one.built]
+        states = untracked_variables(self.model)
+        for stage, devices in zip(self.stages, self.devices, strict=True):
+            for variable in _variables_of(stage, states):
+                for slot in [slot for one in optimizers for slot in every_slot_of(one, variable)]:
+                    move(slot, devices)
+                move(variable, devices)
+
+    def stage_of(self, variable: keras.Variable) -> int:
+        """The stage of a weight, by number."""
+        held = [{id(one) for one in _variables_of(stage, ())} for stage in self.stages]
+        return next((number for number, ids in enumerate(held) if id(variable) in ids), len(self.stages) - 1)
+
+    @contextlib.contextmanager
+    def traced(self, model: keras.Model) -> Iterator[None]:
+        """While tracing a step: the model's stages run on their devices, and the rest on the last one's."""
+        with contextlib.ExitStack() as stack:
+            steps = {name: self._on_last(getattr(model, name)) for name in ("train_step", "test_step", "predict_step")}
+            stack.enter_context(instance_attributes(model, {"call": self.call, **steps}))
+            for number, stage in enumerate(self.stages):
+                for variable in _variables_of(stage, ()):
+                    if variable.regularizer is not None:
+                        regularizer = self._regularizer(number, variable.regularizer)
+                        attribute = private_graph.regularizer_attribute(variable, regularizer)
+                        stack.enter_context(instance_attributes(variable, attribute))
+            yield
+
+    @contextlib.contextmanager
+    def on_last(self) -> Iterator[None]:
+        """While tracing: operations run where their inputs are, or else on the last stage's device."""
+        with tf.device(self._device(-1)), tf.compat.v1.device(following()):
+            yield
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None, **context: Any) -> Any:
+        """The model's call, stage by stage."""
+        values = private_graph.values_of_inputs(self.graph, inputs, mask)
+        for number, stage in enumerate(self.stages):
+            self._run(number, stage, values, {"training": training, **context})
+        return private_graph.outputs_from(self.graph, values)
+
+    def _run(self, number: int, stage: CutStage, values: dict[int, Any], context: dict[str, Any]) -> None:
+        """Runs one stage, and adds its outputs to `values`."""
+        device, of_model = self._device(number), {id(symbol) for symbol in self.graph.inputs}
+        given = {id(symbol): values[id(symbol)] for symbol in stage.inputs}
+        passed = [
+            key for key, one in given.items() if key not in of_model and one is not None and one.dtype.is_floating
+        ]
+        layers, num_before = stage.layers, []
+        num_before = [len(private_api.losses_added_by(layer)) for layer in layers]
+
+        def run(*tensors: tf.Tensor) -> list[Any]:
+            own = {key: _moved(value) for key, value in given.items() if key not in passed}
+            own |= zip(passed, tensors, strict=True)
+            private_graph.run_nodes(stage.nodes, own, context)
+            added = [
+                loss
+                for layer, before in zip(layers, num_before, strict=True)
+                for loss in private_api.losses_added_by(layer)[before:]
+            ]
+            return [*(own[id(symbol)] for symbol in stage.outputs), *map(tf.convert_to_tensor, added)]
+
+        returned = run_on(device, run, [_with_moved_mask(values[key], device) for key in passed])
+        for symbol, value in zip(stage.outputs, returned, strict=False):
+            values[id(symbol)] = value
+        losses = iter(returned[len(stage.outputs) :])
+        for layer, before in zip(layers, num_before, strict=True):
+            now = private_api.losses_added_by(layer)
+            if len(now) > before:
+                private_graph.replace_losses(layer, [*now[:before], *(next(losses) for _ in now[before:])])
+
+    def _on_last(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def on_last(data: Any) -> Any:
+            with self.on_last():
+                x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+                if y is None:
+                    return step(data)
+                y, weights = keras.tree.map_structure(_moved, (y, weights))
+                return step(keras.utils.pack_x_y_sample_weight(x, y, weights))
+
+        return on_last
+
+    def _regularizer(self, number: int, regularizer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda variable: run_on(self._device(number), lambda: [regularizer(variable)], [])[0]
+
+    def _device(self, number: int) -> str:
+        devices = self.devices[number]
+        return devices[current_replica()] if len(devices) > 1 else devices[0]
+
+    def _say(self) -> None:
+        whole = sum(stage.num_bytes for stage in self.stages) or 1
+        parts = [
+            f"{stage.nodes[0].operation.name} to {stage.nodes[-1].operation.name} on {', '.join(devices)} "
+            f"({100 * stage.num_bytes / whole:.0f} % of weights and slots)"
+            for stage, devices in zip(self.stages, self.devices, strict=True)
+        ]
+        logger.info("The model runs in %d stages: %s.", len(self.stages), "; ".join(parts))
+
+
+@contextlib.contextmanager
+def built_on_host(num_stages: int) -> Iterator[None]:
+    """While building a model: a model that is cut into stages is built in the host's memory.
+
+    Under `MirroredStrategy`, variables are made on the replicas' devices all the same.
+    """
+    with tf.device("/device:CPU:0") if num_stages > 1 else contextlib.nullcontext():
+        yield
+
+
+def staged_model(model: keras.Model, devices: Sequence[str], num_stages: int) -> StagedModel | None:
+    """A model's stages, with its variables on their devices; None for one stage."""
+    if num_stages == 1:
+        return None
+    staged = StagedModel(model, devices, num_stages)
+    staged.place_variables()
+    return staged
+
+
+def check_model(model: keras.Model, num_stages: int) -> None:
+    """Raises PlanError for a model whose steps cannot be run in stages."""
+    what = None
+    if has_own_train_step(model) or has_own_test_step(model):
+        what = "a train_step or test_step of its own, which may call parts of the model"
+    elif has_own_logs(model, "train") or has_own_logs(model, "test"):
+        what = "compute_metrics or get_metrics_result of its own"
+    elif model.run_eagerly:
+        what = "run_eagerly=True, and operations are placed in graphs"
+    elif model.jit_compile:
+        what = "jit_compile=True, and XLA compiles the operations of one device"
+    if what is not None:
+        raise PlanError(
+            f"pipeline_stages={num_stages} runs Keras's own steps in stages. Received: model {model.name!r} of "
+            f"{type(model).__name__}, which has {what}. Change that, or use pipeline_stages=1."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    several = [] if optimizer is None else stepping_optimizers(optimizer)
+    if len(several) > 1:
+        raise PlanError(
+            f"pipeline_stages={num_stages} trains with one optimizer. Received: a MultiOptimizer of {len(several)}. "
+            "Use one optimizer, or pipeline_stages=1."
+        )
+
+
+def _variables_of(stage: CutStage, states: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """A stage's weights and seeds, and those of the given states that its layers hold."""
+    found = [variable for node in stage.nodes for variable in getattr(node.operation, "variables", ())]
+    known = {id(state): state for state in states}
+    for layer in stage.layers:
+        held = (*keras.tree.flatten(getattr(layer, "states", None)), *vars(layer).values())
+        found += [known[id(one)] for one in held if id(one) in known]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def _moved(value: Any) -> Any:
+    """A dense tensor on the current device; anything else as it is."""
+    return private_graph.like(value, tf.identity(value)) if isinstance(value, tf.Tensor) else value
+
+
+def _with_moved_mask(value: Any, device: str) -> Any:
+    """The tensor itself, with its mask on a device."""
+    mask = private_api.keras_mask(value)
+    if mask is None:
+        return value
+    with tf.device(device):
+        return private_api.with_mask(tf.identity(value), tf.identity(mask))
+
+
+def _name(device: str) -> str:
+    """TensorFlow's name of a device."""
+    return device if device.startswith("/") else f"/device:{device}"
