@@ -85,6 +85,17 @@ SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
     *("settings", "choice", "peers", "workers", "faults", "checkpoints", "optimizer_state", "stages"),
 )
+_RUNS = {
+    "serve": run_serve_suite,
+    "checkpoints": run_checkpoints_suite,
+    "stages": run_stages_suite,
+    "faults": run_faults_suite,
+    "optimizer_state": run_optimizer_state_suite,
+    "workers": run_workers_suite,
+    "scaling": run_scaling_suite,
+    "search": run_search_suite,
+    "samplers": run_sampler_suite,
+}
 CONTINUED = ("choice", "peers")
 MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
 ENGINE_FIGURE_NAMES = (
@@ -202,24 +213,8 @@ def _measure(suite: str, names: list[str], values: flags.FlagValues) -> Report:
             from tfaccel.benchmarks.memory_suite import run_memory_suite
 
             return run_memory_suite(names, options)
-        if suite == "serve":
-            return run_serve_suite(names, options)
-        if suite == "checkpoints":
-            return run_checkpoints_suite(names, options)
-        if suite == "stages":
-            return run_stages_suite(names, options)
-        if suite == "faults":
-            return run_faults_suite(names, options)
-        if suite == "optimizer_state":
-            return run_optimizer_state_suite(names, options)
-        if suite == "workers":
-            return run_workers_suite(names, options)
-        if suite == "scaling":
-            return run_scaling_suite(names, options)
-        if suite == "search":
-            return run_search_suite(names, options)
-        if suite == "samplers":
-            return run_sampler_suite(names, options)
+        if suite in _RUNS:
+            return _RUNS[suite](names, options)
         from tfaccel.benchmarks.engine_suite import run_engine_suite
 
         return run_engine_suite(names, options)

@@ -1,6 +1,7 @@
 """The axes name every value that has to be proved, and the chosen cases hold every valid pair of them."""
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -23,9 +24,10 @@ def test_every_valid_pair_is_covered_and_no_excluded_one():
         for y in axes[b]
         if excluded((a, x), (b, y)) is None
     }
+    most = max(Counter(frozenset(axis for axis, _ in pair) for pair in valid).values())
     cases = covering_set(PLACEMENTS, with_twins=False)
     assert pairs_of(cases, axes) == valid
-    assert len(cases) < 98  # there are 92 valid pairs of model and optimizer
+    assert len(cases) < 1.1 * most  # no pair of axes has more valid pairs than `most`
 
 
 def test_every_low_precision_case_is_followed_by_itself_in_float32():

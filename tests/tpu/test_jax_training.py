@@ -40,12 +40,13 @@ import keras
 print(json.dumps([keras.backend.backend(), keras.config.dtype_policy().name, again == result]))
 """
 DIVIDED = """
-import dataclasses, json, warnings
+import contextlib, dataclasses, json, warnings
 
 warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning, "keras.src.backend")
 import keras, numpy as np, tensorflow as tf
 import tfaccel
 from tfaccel.tpu.jax_training import train_on_jax
+from tfaccel.tpu.model_parallel import model_parallel
 
 rng = np.random.default_rng(0)
 x, y, models = rng.normal(size=(96, 20)).astype("float32"), rng.integers(0, 4, 96), []
@@ -68,27 +69,26 @@ workload = tfaccel.Workload(
 )
 plan = tfaccel.Plan(strategy="none", devices=("CPU:0",), global_batch_size=16)
 
-def train(name, **options):
-    result = train_on_jax(workload, plan, run_dir=name, epochs=2, verbose=0, **options)
+def train(name, *shards):
+    with model_parallel(*shards) if shards else contextlib.nullcontext():
+        result = train_on_jax(workload, plan, run_dir=name, epochs=2, verbose=0)
     variables = [*models[-1].variables, *models[-1].optimizer.variables]
     shapes = [one.value.sharding.shard_shape(one.value.shape) for one in variables if "up" in one.path]
     return [*result.history["loss"], *result.history["val_loss"]], sorted(set(shapes))
 
-def refusal(**options):
+def refusal(*shards):
     try:
-        train("refused", **options)
+        train("refused", *shards)
     except tfaccel.TfaccelError as error:
         return str(error)
 
 by_path = {".*up/kernel": ("model", None), ".*up/bias": ("model",)}
-ways = [{}, {"model_parallel": 4}, {"model_parallel": 4, "layouts": {".*up/kernel": ("model", None)}}]
-wrong = [{"model_parallel": 3}, {"model_parallel": 4, "layouts": {".*up/kernel": ("model",)}}]
-wrong.append({"model_parallel": 4, "layouts": {"up/kernel": ("model", None)}})
-wrong.append({"model_parallel": 2})
-trained = [train(f"run{number}", **way) for number, way in enumerate(ways)]
-refused = [refusal(**options) for options in wrong]
+ways = [(), (4,), (4, {".*up/kernel": ("model", None)})]
+wrong = [(3,), (4, {".*up/kernel": ("model",)}), (4, {"up/kernel": ("model", None)}), (2,)]
+trained = [train(f"run{number}", *way) for number, way in enumerate(ways)]
+refused = [refusal(*shards) for shards in wrong]
 workload = dataclasses.replace(workload, validation_data=lambda size: train_data(size))
-two_groups = train("two", model_parallel=2, layouts=by_path), train("alone")
+two_groups = train("two", 2, by_path), train("alone")
 print(json.dumps([trained, refused, two_groups]))
 """
 NEEDS_JAX = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
@@ -121,13 +121,21 @@ def test_weights_and_slots_are_divided_among_devices(run_python, tmp_path):
     assert [one[1] for one in two_groups] == [[[10, 32], [16]], [[20, 32], [32]]]
     for (losses, _), (expected, _) in ((trained[1], trained[0]), (trained[2], trained[0]), two_groups):
         assert losses == pytest.approx(expected, abs=1e-6)
-    assert refusals[0].startswith("`model_parallel` must divide the number of devices. Received: model_parallel=3, 4")
+    assert refusals[0].startswith("`num_shards` must divide the number of devices. Received: num_shards=3, 4")
     assert refusals[1].startswith("A layout must have an axis for each axis of its variable, and divide it evenly.")
     assert refusals[2].startswith("No variable has a path that matches the layout 'up/kernel' as a whole")
-    assert refusals[3].startswith(
-        "2 groups of devices share each batch, and cannot divide a validation batch of 1 rows"
-    )
+    assert refusals[3].startswith("2 groups of devices share each batch, and cannot divide one of 1 rows")
     assert not (tmp_path / "refused").exists()
+
+
+def test_dividing_weights_needs_jax(logical_devices):
+    from tfaccel.tpu.model_parallel import model_parallel
+
+    with (
+        pytest.raises(PlanError, match=r"which ignores `keras\.distribution`"),
+        model_parallel(2),
+    ):
+        pass
 
 
 def test_another_backend_is_refused(logical_devices, tmp_path):

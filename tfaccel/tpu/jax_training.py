@@ -1,12 +1,12 @@
 """Training with Keras's JAX backend, for TPUs without a working TensorFlow: `Model.fit` on a workload.
 
 It does not use tfaccel's engine, and writes no checkpoints. The data still comes through `tf.data`. The weights of a
-model that is too large for one device can be divided among several (`model_parallel`).
+model that is too large for one device can be divided among several: see `tfaccel.tpu.model_parallel`.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from tfaccel.files import whole_file
@@ -18,8 +18,6 @@ from tfaccel.training.jax_runtime import JaxRuntime
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir
 
-Layouts = Mapping[str, tuple[str | None, ...]]
-
 
 def train_on_jax(
     workload: Workload,
@@ -30,10 +28,8 @@ def train_on_jax(
     seed: int = 0,
     resume: str = "never",
     verbose: int = 1,
-    model_parallel: int = 1,
-    layouts: Layouts | None = None,
 ) -> TrainResult:
-    """Trains a workload with `Model.fit` on Keras's JAX backend.
+    """Trains a workload with `Model.fit` on Keras's JAX backend: on one device, or in a `model_parallel` block.
 
     Writes a run directory like `tfaccel.train`, but without checkpoints: an interrupted run starts over.
 
@@ -45,14 +41,9 @@ def train_on_jax(
         seed: seed of the initial weights, dropout and the order of the data.
         resume: "never", or "auto" to return the result of a run that is already complete.
         verbose: see `Model.fit`.
-        model_parallel: number of devices that hold one copy of the model. If there are more devices, each group of so
-            many takes its rows of a batch.
-        layouts: regular expressions of whole paths of variables, and which of their axes are divided among the devices
-            of a group: `{".*up/kernel": (None, "model")}`. Other variables with two axes or more are divided along
-            their longest axis that `model_parallel` divides. See `keras.distribution.LayoutMap`.
 
     Raises:
-        PlanError: if Keras uses another backend, or the devices, the batch or a layout do not fit `model_parallel`.
+        PlanError: if Keras uses another backend, or the batches or layouts do not fit the devices of `model_parallel`.
         RunDirError: if the run directory holds a different run.
     """
     started = time.perf_counter()
@@ -65,17 +56,13 @@ def train_on_jax(
         "backend": "jax",
         "global_batch_size": plan.global_batch_size,
         "dtype_policy": plan.dtype_policy,
-        "model_parallel": model_parallel,
     }
     directory = RunDir(run_dir, config, resume=resume)
     complete = directory.result()
     if complete is not None:
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     with JaxRuntime(dtype_policy=plan.dtype_policy, seed=seed):
-        from tfaccel.tpu import model_parallel as parallel
-
-        with parallel.model_parallel(model_parallel, layouts, global_batch_size=plan.global_batch_size) as check:
-            fields = _trained(workload, plan, directory, epochs=epochs, seed=seed, verbose=verbose, check=check)
+        fields = _trained(workload, plan, directory, epochs=epochs, seed=seed, verbose=verbose)
     result = TrainResult(
         recipe=workload.name,
         plan=plan,
@@ -90,22 +77,16 @@ def train_on_jax(
 
 
 def _trained(
-    workload: Workload,
-    plan: Plan,
-    directory: RunDir,
-    *,
-    epochs: int,
-    seed: int,
-    verbose: int,
-    check: Callable[[Any, Any], None],
+    workload: Workload, plan: Plan, directory: RunDir, *, epochs: int, seed: int, verbose: int
 ) -> dict[str, Any]:
     """Trains, evaluates and saves; returns fields of the result."""
+    from tfaccel.tpu.model_parallel import check_shards
     from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
 
     size = plan.global_batch_size
     model = workload.build_model()
     validation = workload.validation_data(size) if workload.validation_data is not None else None
-    check(model, validation)
+    check_shards(model, validation, global_batch_size=size)
     epoch = workload.train_data(size, seed=seed, epoch=0)
     length = int(epoch.cardinality())
     num_steps = length if length >= 0 else sum(1 for _ in epoch)  # counts if the cardinality is unknown

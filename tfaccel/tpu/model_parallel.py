@@ -1,10 +1,10 @@
-"""Shards a model's weights over devices, with Keras's `ModelParallel`, which works on its JAX backend only."""
+"""Divides a model's weights among devices, with Keras's `ModelParallel`, which works on its JAX backend only."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -14,50 +14,70 @@ from tfaccel.errors import PlanError
 
 BATCH, MODEL = "batch", "model"  # the axes of the mesh
 Layouts = Mapping[str, tuple[str | None, ...]]
-Check = Callable[[keras.Model, tf.data.Dataset | None], None]
 
 
 @contextlib.contextmanager
-def model_parallel(num_shards: int, layouts: Layouts | None, *, global_batch_size: int) -> Iterator[Check]:
-    """Within the block, new variables are sharded over `num_shards` devices; groups of so many share each batch.
+def model_parallel(num_shards: int, layouts: Layouts | None = None) -> Iterator[None]:
+    """Within the block, `train_on_jax` divides weights and slots among `num_shards` devices.
+
+    If there are more devices, each group of `num_shards` takes its rows of a batch.
 
     Args:
-        num_shards: number of devices that hold one copy of the model; 1 for one device, without a distribution.
+        num_shards: number of devices that hold one copy of the model.
         layouts: regular expressions of whole paths of variables, and the mesh axis of each of their axes ("model", or
-            None for an axis that is not divided). Other variables are divided along their longest axis that
-            `num_shards` divides, if they have two axes or more.
-        global_batch_size: number of examples in a batch.
-
-    Returns:
-        A function of the model and the validation batches, which raises PlanError if they do not fit the devices.
+            None for an axis that is not divided): `{".*up/kernel": (None, "model")}`. Other variables are divided along
+            their longest axis that `num_shards` divides, if they have two axes or more. See `keras.distribution`.
 
     Raises:
-        PlanError: if the devices cannot be divided into groups of `num_shards`, the batch not among them, or the layout
-            of a variable does not fit.
+        PlanError: if Keras runs on another backend, or the devices cannot be divided into groups of `num_shards`.
     """
-    if num_shards == 1 and not layouts:
-        yield lambda model, validation: None
-        return
+    if keras.backend.backend() != "jax":
+        raise PlanError(
+            f"Keras runs on the backend {keras.backend.backend()!r}, which ignores `keras.distribution`. Set "
+            "KERAS_BACKEND=jax before Keras is imported."
+        )
     devices = keras.distribution.list_devices()
-    num_groups = _num_groups(num_shards, len(devices), global_batch_size)
-    mesh = keras.distribution.DeviceMesh((num_groups, num_shards), (BATCH, MODEL), devices)
+    if type(num_shards) is not int or num_shards < 1 or len(devices) % num_shards:
+        divisors = ", ".join(str(n) for n in range(1, len(devices) + 1) if len(devices) % n == 0)
+        raise PlanError(
+            f"`num_shards` must divide the number of devices. Received: num_shards={num_shards!r}, {len(devices)} "
+            f"devices. Use one of: {divisors}."
+        )
+    mesh = keras.distribution.DeviceMesh((len(devices) // num_shards, num_shards), (BATCH, MODEL), devices)
     before = keras.distribution.distribution()
     keras.distribution.set_distribution(_ShardedByShape(mesh, layouts or {}))
-
-    def check(model: keras.Model, validation: tf.data.Dataset | None) -> None:
-        _check_rows(validation, num_groups)
-        _check_layouts(model, layouts)
-
     try:
-        yield check
+        yield
     finally:
         keras.distribution.set_distribution(before)
 
 
-def _check_layouts(model: keras.Model, layouts: Layouts | None) -> None:
+def check_shards(model: keras.Model, validation: tf.data.Dataset | None, *, global_batch_size: int) -> None:
+    """Raises PlanError if batches or layouts do not fit the devices of the `model_parallel` block, if there is one."""
+    found = keras.distribution.distribution()
+    if isinstance(found, _ShardedByShape):
+        _check_rows(validation, found.device_mesh.shape[0], global_batch_size)
+        _check_layouts(model, found.layouts)
+
+
+def _check_rows(validation: tf.data.Dataset | None, num_groups: int, global_batch_size: int) -> None:
+    if num_groups == 1:
+        return
+    sizes = [global_batch_size]
+    sizes += [int(tf.shape(tf.nest.flatten(batch)[0])[0]) for batch in validation or ()]
+    odd = next((size for size in sizes if size % num_groups), None)
+    if odd is not None:
+        raise PlanError(
+            f"{num_groups} groups of devices share each batch, and cannot divide one of {odd} rows. Use batches, and a "
+            f"number of validation examples, that are multiples of {num_groups}, or more devices for each copy of the "
+            "model."
+        )
+
+
+def _check_layouts(model: keras.Model, layouts: Layouts) -> None:
     """Raises PlanError for a layout that no variable of a built model has; Keras ignores it."""
     paths = [variable.path for variable in model.variables]
-    for pattern in layouts or {} if model.built else ():
+    for pattern in layouts if model.built else ():
         if not any(re.fullmatch(pattern, path) for path in paths):
             raise PlanError(
                 f"No variable has a path that matches the layout {pattern!r} as a whole; '.*/kernel' matches all "
@@ -65,38 +85,11 @@ def _check_layouts(model: keras.Model, layouts: Layouts | None) -> None:
             )
 
 
-def _check_rows(batches: tf.data.Dataset | None, num_groups: int) -> None:
-    """Raises PlanError for validation batches whose rows cannot be divided among the groups of devices evenly."""
-    for batch in batches if batches is not None and num_groups > 1 else ():
-        num_rows = int(tf.shape(tf.nest.flatten(batch)[0])[0])
-        if num_rows % num_groups:
-            raise PlanError(
-                f"{num_groups} groups of devices share each batch, and cannot divide a validation batch of {num_rows} "
-                f"rows. Use a number of validation examples that is a multiple of {num_groups}, or let all devices "
-                "share one copy of the model."
-            )
-
-
-def _num_groups(num_shards: int, num_devices: int, global_batch_size: int) -> int:
-    if type(num_shards) is not int or num_shards < 1 or num_devices % num_shards:
-        divisors = ", ".join(str(n) for n in range(1, num_devices + 1) if num_devices % n == 0)
-        raise PlanError(
-            f"`model_parallel` must divide the number of devices. Received: model_parallel={num_shards!r}, "
-            f"{num_devices} devices. Use one of: {divisors}."
-        )
-    num_groups = num_devices // num_shards
-    if global_batch_size % num_groups:
-        raise PlanError(
-            f"{num_groups} groups of {num_shards} devices share each batch. Received: "
-            f"global_batch_size={global_batch_size}. Use a multiple of {num_groups}, or a larger model_parallel."
-        )
-    return num_groups
-
-
 class _ShardedByShape(keras.distribution.ModelParallel):
     """`ModelParallel` with a layout for variables that the user gave none for."""
 
     def __init__(self, mesh: keras.distribution.DeviceMesh, layouts: Layouts) -> None:
+        self.layouts = layouts
         self._given = keras.distribution.LayoutMap(mesh)
         for path, axes in layouts.items():
             self._given[path] = tuple(axes)

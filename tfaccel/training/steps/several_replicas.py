@@ -28,7 +28,7 @@ from tfaccel.training.steps.global_batch import (
     zero_if_borrowed,
 )
 from tfaccel.training.steps.gradient_update import GradientUpdate, recording
-from tfaccel.training.steps.gradients import CombineSlices, applying_pairs, count_overflows, scaled
+from tfaccel.training.steps.gradients import applying_pairs, count_overflows, scaled
 from tfaccel.training.steps.left_out import ReplicasGuard, bad_gradients, bad_logs
 from tfaccel.training.steps.merged_metrics import NotedResults, gathered_updates, metrics_in
 from tfaccel.training.steps.model_parts import (
@@ -55,10 +55,9 @@ class SeveralReplicas:
         model: a built and compiled Keras model.
         replicas: the replicas of the strategy that it was built under.
         jit_compile: compile forward pass, backward pass and update with XLA (see `model_parts.xla_refusal`).
-        combine_slices, bytes_per_pack, optimizer_state: see `GradientUpdate`.
-        combine_slices, bytes_per_pack, optimizer_state: see `GradientUpdate`.
         compiles_update: whether XLA compiles the update, too.
         leaves_out: leave out batches whose loss or gradients are not finite on any replica.
+        of_updates: `combine_slices`, `bytes_per_pack` and `optimizer_state` of each `GradientUpdate`.
     """
 
     update_class = GradientUpdate
@@ -69,11 +68,9 @@ class SeveralReplicas:
         replicas: Replicas,
         *,
         jit_compile: bool,
-        combine_slices: CombineSlices | None = None,
-        bytes_per_pack: int = 0,
         compiles_update: bool = True,
         leaves_out: bool = False,
-        optimizer_state: str = "replicated",
+        **of_updates: Any,
     ) -> None:
         self._model = model
         self._replicas = replicas
@@ -87,14 +84,7 @@ class SeveralReplicas:
         self._rows = StepOnRows(model, replicas)
         self.noted_results = NotedResults()
         self._updates = {
-            name: self.update_class(
-                optimizer,
-                replicas,
-                jit_compile=self._jit_train and compiles_update,
-                bytes_per_pack=bytes_per_pack,
-                combine_slices=combine_slices,
-                optimizer_state=optimizer_state,
-            )
+            name: self.update_class(optimizer, replicas, jit_compile=self._jit_train and compiles_update, **of_updates)
             for name, optimizer in optimizers_of(model).items()
         }
         self._make_functions(jit_compile=jit_compile)
