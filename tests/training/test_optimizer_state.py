@@ -152,13 +152,13 @@ def test_replicas_without_a_weight_count_steps():
 
 def test_overflow_on_one_replica_skips_the_step_on_all():
     x = X.copy()
-    x[BATCH + BATCH - 1] = 1e38  # of the last replica, in the second batch
+    x[2 * BATCH - 1] = np.inf  # of the last replica, in the second batch
     models = [built(lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01), initial_scale=1e4)) for _ in range(2)]
     for model, how in zip(models, ("replicated", "sharded"), strict=True):
         plan = plan_of_model(model, batch_size=BATCH, optimizer_state=how, synchronize_batch_norm=False)
         options = {"batch_size": BATCH, "verbose": 0, "shuffle": False, "check_rows": False}
         tfaccel.fit(model, x, Y, plan=plan, **options)
-    assert int(models[1].optimizer.iterations) == 5  # of six
+    assert int(models[1].optimizer.iterations.numpy()) == 5  # of six
     assert_equal(*models)
 
 
@@ -188,7 +188,8 @@ def test_batches_that_are_left_out(how):
     for model, one in zip(models, ("replicated", how), strict=True):
         plan = plan_of_model(model, batch_size=BATCH, optimizer_state=one, synchronize_batch_norm=False)
         options = {"batch_size": BATCH, "verbose": 0, "shuffle": False, "check_rows": False, "on_nonfinite": "skip"}
-        assert tfaccel.fit(model, x, Y, plan=plan, **options).history["left_out"] == [1]
+        tfaccel.fit(model, x, Y, plan=plan, **options)
+        assert int(model.optimizer.iterations.numpy()) == 5  # of six
     assert_equal(*models)
 
 
