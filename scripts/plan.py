@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.measuring.memory_savings import HEADINGS, WayToSave, ways_to_save
 from tfaccel.planning.candidates import candidate_plans
 from tfaccel.planning.override_flags import explain
 from tfaccel.planning.plan import Plan
@@ -54,15 +55,18 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     hardware = Hardware.load(values.hardware) if values.hardware is not None else _this_machine()
     workload = chosen_workload(values, **options)
     plans = candidate_plans(hardware, workload, **fixed)
+    ways: tuple[WayToSave, ...] = ()
     if "pipeline_stages" not in fixed and sum(bool(gpu.memory_bytes) for gpu in hardware.gpus) > 1:
-        known = _training_bytes(values, plans[0], hardware, options)
-        plans = candidate_plans(hardware, workload, training_bytes=known, **fixed)
+        plans, ways = _plans_that_fit(values, plans, hardware, workload, options, fixed)
     if values.write is not None:
         plans[0].save(values.write)
     if values.json:
-        print(json.dumps(_as_data(hardware, workload, plans), indent=2))
+        memory = [way.to_json() for way in ways]
+        print(json.dumps({**_as_data(hardware, workload, plans), "memory": memory}, indent=2))
     else:
         _print(workload, plans)
+        if ways:
+            table_console().print(_memory_table(plans[0], ways))
         measured = _measured_plan(values, hardware, workload, fixed)
         if measured is not None:
             text = "`tfaccel train` with these flags does not use plan 1, but the one that `tfaccel autotune` measured"
@@ -72,15 +76,26 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     return 0
 
 
-def _training_bytes(values: flags.FlagValues, plan: Plan, hardware: Hardware, options: dict[str, Any]) -> int | None:
-    """The estimated memory of training on one GPU, from a trace of the step; None if it cannot be estimated."""
+def _plans_that_fit(
+    values: flags.FlagValues,
+    plans: list[Plan],
+    hardware: Hardware,
+    workload: Workload,
+    options: dict[str, Any],
+    fixed: dict[str, Any],
+) -> tuple[list[Plan], tuple[WayToSave, ...]]:
+    """The plans for the memory that training takes, from a trace of its step, and what would take less of a GPU."""
     from tfaccel.measuring.estimate_memory import estimate_of_plan
 
+    size = plans[0].replica_batch_size
     try:
-        estimate = estimate_of_plan(reference_of_workload(values), plan, hardware, options)
-    except TfaccelError:
-        return None
-    return estimate.total_bytes(plan.replica_batch_size)
+        estimate = estimate_of_plan(reference_of_workload(values), plans[0], hardware, options)
+    except TfaccelError:  # a step that cannot be traced is planned without it
+        return plans, ()
+    plans = candidate_plans(hardware, workload, training_bytes=estimate.total_bytes(size), **fixed)
+    num_devices = len(hardware.gpus)
+    stages = sorted({2, num_devices, plans[0].pipeline_stages} - {1})
+    return plans, ways_to_save(estimate, replica_batch_size=size, num_devices=num_devices, stages=stages)
 
 
 def _measured_plan(
@@ -147,6 +162,17 @@ def _chosen_table(plan: Plan) -> Table:
     for explanation in explain(plan):
         value = devices_text(plan.devices) if explanation.field == "devices" else str(explanation.value)
         table.add_row(explanation.field, value, Text(explanation.reason), Text(explanation.flag))
+    return table
+
+
+def _memory_table(plan: Plan, ways: tuple[WayToSave, ...]) -> Table:
+    table = Table(title="Memory of each GPU, and what other values of plan fields save", title_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading in (HEADINGS[0], "") else "right", overflow="fold")
+    for way in ways:
+        name, _, value = way.field.partition("=")
+        used = value and str(getattr(plan, name)).lower() == value
+        table.add_row(*way.row()[:-1], "used by plan 1" if used else way.remark)
     return table
 
 

@@ -1,5 +1,6 @@
 """`tfaccel plan`: what it prints, what it writes, and one clear line for every bad input."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -91,6 +92,48 @@ def test_json_has_the_same(plan):
     assert Plan.from_json(data["chosen"]) == candidates[0]
     assert [row["field"] for row in data["reasons"]] == list(plan_field_names())
     assert all(row["reason"] and row["flag"] for row in data["reasons"])
+
+
+LARGE_MODEL = """
+import keras
+import numpy as np
+import tfaccel
+
+
+def build_model():
+    layers = [keras.layers.Dense(1024, activation="relu") for _ in range(8)]
+    model = keras.Sequential([keras.Input((1024,)), *layers, keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+def workload():
+    x = np.zeros((64, 1024), "float32")
+    return tfaccel.Workload.of(build_model, x, x[:, :1], batch_size=64)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_fit_is_cut_and_every_saving_is_shown(plan, folder):
+    gpus = tuple(dataclasses.replace(gpu, memory_bytes=96 * 2**20) for gpu in EIGHT_GPUS.devices)
+    machine = dataclasses.replace(EIGHT_GPUS, devices=gpus)
+    (folder / "small.json").write_text(json.dumps(machine.to_json()))
+    (folder / "my_planned_module.py").write_text(LARGE_MODEL)
+    fixed = ("--jit_compile=false", "--dtype_policy=float32")
+    status, out, err = plan(OURS, "--hardware=small.json", "--json", *fixed)
+    assert (status, err) == (0, "")
+    data = json.loads(out)
+    stages = data["chosen"]["pipeline_stages"]
+    assert stages > 1
+    ways = {way["field"]: way for way in data["memory"]}
+    assert not ways["as planned"]["fits"]
+    assert ways[f"pipeline_stages={stages}"]["fits"]
+    weights = 8 * (1024 * 1024 + 1024) * 4 + 1025 * 4
+    assert ways["as planned"]["optimizer_bytes"] == pytest.approx(2 * weights, rel=0.01)
+    assert ways["optimizer_state=sharded"]["optimizer_bytes"] == pytest.approx(2 * weights / 8, rel=0.01)
+    status, out, _ = plan(OURS, "--hardware=small.json", *fixed)
+    assert "Memory of each GPU, and what other values of plan fields save" in out
+    assert "used by plan 1" in out
 
 
 def test_plans_for_this_machine(plan):

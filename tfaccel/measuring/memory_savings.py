@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,7 +47,9 @@ class WayToSave:
         return asdict(self)
 
 
-def ways_to_save(estimate: MemoryEstimate, *, replica_batch_size: int, num_devices: int) -> tuple[WayToSave, ...]:
+def ways_to_save(
+    estimate: MemoryEstimate, *, replica_batch_size: int, num_devices: int, stages: Sequence[int] = ()
+) -> tuple[WayToSave, ...]:
     """What each plan field that saves memory leaves on each of several accelerators.
 
     Gradients are counted as if all were in memory at once, which they need not be: the total has those that are.
@@ -55,6 +58,7 @@ def ways_to_save(estimate: MemoryEstimate, *, replica_batch_size: int, num_devic
         estimate: the estimate for one replica on one device.
         replica_batch_size: one of the estimate's batch sizes.
         num_devices: how many devices there are.
+        stages: numbers of pipeline stages; empty for one on each device.
 
     Example:
         >>> from tfaccel.measuring.memory_estimate import BatchMemory
@@ -89,14 +93,14 @@ def ways_to_save(estimate: MemoryEstimate, *, replica_batch_size: int, num_devic
         )
 
     ways = [way(_AS_PLANNED, (weights, gradients, slots, activations))]
+    kept: tuple[float, float, float, float]
     if num_devices > 1:
         kept = (weights, gradients, slots / num_devices, activations)
         ways.append(way("optimizer_state=sharded", kept, f"{num_devices} replicas"))
     ways.append(way("optimizer_state=host", (weights, gradients, 0, activations), "gradients and weights are copied"))
-    if num_devices > 1:
-        parts = (weights, gradients, slots, activations)
-        kept = tuple(part / num_devices for part in parts)  # type: ignore[assignment]
-        ways.append(way(f"pipeline_stages={num_devices}", kept, "if its stages are of one size"))
+    for number in stages or ((num_devices,) if num_devices > 1 else ()):
+        kept = (weights / number, gradients / number, slots / number, activations / number)
+        ways.append(way(f"pipeline_stages={number}", kept, "if all stages are of one size"))
     if estimate.embedding_bytes:
         tables, own_slots = estimate.embedding_bytes, estimate.embedding_slots_bytes
         kept = (weights - tables, gradients - tables, slots - own_slots, activations)
