@@ -119,7 +119,7 @@ def test_a_model_that_does_not_fit_is_cut_and_every_saving_is_shown(plan, folder
     machine = dataclasses.replace(EIGHT_GPUS, devices=gpus)
     (folder / "small.json").write_text(json.dumps(machine.to_json()))
     (folder / "my_planned_module.py").write_text(LARGE_MODEL)
-    fixed = ("--jit_compile=false", "--dtype_policy=float32")
+    fixed = ("--dtype_policy=float32",)
     status, out, err = plan(OURS, "--hardware=small.json", "--json", *fixed)
     assert (status, err) == (0, "")
     data = json.loads(out)
