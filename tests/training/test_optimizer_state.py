@@ -391,9 +391,9 @@ def test_not_with_row_updates():
 
 def test_bfloat16_slots_are_refused():
     model = built(lambda: optimizers.ScheduleFreeAdamW(0.01))
-    with pytest.raises(PlanError, match="Received: ScheduleFreeAdamW, which keeps weights in its slots. Use "):
+    with pytest.raises(PlanError, match=r"Received: ScheduleFreeAdamW, which keeps weights in its slots. Use "):
         fit(model, "replicated", fields={"optimizer_slots_dtype": "bfloat16"})
-    with pytest.raises(PlanError, match="is for updates of whole weights outside of TPUs. Received: strategy='none'"):
+    with pytest.raises(PlanError, match=r"is for updates of whole weights outside of TPUs. Received: strategy='none'"):
         Plan(
             strategy="none",
             devices=("CPU:0",),

@@ -58,8 +58,8 @@ class Plan:
         optimizer_state: where the optimizer's slots are, such as Adam's moments. "replicated": on each replica, as with
             Keras; "sharded": each on one replica, which updates its weight and gives it to the others, so that each of
             N replicas has an N-th of them; "host": in the CPU's memory, where weights are then updated.
-        optimizer_slots_dtype: dtype of the optimizer's slots: "float32", or "bfloat16" for half of their memory: another
-            algorithm, since slots are rounded after each update.
+        optimizer_slots_dtype: dtype of the optimizer's slots: "float32", or "bfloat16" for half of their memory. That is
+            another algorithm: slots are rounded after each update.
         synchronize_batch_norm: compute the statistics of batch normalization over the rows of all replicas, as on one
             device; False: over those of each replica alone, which lets XLA compile, but gives different results.
         onednn: whether TensorFlow runs oneDNN's operations on the CPU; None leaves it to TensorFlow, which does on CPUs
