@@ -14,7 +14,7 @@ from tfaccel.benchmarks.optimizer_state_program import SETTINGS
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
-from tfaccel.processes.child import run_program
+from tfaccel.processes.child import Environment
 from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 
 OPTIMIZER_STATE_FIGURES = ("weights", "weights_workers", "host", "bytes", "workers", "bfloat16")
@@ -126,25 +126,25 @@ def _bfloat16(name: str, options: SuiteOptions) -> tuple[Any, list[Figure]]:
 
 
 def _in_a_process(task: dict[str, Any]) -> Any:
-    output = run_program([sys.executable, "-m", _PROGRAM, json.dumps(task)], time_limit_seconds=_LIMIT_SECONDS)
-    return json.loads(output.splitlines()[-1])
+    return _run(task, [{"TF_CONFIG": None}])[0]
 
 
 def _on_workers(task: dict[str, Any]) -> list[Any]:
     if len(os.sched_getaffinity(0)) < 2:
         raise TfaccelError("The benchmark of sharded slots needs two cores for its workers. Received: 1.")
+    return _run(task, [{**one, "OMP_NUM_THREADS": "1"} for one in cluster_environments(2)])
+
+
+def _run(task: dict[str, Any], environments: Sequence[Environment]) -> list[Any]:
     command = [sys.executable, "-m", _PROGRAM, json.dumps(task)]
-    environments = [{**one, "OMP_NUM_THREADS": "1"} for one in cluster_environments(2)]
     try:
         outputs = run_workers(command, environments=environments, time_limit_seconds=_LIMIT_SECONDS)
     except WorkerError as error:
-        raise TfaccelError(f"Two workers failed. {error}") from error
+        raise TfaccelError(f"The program of the benchmark failed. {error}") from error
     return [json.loads(output.stdout.splitlines()[-1]) for output in outputs]
 
 
 _MEASURED = {
     **dict.fromkeys(("weights", "weights_workers", "host"), _weights),
-    "bytes": _bytes,
-    "workers": _workers,
-    "bfloat16": _bfloat16,
+    "bytes": _bytes, "workers": _workers, "bfloat16": _bfloat16,
 }

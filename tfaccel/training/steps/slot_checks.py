@@ -40,7 +40,7 @@ def placed_as_asked(model: keras.Model, replicas: Replicas, options: Any) -> str
         options: the engine's.
 
     Returns:
-        Where slots are: "replicated", also for a single replica that shares them with nobody, "sharded" or "host".
+        Where slots are: "sharded", "host" or "replicated", also if a single replica has nobody to share them with.
 
     Raises:
         PlanError: if training would not give what replicated slots give; the message says why.
