@@ -146,5 +146,7 @@ def _run(task: dict[str, Any], environments: Sequence[Environment]) -> list[Any]
 
 _MEASURED = {
     **dict.fromkeys(("weights", "weights_workers", "host"), _weights),
-    "bytes": _bytes, "workers": _workers, "bfloat16": _bfloat16,
+    "bytes": _bytes,
+    "workers": _workers,
+    "bfloat16": _bfloat16,
 }
