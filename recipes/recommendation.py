@@ -8,11 +8,13 @@ References:
 Command:
     tfaccel train --recipe=recommendation --run_dir=runs/clicks --set=embedding_updates=rows
     tfaccel train --recipe=recommendation --run_dir=runs/large --num_users=1000000 --num_items=200000 \
-        --num_interactions=2000000 --set=embedding_updates=rows --set=embeddings_on=host
-    tfaccel train --recipe=recommendation --run_dir=runs/mine --data_dir=views.csv --label_column=stars --positive_from=4
+        --num_interactions=2000000 --min_rows=1 --set=embedding_updates=rows --set=embeddings_on=host
+    tfaccel train --recipe=recommendation --run_dir=runs/mine --data_dir=views.csv --label_column=stars \
+        --positive_from=4
 
-    A CSV or Parquet file, or a folder with the tables `train` and `test`, has a row for each interaction of a user with
-    an item. `embedding_updates=rows` updates only the rows of a batch, `embeddings_on=host` keeps tables in main memory.
+    The data are a CSV or Parquet file, or a folder with the tables `train` and `test`, with a row for each interaction
+    of a user with an item. `embedding_updates=rows` updates only those rows of the id tables that a batch looks up;
+    `embeddings_on=host` keeps the tables in main memory.
 
 Use: `recommend("runs/mine", "anna")` in this module returns the best items for a user. For pairs in a table:
 `tfaccel predict --run_dir=runs/mine --input=pairs.csv --output=probabilities.csv`.
@@ -71,7 +73,7 @@ def build_model(name: str, clicks: Any, *, width: int, num_layers: int, dropout:
     ),
     bundled_only=("num_users", "num_items", "num_interactions"),
     optimizer="adagrad",
-    learning_rate_factor=3.0,
+    learning_rate_factor=4.0,
 )
 def workload(
     *,
@@ -93,7 +95,7 @@ def workload(
     encoding: str = "utf-8",  # text encoding of a CSV file
     min_rows: tfaccel.Count = 5,  # ids in fewer training rows share the row of unknown ids
     num_buckets: tfaccel.Count | None = None,  # rows that ids are hashed into, in each table; None for a row for each
-    width: tfaccel.Count = 16,  # numbers in a row of a table, and outputs of a tower
+    width: tfaccel.Count = 32,  # numbers in a row of a table, and outputs of a tower
     num_layers: tfaccel.Count = 1,  # layers of each tower, or cross layers
     dropout: tfaccel.Fraction = 0.1,  # dropout rate of embedded ids and features
     id_dropout: tfaccel.Fraction = 0.01,  # fraction of ids replaced by the unknown id in training
@@ -128,6 +130,7 @@ def workload(
         data=data.InteractionData(clicks, id_dropout=id_dropout),
         epochs=8,
         global_batch_size=512,
+        min_replica_batch_size=512,
     )
 
 

@@ -27,7 +27,7 @@ class Catalogue:
     Example:
         >>> from tfaccel.data import generated_clicks
         >>> catalogue = generated_clicks(num_users=100, num_items=30, num_interactions=2000).catalogue
-        >>> catalogue.pairs("u7")["categories"].shape, catalogue.item_ids[0]
+        >>> catalogue.pairs("u7")["categories"].shape, sorted(catalogue.item_ids)[0]
         ((30, 4), 'i0')
     """
 

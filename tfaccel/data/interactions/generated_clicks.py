@@ -12,6 +12,7 @@ from tfaccel.data.tables.column_kinds import CATEGORICAL
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 
+NUM_USERS, NUM_ITEMS, NUM_INTERACTIONS = 1000, 500, 250_000
 RANK, NUM_REGIONS, NUM_GENRES = 4, 6, 10
 TEST_FRACTION = 0.2
 _ZIPF_USERS, _ZIPF_ITEMS = 0.8, 0.9  # the n-th user or item takes part n^-exponent as often as the first
@@ -22,7 +23,11 @@ KINDS = {"region": CATEGORICAL, "genre": CATEGORICAL}
 
 
 def generated_clicks(
-    *, num_users: int = 1000, num_items: int = 500, num_interactions: int = 250_000, **options: Any
+    *,
+    num_users: int = NUM_USERS,
+    num_items: int = NUM_ITEMS,
+    num_interactions: int = NUM_INTERACTIONS,
+    **options: Any,
 ) -> InteractionSet:
     r"""Interactions drawn from a model with known answer, always the same.
 
@@ -45,6 +50,13 @@ def generated_clicks(
         >>> clicks.user_names, clicks.item_names, len(clicks.true_probabilities)
         (('user', 'region'), ('item', 'genre', 'price'), 400)
     """
+    train, test, probabilities = generated_tables(num_users, num_items, num_interactions)
+    how = InteractionOptions(user_features="region", item_features="genre,price", column_kinds=KINDS, **options)
+    return make_interaction_set(train, how, test_table=test, true_probabilities=probabilities)
+
+
+def generated_tables(num_users: int, num_items: int, num_interactions: int) -> tuple[Table, Table, np.ndarray]:
+    """The training and the test rows of `generated_clicks`, and the probability of each click of the test rows."""
     if min(num_users, num_items) < 2 or num_interactions < 100:
         raise DataError(
             "At least 2 users, 2 items and 100 interactions are generated. Received: "
@@ -73,12 +85,7 @@ def generated_clicks(
     )
     rows = np.arange(num_interactions)
     num_train = num_interactions - round(TEST_FRACTION * num_interactions)
-    return make_interaction_set(
-        table.rows(rows[:num_train]),
-        InteractionOptions(user_features="region", item_features="genre,price", column_kinds=KINDS, **options),
-        test_table=table.rows(rows[num_train:]),
-        true_probabilities=probabilities[num_train:],
-    )
+    return table.rows(rows[:num_train]), table.rows(rows[num_train:]), probabilities[num_train:]
 
 
 def _factors(generator: np.random.Generator, count: int, num_groups: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from tfaccel.data.interactions.interaction_options import InteractionOptions
 from tfaccel.data.tables.column_kinds import as_numbers
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.tabular_files import read_tables
-from tfaccel.data.tables.tabular_set import TabularPart, TabularSet, make_tabular_set
+from tfaccel.data.tables.tabular_set import TabularSet, make_tabular_set
 from tfaccel.errors import DataError
 
 
@@ -84,6 +84,8 @@ def make_interaction_set(
         DataError: if ids or labels cannot be used.
     """
     tables = [_with_clicks(one, options) for one in (table, test_table) if one is not None]
+    for one in tables:
+        _check_clicks(one.column(options.label_column).values, f"the rows of {one.source}", options)
     for name in (options.user_column, options.item_column):
         distinct = {text for text in table.column(name).texts().tolist() if text is not None}
         if len(distinct) < 2:
@@ -96,7 +98,7 @@ def make_interaction_set(
         test_table=tables[1] if len(tables) > 1 else None,
     )
     for part, noun in ((prepared.train, "training"), (prepared.test, "test")):
-        _check_clicks(part, f"the {noun} rows of {table.source}", options)
+        _check_clicks(part.targets, f"the {noun} rows of {table.source}", options)
     encoding = prepared.encoding
     sources = [(column.name, column.source) for column in encoding.numeric]
     sources = [*((column.name, column.name) for column in encoding.categorical), *sources]
@@ -119,11 +121,11 @@ def _with_clicks(table: Table, options: InteractionOptions) -> Table:
     return replace(table, columns=tuple(columns))
 
 
-def _check_clicks(part: TabularPart, rows: str, options: InteractionOptions) -> None:
-    found = np.unique(part.targets)
+def _check_clicks(clicks: np.ndarray, rows: str, options: InteractionOptions) -> None:
+    found = np.unique(clicks[~np.isnan(clicks)])
     if len(found) < 2:
-        side = "none" if not len(found) else "only such labels" if found[0] else "only lower ones"
+        labels = "no label" if not len(found) else "only such labels" if found[0] else "only lower labels"
         raise DataError(
             f"Labels of at least positive_from={options.positive_from:g} are clicks, and {rows} need both clicks and "
-            f"others in column {options.label_column!r}. Received: {side}. Set positive_from, or add rows."
+            f"others in column {options.label_column!r}. Received: {labels}. Set positive_from, or add rows."
         )
