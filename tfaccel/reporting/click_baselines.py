@@ -39,7 +39,7 @@ def click_probabilities(clicks: InteractionSet) -> dict[str, np.ndarray]:
         ]
         return hstack(parts, "csr")
 
-    biases = LogisticRegression(max_iter=500).fit(one_hot(train), labels)
+    biases = LogisticRegression(solver="liblinear").fit(one_hot(train), labels)
     return {"item popularity": rates[test[1]], "user and item biases": biases.predict_proba(one_hot(test))[:, 1]}
 
 
