@@ -52,8 +52,8 @@ RECIPE_SETTINGS = {
     ),
     "object_detection": _epochs(24, 12, 48),
     "recommendation": RecipeSettings(
-        present={"epochs": 8, "learning_rate": 1.2, "width": 32, "dropout": 0.1},
-        neighbours={"epochs": (4, 16), "learning_rate": (0.6,), "width": (16, 64), "dropout": (0.0, 0.2)},
+        present={"epochs": 8, "learning_rate": 0.1, "width": 32, "dropout": 0.2},
+        neighbours={"epochs": (4, 16), "learning_rate": (0.05, 0.2), "width": (16, 64), "dropout": (0.1, 0.4)},
         metric="auc",
         higher_is_better=True,
     ),

@@ -81,7 +81,7 @@ def build_model(name: str, clicks: Any, *, width: int, num_layers: int, dropout:
     ),
     bundled_only=("num_users", "num_items", "num_interactions"),
     optimizer="adagrad",
-    learning_rate_factor=4.0,
+    learning_rate_factor=1 / 3,
 )
 def workload(
     *,
@@ -105,7 +105,7 @@ def workload(
     num_buckets: tfaccel.Count | None = None,  # rows that ids are hashed into, in each table; None for a row for each
     width: tfaccel.Count = 32,  # numbers in a row of a table, and outputs of a tower
     num_layers: tfaccel.Count = 1,  # layers of each tower, or cross layers
-    dropout: tfaccel.Fraction = 0.1,  # dropout rate of embedded ids and features
+    dropout: tfaccel.Fraction = 0.2,  # dropout rate of embedded ids and features
     id_dropout: tfaccel.Fraction = 0.01,  # fraction of ids replaced by the unknown id in training
     remat: bool = False,  # recompute the activations of dense layers in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
@@ -127,6 +127,9 @@ def workload(
         import keras
 
         optimizer = training.make_optimizer(num_steps=num_steps)
+        if training.optimizer == "adagrad":
+            # The gradient of a row is small, since few examples of a batch have its id: Keras's 0.1 would outweigh it.
+            optimizer.initial_accumulator_value = 1e-4
         # Weight decay would change every row of a table at each step, not only those of the batch.
         optimizer.exclude_from_weight_decay(var_names=["embeddings", "bias"])
         return {"optimizer": optimizer, "loss": "binary_crossentropy", "metrics": [keras.metrics.AUC(name="auc")]}
