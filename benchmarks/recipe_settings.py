@@ -51,6 +51,12 @@ RECIPE_SETTINGS = {
         higher_is_better=True,
     ),
     "object_detection": _epochs(24, 12, 48),
+    "recommendation": RecipeSettings(
+        present={"epochs": 8, "learning_rate": 0.1, "width": 32, "dropout": 0.2},
+        neighbours={"epochs": (4, 16), "learning_rate": (0.05, 0.2), "width": (16, 64), "dropout": (0.1, 0.4)},
+        metric="auc",
+        higher_is_better=True,
+    ),
     "sequence_forecasting": RecipeSettings(
         present={"epochs": 10, "learning_rate": 4e-3, "width": 48, "dropout": 0.0},
         neighbours={"epochs": (5, 20), "learning_rate": (2e-3, 8e-3), "width": (24, 96), "dropout": (0.1,)},

@@ -15,6 +15,7 @@ import numpy as np
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.few_digits import few_digits
 from tfaccel.data.images.image_set import split_rows
+from tfaccel.data.interactions.generated_clicks import KINDS, NUM_INTERACTIONS, NUM_ITEMS, NUM_USERS, generated_tables
 from tfaccel.data.series.series_set import pendulum_series
 from tfaccel.data.tables.table import Table
 from tfaccel.data.tables.tabular_files import EMBEDDED_TARGET, embedded_table
@@ -169,6 +170,16 @@ def _dates(folder: Path, seed: int) -> dict[str, Any]:
     return {"data_dir": str(folder)}
 
 
+def _clicks(folder: Path, seed: int) -> dict[str, Any]:
+    table, _, _ = generated_tables(NUM_USERS, NUM_ITEMS, NUM_INTERACTIONS)
+    for part, rows in zip(("train", "test"), fold_of(table.column("click").values, seed), strict=True):
+        columns = [column.values[rows].tolist() for column in table.columns]
+        _write_csv(folder / f"{part}.csv", table.names, list(zip(*columns, strict=True)))
+    kinds = ",".join(f"{name}={kind}" for name, kind in KINDS.items())
+    features = {"user_features": "region", "item_features": "genre,price", "column_kinds": kinds}
+    return {"data_dir": str(folder), **features}
+
+
 def _scenes(folder: Path, seed: int) -> dict[str, Any]:
     del folder, seed
     return {"test_part": "validation"}
@@ -186,6 +197,7 @@ _WRITERS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "gan": _digits,
     "image_classification": _digits,
     "object_detection": _scenes,
+    "recommendation": _clicks,
     "sequence_forecasting": _series,
     "summarization": _summaries,
     "tabular_classification": _table("breast_cancer", classification=True),

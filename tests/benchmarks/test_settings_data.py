@@ -20,6 +20,7 @@ from tfaccel.data.texts.pairs import dates_in_words, documentation_summaries
 from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.recipes import (
     object_detection,
+    recommendation,
     sequence_forecasting,
     summarization,
     tabular_classification,
@@ -69,6 +70,16 @@ def test_tables_have_the_training_rows(tmp_path, recipe, name):
     assert rows_of(rows[0], rows[1]) == rows_of(rows[2])
     assert len(rows[1]) == pytest.approx(len(rows[2]) / NUM_FOLDS, abs=1)
     assert embedded_table(name).num_rows > len(rows[2])
+
+
+def test_clicks_are_the_training_rows(tmp_path):
+    arguments, _ = write_validation("recommendation", tmp_path, seed=1)
+    table, whole = recommendation.workload(**arguments).data.source.table, recommendation.workload().data.source.table
+    assert table.encoding.sources == whole.encoding.sources
+    counts = [len(part.targets) for part in (table.train, table.test, whole.train)]
+    assert counts[0] + counts[1] == counts[2] == NUM_FOLDS * counts[1]
+    prices = [np.sort(part.inputs["numbers"][:, 0]) for part in (table.train, table.test, whole.train)]
+    assert np.array_equal(np.sort(np.concatenate(prices[:2])), prices[2])
 
 
 def test_series_ends_where_the_test_part_begins(tmp_path):

@@ -34,6 +34,7 @@ RECIPES = (
     "autoencoder",
     "image_classification",
     "object_detection",
+    "recommendation",
     "sequence_forecasting",
     "summarization",
     "tabular_classification",

@@ -147,6 +147,22 @@ def test_raw_rows_give_what_their_tensors_give():
     assert texts["probabilities"].shape == (2, 2)
 
 
+def test_hashed_ids_in_the_graph_are_those_of_training():
+    import tensorflow as tf
+
+    from tfaccel.exporting.table_preprocessing import table_preprocessing
+
+    kinds = (CategoricalColumn("user", (), num_buckets=50), CategoricalColumn("genre", ("b",)))
+    encoding = TableEncoding(numeric=(), categorical=kinds, target="click")
+    users, genres = ["anna", " bert ", "", "none", "\u00c4ffchen"], ["b", "c", "", "b", " b"]
+    encode, _, _ = table_preprocessing(encoding, ["user", "genre"])
+    found = encode(user=tf.constant(users), genre=tf.constant(genres))["categories"].numpy().tolist()
+    texts = {"user": ["anna", "bert", None, None, "\u00c4ffchen"], "genre": ["b", "c", None, "b", "b"]}
+    columns = tuple(Column(name, np.array(values, dtype=object)) for name, values in texts.items())
+    assert found == encoding.encode(Table("views", columns))["categories"].tolist()
+    assert TableEncoding.from_json(encoding.to_json()) == encoding
+
+
 PETS = TableInput.of(
     TableEncoding(
         numeric=(NumericColumn("age in years", 4.0, 2.0, True), NumericColumn("kg", 9.0, 3.0, False)),

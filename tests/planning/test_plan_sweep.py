@@ -59,7 +59,7 @@ def recipes():
     """The workloads of all recipes that need no data of the user, and some that are made up."""
     names = [entry.name for entry in list_recipes()]
     found = {name: import_module(f"tfaccel.recipes.{name}").workload() for name in names}
-    assert len(found) >= 12
+    assert len(found) >= 13
     large = workload(256, num_train_examples=10**6, bfloat16_on_cpu=True, min_replica_batch_size=16)
     return {**found, "nothing known": workload(64), "large": large, "odd": workload(31)}
 
@@ -100,7 +100,7 @@ def test_every_plan_is_sensible(machine, recipes):
 
 
 def test_recipes_take_bfloat16_on_cpus_where_they_multiply_large_matrices(recipes):
-    small = {"tabular_classification", "tabular_regression", "text_classification"}
+    small = {"recommendation", "tabular_classification", "tabular_regression", "text_classification"}
     for name, work in recipes.items():
         found = {machine: default_plan(MACHINES[machine], work).dtype_policy for machine in ("CPU", "64 cores")}
         large = name not in small | {"nothing known", "odd"}

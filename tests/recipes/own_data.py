@@ -31,6 +31,18 @@ CASES = [
     {"name": "classes", "recipe": "tabular_classification", "data": "rows.csv", "options": {"target": "kind"}},
     {"name": "numbers", "recipe": "tabular_regression", "data": "rows.csv", "options": {"target": "x"}},
     {
+        "name": "towers",
+        "recipe": "recommendation",
+        "data": "views.csv",
+        "options": {"user_features": "age", "item_features": "genre", "num_layers": 2, "id_dropout": 0.2},
+    },
+    {
+        "name": "crosses",
+        "recipe": "recommendation",
+        "data": "views.csv",
+        "options": {"model": "dcn", "num_buckets": 5},
+    },
+    {
         "name": "reader",
         "recipe": "text_classification",
         "data": "labels.csv",
@@ -56,6 +68,9 @@ def write_own_data(folder: Path) -> None:
     np.savez(folder / "images.npz", x_train=images, y_train=labels, x_test=images[:9], y_test=labels[:9])
     rows = [f"{i},{np.sin(i / 9):.3f},{'ab'[i % 2]}" for i in range(160)]
     (folder / "rows.csv").write_text("\n".join(["time,x,kind", *rows]))
+    drawn = generator.integers(0, [7, 5, 2], (160, 3)).tolist()
+    views = [f"u{user},{20 + user},i{item},{'xyz'[item % 3]},{click}" for user, item, click in drawn]
+    (folder / "views.csv").write_text("\n".join(["user,age,item,genre,click", *views]))
     (folder / "boxes").mkdir()
     for i in range(60):
         Image.fromarray(np.full((32, 32), 4 * i, np.uint8)).save(folder / "boxes" / f"{i}.png")

@@ -62,6 +62,17 @@ CASES = [
         "--time_column=time",
         "--global_batch_size=512",
     ),
+    *(
+        case("recommendation", file, message, "--user_column=time", "--item_column=kind", "--label_column=price", *more)
+        for file, message, more in (
+            ("good.csv", "good.csv has no column 'tiem'. Did you mean 'time'?", ["--user_column=tiem"]),
+            ("good.csv", "of at least positive_from=900 are clicks, and the rows of", ["--positive_from=900"]),
+            ("good.csv", NO_ENCODING, ["--encoding=utf-99"]),
+            ("good.csv", "Received: 'time' twice. Name it once in user_column", ["--item_features=x,time"]),
+            ("text.csv", TEXT, ["--label_column=x"]),
+            ("few.csv", "A batch takes 512 examples, but there are 16 to train on.", ["--positive_from=9"]),
+        )
+    ),
     case("autoencoder", "text.csv", TEXT),
     case("autoencoder", "good.csv", NO_ENCODING, "--encoding=utf-99"),
     case("autoencoder", "latin.csv", WRONG_ENCODING),

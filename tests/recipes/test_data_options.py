@@ -10,13 +10,27 @@ from tfaccel.errors import WorkloadError
 FOR_OWN_DATA = {
     "autoencoder": {"encoding": "latin-1"},
     "object_detection": {"image_size": 64},
+    "recommendation": {
+        "user_column": "visitor",
+        "item_column": "film",
+        "label_column": "stars",
+        "positive_from": 4.0,
+        "user_features": "age",
+        "item_features": "genre",
+        "column_kinds": "age=numeric",
+        "encoding": "latin-1",
+    },
     "sequence_forecasting": {"time_column": "day", "target": "sales", "encoding": "latin-1"},
     "summarization": {"document_column": "text", "summary_column": "title"},
     "tabular_classification": {"target": "kind", "encoding": "latin-1"},
     "tabular_regression": {"target": "price", "encoding": "latin-1"},
     "text_classification": {"text_column": "review", "label_column": "stars"},
 }
-FOR_BUNDLED_DATA = {"object_detection": {"test_part": "validation"}, "tabular_classification": {"data": "wine"}}
+FOR_BUNDLED_DATA = {
+    "object_detection": {"test_part": "validation"},
+    "recommendation": {"num_users": 10, "num_items": 10, "num_interactions": 1000},
+    "tabular_classification": {"data": "wine"},
+}
 
 
 @pytest.mark.parametrize(

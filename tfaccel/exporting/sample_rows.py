@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
-from tfaccel.data.tables.encoding import NUM_SPECIAL_CODES, OTHER_CODE
+from tfaccel.data.tables.encoding import NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS
 from tfaccel.errors import ExportError
@@ -106,7 +106,7 @@ def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str,
         found[column.name] = numbers
     for place, kind in enumerate(encoding.categorical):
         texts = [
-            kind.categories[code - NUM_SPECIAL_CODES]
+            _category(kind, code - NUM_SPECIAL_CODES)
             if code >= NUM_SPECIAL_CODES
             else " another "
             if code == OTHER_CODE
@@ -116,6 +116,10 @@ def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str,
         found[kind.name] = np.array([text.encode() for text in texts], dtype=object)
     own_names = raw_input.encoding.sources
     return {name: found[own] for name, own in zip(column_names(raw_input), own_names, strict=True)}
+
+
+def _category(column: CategoricalColumn, number: int) -> str:
+    return column.categories[number] if column.num_buckets is None else f"id {number}"
 
 
 def _dates(order: str, num_rows: int) -> np.ndarray:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfaccel.data.tables.column_kinds import NUMERIC
 from tfaccel.data.tables.dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, DatePart, is_valid, parts_of
 from tfaccel.data.tables.encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn, TableEncoding
+from tfaccel.data.tables.hashing import HASH_KEY
 
 _MISSING = r"|na|n/a|nan|null|none|\?"  # texts that mean a missing value, as in files
 
@@ -32,11 +33,11 @@ def table_preprocessing(
         name_of[source]: tf.TensorSpec((None,), tf.float32 if kind == NUMERIC else tf.string, name=name_of[source])
         for source, kind in encoding.sources.items()
     }
-    tables = {name_of[column.name]: _table(column) for column in encoding.categorical}
+    tables = {name_of[column.name]: _table(column) for column in encoding.categorical if column.num_buckets is None}
 
     def encode(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
         numbers = [_numbers(column.date, columns[name_of[column.source]]) for column in encoding.numeric]
-        codes = [_codes(columns[name], table) for name, table in tables.items()]
+        codes = [_codes(columns[name_of[one.name]], one, tables.get(name_of[one.name])) for one in encoding.categorical]
         parts = {"numbers": numbers, "categories": codes}
         return {name: tf.stack(values, axis=1) for name, values in parts.items() if values}
 
@@ -75,8 +76,13 @@ def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
         return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, codes), OTHER_CODE)
 
 
-def _codes(texts: tf.Tensor, table: tf.lookup.StaticHashTable) -> tf.Tensor:
+def _codes(texts: tf.Tensor, column: CategoricalColumn, table: tf.lookup.StaticHashTable | None) -> tf.Tensor:
     plain = tf.strings.strip(texts)
-    codes = table.lookup(plain)
     is_missing = _is_missing(plain)
-    return tf.cast(tf.where((codes == OTHER_CODE) & is_missing, tf.constant(MISSING_CODE, tf.int64), codes), tf.int32)
+    if table is None:
+        buckets = tf.strings.to_hash_bucket_strong(plain, column.num_buckets, key=HASH_KEY)
+        codes = buckets + tf.constant(NUM_SPECIAL_CODES, tf.int64)
+    else:
+        codes = table.lookup(plain)
+        is_missing &= codes == OTHER_CODE
+    return tf.cast(tf.where(is_missing, tf.constant(MISSING_CODE, tf.int64), codes), tf.int32)

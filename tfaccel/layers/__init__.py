@@ -25,6 +25,7 @@ _PUBLIC_NAMES = {
     "TransformerLanguageModel": "tfaccel.models.language_model",
     "bernoulli_cost": "tfaccel.models.variational",
     "bounds": "tfaccel.models.variational",
+    "column_inputs": "tfaccel.data.tables.layers",
     "detection_loss": "tfaccel.models.centre_detector",
     "divergence_cost": "tfaccel.models.variational",
     "find_backbone": "tfaccel.models.backbones",

@@ -13,6 +13,7 @@ import numpy as np
 
 from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates
 from tfaccel.data.tables.dates import DatePart
+from tfaccel.data.tables.hashing import hash_buckets
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 
@@ -59,17 +60,19 @@ class CategoricalColumn:
         categories: those with their own code, starting at 2.
         has_missing: whether training rows have missing values, so that their code is trained.
         has_rare: whether training rows have rare categories, so that the code of unknown ones is trained.
+        num_buckets: the number of codes, from 2 on, that all categories share by their hash; None for a code for each.
     """
 
     name: str
     categories: tuple[str, ...]
     has_missing: bool = True
     has_rare: bool = True
+    num_buckets: int | None = None
 
     @property
     def num_codes(self) -> int:
         """The number of codes."""
-        return len(self.categories) + NUM_SPECIAL_CODES
+        return (len(self.categories) if self.num_buckets is None else self.num_buckets) + NUM_SPECIAL_CODES
 
     def codes(self, column: Column) -> np.ndarray:
         """The codes of the categories: int32, of shape (num_rows,).
@@ -79,9 +82,14 @@ class CategoricalColumn:
             >>> colors.codes(Column("color", np.array(["red", None, "pink"], dtype=object))).tolist()
             [3, 0, 1]
         """
+        texts = column.texts().tolist()
         known: dict[Any, int] = {name: code for code, name in enumerate(self.categories, NUM_SPECIAL_CODES)}
+        if self.num_buckets is not None:
+            names = list(dict.fromkeys(text for text in texts if text is not None))
+            buckets = (hash_buckets(names, self.num_buckets) + NUM_SPECIAL_CODES).tolist()
+            known = dict(zip(names, buckets, strict=True))
         known[None] = MISSING_CODE
-        return np.array([known.get(text, OTHER_CODE) for text in column.texts().tolist()], dtype=np.int32)
+        return np.array([known.get(text, OTHER_CODE) for text in texts], dtype=np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)

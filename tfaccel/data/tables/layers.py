@@ -1,4 +1,4 @@
-"""The first layers of a model for tables, which impute and scale raw numbers and embed categories."""
+"""The first layers of a model for tables, which impute and scale raw numbers, and embed or separate categories."""
 
 from __future__ import annotations
 
@@ -33,13 +33,7 @@ def table_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
     features = []
     if encoding.numeric:
         numbers = inputs["numbers"] = keras.Input((len(encoding.numeric),), name="numbers", dtype="float32")
-        scale = layers.Normalization(
-            mean=[column.center for column in encoding.numeric],
-            variance=[column.scale**2 for column in encoding.numeric],
-            dtype="float32",
-            name="scale",
-        )
-        features.append(ops.nan_to_num(scale(numbers), nan=0.0))
+        features.append(_scaled(encoding, numbers))
         gaps = [number for number, column in enumerate(encoding.numeric) if column.has_missing]
         if gaps:
             features.append(ops.cast(ops.isnan(ops.take(numbers, gaps, axis=1)), "float32"))
@@ -49,3 +43,44 @@ def table_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
             embed = layers.Embedding(column.num_codes, embedding_width(column.num_codes), name=f"embedding_{number}")
             features.append(embed(inputs["categories"][:, number]))
     return inputs, layers.Concatenate(name="features")(features) if len(features) > 1 else features[0]
+
+
+def column_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The model's inputs, and its columns one by one, to be embedded and combined by the model.
+
+    Returns:
+        Inputs by name, as returned by `TableEncoding.encode`; and tensors by the names of columns: the codes of
+        categories, int32 of shape (num_rows,); and numbers, scaled as by `table_inputs`, float32 of shape (num_rows,
+        1), or (num_rows, 2) if values may be missing.
+
+    Example:
+        >>> from tfaccel.data.tables.encoding import NumericColumn
+        >>> encoding = TableEncoding(numeric=(NumericColumn("age", 40.0, 10.0, True),), categorical=(), target="pays")
+        >>> inputs, columns = column_inputs(encoding)
+        >>> keras.Model(inputs, columns["age"])({"numbers": ops.array([[50.0], [float("nan")]])}).numpy().tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    inputs: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
+    if encoding.numeric:
+        numbers = inputs["numbers"] = keras.Input((len(encoding.numeric),), name="numbers", dtype="float32")
+        scaled = _scaled(encoding, numbers)
+        for number, column in enumerate(encoding.numeric):
+            columns[column.name] = scaled[:, number : number + 1]
+            if column.has_missing:
+                gap = ops.cast(ops.isnan(numbers[:, number : number + 1]), "float32")
+                columns[column.name] = layers.Concatenate(dtype="float32")([columns[column.name], gap])
+    if encoding.categorical:
+        codes = inputs["categories"] = keras.Input((len(encoding.categorical),), name="categories", dtype="int32")
+        columns |= {kind.name: codes[:, number] for number, kind in enumerate(encoding.categorical)}
+    return inputs, columns
+
+
+def _scaled(encoding: TableEncoding, numbers: Any) -> Any:
+    scale = layers.Normalization(
+        mean=[column.center for column in encoding.numeric],
+        variance=[column.scale**2 for column in encoding.numeric],
+        dtype="float32",
+        name="scale",
+    )
+    return ops.nan_to_num(scale(numbers), nan=0.0)

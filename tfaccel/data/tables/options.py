@@ -25,6 +25,7 @@ class TableOptions:
         class_weights: "balanced": all classes have equal weight; "none": all rows do; "auto": balanced if the largest
             class has more than three times the rows of the smallest.
         min_category_rows: categories in fewer training rows are merged as rare.
+        num_buckets: column of categories -> number of codes that its categories share by their hash.
 
     Raises:
         DataError: if a value is invalid.
@@ -39,6 +40,7 @@ class TableOptions:
     encoding: str = "utf-8"
     class_weights: str = "auto"
     min_category_rows: int = 5
+    num_buckets: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         kinds: Any = self.column_kinds

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +28,7 @@ def read_tabular_set(
 ) -> TabularSet:
     """Prepares the table in a file, or in a folder with the files `train` and `test` (.csv, .tsv or .parquet).
 
-    Takes the arguments and raises the errors of `make_tabular_set` and `read_table`. Rows whose values are not of their
-    column's kind count as damaged.
+    Takes the arguments and raises the errors of `make_tabular_set` and `read_tables`.
 
     Example:
         >>> import tempfile
@@ -37,23 +38,48 @@ def read_tabular_set(
         ...     read_tabular_set(path, TableOptions(target="kind"), classification=True).report.num_train_rows
         16
     """
+    tables = read_tables(data_dir, options, classification=classification, bad_data=bad_data)
+    test_table = tables[1] if len(tables) > 1 else None
+    return make_tabular_set(tables[0], options, classification=classification, test_table=test_table)
+
+
+def read_tables(
+    data_dir: str | os.PathLike[str],
+    options: TableOptions,
+    *,
+    classification: bool,
+    columns: Sequence[str] | None = None,
+    bad_data: BadData | None = None,
+) -> list[Table]:
+    """Reads the table in a file, or the tables `train` and `test` in a folder.
+
+    Args:
+        data_dir: the file or folder.
+        options: how to read them.
+        classification: whether the target is a class; otherwise it is a number.
+        columns: the columns to keep, in this order; None for all.
+        bad_data: what to do with damaged rows, and with those whose values are not of their column's kind; None for an
+            error.
+
+    Raises:
+        DataError: if a table cannot be read, or lacks a column.
+    """
     path, bad_data = Path(data_dir), bad_data or BadData()
-    files = [path]
-    if path.is_dir():
-        files = [_part(path, "train"), _part(path, "test")]
+    files = [_part(path, "train"), _part(path, "test")] if path.is_dir() else [path]
     tables = [read_table(file, encoding=options.encoding, bad_data=bad_data) for file in files]
     if options.target is None:
         raise DataError(
             f"Say which column of {files[0]} is to be predicted: target=NAME (--target=NAME). "
             f"Columns: {', '.join(tables[0].names)}."
         )
+    if columns is not None:
+        tables = [replace(table, columns=tuple(map(table.column, columns))) for table in tables]
     if bad_data.skips:
         kinds = kinds_of_columns(tables[0], options.kinds)
         kinds |= {options.target: "" if classification else NUMERIC}
         tables = [without_bad_values(table, kinds, bad_data) for table in tables]
     bad_data.finish(sum(table.num_rows for table in tables), "rows")
-    test_table = tables[1] if len(tables) > 1 else None
-    return make_tabular_set(tables[0], options, classification=classification, test_table=test_table)
+    return tables
 
 
 def _part(folder: Path, name: str) -> Path:

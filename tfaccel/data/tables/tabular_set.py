@@ -122,7 +122,7 @@ def make_tabular_set(
             if classification
             else target_numbers(test_table.column(target), test_table.source)[labelled]
         )
-    encoding, rare = _encoding(train_rows, columns, options.min_category_rows, target, names)
+    encoding, rare = _encoding(train_rows, columns, options, target, names)
     weights = _class_weights(targets, len(names), options.class_weights) if classification else None
     counts = np.bincount(targets, minlength=len(names)).tolist() if classification else []
     report = TableReport(
@@ -153,7 +153,7 @@ def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Colum
     for column in table.columns:
         if column.name == target:
             continue
-        kind = given.get(column.name, kind_of(column))
+        kind = given[column.name] if column.name in given else kind_of(column)
         distinct = len({text for text in column.texts().tolist() if text is not None})
         if kind == IGNORED:
             ignored[column.name] = _why_ignored(column, is_given=column.name in given)
@@ -192,7 +192,7 @@ def _with_numbers(table: Table, kinds: Mapping[str, str]) -> Table:
 
 
 def _encoding(
-    rows: Table, columns: _Columns, min_category_rows: int, target: str, class_names: tuple[str, ...]
+    rows: Table, columns: _Columns, options: TableOptions, target: str, class_names: tuple[str, ...]
 ) -> tuple[TableEncoding, dict[str, tuple[str, ...]]]:
     """How rows become inputs, and the rare categories of each column."""
     numeric, categorical, rare = [], [], {}
@@ -200,9 +200,12 @@ def _encoding(
         column = rows.column(name)
         if column.missing.all():
             columns.ignored[name] = "no training row has a value"
+        elif name in options.num_buckets:
+            missing, num_buckets = bool(column.missing.any()), options.num_buckets[name]
+            categorical.append(CategoricalColumn(name, (), missing, has_rare=False, num_buckets=num_buckets))
         elif kind == CATEGORICAL:
             counts = Counter(text for text in column.texts().tolist() if text is not None)
-            kept = tuple(sorted(text for text, count in counts.items() if count >= min_category_rows))
+            kept = tuple(sorted(text for text, count in counts.items() if count >= options.min_category_rows))
             has_missing, has_rare = bool(column.missing.any()), len(kept) < len(counts)
             categorical.append(CategoricalColumn(name, kept, has_missing, has_rare))
             if len(kept) < len(counts):
