@@ -91,7 +91,7 @@ def messages(model: keras.Model) -> list[str]:
                     found.append(str(error))
 
     fit(model, "sharded", 1, callbacks=[Reads()])
-    return sorted({re.sub(r"'adam/.*?'", "NAME", message) for message in found})
+    return sorted({re.sub(r"'adam[^']*'", "NAME", message) for message in found})
 
 
 def main(folder: str, *names: str) -> None:
