@@ -55,7 +55,7 @@ def test_models_take_rows_of_tables_and_give_float32(logical_devices, model, tmp
     assert sizes == [column.num_codes for column in clicks.table.encoding.categorical]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["two_tower", pytest.param("dcn", marks=pytest.mark.slow)])
 def test_updates_of_rows_are_those_of_whole_tables(logical_devices, model, tmp_path):
     """On the device and on the host, on one and on two replicas: the losses of summed updates of whole tables."""
     work = recipe.workload(model=model, **SMALL)
@@ -157,7 +157,7 @@ def test_scores_are_near_the_best_possible(runs):
     aucs, losses = ({name: score[metric] for name, score in scores.items()} for metric in ("AUC", "log loss"))
     assert aucs["item popularity"] < aucs["user and item biases"] < aucs["network"] < aucs["best possible"]
     assert losses["item popularity"] > losses["user and item biases"] > losses["network"] > losses["best possible"]
-    # Three quarters of what lies between the biases and the best possible.
+    # More than half of what lies between the biases and the best possible.
     assert aucs["best possible"] - aucs["network"] < 0.5 * (aucs["best possible"] - aucs["user and item biases"])
     result = read(folder / "clicks" / "result.json")
     assert result["final"]["auc"] == pytest.approx(aucs["network"], abs=2e-3)
@@ -221,6 +221,6 @@ print(json.dumps(found))
 @pytest.mark.timeout(900)
 def test_expected_results_are_reached(run_python):
     found = json.loads(run_python(FIVE_SEEDS, timeout_seconds=880).stdout.splitlines()[-1])
-    assert found["two_tower"][0] >= 0.795
-    assert found["dcn"][0] >= 0.79
-    assert found["two_tower"][1] <= 0.517
+    assert found["two_tower"][0] >= 0.797
+    assert found["dcn"][0] >= 0.7915
+    assert max(losses for _, losses in found.values()) <= 0.519
