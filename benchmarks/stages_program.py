@@ -63,15 +63,13 @@ def _compiled(family: str, k: int) -> tuple[Any, Any, Any]:
     """A model of a family that accumulates k micro-batches, and its data."""
     import keras
 
-    from tfaccel.benchmarks.choice_tasks import FAMILIES, compile_args
+    from tfaccel.benchmarks.stages_models import stages_data, stages_model
 
     keras.utils.set_random_seed(0)
-    model = FAMILIES[family].build_model()
-    arguments = compile_args()
-    arguments["optimizer"].gradient_accumulation_steps = k if k > 1 else None
-    model.compile(**arguments)
-    x, y = FAMILIES[family].arrays()
-    return model, x[: ROWS * NUM_MICRO_BATCHES], y[: ROWS * NUM_MICRO_BATCHES]
+    model = stages_model(family)
+    optimizer = keras.optimizers.Adam(gradient_accumulation_steps=k if k > 1 else None)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model, *stages_data(family, ROWS * NUM_MICRO_BATCHES)
 
 
 def _plan(model: Any, stages: int, batch_size: int) -> Any:
