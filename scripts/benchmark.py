@@ -41,7 +41,7 @@ under Ray; twenty-five minutes), `faults` (each
 row of the matrix of faults: how soon it is noticed, and whether the run ends bit-equal to one that was not disturbed,
 each example seen once per epoch; and the goodput of a ten-minute job with three kills; an hour and a half) and
 `checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
-epoch; three minutes per repetition).
+epoch; three minutes per repetition). `gpu` is for machines with a GPU: see `tfaccel benchmark gpu --help`.
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """
@@ -69,14 +69,17 @@ from tfaccel.benchmarks.workers_suite import WORKERS_FIGURES, run_workers_suite
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.scripts import benchmark_gpu
 from tfaccel.scripts.benchmark_table import print_report
 from tfaccel.scripts.command import run_command, show_progress
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_settings
 
+GPU_SUITE = "gpu"
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
     *("settings", "choice", "peers", "workers", "faults", "checkpoints"),
+    GPU_SUITE,
 )
 CONTINUED = ("choice", "peers")
 MANY_REPETITIONS = 9  # the default of suites whose figures need more windows
@@ -119,6 +122,8 @@ def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     description, values = (__doc__ or "").strip(), benchmark_flags()
     suite = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else None
+    if suite == GPU_SUITE:  # a command of its own, with other flags
+        return benchmark_gpu.run([f"{argv[0]} {suite}", *argv[2:]])
     if suite in SUITES:
         chosen: str = suite
         arguments = [f"{argv[0]} {suite}", *argv[2:]]
