@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -75,7 +75,7 @@ class TaskRacers:
         return self.rules_plan() if found is None else Plan.from_json(found)
 
     def add_plan(self, name: str, plan: Plan, **options: Any) -> TimedChild | None:
-        """Starts a process that trains with a plan; None if it fails. `options` are of the workload."""
+        """Starts a process that trains with a plan; None, with a note, if it fails. `options` are of the workload."""
         origin = task_of(WORKLOAD, {**self._options, **options})
         return self._add(
             name, lambda: CandidateChild(self._servers.of(plan), origin, plan, "gpu", limit_seconds=_LIMIT_SECONDS)
@@ -105,16 +105,22 @@ class TaskRacers:
         self._run.progress(f"building {name}")
         child = start()
         self._stack.callback(child.end)
-        try:
+        with self._noted(name, child):
             child.build(CHECKED_STEPS)
             self._check_size(name, child)
+            self._programs[name] = child
+        return self._programs.get(name)
+
+    @contextlib.contextmanager
+    def _noted(self, name: str, child: TimedChild) -> Iterator[None]:
+        """Within the block, a program that fails is ended, with a note."""
+        try:
+            yield
         except CandidateFailed as error:
             child.end()
+            self._programs.pop(name, None)
             self.failures[name] = str(error)
             self._run.note(f"{name} could not be measured: {error}")
-            return None
-        self._programs[name] = child
-        return child
 
     def _check_size(self, name: str, child: TimedChild) -> None:
         """Raises CandidateFailed for a model with another number of parameters: it would not be comparable."""
@@ -123,24 +129,38 @@ class TaskRacers:
             counts = f"{child.built['num_parameters']:,} and {other[1].built['num_parameters']:,}"
             raise CandidateFailed(f"Its model differs from that of {other[0]}: {counts} parameters.", child)
 
-    def race(self) -> Mapping[str, Timing]:
-        """Lets all programs take turns, and records their timings."""
+    def warm_up(self, num_steps: int) -> None:
+        """Lets each program run so many steps that do not count; one that fails takes no further part."""
+        for name, child in list(self._programs.items()):
+            self._run.progress(f"warming up {name}, {num_steps} steps")
+            with self._noted(name, child):
+                child.warm_up(num_steps)
+
+    def leave(self, name: str) -> None:
+        """Ends a program, whose memory is then free; its timing is kept."""
+        child = self._programs.pop(name, None)
+        if child is not None:
+            child.end()
+
+    def race(self, *, num_rounds: int = _NUM_ROUNDS) -> Mapping[str, Timing]:
+        """Lets all programs take turns, and records their timings, beside those of programs that have left."""
         small = self._run.is_rehearsal
-        self.timings = race(
+        found = race(
             self._programs,
             global_batch_size=self._task.size.global_batch_size,
-            num_rounds=_REHEARSED_ROUNDS if small else _NUM_ROUNDS,
+            num_rounds=_REHEARSED_ROUNDS if small else num_rounds,
             window_seconds=_REHEARSED_SECONDS if small else _WINDOW_SECONDS,
             progress=self._run.progress,
         )
+        self.timings |= found
         self._run.record("timings", {name: timing.to_json() for name, timing in self.timings.items()})
         self._run.record("examples_per_second", {name: timing.rate for name, timing in self.timings.items()})
-        for name, timing in self.timings.items():
+        for name, timing in found.items():
             if timing.failure:
                 self._run.note(f"{name} failed: {timing.failure}")
             elif timing.spread > NOISY_SPREAD and not small:
                 self._run.note(f"{name} varies by {timing.spread:.0%}: is the machine busy?")
-        return self.timings
+        return found
 
     def ratio(self, figure: str, of: str, to: str, **bound: float) -> None:
         """Records the throughput of one program / that of another, if both were measured."""

@@ -1,7 +1,8 @@
-"""Steps of the GPU suite about models that are too large for a part of a card: state, stages, and tables on the host.
+"""Steps of the GPU suite about models that are too large for a part of a card: state, stages, tables on the host.
 
-Two logical GPUs are made of one, each with a few GiB. Models of growing size are trained, each in a process of its own,
-until one fails for lack of memory. On CPUs, where logical devices share the memory, only two small ones are trained.
+Two logical GPUs are made of one, each with a few GiB. Models of several sizes are trained, each in a process of its
+own, to find the largest that does not fail for lack of memory. On CPUs, where logical devices share the memory, they
+are tiny, and none fails.
 """
 
 from __future__ import annotations
@@ -57,28 +58,37 @@ def _has_field(run: StepRun, name: str) -> bool:
 
 
 def _largest(run: StepRun, sizes: Sequence[int], ways: Sequence[str]) -> dict[str, int]:
-    """The largest size that trains in each way, 0 if none does; all attempts are recorded.
+    """The largest size that trains in each way, found by bisection; 0 if none does. All attempts are recorded.
 
-    A failure for another reason than memory ends the attempts in that way, too, with a note.
+    A failure for another reason than memory ends the attempts in that way, with a note.
     """
     attempts: dict[str, dict[str, Any]] = {way: {} for way in ways}
     found = dict.fromkeys(ways, 0)
     for way in ways:
-        for size in (1, 2) if run.is_rehearsal else sizes:
+        untried = list(sizes[:2] if run.is_rehearsal else sizes)
+        while untried:
+            middle = len(untried) // 2
+            size = untried[middle]
             run.progress(f"{way}: size {size}")
-            arguments = {"way": way, "size": size, "kind": run.kind, "part_bytes": PART_BYTES}
-            try:
-                attempts[way][str(size)] = in_new_process(_TRAINED, arguments, limit_seconds=_TRIAL_SECONDS)
-                found[way] = size
-            except TrialFailed as error:
-                attempts[way][str(size)] = {"failure": str(error), "memory": error.ran_out_of_memory}
-                if not error.ran_out_of_memory:
-                    run.note(f"{way}: size {size} failed, and not for lack of memory: {error}")
+            attempt = attempts[way][str(size)] = _attempt(run, way, size)
+            run.record("attempts", attempts)
+            if "failure" not in attempt:
+                found[way], untried = size, untried[middle + 1 :]
+                continue
+            untried = untried[:middle]
+            if not attempt["memory"]:
+                run.note(f"{way}: size {size} failed, and not for lack of memory: {attempt['failure']}")
                 break
-            finally:
-                run.record("attempts", attempts)
     run.record("largest", found)
     return found
+
+
+def _attempt(run: StepRun, way: str, size: int) -> dict[str, Any]:
+    arguments = {"way": way, "size": size, "kind": run.kind, "part_bytes": PART_BYTES}
+    try:
+        return dict(in_new_process(_TRAINED, arguments, limit_seconds=_TRIAL_SECONDS))
+    except TrialFailed as error:
+        return {"failure": str(error), "memory": error.ran_out_of_memory}
 
 
 def _ratio(run: StepRun, name: str, sizes: dict[str, int], of: str, to: str, *, at_least: float) -> None:

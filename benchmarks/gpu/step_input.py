@@ -12,7 +12,7 @@ from tfaccel.benchmarks.gpu.jpeg_files import write_images
 from tfaccel.benchmarks.gpu.racers import CHOSEN, MODEL_FIT, TORCH, TaskRacers
 from tfaccel.benchmarks.gpu.step import StepRun
 from tfaccel.benchmarks.gpu.step_figures import MIN_OF_TORCH
-from tfaccel.benchmarks.gpu.tasks import workload
+from tfaccel.benchmarks.gpu.tasks import task_named, workload
 from tfaccel.benchmarks.gpu.trial import in_new_process
 from tfaccel.planning.plan import Plan
 
@@ -23,7 +23,10 @@ _PLACES = ("host", "device")
 
 
 def decoded_input(run: StepRun) -> None:
-    """The chosen plan on JPEG images, kept in memory once decoded, and decoded in each epoch; and its peers."""
+    """The chosen plan on JPEG images, kept in memory once decoded, and decoded in each epoch; and its peers.
+
+    All programs run an epoch first, in which images are decoded that are kept.
+    """
     with _images(run) as folder, TaskRacers(run, "resnet", folder=str(folder)) as racers:
         plan = racers.chosen_plan()
         run.record("plan", plan.to_json())
@@ -32,6 +35,7 @@ def decoded_input(run: StepRun) -> None:
         racers.add_plan(SYNTHETIC, plan, folder="")
         racers.add_keras()
         racers.add_torch()
+        racers.warm_up(num_images(run) // task_named("resnet", is_tiny=run.is_rehearsal).size.global_batch_size)
         racers.race()
         racers.ratio("resnet, JPEG", CHOSEN, MODEL_FIT, at_least=2.0)
         racers.ratio("resnet, JPEG", CHOSEN, SYNTHETIC, at_least=0.95)
@@ -68,8 +72,13 @@ def place_of_augmentation(plan: dict[str, object], folder: str, is_tiny: bool) -
 @contextlib.contextmanager
 def _images(run: StepRun) -> Iterator[Path]:
     """A temporary folder of JPEG images."""
-    num_images, size = (_REHEARSED_IMAGES, _REHEARSED_FILE_SIZE) if run.is_rehearsal else (_NUM_IMAGES, _FILE_SIZE)
+    size = _REHEARSED_FILE_SIZE if run.is_rehearsal else _FILE_SIZE
     with tempfile.TemporaryDirectory(prefix="tfaccel-") as name:
-        run.progress(f"writing {num_images} images")
-        write_images(Path(name), num_images, size)
+        run.progress(f"writing {num_images(run)} images")
+        write_images(Path(name), num_images(run), size)
         yield Path(name)
+
+
+def num_images(run: StepRun) -> int:
+    """How many images there are to train on."""
+    return _REHEARSED_IMAGES if run.is_rehearsal else _NUM_IMAGES

@@ -102,17 +102,18 @@ class GpuTask:
         return {"optimizer": optimizer, "loss": loss, "metrics": ["accuracy"]}
 
 
+# Batches are so large that a GPU is busy, and so small that all programs of a race fit into 80 GB together.
 _MLP = Size(input_shape=(32,), width=32, depth=(2,), global_batch_size=32, steps_per_epoch=4000, num_distinct=16_000)
 _TRANSFORMER = Size(
-    input_shape=(512,), width=768, depth=(12,), global_batch_size=32, steps_per_epoch=128, num_distinct=1024
+    input_shape=(512,), width=768, depth=(12,), global_batch_size=16, steps_per_epoch=128, num_distinct=1024
 )
 _RESNET = Size(
     input_shape=(224, 224, 3),
     width=64,
     depth=(3, 4, 6, 3),
-    global_batch_size=256,
-    steps_per_epoch=100,
-    num_distinct=256,
+    global_batch_size=128,
+    steps_per_epoch=200,
+    num_distinct=128,
 )
 TASKS = {
     "mlp": GpuTask(name="mlp", size=_MLP),

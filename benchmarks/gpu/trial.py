@@ -26,12 +26,13 @@ class TrialFailed(TfaccelError):
     """A function failed in its process; its text says why.
 
     Attributes:
-        ran_out_of_memory: whether TensorFlow said that memory was short.
+        ran_out_of_memory: whether TensorFlow said that memory was short, or only that a replica was cancelled, which
+            may be all that it says if memory is short on another one.
     """
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
-        self.ran_out_of_memory = cause.startswith(OUT_OF_MEMORY)
+        self.ran_out_of_memory = cause.startswith((OUT_OF_MEMORY, "CancelledError"))
 
 
 def in_new_process(
