@@ -93,18 +93,18 @@ def wide_workload(global_batch_size: int) -> Workload:
 def estimate(run: StepRun) -> None:
     """The estimate without training, and the peak of some steps, in float32 and bfloat16; XLA would need less."""
     for task in ("mlp", "transformer", "resnet"):
-        for policy in ("float32", "mixed_bfloat16"):
-            name = f"{task}, {policy}"
-            with TaskRacers(run, task) as racers:
+        options = {"task": task, "is_tiny": run.is_rehearsal}
+        with TaskRacers(run, task) as racers:
+            for policy in ("float32", "mixed_bfloat16"):
+                name = f"{task}, {policy}"
                 plan = racers.rules_plan(dtype_policy=policy, jit_compile=False, fused_kernels=False)
-                options = {"task": task, "is_tiny": run.is_rehearsal}
-                found = estimate_of_plan(WORKLOAD, plan, run.hardware, options)
+                estimated = estimate_of_plan(WORKLOAD, plan, run.hardware, options).total_bytes(plan.replica_batch_size)
                 child = racers.add_plan(name, plan)
                 measured = None if child is None else child.peak_bytes
-            estimated = found.total_bytes(plan.replica_batch_size)
-            run.record(name, {"estimated_bytes": estimated, "measured_bytes": measured})
-            if measured:
-                run.figure(name, "memory estimated / measured", [estimated / measured])
+                racers.leave(name)
+                run.record(name, {"estimated_bytes": estimated, "measured_bytes": measured})
+                if measured:
+                    run.figure(name, "memory estimated / measured", [estimated / measured])
 
 
 def growth(run: StepRun) -> None:
@@ -116,14 +116,15 @@ def growth(run: StepRun) -> None:
         "without growth": {"gpu_memory_growth": False},
         "with a limit": {"gpu_memory_growth": False, "gpu_memory_limit_bytes": LIMIT_BYTES},
     }
-    for name, chosen in fields.items():
-        with TaskRacers(run, "mlp") as racers:
+    with TaskRacers(run, "mlp") as racers:
+        for name, chosen in fields.items():
             child = racers.add_plan(name, racers.rules_plan(**({} if run.is_rehearsal else chosen)))
             if child is None:
                 continue
             taken = used_bytes(run) - before
             run.record(name, {"taken_bytes": taken, "peak_bytes_of_tensors": child.peak_bytes})
             run.figure(f"memory {name}", "GiB of the card taken", [taken / 2**30])
+            racers.leave(name)
 
 
 def used_bytes(run: StepRun) -> int:

@@ -11,6 +11,7 @@ from tfaccel.benchmarks.gpu.step import StepRun
 from tfaccel.benchmarks.gpu.tasks import task_named
 from tfaccel.benchmarks.gpu.trial import TrialFailed, in_new_process
 from tfaccel.measuring.loss_check import CHECKED_STEPS
+from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 MAX_LOSS_DIFFERENCE = 0.05  # relative, as for a plan that `find_fastest` accepts
@@ -22,16 +23,16 @@ _FLOAT8_LIMIT_SECONDS = 220.0
 def policies(run: StepRun, task: str = "transformer") -> None:
     """Speed and loss of each policy, with XLA off and on, one after the other; the first one is the reference."""
     found: dict[str, dict[str, Any]] = {}
-    for policy, compiles in itertools.product(POLICIES, (False, True)):
-        name = f"{policy}, XLA" if compiles else policy
-        with TaskRacers(run, task) as racers:
+    with TaskRacers(run, task) as racers:
+        for policy, compiles in itertools.product(POLICIES, (False, True)):
+            name = f"{policy}, XLA" if compiles else policy
             fields = {"dtype_policy": policy, "jit_compile": compiles, "fused_kernels": False}
             child = racers.add_plan(name, racers.rules_plan(**fields))
-            if child is None:
-                found[name] = {"failure": racers.failures[name]}
-            else:
-                found[name] = _measured(child, small=run.is_rehearsal)
-        run.record("policies", found)
+            found[name] = _measured(child, small=run.is_rehearsal) if child else {"failure": racers.failures[name]}
+            racers.leave(name)
+            run.record("policies", found)
+    for name in (name for name, one in found.items() if "failure" in one):
+        run.note(f"{name}: {found[name]['failure']}")
     reference = found.get("float32", {})
     for name, one in found.items():
         if "loss" in one and "loss" in reference and one is not reference:
@@ -41,9 +42,12 @@ def policies(run: StepRun, task: str = "transformer") -> None:
             run.figure(name, "speed / float32 without XLA", [speed])
 
 
-def _measured(child: Any, *, small: bool) -> dict[str, Any]:
-    loss = child.warm_up(CHECKED_STEPS).loss
-    windows = [child.window(2 if small else _WINDOW_STEPS) for _ in range(_NUM_WINDOWS)]
+def _measured(child: TimedChild, *, small: bool) -> dict[str, Any]:
+    try:
+        loss = child.warm_up(CHECKED_STEPS).loss
+        windows = [child.window(2 if small else _WINDOW_STEPS) for _ in range(_NUM_WINDOWS)]
+    except CandidateFailed as error:  # float16 without a finite loss, for instance
+        return {"failure": str(error)}
     seconds = [window.seconds / window.num_steps for window in windows]
     return {
         "loss": loss,

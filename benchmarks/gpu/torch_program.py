@@ -1,8 +1,8 @@
 """Native PyTorch on a task of the GPU suite, in timed windows: compiled, with bfloat16 autocast, on the GPU if there is
 one; images in the memory format `channels_last`.
 
-The loop is the one that its users write: pinned batches that are copied while a step runs, the fused optimizer, and no
-waiting for the loss between steps.
+The loop is the one that its users write: small data sets on the device, pinned batches of images that are copied while
+a step runs, the fused optimizer, and no waiting for the loss between steps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _train(connection: Connection, order: dict[str, Any]) -> None:
     optimizer = _optimizer(task, model)
     answers.built(sum(one.numel() for one in model.parameters() if one.requires_grad))
     forward = torch.compile(model) if order["compiled"] else model
-    batches = _on(device, _image_files(task, order["folder"]) if order["folder"] else _in_memory(task))
+    batches = _on(device, _image_files(task, order["folder"]) if order["folder"] else _in_memory(task, device))
     while True:
         num_steps = answers.wait()
         total = torch.zeros((), device=device)
@@ -70,19 +70,19 @@ def _optimizer(task: GpuTask, model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPSILON, fused=True)
 
 
-def _in_memory(task: GpuTask) -> Batches:
+def _in_memory(task: GpuTask, device: str) -> Batches:
     """Endless epochs of the task's arrays, reshuffled in each; synthetic images are one batch, again and again."""
     arrays = task.arrays() if task.is_image else task.epoch_arrays()
     x, y = torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]).long()
     if task.is_image:
         x = x.permute(0, 3, 1, 2)
-    if torch.cuda.is_available():
-        x, y = x.pin_memory(), y.pin_memory()
-    while True:
-        if task.is_image:
+        if torch.cuda.is_available():
+            x, y = x.pin_memory(), y.pin_memory()
+        while True:
             yield x, y
-            continue
-        for rows in torch.randperm(len(x)).split(task.size.global_batch_size):
+    x, y = x.to(device), y.to(device)
+    while True:
+        for rows in torch.randperm(len(x), device=device).split(task.size.global_batch_size):
             yield x[rows], y[rows]
 
 

@@ -1,6 +1,7 @@
 """The benchmark of a GPU: its registry, results that are continued, steps that fail, and a rehearsal of some steps."""
 
 import importlib
+import importlib.util
 import inspect
 import json
 from pathlib import Path
@@ -180,14 +181,17 @@ def test_a_function_in_a_new_process_returns_or_fails_with_its_cause():
     assert not TrialFailed("ValueError: no").ran_out_of_memory
 
 
+# 12 layers of BERT's size with 8,000 tokens, a norm and a head; ResNet-50 with 10 classes in place of 1,000.
+NUM_PARAMETERS = {
+    "mlp": 2 * 33 * 32 + 33 * 10,
+    "transformer": 12 * 7_087_872 + 8000 * 768 + 2 * 768 + 769 * 10,
+    "resnet": 25_557_032 - 2049 * 990,
+}
+
+
 def test_models_have_the_size_of_the_figures(run_python):
-    """ResNet-50 with 10 classes in place of 1,000; 12 layers of BERT's size with 8,000 tokens, a norm and a head."""
     counts = json.loads(run_python(COUNTS).stdout.splitlines()[-1])
-    assert counts == {
-        "mlp": 2 * 33 * 32 + 33 * 10,
-        "transformer": 12 * 7_087_872 + 8000 * 768 + 2 * 768 + 769 * 10,
-        "resnet": 25_557_032 - 2049 * 990,
-    }
+    assert counts == NUM_PARAMETERS
     assert task_named("resnet", is_tiny=True).size.global_batch_size == 8
 
 
@@ -197,6 +201,15 @@ from tfaccel.benchmarks.gpu.tasks import TASKS
 models = {name: task.build_model() for name, task in TASKS.items()}
 print(json.dumps({name: sum(math.prod(v.shape) for v in m.trainable_variables) for name, m in models.items()}))
 """
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+def test_torch_models_are_as_large():
+    from tfaccel.benchmarks.gpu.torch_models import MODELS
+
+    sizes = {name: MODELS[name](task.size) for name, task in TASKS.items()}
+    counts = {name: sum(one.numel() for one in model.parameters()) for name, model in sizes.items()}
+    assert counts == NUM_PARAMETERS
 
 
 def test_quick_rehearsal(tmp_path, capsys):
