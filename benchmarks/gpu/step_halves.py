@@ -7,7 +7,7 @@ are tiny, and none fails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -16,6 +16,7 @@ from tfaccel.benchmarks.gpu.trial import TrialFailed, in_new_process
 from tfaccel.planning.plan import Plan
 
 PART_BYTES = 4 << 30
+MAX_LOSS_DIFFERENCE = 0.01  # after three steps; TF32 rounds micro-batches and halves of a batch in another way
 _TRIAL_SECONDS = 100.0
 _TRAINED = "tfaccel.benchmarks.gpu.halves:trained"
 # Layers of 4,096 x 4,096 weights: 64 MiB each, 256 MiB with gradients and Adam's slots, of which 4 GiB hold fewer
@@ -58,29 +59,40 @@ def _has_field(run: StepRun, name: str) -> bool:
 
 
 def _largest(run: StepRun, sizes: Sequence[int], ways: Sequence[str]) -> dict[str, int]:
-    """The largest size that trains in each way, found by bisection; 0 if none does. All attempts are recorded.
+    """The largest size that trains in each way, found by bisection after the smallest; 0 if none does.
 
-    A failure for another reason than memory ends the attempts in that way, with a note.
+    All attempts are recorded. A failure for another reason than memory ends those in its way, with a note.
     """
     attempts: dict[str, dict[str, Any]] = {way: {} for way in ways}
     found = dict.fromkeys(ways, 0)
     for way in ways:
-        untried = list(sizes[:2] if run.is_rehearsal else sizes)
+        untried = list(sizes[:1] if run.is_rehearsal else sizes)
+        middle = 0
         while untried:
-            middle = len(untried) // 2
             size = untried[middle]
             run.progress(f"{way}: size {size}")
             attempt = attempts[way][str(size)] = _attempt(run, way, size)
             run.record("attempts", attempts)
             if "failure" not in attempt:
                 found[way], untried = size, untried[middle + 1 :]
-                continue
-            untried = untried[:middle]
-            if not attempt["memory"]:
+            elif attempt["memory"]:
+                untried = untried[:middle]
+            else:
                 run.note(f"{way}: size {size} failed, and not for lack of memory: {attempt['failure']}")
                 break
+            middle = len(untried) // 2
     run.record("largest", found)
+    _compare_losses(run, {way: tried.get(str(sizes[0]), {}) for way, tried in attempts.items()})
     return found
+
+
+def _compare_losses(run: StepRun, smallest: Mapping[str, Mapping[str, Any]]) -> None:
+    """A figure of how far the losses of the smallest model differ: all ways compute the same."""
+    losses = [attempt["loss"][-1] for attempt in smallest.values() if "loss" in attempt]
+    if len(losses) > 1:
+        difference = (max(losses) - min(losses)) / max(abs(loss) for loss in losses)
+        text = f"relative difference of the losses of the smallest model: {', '.join(smallest)}"
+        run.figure(run.result.step, text, [difference], at_most=MAX_LOSS_DIFFERENCE)
 
 
 def _attempt(run: StepRun, way: str, size: int) -> dict[str, Any]:

@@ -31,8 +31,9 @@ def policies(run: StepRun, task: str = "transformer") -> None:
             found[name] = _measured(child, small=run.is_rehearsal) if child else {"failure": racers.failures[name]}
             racers.leave(name)
             run.record("policies", found)
-    for name in (name for name, one in found.items() if "failure" in one):
-        run.note(f"{name}: {found[name]['failure']}")
+    for name, one in found.items():
+        if "failure" in one and name not in racers.failures:  # those have a note already
+            run.note(f"{name}: {one['failure']}")
     reference = found.get("float32", {})
     for name, one in found.items():
         if "loss" in one and "loss" in reference and one is not reference:

@@ -161,14 +161,18 @@ def test_the_largest_size_is_found_by_bisection(tmp_path, monkeypatch):
     def attempt(run, way, size):
         if way == "broken":
             return {"failure": "ValueError: no", "memory": False}
-        return {"failure": "Out of memory: x", "memory": True} if size >= 16 else {"loss": [0.5]}
+        return (
+            {"failure": "Out of memory: x", "memory": True} if size >= 16 else {"loss": [0.5 if way == "fits" else 0.6]}
+        )
 
     monkeypatch.setattr(step_halves, "_attempt", attempt)
     run = StepRun(StepResult(step="halves", machine={}, is_rehearsal=False), tmp_path)
     sizes = (8, 10, 12, 14, 16, 18)
-    assert step_halves._largest(run, sizes, ("fits", "broken")) == {"fits": 14, "broken": 0}
-    assert run.result.notes == ("broken: size 14 failed, and not for lack of memory: ValueError: no",)
-    assert list(run.result.results["attempts"]["fits"]) == ["14", "18", "16"]
+    assert step_halves._largest(run, sizes, ("fits", "broken", "odd")) == {"fits": 14, "broken": 0, "odd": 14}
+    assert run.result.notes == ("broken: size 8 failed, and not for lack of memory: ValueError: no",)
+    assert list(run.result.results["attempts"]["fits"]) == ["8", "14", "18", "16"]
+    [losses] = run.result.figures
+    assert (losses.values, losses.met) == ((pytest.approx(0.1 / 0.6),), False)
 
 
 def test_a_function_in_a_new_process_returns_or_fails_with_its_cause():
