@@ -6,14 +6,13 @@ The environment decides on Keras's backend.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import keras
 
 from tfaccel.benchmarks.choice_tasks import FAMILIES, compile_args
-from tfaccel.benchmarks.window_answers import WindowAnswers, answered
+from tfaccel.benchmarks.window_answers import WindowAnswers, answered, in_windows
 
 _ENDLESS = 10**9
 
@@ -36,26 +35,5 @@ def _train(connection: Connection, task: dict[str, Any]) -> None:
     x, y = family.arrays()
     answers.built(sum(math.prod(variable.shape) for variable in model.trainable_variables))
     model.make_train_function()
-    model.train_function = _in_windows(model.train_function, answers)
+    model.train_function = in_windows(model.train_function, answers)
     model.fit(x, y, batch_size=family.global_batch_size, epochs=_ENDLESS, verbose=0)
-
-
-def _in_windows(train_function: Callable[..., Any], answers: WindowAnswers) -> Callable[..., Any]:
-    """The train function, which stops after the ordered number of calls to report their time.
-
-    A callback with batch hooks would make `Model.fit` wait at each batch, which it does not do by default.
-    """
-    left = answers.wait()
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal left
-        result = train_function(*arguments)
-        left -= 1
-        if left == 0:
-            logs = result[0] if isinstance(result, tuple) else result  # JAX's comes with the new state
-            loss = float(keras.ops.convert_to_numpy(logs["loss"]))  # waits for the step
-            answers.done(loss)
-            left = answers.wait()
-        return result
-
-    return counted

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 _KIB = 1024
 
@@ -65,3 +66,26 @@ def answered(connection: Connection, run: Callable[[], None]) -> int:
         connection.send({"event": "failed", "cause": f"{type(error).__name__}: {lines[-1]}"[:300].rstrip(": ")})
         return 1
     return 0
+
+
+def in_windows(train_function: Callable[..., Any], answers: WindowAnswers) -> Callable[..., Any]:
+    """A Keras model's train function, which stops after the ordered number of calls to report their time.
+
+    A callback with batch hooks would make `Model.fit` wait at each batch, which it does not do by default.
+    """
+    import keras
+
+    left = answers.wait()
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal left
+        result = train_function(*arguments)
+        left -= 1
+        if left == 0:
+            logs = result[0] if isinstance(result, tuple) else result  # JAX's comes with the new state
+            loss = float(keras.ops.convert_to_numpy(logs["loss"]))  # waits for the step
+            answers.done(loss)
+            left = answers.wait()
+        return result
+
+    return counted

@@ -3,16 +3,13 @@
     tfaccel benchmark engine
     tfaccel benchmark engine --figures=mlp_loop,mlp_fit --repetitions=9 --out=engine.json
     tfaccel benchmark recipes --figures=image_classification
-    tfaccel benchmark search --repetitions=1
     tfaccel benchmark samplers --out=benchmarks/samplers.json
     tfaccel benchmark compress --out=benchmarks/compress.json
-    tfaccel benchmark compress --figures=qat --repetitions=3
     tfaccel benchmark serve --figures=image_classification,soak
     tfaccel benchmark memory --repetitions=3 --out=benchmarks/memory.json
     tfaccel benchmark scaling --out=benchmarks/scaling.json
     tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
     tfaccel benchmark choice --out=benchmarks/choice.json
-    tfaccel benchmark choice --figures=cnn,input
     tfaccel benchmark peers --out=benchmarks/peers.json
     tfaccel benchmark workers --out=benchmarks/workers.json
     tfaccel benchmark optimizer_state --repetitions=3 --out=benchmarks/optimizer_state.json
@@ -39,14 +36,12 @@ JPEG images; about seven minutes per kind of model), `peers` (the chosen plan, n
 turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves
 out what is not installed), `workers` (two workers of one core against one worker of one core and of two, and against
 two logical replicas; how long workers take from launch to the first step; and, if Ray is installed, speed and start
-under Ray; twenty-five minutes), `faults` (each
-row of the matrix of faults: how soon it is noticed, and whether the run ends bit-equal to one that was not disturbed,
-each example seen once per epoch; and the goodput of a ten-minute job with three kills; an hour and a half),
-`checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
+under Ray; twenty-five minutes), `faults` (each row of the matrix of faults: how soon it is noticed, and whether the run
+ends bit-equal to one that was not disturbed; and the goodput of a ten-minute job; an hour and a half), `checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
 epoch; three minutes per repetition), `optimizer_state` (weights, bytes of slots, and memory and step time of two
 workers, with sharded slots and with replicated ones; five minutes, and two per repetition) and `stages` (pipeline
 stages on logical CPUs: weights, memory and placement for four families of models, and the time of an epoch; six
-minutes).
+minutes). `gpu` is for machines with a GPU: see `tfaccel benchmark gpu --help`.
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """
@@ -76,14 +71,17 @@ from tfaccel.benchmarks.workers_suite import WORKERS_FIGURES, run_workers_suite
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.scripts import benchmark_gpu
 from tfaccel.scripts.benchmark_table import print_report
 from tfaccel.scripts.command import run_command, show_progress
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_settings
 
+GPU_SUITE = "gpu"
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
     *("settings", "choice", "peers", "workers", "faults", "checkpoints", "optimizer_state", "stages"),
+    GPU_SUITE,
 )
 _RUNS = {
     "serve": run_serve_suite,
@@ -137,6 +135,8 @@ def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     description, values = (__doc__ or "").strip(), benchmark_flags()
     suite = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else None
+    if suite == GPU_SUITE:  # a command of its own, with other flags
+        return benchmark_gpu.run([f"{argv[0]} {suite}", *argv[2:]])
     if suite in SUITES:
         chosen: str = suite
         arguments = [f"{argv[0]} {suite}", *argv[2:]]

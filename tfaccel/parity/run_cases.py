@@ -17,14 +17,14 @@ from tfaccel.hardware.machine import Machine
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement
 from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 
-# Tiny models: more threads would only compete with each other. The cases run on CPUs only.
+# Tiny models: more threads would only compete with each other.
 _ENVIRONMENT: dict[str, str | None] = {
-    "CUDA_VISIBLE_DEVICES": "-1",
     "KERAS_BACKEND": "tensorflow",
     "TF_CONFIG": None,
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "TF_NUM_INTRAOP_THREADS": "1",
 }
+_WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 _CHILD = """
 import sys
@@ -52,6 +52,7 @@ def run_cases(
     num_parallel: int | None = None,
     interpreter_options: Sequence[str] = (),
     reference_dir: str | os.PathLike[str] | None = None,
+    device_kind: str = "CPU",
 ) -> list[ParityRow]:
     """Runs each case under its strategy, compared with plain Keras on one device.
 
@@ -62,6 +63,8 @@ def run_cases(
         interpreter_options: Python options of the children, such as warning filters.
         reference_dir: a folder that caches references for later runs. They are retrained after a change of this
             package, of Keras, TensorFlow or NumPy, or of the processor. None disables the cache.
+        device_kind: "CPU" or "GPU": where models and references are trained. Of fewer GPUs than replicas, the first one
+            is divided into logical GPUs. `reference_dir` is for CPUs only: nothing is cached of GPUs.
 
     Returns:
         One row per case, in the order of the cases.
@@ -71,7 +74,11 @@ def run_cases(
 
     def run(share: Cases) -> dict[ParityCase | ParityCheck, ParityRow]:
         child = partial(
-            _run_child, interpreter_options=interpreter_options, cancelled=cancelled, reference_dir=reference_dir
+            _run_child,
+            interpreter_options=interpreter_options,
+            cancelled=cancelled,
+            reference_dir=reference_dir,
+            device_kind=device_kind,
         )
         return dict(zip(share, _run_share(share, on_row, child, cancelled), strict=False))
 
@@ -170,11 +177,13 @@ def _run_child(
     interpreter_options: Sequence[str],
     cancelled: threading.Event,
     reference_dir: str | os.PathLike[str] | None,
+    device_kind: str,
 ) -> str:
     """Runs one process, or one cluster; returns why it stopped early."""
     with tempfile.TemporaryDirectory(prefix="tfaccel-parity-") as folder:
         path = Path(folder) / "cases.json"
         path.write_text(json.dumps([case.to_json() for case in cases]), encoding="utf-8")
+        hidden = _WITHOUT_GPUS if device_kind == "CPU" else {}
         try:
             run_workers(
                 [
@@ -183,9 +192,10 @@ def _run_child(
                     "-c",
                     _CHILD,
                     str(path),
-                    str(reference_dir or folder),
+                    str(folder if device_kind == "GPU" else reference_dir or folder),
+                    device_kind,
                 ],
-                environments=collector.environments,
+                environments=[{**environment, **hidden} for environment in collector.environments],
                 time_limit_seconds=START_LIMIT_SECONDS + CASE_LIMIT_SECONDS * len(cases),
                 on_line=collector.add,
                 cancelled=cancelled,

@@ -24,6 +24,7 @@ from tfaccel.training.steps.gradients import (
     have_equal_indices,
     is_bad,
     merged_slices,
+    refuse_overwritten,
 )
 from tfaccel.training.steps.host_update import HostUpdate
 from tfaccel.training.steps.model_parts import inner_optimizer
@@ -110,6 +111,8 @@ class GradientUpdate:
             overflows: per-replica count of non-finite gradients; required for accumulation with a loss scale.
             num_contributors: number of replicas whose `IndexedSlices` have slices; None for all.
         """
+        if self.replicas.num_replicas > 1:
+            refuse_overwritten(variables, self.replicas.num_replicas)
         self._num_contributors = self.replicas.num_replicas if num_contributors is None else num_contributors
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         kept, kept_variables = [g for g, _ in present], [v for _, v in present]

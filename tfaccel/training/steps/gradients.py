@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfaccel.errors import PlanError
 from tfaccel.training.steps.overrides import instance_attributes
 
 CombineSlices = Callable[[list[Any]], list[Any]]
@@ -88,3 +89,14 @@ def apply_as_class(optimizer: keras.optimizers.Optimizer, gradients: list[Any], 
     else:  # a custom `apply_gradients` calls `apply`, which must be the class's own
         with instance_attributes(optimizer, {"apply": partial(kind.apply, optimizer)}):
             kind.apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
+
+
+def refuse_overwritten(variables: Iterable[keras.Variable], num_replicas: int) -> None:
+    """Raises PlanError for a variable that takes the value of its gradient: that is no sum over the replicas."""
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise PlanError(
+                f"{variable.path} takes the value of its gradient, as the scales of float8 do, and several replicas "
+                f"would sum their values. Received: a model with such variables and {num_replicas} replicas. Train it on "
+                "one device, or without quantize('float8')."
+            )

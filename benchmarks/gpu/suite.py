@@ -1,0 +1,160 @@
+"""`run_gpu_suite`: runs the steps one after the other, each in a process of its own, and collects their results."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tfaccel.benchmarks.gpu.step import Step
+from tfaccel.benchmarks.gpu.step_result import StepResult
+from tfaccel.benchmarks.report import Report
+from tfaccel.errors import TfaccelError
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.processes.child import Child, how_it_ended, last_words
+from tfaccel.training.run.result import installed_versions
+
+_PROGRAM = "tfaccel.benchmarks.gpu.step_program"
+_POLL_SECONDS = 0.1
+_MIN_STEP_SECONDS = 5.0  # with less left, no further step begins
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuOptions:
+    """How to run the suite.
+
+    Attributes:
+        out: the folder of the results, which exists.
+        is_rehearsal: run on two logical CPUs, with tiny models.
+        again: run steps that have a result as well.
+        time_limit_seconds: for all steps together; None for no limit.
+        progress: called with a line before each step.
+    """
+
+    out: Path
+    is_rehearsal: bool = False
+    again: bool = False
+    time_limit_seconds: float | None = None
+    progress: Callable[[str], None] = lambda text: None
+
+
+def run_gpu_suite(steps: Sequence[Step], options: GpuOptions) -> list[StepResult]:
+    """Runs the steps that have no result yet, in this order.
+
+    A step that crashes, hangs or runs out of memory is a result with its cause, and the next one goes on.
+
+    Args:
+        steps: the steps.
+        options: how to run them.
+
+    Returns:
+        The results of these steps, earlier ones included. A step for which no time was left has none.
+
+    Raises:
+        TfaccelError: if there is no GPU and it is no rehearsal, or the folder has results of another machine, or of a
+            rehearsal.
+    """
+    machine = machine_of(options)
+    found = {step.name: _known(step, options, machine) for step in steps}
+    deadline = None if options.time_limit_seconds is None else time.monotonic() + options.time_limit_seconds
+    for number, step in enumerate(steps, start=1):
+        known = found[step.name]
+        if known is not None and known.is_final and not options.again:
+            continue
+        left = step.limit_seconds if deadline is None else deadline - time.monotonic()
+        if left < min(_MIN_STEP_SECONDS, step.limit_seconds):
+            continue
+        options.progress(f"{number} of {len(steps)}: {step.name}: {step.about}")
+        empty = StepResult(step=step.name, machine=machine, is_rehearsal=options.is_rehearsal)
+        found[step.name] = _run(step, empty, options, min(left, step.limit_seconds))
+    return [result for result in found.values() if result is not None]
+
+
+def machine_of(options: GpuOptions) -> dict[str, Any]:
+    """What decides whether results belong together: the processor, the GPUs, versions.
+
+    Raises:
+        TfaccelError: if there is no GPU, and it is no rehearsal.
+    """
+    hardware = detect_hardware()
+    gpus = [] if options.is_rehearsal else [gpu.model or "unknown model" for gpu in hardware.gpus]
+    if not gpus and not options.is_rehearsal:
+        raise TfaccelError(
+            "This machine has no GPU that TensorFlow could use. `tfaccel doctor` says why. To run every step on two "
+            "logical CPUs with tiny models: --rehearse"
+        )
+    return {"cpu_model": hardware.cpu_model, "gpus": gpus, "versions": installed_versions()}
+
+
+def report_of(steps: Sequence[Step], results: Sequence[StepResult], options: GpuOptions) -> Report:
+    """The report of all results, with one warning for each step that failed, was cut short or did not run."""
+    by_name = {result.step: result for result in results}
+    notes = [f"{step.name}: did not run: no time was left" for step in steps if step.name not in by_name]
+    for result in results:
+        notes += [f"{result.step}: {result.status}: {result.cause}"] if result.status != "done" else []
+        notes += [f"{result.step}: {note}" for note in result.notes]
+    return Report(
+        suite="gpu, a rehearsal on CPUs whose figures mean nothing" if options.is_rehearsal else "gpu",
+        machine=machine_of(options),
+        measurements={},
+        figures=tuple(figure for result in results for figure in result.figures),
+        raw={result.step: result.to_json() for result in results},
+        notes=tuple(notes),
+    )
+
+
+def _known(step: Step, options: GpuOptions, machine: dict[str, Any]) -> StepResult | None:
+    """The result of an earlier run of this suite on this machine; None if there is none."""
+    known = StepResult.load(options.out, step.name)
+    if known is None:
+        return None
+    same = json.loads(json.dumps(machine)) == known.machine
+    if known.is_rehearsal != options.is_rehearsal or not same:
+        what = "of a rehearsal" if known.is_rehearsal else f"of {', '.join(known.machine['gpus'])}"
+        raise TfaccelError(
+            f"--out: {options.out} has results {what}, with {known.machine['versions']}, which cannot be continued "
+            "here. Name another folder."
+        )
+    return known
+
+
+def _run(step: Step, empty: StepResult, options: GpuOptions, limit_seconds: float) -> StepResult:
+    """Runs a step's process to its end, or ends it; returns the result that is now in the folder."""
+    empty.save(options.out)
+    log = options.out / f"{step.name}.log"
+    log.unlink(missing_ok=True)
+    command = [sys.executable, "-m", _PROGRAM, json.dumps(asdict(step)), str(options.out)]
+    hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if options.is_rehearsal else {}
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow", "TF_CONFIG": None, **hidden}
+    started = time.monotonic()
+    with Child(command, environment=environment, log=log) as child:
+        try:
+            while child.process.poll() is None and time.monotonic() - started < limit_seconds:
+                time.sleep(_POLL_SECONDS)
+        except KeyboardInterrupt:
+            child.kill()
+            _ended(step, options, status="cut short", cause="interrupted")
+            raise
+        status = child.process.poll()
+        words = last_words(child.output())
+    seconds = round(time.monotonic() - started, 3)
+    if status is not None:
+        return _ended(step, options, status="failed", cause=f"{how_it_ended(status)}: {words}"[:500], seconds=seconds)
+    own_limit = limit_seconds >= step.limit_seconds
+    cause = f"was ended after {limit_seconds:.0f} seconds; its last words: {words}"[:500]
+    return _ended(step, options, status="failed" if own_limit else "cut short", cause=cause, seconds=seconds)
+
+
+def _ended(step: Step, options: GpuOptions, *, seconds: float = 0.0, **ending: str) -> StepResult:
+    """The result in the folder, with this ending if the process left none."""
+    left = StepResult.load(options.out, step.name)
+    if left is None:
+        raise TfaccelError(f"{options.out / f'{step.name}.json'} is gone: do not change --out during the benchmark.")
+    if left.status == "running":
+        left = replace(left, seconds=seconds, **ending)
+        left.save(options.out)
+    return left
