@@ -37,11 +37,12 @@ turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and
 out what is not installed), `workers` (two workers of one core against one worker of one core and of two, and against
 two logical replicas; how long workers take from launch to the first step; and, if Ray is installed, speed and start
 under Ray; twenty-five minutes), `faults` (each row of the matrix of faults: how soon it is noticed, and whether the run
-ends bit-equal to one that was not disturbed; and the goodput of a ten-minute job; an hour and a half), `checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
+ends bit-equal to one that was not disturbed; and the goodput of a ten-minute job; an hour and a half),
+`checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
 epoch; three minutes per repetition), `optimizer_state` (weights, bytes of slots, and memory and step time of two
-workers, with sharded slots and with replicated ones; five minutes, and two per repetition) and `stages` (pipeline
-stages on logical CPUs: weights, memory and placement for four families of models, and the time of an epoch; six
-minutes). `gpu` is for machines with a GPU: see `tfaccel benchmark gpu --help`.
+workers, with sharded slots and replicated ones; five minutes, and two per repetition) and `stages` (pipeline stages on
+logical CPUs: weights, memory and placement of four kinds of models, and the time of an epoch; six minutes).
+`gpu` is for machines with a GPU: see `tfaccel benchmark gpu --help`.
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
 """

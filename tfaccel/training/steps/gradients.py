@@ -97,6 +97,6 @@ def refuse_overwritten(variables: Iterable[keras.Variable], num_replicas: int) -
         if getattr(variable, "overwrite_with_gradient", False):
             raise PlanError(
                 f"{variable.path} takes the value of its gradient, as the scales of float8 do, and several replicas "
-                f"would sum their values. Received: a model with such variables and {num_replicas} replicas. Train it on "
-                "one device, or without quantize('float8')."
+                f"would sum their values. Received: a model with such variables and {num_replicas} replicas. Train it "
+                "on one device, or without quantize('float8')."
             )
