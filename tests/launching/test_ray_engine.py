@@ -77,7 +77,7 @@ def test_a_log_folder_that_cannot_be_made_is_refused(tmp_path):
 def test_more_workers_than_cores_are_refused_before_ray_starts(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     many = ClusterJob(command=("true",), num_workers=5000)
-    with pytest.raises(LaunchError, match="5000 workers with 1 cores each need 5000 cores; this process may use"):
+    with pytest.raises(LaunchError, match="5000 workers are too many for"):
         run_on_ray(many, RayOptions(log_dir=tmp_path / "logs"))
 
 

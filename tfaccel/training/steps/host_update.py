@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_slots
+from tfaccel.training.private.private_step_state import COPIES
 from tfaccel.training.steps.model_parts import accumulators_by_replica, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
@@ -79,7 +80,9 @@ class HostUpdate:
         if id(variable) not in self._copies:
             value = self._replicas.components([variable], 0)[0]
             with tf.init_scope(), tf.device(host_device(self._replicas)):
-                self._copies[id(variable)] = private_slots.plain_variable(tf.identity(value), variable.name)
+                copy = private_slots.plain_variable(tf.identity(value), variable.name)
+            setattr(copy, COPIES, True)
+            self._copies[id(variable)] = copy
         return self._copies[id(variable)]
 
     @contextlib.contextmanager
