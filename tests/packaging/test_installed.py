@@ -38,8 +38,8 @@ found = [module.name for module in pkgutil.walk_packages(tfaccel.__path__, "tfac
 for package in ("tfaccel.recipes", "tfaccel.scripts"):  # In an editable install they lie outside the package's folder.
     path = importlib.import_module(package).__path__
     found += [package, *(module.name for module in pkgutil.walk_packages(path, package + "."))]
-of_torch = {"tfaccel.benchmarks.torch_models", "tfaccel.benchmarks.torch_program"}  # no extra has PyTorch
-for name in sorted(set(found) - of_torch):
+of_torch = ("torch_models", "torch_program")  # no extra has PyTorch
+for name in sorted(name for name in found if name.rpartition(".")[2] not in of_torch):
     importlib.import_module(name)
     print(name)
 for name in tfaccel.__all__:
