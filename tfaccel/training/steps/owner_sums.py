@@ -26,7 +26,7 @@ def can_sum_at_owners(replicas: Replicas) -> bool:
 def sums_at_owners(
     gradients: Sequence[Any], variables: Sequence[keras.Variable], owners: Mapping[int, int], replicas: Replicas
 ) -> list[Any]:
-    """The sums over both workers of the gradients of the weights that this worker owns; zeros for the others.
+    """The sums over both workers of the gradients of the weights that this worker owns; its own for the others.
 
     Args:
         gradients: dense gradients of this worker.
@@ -34,24 +34,25 @@ def sums_at_owners(
         owners: the replica that owns each weight, by the weight's id.
         replicas: of the model.
     """
-    own_of = {id(variable): gradient for variable, gradient in zip(variables, gradients, strict=True)}
-    received: dict[int, list[Any]] = {id(variable): [] for variable in variables}
+    sums = {id(variable): gradient for variable, gradient in zip(variables, gradients, strict=True)}
     done: list[Any] = []
     with tf.device(replicas.devices[0]):
         for piece in pieces(variables, owners):
             mine = piece.owner == replicas.first_replica
-            own = [own_of[id(variable)] for variable in piece.variables]
+            if mine and piece.rows is not None and piece.rows[0] == 0:  # a copy: others may read the gradient
+                sums[id(piece.variables[0])] = tf.raw_ops.DeepCopy(x=sums[id(piece.variables[0])])
+            own = [sums[id(variable)] for variable in piece.variables]
             before = [*done[-MAX_PIECES : len(done) - MAX_PIECES + 1], *(own if mine else ())]
             with tf.control_dependencies(before):
-                value = _cut(piece, own)
+                value = None if mine else _cut(piece, own)
             [result] = private_collectives.broadcast(
-                replicas.strategy, [None if mine else value], piece.shape, own[0].dtype, after=[before]
+                replicas.strategy, [value], piece.shape, own[0].dtype, after=[before]
             )
             if mine:
-                result = value + result
-                _note(piece, result, received)
-            done.append(result)
-        return [_joined(received[id(v)], g) for v, g in zip(variables, gradients, strict=True)]
+                added = _added(piece, own, result)
+                sums.update(zip(map(id, piece.variables), added, strict=True))
+            done.append(added[0] if mine else result)
+    return [sums[id(variable)] for variable in variables]
 
 
 def _cut(piece: Piece, gradients: list[Any]) -> tf.Tensor:
@@ -60,14 +61,9 @@ def _cut(piece: Piece, gradients: list[Any]) -> tf.Tensor:
     return tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
 
 
-def _note(piece: Piece, total: tf.Tensor, received: dict[int, list[Any]]) -> None:
-    parts = [total] if piece.rows else tf.split(total, [int(math.prod(one.shape)) for one in piece.variables])
-    for variable, part in zip(piece.variables, parts, strict=True):
-        received[id(variable)].append(part)
-
-
-def _joined(parts: list[Any], gradient: Any) -> tf.Tensor:
-    """The sum of a gradient from its parts; zeros, which nothing reads, if another worker has it."""
-    if not parts:
-        return tf.zeros(gradient.shape, gradient.dtype)
-    return tf.reshape(parts[0] if len(parts) == 1 else tf.concat(parts, 0), gradient.shape)
+def _added(piece: Piece, gradients: list[Any], received: tf.Tensor) -> list[tf.Tensor]:
+    """Gradients plus a received piece: new tensors, but rows are added in place, which takes no further memory."""
+    if piece.rows is not None:
+        return [tf.raw_ops.InplaceAdd(x=gradients[0], i=tf.range(*piece.rows), v=received)]
+    parts = tf.split(received, [int(math.prod(one.shape)) for one in piece.variables])
+    return [gradient + tf.reshape(part, gradient.shape) for gradient, part in zip(gradients, parts, strict=True)]
