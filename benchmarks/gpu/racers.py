@@ -92,12 +92,13 @@ class TaskRacers:
         if importlib.util.find_spec("torch") is None:
             self._run.note("PyTorch is not installed, so it is not compared with: pip install torch==2.13.0")
             return None
-        folder = self._options.get("folder", "")
+        if self._run.is_rehearsal:
+            self._run.note("PyTorch is not compiled in a rehearsal, which would take a compiler and a minute")
         order = {
             "task": self._task.name,
             "is_tiny": self._run.is_rehearsal,
-            "folder": folder,
-            "compiled": not self._run.is_rehearsal,  # takes a compiler and a minute on CPUs
+            "folder": self._options.get("folder", ""),
+            "compiled": not self._run.is_rehearsal,
         }
         return self._add(TORCH, lambda: _Peer(self._folder, f"{_PACKAGE}.torch_program", order))
 

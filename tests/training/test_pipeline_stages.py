@@ -223,6 +223,13 @@ def own_step():
     return OwnStep(x, LAYERS.Dense(4)(LAYERS.Dense(8)(x)), name="own_step")
 
 
+def float8():
+    model = keras.Sequential([keras.Input((12,)), LAYERS.Dense(8, dtype="mixed_bfloat16"), LAYERS.Dense(4)])
+    for layer in model.layers:
+        layer.quantize("float8")
+    return model
+
+
 def refused(make, message, stages=2, **compile_arguments):
     model = make()
     arguments = {"optimizer": "sgd", "loss": "mse", **compile_arguments}
@@ -243,6 +250,7 @@ def test_models_that_cannot_be_cut_are_refused():
         lambda: keras.Sequential([keras.Input((12,)), LAYERS.Dense(4)]),
         "has fewer layers than stages. Received: pipeline_stages=2, 1 layers. Use at most 1 stages",
     )
+    refused(float8, "which has variables that take the value of their gradient, as the scales of float8 do")
     refused(
         lambda: MODELS["mlp"](), "which has run_eagerly=True, and operations are placed in graphs", run_eagerly=True
     )

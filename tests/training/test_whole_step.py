@@ -162,6 +162,15 @@ found["too few rows"] = error(lambda: with_batches(1, True))
 loss_scale = lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1))
 scaled = compiled(dense, loss_scale, strategy.scope())
 found["loss scale"] = error(lambda: engine_for(scaled, batches((X, Y))).steps_of("train"))
+
+def float8():
+    model = dense()
+    model.layers[-1].quantize("float8")
+    return model
+
+scales = compiled(float8, lambda: SGD(0.1), strategy.scope())
+parts = batches((X, Y))
+found["float8"] = error(lambda: run(engine_for(scales, parts), "train", parts))
 print(json.dumps(found))
 """
 
@@ -223,3 +232,8 @@ def test_training_batches_without_a_fixed_size_are_refused(found):
 def test_a_loss_scale_is_refused(found):
     assert found["loss scale"].startswith("PlanError: model.optimizer is a LossScaleOptimizer.")
     assert "mixed_bfloat16" in found["loss scale"]
+
+
+@pytest.mark.slow
+def test_scales_of_float8_are_refused(found):
+    assert "inputs_scale takes the value of its gradient, as the scales of float8 do" in found["float8"]

@@ -179,6 +179,8 @@ def check_model(model: keras.Model, num_stages: int) -> None:
         what = "run_eagerly=True, and operations are placed in graphs"
     elif model.jit_compile:
         what = "jit_compile=True, and XLA compiles the operations of one device"
+    elif any(getattr(one, "overwrite_with_gradient", False) for one in model.trainable_variables):
+        what = "variables that take the value of their gradient, as the scales of float8 do: micro-batches add them up"
     if what is not None:
         raise PlanError(
             f"pipeline_stages={num_stages} runs Keras's own steps in stages. Received: model {model.name!r} of "

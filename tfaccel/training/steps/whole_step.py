@@ -34,7 +34,7 @@ from tfaccel.training.steps.global_batch import (
     weighted_by_rows,
 )
 from tfaccel.training.steps.gradient_update import build_optimizer
-from tfaccel.training.steps.gradients import apply_as_class, applying_pairs, densify, scaled
+from tfaccel.training.steps.gradients import apply_as_class, applying_pairs, densify, refuse_overwritten, scaled
 from tfaccel.training.steps.merged_metrics import NotedResults, metrics_in
 from tfaccel.training.steps.model_parts import (
     has_own_logs,
@@ -161,6 +161,8 @@ class WholeStep:
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
             share, context = current_share(), tf.distribute.get_replica_context()
             variables = list(trainable_variables or self._model.trainable_variables)
+            if self._replicas.num_replicas > 1:
+                refuse_overwritten(variables, self._replicas.num_replicas)
             if not optimizer.built:
                 context.merge_call(lambda strategy: build_optimizer(optimizer, variables, strategy))
             pairs = [(g, v) for g, v in zip(densify(list(gradients)), variables, strict=True) if g is not None]
