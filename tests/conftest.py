@@ -32,7 +32,11 @@ THREAD_GRACE_SECONDS = 15.0
 # The files that take longest run first, so that pytest's processes end at about the same time.
 LONGEST_FIRST = (
     "parity/test_parity.py",
+    "training/test_optimizer_state.py",
+    "training/test_pipeline_stages.py",
     "training/test_as_keras.py",
+    "training/test_fused_recurrent.py",
+    "training/test_host_embeddings.py",
     "world/test_world_models.py",
     "world/test_keras_trainer.py",
     "scripts/test_train.py",

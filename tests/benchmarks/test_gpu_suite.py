@@ -193,6 +193,7 @@ NUM_PARAMETERS = {
 }
 
 
+@pytest.mark.slow
 def test_models_have_the_size_of_the_figures(run_python):
     counts = json.loads(run_python(COUNTS).stdout.splitlines()[-1])
     assert counts == NUM_PARAMETERS

@@ -55,7 +55,8 @@ def test_models_take_rows_of_tables_and_give_float32(logical_devices, model, tmp
     assert sizes == [column.num_codes for column in clicks.table.encoding.categorical]
 
 
-@pytest.mark.parametrize("model", ["two_tower", pytest.param("dcn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["two_tower", "dcn"])
 def test_updates_of_rows_are_those_of_whole_tables(logical_devices, model, tmp_path):
     """On the device and on the host, on one and on two replicas: the losses of summed updates of whole tables."""
     work = recipe.workload(model=model, **SMALL)

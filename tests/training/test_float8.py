@@ -30,7 +30,7 @@ def data():
     return x, x[:, :4]
 
 
-@pytest.mark.parametrize("accumulation", [None, 2])
+@pytest.mark.parametrize("accumulation", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_scales_are_those_of_keras_on_one_device(logical_devices, data, accumulation):
     import keras
 

@@ -51,7 +51,7 @@ LEFT_TO_KERAS = {
     "GRU with a reset before the product": lambda: layers.GRU(UNITS, reset_after=False),
     "GRU in bfloat16": lambda: layers.GRU(UNITS, dtype="mixed_bfloat16"),
 }
-DEFAULT = ("LSTM with dropout", "bidirectional LSTM", "LSTM from states", "bidirectional GRU", "GRU from states")
+DEFAULT = ("LSTM with dropout", "bidirectional LSTM", "GRU from states")
 # An operation of Keras's loop that the GRU's kernel does not use.
 OF_KERASS_GRU = "TensorListFromTensor"
 

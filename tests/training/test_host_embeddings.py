@@ -62,9 +62,9 @@ def trained(model, **fields):
         ((), "Adagrad", {}),
         (ONE, "SGD", {"built_optimizer": True}),
         (ONE, "loss scale", {"policy": "mixed_bfloat16"}),
-        (ONE, "clipnorm", {"kind": OwnStep}),
+        pytest.param(ONE, "clipnorm", {"kind": OwnStep}, marks=pytest.mark.slow),
         (TWO, "Adagrad", {"built_optimizer": True}),
-        (TWO, "schedule", {}),
+        pytest.param(TWO, "schedule", {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -79,6 +79,7 @@ def test_host_ends_where_summed_dense_updates_do(devices, optimizer, arguments):
     assert not devices or model.layers[-1].kernel.value.device.endswith("CPU:1")
 
 
+@pytest.mark.slow
 def test_lazy_updates_are_those_of_the_device():
     lazy = {"embedding_updates": "rows_lazy"}
     for devices in (ONE, TWO):

@@ -21,6 +21,7 @@ def outcomes(run_python, folder, *cases):
     return json.loads(child.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_whole_run_is_that_with_smaller_batches_from_the_start(run_python, tmp_path):
     found, lines = outcomes(run_python, tmp_path, "none:1", "none:2")
     assert found["none:1"]["accumulation_steps"] == 2

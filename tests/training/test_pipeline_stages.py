@@ -34,9 +34,7 @@ def same(family, stages, k, **options):
     return history
 
 
-@pytest.mark.parametrize(
-    ("family", "stages", "k"), [("mlp", 3, 4), ("cnn", 2, 1), ("lstm", 2, 1), ("transformer", 2, 4)]
-)
+@pytest.mark.parametrize(("family", "stages", "k"), [("mlp", 3, 4), ("cnn", 2, 1), ("transformer", 2, 1)])
 def test_stages_give_what_one_device_gives(family, stages, k):
     same(family, stages, k)
 
@@ -104,9 +102,10 @@ def test_batches_of_a_dataset_and_validation():
     same("mlp", 2, 4, arguments={"x": dataset, "y": None, "batch_size": None, "validation_data": (X["mlp"], Y)})
 
 
-def test_replicas_of_stages_give_what_plain_replicas_give():
-    _, plain, history = trained("transformer", 1, 4, num_replicas=2)
-    model, several, of_stages = trained("transformer", 2, 4, num_replicas=2)
+@pytest.mark.parametrize(("family", "k"), [("mlp", 2), pytest.param("transformer", 4, marks=pytest.mark.slow)])
+def test_replicas_of_stages_give_what_plain_replicas_give(family, k):
+    _, plain, history = trained(family, 1, k, num_replicas=2)
+    model, several, of_stages = trained(family, 2, k, num_replicas=2)
     assert difference(plain, several) <= 1e-7
     assert of_stages["loss"] == pytest.approx(history["loss"], abs=1e-6)
     kernels = [one for one in model.trainable_variables if one.path.endswith("kernel")]
@@ -191,7 +190,7 @@ def bytes_taken(model):
     return taken
 
 
-@pytest.mark.parametrize("family", ["mlp", "transformer"])
+@pytest.mark.parametrize("family", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
 def test_model_that_does_not_fit_on_one_device_trains_on_two(family):
     whole, expected, _ = trained(family, 1, 4)
     needed = sum(bytes_taken(whole).values())

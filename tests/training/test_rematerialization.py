@@ -65,7 +65,7 @@ def distance(some, others):
     return max(np.abs(a - b).max() for a, b in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_is_the_same(num_replicas):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if num_replicas == 2 else None
     fused = num_replicas == 2

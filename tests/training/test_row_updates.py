@@ -88,7 +88,7 @@ def test_rows_end_where_summed_dense_updates_do(name):
     "arguments",
     [
         {"num_replicas": 2},
-        {"num_replicas": 4, "kind": OwnStep},
+        pytest.param({"num_replicas": 4, "kind": OwnStep}, marks=pytest.mark.slow),
         {"kind": OwnStep},
         pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         pytest.param({"jit_compile": True, "num_replicas": 2}, marks=pytest.mark.slow),
