@@ -173,8 +173,16 @@ TRAIN = ("tfaccel", "train", "--recipe=image_classification", "--resume=auto")
         ({}, {"image": ""}, "Kubernetes needs the name of a container image. Received: image=''."),
         ({}, {"image": "a b"}, "Received: image='a b'."),
         ({"cores_per_worker": None}, {}, "Kubernetes needs the cores and the memory of each worker, as its requests"),
-        ({"memory_per_worker_bytes": None}, {}, "Received: cores_per_worker=4, memory_per_worker_bytes=None."),
-        ({}, {"volume_claim": None}, "Received: max_restarts=3 without volume_claim. Name a PersistentVolumeClaim, or"),
+        (
+            {"memory_per_worker_bytes": None},
+            {},
+            "Received: cores_per_worker=4, memory_per_worker_bytes=None. Name both, for example",
+        ),
+        (
+            {},
+            {"volume_claim": None},
+            "Received: max_restarts=3 without volume_claim. Name a PersistentVolumeClaim (--v",
+        ),
         ({}, {"volume_claim": "my_runs"}, "`volume_claim` must be the name of one: small letters, digits, hyphens and"),
         ({}, {"namespace": "-a"}, "Received: namespace='-a'."),
         ({}, {"volume_claim": None, "mount_path": "/runs"}, "Received: mount_path='/runs' without volume_claim."),

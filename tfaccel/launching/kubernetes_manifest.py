@@ -94,13 +94,14 @@ def _check(job: ClusterJob, options: KubernetesOptions) -> None:
     if job.cores_per_worker is None or job.memory_per_worker_bytes is None:
         raise LaunchError(
             "Kubernetes needs the cores and the memory of each worker, as its requests and limits. Received: "
-            f"cores_per_worker={job.cores_per_worker}, memory_per_worker_bytes={job.memory_per_worker_bytes}."
+            f"cores_per_worker={job.cores_per_worker}, memory_per_worker_bytes={job.memory_per_worker_bytes}. "
+            "Name both, for example with --cores_per_worker=8 --memory_per_worker_gib=32."
         )
     if job.max_restarts and options.volume_claim is None:
         raise LaunchError(
             f"Checkpoints do not outlive a worker without a volume, so that a restart could not continue. Received: "
-            f"max_restarts={job.max_restarts} without volume_claim. Name a PersistentVolumeClaim, or set max_restarts "
-            "to 0."
+            f"max_restarts={job.max_restarts} without volume_claim. Name a PersistentVolumeClaim "
+            "(--volume_claim=NAME), or set max_restarts to 0."
         )
     if options.volume_claim is not None:
         _check_run_dir(job, PurePosixPath(options.volume_path))
