@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from tfaccel.training.steps.overrides import instance_attributes
 
 _AVERAGES = "_model_variables_moving_average"
 _OF_AVERAGES = ("_update_model_variables_moving_average", "_overwrite_model_variables_with_average_value")
-_NO_SLOTS = ("_trainable_variables", "_variables", "_accumulated_gradients")
+_ACCUMULATED = "_accumulated_gradients"
+_NO_SLOTS = ("_trainable_variables", "_variables", _ACCUMULATED)
 
 
 def adam_slots(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[keras.Variable, keras.Variable]:
@@ -53,6 +55,18 @@ def slots_by_weight(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Va
     ]
     columns = zip(*lists, strict=True) if lists else iter([()] * len(weights))
     return [[one for one in column if isinstance(one, keras.Variable) and id(one) in own] for column in columns]
+
+
+def shared_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The variables of an optimizer that the updates of several weights may change.
+
+    Not its counter and learning rate, nor Nadam's product, which change once in a step.
+    """
+    columns = slots_by_weight(optimizer)
+    users = Counter(key for column in columns for key in {id(one) for one in column})
+    others = [getattr(optimizer, name, None) for name in ("_iterations", "_learning_rate", "_u_product", _ACCUMULATED)]
+    once = {id(one) for other in others for one in (other if isinstance(other, list) else [other])}
+    return [one for one in optimizer.variables if users[id(one)] != 1 and id(one) not in once]
 
 
 def trained_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
@@ -126,7 +140,7 @@ def accumulating_nothing(optimizer: keras.optimizers.Optimizer) -> dict[str, Any
     def nothing(*arguments: Any) -> None:
         del arguments
 
-    name = "_accumulated_gradients"
+    name = _ACCUMULATED
     zeros = [0.0] * len(private_part(optimizer, name))
     resets = ("_backend_reset_gradient_accumulators", "_backend_increment_gradient_accumulators")
     return {name: zeros, **dict.fromkeys(resets, nothing)}
@@ -142,6 +156,12 @@ def set_dtype(variable: keras.Variable, dtype: str) -> None:
     """Changes the dtype that a Keras variable says it has."""
     private_part(variable, "_dtype")
     variable._dtype = dtype
+
+
+def dtype_attribute(variable: keras.Variable, dtype: str) -> dict[str, str]:
+    """The attribute that makes a Keras variable say that it has a dtype."""
+    private_part(variable, "_dtype")
+    return {"_dtype": dtype}
 
 
 def plain_variable(value: Any, name: str) -> tf.Variable:

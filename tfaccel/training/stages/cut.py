@@ -135,11 +135,12 @@ def _bytes_of(model: keras.Model, node: Any) -> int:
 
 
 def _flops_of(model: keras.Model, graph: Any, nodes: Sequence[Any]) -> list[int]:
-    """Operations of each node in a forward pass; zeros if they cannot be counted."""
+    """Operations of each node in a forward pass; zeros if they cannot be counted, as where sizes of 16 do not fit."""
+    num_rows = next((one.shape[0] for one in graph.inputs if one.shape[0]), 1)  # fixed in stateful models
     inputs = [keras.KerasTensor([1, *(size or 16 for size in one.shape[1:])], one.dtype) for one in graph.inputs]
     try:
-        rows = forward_cost(model, keras.tree.pack_sequence_as(graph.input, inputs), rows=1).rows
-    except WorkloadError:
+        rows = forward_cost(model, keras.tree.pack_sequence_as(graph.input, inputs), rows=num_rows).rows
+    except (WorkloadError, ValueError, TypeError, tf.errors.OpError):
         return [0] * len(nodes)
     by_name = {row.name: row.matrix_flops for row in rows}
     counted: set[str] = set()

@@ -21,7 +21,7 @@ def run_on(device: str, function: Callable[..., list[Any]], inputs: Sequence[tf.
     Args:
         device: the device.
         function: takes the inputs, and returns tensors and Nones.
-        inputs: floating-point tensors that gradients are passed on to.
+        inputs: floating-point or complex tensors that gradients are passed on to.
 
     Returns:
         What the function returns, with Keras's masks. Gradients are those of a plain call.
@@ -48,7 +48,7 @@ def run_on(device: str, function: Callable[..., list[Any]], inputs: Sequence[tf.
         outputs = [output for output in returned if output is not None]
 
         def gradients(*upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
-            pairs = [pair for pair in zip(outputs, upstream, strict=True) if pair[0].dtype.is_floating]
+            pairs = [pair for pair in zip(outputs, upstream, strict=True) if has_gradient(pair[0])]
             with tf.device(device):
                 found = tape.gradient(
                     [output for output, _ in pairs],
@@ -63,6 +63,11 @@ def run_on(device: str, function: Callable[..., list[Any]], inputs: Sequence[tf.
     with tf.device(device):
         tensors = iter(run(*inputs))
     return [None if output is None else like(output, next(tensors)) for output in returned]
+
+
+def has_gradient(tensor: Any) -> bool:
+    """Whether gradients pass through a tensor: it has real or complex numbers."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def following() -> Callable[[tf.Operation], str]:

@@ -14,7 +14,7 @@ from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api, private_graph
 from tfaccel.training.private.private_placement import every_slot_of, move
 from tfaccel.training.stages.cut import CutStage, cut_model
-from tfaccel.training.stages.stage_devices import following, run_on
+from tfaccel.training.stages.stage_devices import following, has_gradient, run_on
 from tfaccel.training.steps.model_parts import (
     has_own_logs,
     has_own_test_step,
@@ -95,9 +95,7 @@ class StagedModel:
         """Runs one stage, and adds its outputs to `values`."""
         device, of_model = self._device(number), {id(symbol) for symbol in self.graph.inputs}
         given = {id(symbol): values[id(symbol)] for symbol in stage.inputs}
-        passed = [
-            key for key, one in given.items() if key not in of_model and one is not None and one.dtype.is_floating
-        ]
+        passed = [key for key, one in given.items() if key not in of_model and one is not None and has_gradient(one)]
         layers, num_before = stage.layers, []
         num_before = [len(private_api.losses_added_by(layer)) for layer in layers]
 

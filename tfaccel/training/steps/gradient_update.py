@@ -27,7 +27,7 @@ from tfaccel.training.steps.gradients import (
     refuse_overwritten,
 )
 from tfaccel.training.steps.host_update import HostUpdate
-from tfaccel.training.steps.model_parts import inner_optimizer
+from tfaccel.training.steps.model_parts import inner_optimizer, seeds_of
 from tfaccel.training.steps.placed_slots import PlacedSlots
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slot_places import HOST, REPLICATED
@@ -236,7 +236,8 @@ class GradientUpdate:
         values: list[Any],
         variables: list[keras.Variable],
     ) -> None:
-        swapped = list({id(v): v for v in [*variables, *self.optimizer.variables]}.values())
+        own = (*self.optimizer.variables, *seeds_of(self.optimizer))
+        swapped = list({id(v): v for v in (*variables, *own)}.values())
         for replica, local in enumerate(self.replicas.local_results(values)):
 
             def update(local: list[Any], replica: int = replica) -> None:

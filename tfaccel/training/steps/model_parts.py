@@ -48,6 +48,12 @@ def stepping_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.opt
     return list(getattr(inner, "optimizers", ())) or [inner]
 
 
+def seeds_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The states of the seed generators that an optimizer's updates may draw from; no list of variables has them."""
+    values = [value for one in stepping_optimizers(optimizer) for value in vars(one).values()]
+    return [value.state for value in values if isinstance(value, keras.random.SeedGenerator)]
+
+
 def accumulators_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The gradient accumulators of an optimizer that updates weights."""
     return [one for one in private_api.gradient_accumulators(optimizer) if one is not None]

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_slots
-from tfaccel.training.steps.model_parts import accumulators_of, optimizers_of, stepping_optimizers
+from tfaccel.training.steps.model_parts import accumulators_of, optimizers_of, seeds_of, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slot_dtype import FLOAT32, has_other_slots, store_slots
 from tfaccel.training.steps.slot_places import (
@@ -140,4 +140,11 @@ def _check_variables(name: str, optimizer: Any, how: str) -> None:
             f"optimizer_state={how!r} is for optimizers that keep their slots in lists, with one for each weight. "
             f"Received: {type(optimizer).__name__} in model.{name}, which keeps {', '.join(odd[:3])} elsewhere. "
             f"{_INSTEAD}"
+        )
+    shared = [one.path for one in (*private_slots.shared_variables(optimizer), *seeds_of(optimizer))]
+    if shared and how == SHARDED:
+        raise PlanError(
+            "optimizer_state='sharded' updates each weight on one replica, which knows nothing of the others' updates. "
+            f"Received: {type(optimizer).__name__} in model.{name}, which keeps {', '.join(shared[:3])} for several "
+            "weights together. Use optimizer_state='host' or 'replicated'."
         )

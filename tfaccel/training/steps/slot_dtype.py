@@ -8,7 +8,7 @@ than 0.4 % in a step keeps its value.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -79,11 +79,26 @@ def updated_in_float32(model: keras.Model) -> Iterator[None]:
         yield
 
 
+class _ScopeOf(keras.StatelessScope):
+    """A scope that has the values of some variables; others are assigned as usual, such as an optimizer's counters."""
+
+    def __init__(self, variables: Sequence[keras.Variable]) -> None:
+        super().__init__()
+        self._known = {id(variable) for variable in variables}
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        if id(variable) in self._known:
+            super().add_update(update)
+        else:
+            tf_variable(variable).assign(value)
+
+
 def _update_step(optimizer: Any) -> Any:
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
         slots = [one for one in _slots(optimizer)[variable_index(optimizer, variable)] if one.dtype == BFLOAT16]
         known = {id(slot) for slot in slots}
-        scope = keras.StatelessScope()  # in which a slot's value is a float32 tensor
+        scope = _ScopeOf(slots)  # in which a slot's value is a float32 tensor
         for slot in slots:
             scope.add_update((slot, tf.cast(tf_variable(slot), FLOAT32)))
 
@@ -98,7 +113,11 @@ def _update_step(optimizer: Any) -> Any:
             "assign_add": lambda target, value: assign(target, target + tf.cast(value, _dtype_of(target))),
             "assign_sub": lambda target, value: assign(target, target - tf.cast(value, _dtype_of(target))),
         }
-        with scope, instance_attributes(optimizer, attributes):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(scope)
+            stack.enter_context(instance_attributes(optimizer, attributes))
+            for slot in slots:
+                stack.enter_context(instance_attributes(slot, private_slots.dtype_attribute(slot, FLOAT32)))
             dense = tf.convert_to_tensor(gradient)
             type(optimizer).update_step(optimizer, dense, variable, learning_rate)
         for slot in slots:
