@@ -72,6 +72,17 @@ class Noisy(NormOfAll):
         self.assign_sub(variable, learning_rate * (momentum + 0.1 * noise))
 
 
+class Unseeded(Noisy):
+    """Draws its noise from Keras's global generator, or from TensorFlow's."""
+
+    def __init__(self, normal=keras.random.normal, **options):
+        super().__init__(**options)
+        self.normal = normal
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, learning_rate * (gradient + 0.1 * self.normal(variable.shape)))
+
+
 def trained(make_optimizer, how, devices=("CPU:0", "CPU:1"), **fields):
     """The weights and the optimizer's variables after an epoch."""
     keras.utils.set_random_seed(1)
@@ -140,3 +151,12 @@ def test_bfloat16_slots_keep_what_an_update_assigns_directly():
     exact, rounded = (trained(NormOfAll, "replicated", ("CPU:0",), **fields) for fields in ({}, ROUNDED))
     for one, other in zip(exact, rounded, strict=True):  # it has no slots that are rounded
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("normal", [keras.random.normal, tf.random.normal])
+def test_noise_without_a_seed_of_its_own_is_refused_on_replicas(normal):
+    message = "draws random numbers without a seed of its own, .* Give the optimizer a keras.random.SeedGenerator"
+    with pytest.raises(PlanError, match=message):
+        trained(lambda: Unseeded(normal), "replicated")
+    trained(lambda: Unseeded(normal), "replicated", ("CPU:0",))
+    trained(lambda: Unseeded(normal), "host")

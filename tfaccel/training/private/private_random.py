@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -94,3 +94,21 @@ def noting_stateful_random(used: list[bool], replica_of_thread: Callable[[], int
             yield
         finally:
             random_seed.get_seed = original
+
+
+@contextlib.contextmanager
+def refusing_unseeded_random(refuse: Callable[[], NoReturn]) -> Iterator[None]:
+    """While tracing: calls `refuse` where an operation draws random numbers without a `SeedGenerator` of its own."""
+    from keras.src.random import seed_generator
+    from tensorflow.python.framework import random_seed
+
+    changed = ((seed_generator, _NAME), (random_seed, "get_seed"))
+    originals = [private_part(module, name) for module, name in changed]
+    with patch_lock:
+        for module, name in changed:
+            setattr(module, name, lambda *arguments: refuse())
+        try:
+            yield
+        finally:
+            for (module, name), original in zip(changed, originals, strict=True):
+                setattr(module, name, original)

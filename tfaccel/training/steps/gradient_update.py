@@ -25,6 +25,7 @@ from tfaccel.training.steps.gradients import (
     is_bad,
     merged_slices,
     refuse_overwritten,
+    same_numbers_on_all,
 )
 from tfaccel.training.steps.host_update import HostUpdate
 from tfaccel.training.steps.model_parts import inner_optimizer, seeds_of
@@ -245,6 +246,7 @@ class GradientUpdate:
                     self.replicas.local(swapped, replica),
                     private_api.single_device_optimizer(self.optimizer),
                     self._slots.owned_by(replica),
+                    same_numbers_on_all(self.replicas.num_replicas),
                 ):
                     apply(list(local), variables)
 

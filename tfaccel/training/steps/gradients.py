@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
 from tfaccel.errors import PlanError
+from tfaccel.training.private.private_random import refusing_unseeded_random
 from tfaccel.training.steps.overrides import instance_attributes
 
 CombineSlices = Callable[[list[Any]], list[Any]]
@@ -100,3 +102,16 @@ def refuse_overwritten(variables: Iterable[keras.Variable], num_replicas: int) -
                 f"would sum their values. Received: a model with such variables and {num_replicas} replicas. Train it "
                 "on one device, or without quantize('float8')."
             )
+
+
+def same_numbers_on_all(num_replicas: int) -> contextlib.AbstractContextManager[None]:
+    """While tracing updates: raises PlanError for random numbers that would differ between the replicas' updates."""
+    return contextlib.nullcontext() if num_replicas == 1 else refusing_unseeded_random(_refuse_unseeded)
+
+
+def _refuse_unseeded() -> NoReturn:
+    raise PlanError(
+        "The optimizer draws random numbers without a seed of its own, so that each of several replicas would update "
+        "its weights with other numbers. Received: an update that calls keras.random without `seed`, or tf.random. "
+        "Give the optimizer a keras.random.SeedGenerator, and pass it as `seed`; or train on one device."
+    )

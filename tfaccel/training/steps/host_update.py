@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.private.private_step_state import COPIES
+from tfaccel.training.steps.gradients import same_numbers_on_all
 from tfaccel.training.steps.model_parts import accumulators_by_replica, seeds_of, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
@@ -57,6 +58,7 @@ class HostUpdate:
                     for one, attributes in keys:
                         stack.enter_context(instance_attributes(one, attributes))
                     stack.enter_context(self._without_accumulators())
+                    stack.enter_context(same_numbers_on_all(self._replicas.num_workers))
                     apply(gradients)
 
             run = tf.function(update, jit_compile=True, autograph=False) if jit_compile else update

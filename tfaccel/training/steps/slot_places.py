@@ -138,7 +138,7 @@ def _refuse_apply(*arguments: Any, **options: Any) -> None:
     del arguments, options
     raise PlanError(
         "This optimizer's slots are not on every replica, since its model was trained with an optimizer_state other "
-        "than 'replicated'. Train with tfaccel.fit, or compile the model again for Model.fit."
+        "than 'replicated'. Train with tfaccel.fit, or compile the model with a new optimizer for Model.fit."
     )
 
 
