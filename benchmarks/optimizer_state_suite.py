@@ -79,6 +79,10 @@ def _workers(name: str, options: SuiteOptions) -> tuple[Any, list[Figure]]:
             task = {**_LARGE, "how": [how], "settings": ["adam"], "num_steps": steps}
             runs[how] = [worker["adam"] for worker in _on_workers(task)]
         raw.append(runs)
+    return raw, _worker_figures(name, raw)
+
+
+def _worker_figures(name: str, raw: list[dict[str, Any]]) -> list[Figure]:
     peaks, times, same = [], [], []
     for runs in raw:
         each = {how: [worker["runs"][how] for worker in workers] for how, workers in runs.items()}
@@ -87,7 +91,7 @@ def _workers(name: str, options: SuiteOptions) -> tuple[Any, list[Figure]]:
         times.append(seconds[1] / seconds[0])
         same.append(float(len({worker["digest"] for workers in runs.values() for worker in workers}) == 1))
     what = "2 workers, Adam, 99 MB of weights"
-    return raw, [
+    return [
         Figure(
             name=name,
             quantity=f"peak resident size of the same worker, the greater ratio, {what}, sharded / replicated",

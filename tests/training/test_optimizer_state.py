@@ -283,9 +283,7 @@ def test_one_replica_is_told_that_sharding_changes_nothing(caplog):
 def test_plain_keras_does_not_update_slots_twice():
     model = built(OPTIMIZERS["Adam"])
     fit(model, "sharded")
-    with pytest.raises(
-        PlanError, match=r"slots are not on every replica.*compile the model with a new optimizer for"
-    ):
+    with pytest.raises(PlanError, match=r"slots are not on every replica.*compile the model with a new optimizer for"):
         model.fit(X, Y, batch_size=BATCH, verbose=0)
     fit(model, "replicated")
     model.optimizer.apply([tf.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables)
