@@ -200,6 +200,22 @@ def test_strategies_of_one_process_do_not_disturb_each_other(found):
     assert found["strategies"] == [True] * 4
 
 
+KERAS_FIRST = """
+import keras, numpy as np, tensorflow as tf, tfaccel
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+for fit in (keras.Model.fit, tfaccel.fit):
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+        model.compile("adagrad", "mse")
+    fit(model, np.ones((12, 3)), np.ones((12, 1)), batch_size=4, verbose=0)
+"""
+
+
+def test_a_strategy_of_keras_alone_does_not_disturb_the_first_of_tfaccel(run_python):
+    run_python(KERAS_FIRST)
+
+
 def test_sparse_gradients_may_change_their_length_from_step_to_step(found):
     assert found["slices of other length in one call"] == 3
 

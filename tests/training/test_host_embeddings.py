@@ -192,6 +192,78 @@ def test_a_table_that_is_used_as_a_whole_is_refused():
         tfaccel.fit(model, IDS, Y[:, 0], batch_size=BATCH, verbose=0, plan=plan)
 
 
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_ragged_and_sparse_ids_are_looked_up(kind):
+    def model(devices):
+        keras.utils.set_random_seed(3)
+        with strategy_of(devices).scope():
+            ids = keras.Input((None if kind == "ragged" else 3,), dtype="int32", **{kind: True})
+            sums = keras.layers.Lambda(lambda rows: tf.reduce_sum(rows, axis=1), output_shape=(SIZE,))
+            rows = keras.layers.Embedding(ROWS, SIZE)(ids)
+            model = keras.Model(ids, keras.layers.Dense(1)(sums(rows)))
+            model.compile(OPTIMIZERS["Adagrad"](), "mse")
+        return model
+
+    def result(devices, **fields):
+        made = model(devices)
+        plan = plan_of_model(made, batch_size=BATCH, **fields)
+        tfaccel.fit(made, ids, Y, batch_size=BATCH, verbose=0, shuffle=False, plan=plan)
+        loss = tfaccel.evaluate(made, ids, Y, batch_size=BATCH, verbose=0)
+        return [*variables_of(made), tfaccel.predict(made, ids, batch_size=BATCH, verbose=0)], [loss]
+
+    ragged = tf.RaggedTensor.from_row_lengths(IDS.reshape(-1), np.tile([1, 5], len(IDS) // 2))
+    ids = ragged if kind == "ragged" else tf.sparse.from_dense(np.abs(IDS))
+    assert_same(result(TWO, **HOST), result((), sum_duplicate_indices=True))
+
+
+def test_another_plan_moves_tables_back():
+    def result(devices, first, second):
+        model = built(OPTIMIZERS["Adagrad"], devices)
+        keras_predicts = model.predict(IDS[:BATCH], verbose=0)
+        for fields in (first, second):
+            plan = plan_of_model(model, batch_size=BATCH, **fields)
+            tfaccel.fit(model, IDS, Y, batch_size=BATCH, verbose=0, shuffle=False, plan=plan)
+            before, keras_predicts = keras_predicts, model.predict(IDS[:BATCH], verbose=0)
+            assert not np.array_equal(keras_predicts, before)  # not those of the table that was there before
+        return [*variables_of(model), keras_predicts], []
+
+    dense = {"sum_duplicate_indices": True}
+    expected = result((), dense, dense)
+    for devices, second in ((ONE, dense), (TWO, dense), (TWO, {"embedding_updates": "rows"})):
+        assert_same(result(devices, HOST, second), expected)
+
+
+def test_tables_stay_where_they_are_if_the_plan_is_refused():
+    model = built(lambda: keras.optimizers.Adam(), ONE)
+    with pytest.raises(PlanError, match="its moments decay at each step"):
+        trained(model, **HOST)
+    assert model.get_layer("shared").embeddings.value.device.endswith("CPU:1")
+
+
+@pytest.mark.parametrize("built_optimizer", [False, True])
+def test_a_table_without_weight_decay_is_known_on_the_host(built_optimizer):
+    def result(devices, **fields):
+        model = built(OPTIMIZERS["SGD"], devices)
+        with model.distribute_strategy.scope():
+            optimizer = keras.optimizers.Adagrad(0.5, weight_decay=0.1)
+            optimizer.exclude_from_weight_decay(var_list=[model.get_layer("shared").embeddings])
+            model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
+            if built_optimizer:
+                optimizer.build(model.trainable_variables)
+        return trained(model, **fields)
+
+    assert_same(result(ONE, **HOST), result(()))
+
+
+def test_xla_stays_off_where_tables_are_on_the_host(caplog):
+    model = built(OPTIMIZERS["SGD"], ONE)
+    expected = trained(model, **HOST)[1][-1]
+    with model.distribute_strategy.scope():
+        model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=True)
+    assert tfaccel.evaluate(model, IDS, Y, batch_size=BATCH, verbose=0) == pytest.approx(expected)
+    assert "XLA stays off: it cannot look up rows" in caplog.text
+
+
 def test_id_beyond_the_table_is_named():
     model = built(OPTIMIZERS["SGD"], ONE)
     plan = plan_of_model(model, batch_size=BATCH, **HOST)

@@ -127,6 +127,14 @@ def test_rows_that_no_batch_has_stay_as_they_are():
         assert not np.array_equal(after[index][:40], before[index][:40])
 
 
+@pytest.mark.parametrize("clipping", [{"global_clipnorm": 0.01}, {"clipnorm": 0.01}, {"clipvalue": 0.001}], ids=str)
+def test_clipping_leaves_other_rows_alone(clipping):
+    """Keras's `global_clipnorm` makes gradients dense, with which Adam would move every row."""
+    before = [np.asarray(weight) for weight in built(LAZY["Adam"]).weights]
+    after, _ = trained(lambda: keras.optimizers.Adam(0.05, **clipping), how="rows_lazy")
+    np.testing.assert_array_equal(after[0][40:45], before[0][40:45])
+
+
 def with_tables_left_out():
     optimizer = keras.optimizers.Adagrad(0.5, weight_decay=0.1)
     optimizer.exclude_from_weight_decay(var_names=["embeddings"])
@@ -169,6 +177,41 @@ def test_layers_are_refused_by_name():
         model.compile("sgd", "mse")
         with pytest.raises(PlanError, match=message):
             tfaccel.fit(model, IDS, Y, verbose=0, plan=plan_of_model(model, batch_size=32, embedding_updates="rows"))
+
+
+class WithSpareTable(keras.Model):
+    """Never calls one of its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.spare = keras.layers.Embedding(ROWS, SIZE), keras.layers.Embedding(ROWS, SIZE)
+
+    def build(self, input_shape):
+        self.table.build(input_shape)
+        self.built = True
+
+    def call(self, inputs):
+        return keras.ops.mean(self.table(inputs), axis=(1, 2))[:, None]
+
+
+def with_lora():
+    layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(ROWS, SIZE, lora_rank=2), keras.layers.Flatten()]
+    return keras.Sequential([*layers, keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("build", [WithSpareTable, with_lora])
+def test_tables_that_no_optimizer_updates_are_left_out(build):
+    def weights_of(**fields):
+        keras.utils.set_random_seed(3)
+        model = build()
+        model.compile(keras.optimizers.Adagrad(0.5, weight_decay=0.0 if build is WithSpareTable else 0.1), "mse")
+        plan = plan_of_model(model, batch_size=BATCH, **fields)
+        tfaccel.fit(model, IDS, Y, batch_size=BATCH, verbose=0, shuffle=False, plan=plan)
+        return [np.asarray(weight) for weight in model.weights]
+
+    received, expected = weights_of(embedding_updates="rows"), weights_of(sum_duplicate_indices=True)
+    for one, other in zip(received, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["keras", "rows"])

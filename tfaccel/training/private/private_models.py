@@ -72,10 +72,11 @@ def _of_one_replica(model: keras.Model, batch_spec: Any, num_replicas: int) -> A
     )
 
     def of_replica(spec: Any) -> Any:
-        if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank or spec.shape[0] is None:
+        kind = tf.SparseTensorSpec if isinstance(spec, tf.SparseTensorSpec) else tf.TensorSpec
+        if not isinstance(spec, kind) or not spec.shape.rank or spec.shape[0] is None:
             return spec
         rows = None if any_rows or spec.shape[0] % num_replicas else spec.shape[0] // num_replicas
-        return tf.TensorSpec([rows, *spec.shape[1:]], spec.dtype)
+        return kind([rows, *spec.shape[1:]], spec.dtype)
 
     return keras.tree.map_structure(of_replica, batch_spec)
 

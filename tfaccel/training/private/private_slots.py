@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -191,14 +191,44 @@ def knows(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bo
     return _key(optimizer, variable) in known
 
 
-def replace(variable: keras.Variable, value: Any, optimizers: Iterable[keras.optimizers.Optimizer] = ()) -> None:
-    """Gives a Keras variable another TensorFlow variable; the optimizers that update it still know it."""
+def replace(variable: keras.Variable, value: Any, optimizers: Sequence[keras.optimizers.Optimizer] = ()) -> None:
+    """Gives a Keras variable another TensorFlow variable; its optimizers still know it, or leave out its decay."""
     known = [one for one in optimizers if knows(one, variable)]
     indices = [private_part(one, "_trainable_variables_indices") for one in known]
     places = [index.pop(_key(one, variable)) for one, index in zip(known, indices, strict=True)]
+    excluding = [(one, vars(one).get("_exclude_from_weight_decay", ())) for one in optimizers]
+    excluding = [(one, keys) for one, keys in excluding if _key(one, variable) in keys]
+    for one, keys in excluding:
+        keys.remove(_key(one, variable))
     variable._value = value
+    for one, keys in excluding:
+        keys.add(_key(one, variable))
     for one, index, place in zip(known, indices, places, strict=True):
         index[_key(one, variable)] = place
+
+
+def new_value(variable: keras.Variable, value: Any) -> tf.Variable:
+    """A TensorFlow variable in the current scope, as Keras creates it for a variable, which keeps its own."""
+    before = variable._value
+    try:
+        private_part(variable, "_initialize")(value)
+        return variable._value
+    finally:
+        variable._value = before
+
+
+def clipping_slices(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Attributes with which clipping keeps gradients that are slices of distinct rows; `global_clipnorm` would not."""
+    usual = private_part(optimizer, "_clip_gradients")
+
+    def clip(gradients: list[Any]) -> list[Any]:
+        clipped = usual([one.values if isinstance(one, tf.IndexedSlices) else one for one in gradients])
+        return [
+            tf.IndexedSlices(new, old.indices, old.dense_shape) if isinstance(old, tf.IndexedSlices) else new
+            for old, new in zip(gradients, clipped, strict=True)
+        ]
+
+    return {"_clip_gradients": clip}
 
 
 def _key(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> Any:

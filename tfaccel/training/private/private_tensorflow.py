@@ -29,7 +29,7 @@ def global_seed() -> int | None:
 
 
 _numbers: weakref.WeakKeyDictionary[tf.distribute.Strategy, int] = weakref.WeakKeyDictionary()
-_next_number = itertools.count().__next__
+_next_number = itertools.count(1).__next__  # not 0: `Model.fit` under a strategy of its own may have used those keys
 
 
 def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
@@ -48,7 +48,7 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
     for operation in operations.values():
         keys, launchers = getattr(operation, "_collective_keys", None), getattr(operation, "_launchers", ())
         groups = getattr(keys, "_instance_key_table", {})
-        for launcher in launchers if number else ():
+        for launcher in launchers:
             own = launcher._group_key + number * GROUPS_PER_STRATEGY
             if launcher._group_key in groups:
                 groups.setdefault(own, dict(groups[launcher._group_key]))

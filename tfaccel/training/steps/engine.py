@@ -29,7 +29,7 @@ from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.stages.staged_steps import staged_steps
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
 from tfaccel.training.steps.gradients import densify
-from tfaccel.training.steps.host_embeddings import host_lookups, move_to_host
+from tfaccel.training.steps.host_embeddings import host_lookups, xla_compiles
 from tfaccel.training.steps.input_clock import runs_on_gpu
 from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.left_out_count import LeftOutCount
@@ -38,7 +38,7 @@ from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.reduce_clock import ReduceClock
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.row_updates import check_row_updates, row_updates, summed_rows
+from tfaccel.training.steps.row_updates import prepare_tables, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.slot_checks import placed_as_asked
 from tfaccel.training.steps.slot_dtype import FLOAT32, updated_in_float32
@@ -113,7 +113,7 @@ class Engine:
         self.on_unsaved_state: OnUnsavedState | None = None
         self._kinds: dict[str, StepGraphs] = {}
         if options.embeddings_on == "host":
-            move_to_host(model)
+            prepare_tables(model, options.embedding_updates, options.embeddings_on)
         self.left_out = LeftOutCount()
         self.stages = staged_model(model, options.stage_devices, options.pipeline_stages)
         self.step_seconds: dict[str, float] = {}
@@ -125,13 +125,12 @@ class Engine:
         Keras creates a function for each kind (`Model.train_function`, ...) on first use after `compile`, or in
         `make_train_function(force=True)`. It keeps the model's settings of that moment, and so do these graphs.
         """
+        trains, known = kind == "train", self._kinds.get(kind)
+        if trains and (known is None or known.function_of_keras is not self.model.train_function):
+            prepare_tables(self.model, self.options.embedding_updates, self.options.embeddings_on)
         getattr(self.model, f"make_{kind}_function")()
         function = getattr(self.model, f"{kind}_function")
-        known = self._kinds.get(kind)
         if known is None or known.function_of_keras is not function:
-            trains = kind == "train"
-            if trains and self.options.embedding_updates != "keras":
-                check_row_updates(self.model, self.options.embedding_updates)
             known = StepGraphs(
                 self.model,
                 kind,
@@ -186,7 +185,7 @@ class Engine:
     def new_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
         """Steps that nothing has been traced from yet."""
         model, options = self.model, self.options
-        jit_compile = bool(model.jit_compile)
+        jit_compile = xla_compiles(model)
         if self._on_tpu or options.whole_step:
             if options.leaves_out:
                 raise PlanError(NOT_ON_TPUS)

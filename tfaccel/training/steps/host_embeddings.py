@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,13 +23,16 @@ from tfaccel.training.private.private_broadcasts import give_values_of_chief
 from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
 from tfaccel.training.steps.overrides import instance_attributes
 
+logger = logging.getLogger("tfaccel")
+
 HOST = "CPU:0"  # of this process
 _on_host: weakref.WeakSet[keras.layers.Embedding] = weakref.WeakSet()
 
 
 def embeddings_of(model: keras.Model) -> list[keras.layers.Embedding]:
-    """The embedding layers of a model."""
-    return [layer for layer in private_api.all_layers(model) if isinstance(layer, keras.layers.Embedding)]
+    """The embedding layers of a model that have a table; a subclassed model need not call all of its layers."""
+    layers = private_api.all_layers(model)
+    return [layer for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.built]
 
 
 def is_on_host(layer: keras.layers.Embedding) -> bool:
@@ -98,17 +102,45 @@ def move_to_host(model: keras.Model) -> None:
     Raises:
         PlanError: if a layer needs its whole table on the device in each step; the message names it.
     """
-    optimizers = [inner_optimizer(one) for one in optimizers_of(model).values()]
     for layer in embeddings_of(model):
         _check(layer)
-        table = layer.embeddings
-        for optimizer in optimizers:
-            for slot in private_slots.slots_of(optimizer, table) if private_slots.knows(optimizer, table) else ():
-                if not _is_plain(slot):
-                    private_slots.replace(slot, _copy_on_host(slot))
-        if not _is_plain(table):
-            private_slots.replace(table, _copy_on_host(table), optimizers)
+    for layer in embeddings_of(model):
+        _move(model, layer, _is_plain, _copy_on_host)
         _on_host.add(layer)
+
+
+def move_to_device(model: keras.Model) -> None:
+    """Moves tables that an earlier training kept in main memory, and their slots, back to the model's strategy."""
+
+    def copied(variable: keras.Variable) -> tf.Variable:
+        value = private_api.tf_variable(variable).read_value()
+        with tf.init_scope(), model.distribute_strategy.scope():
+            return private_slots.new_value(variable, value)
+
+    for layer in embeddings_of(model):
+        if is_on_host(layer):
+            _move(model, layer, lambda variable: False, copied)
+            _on_host.discard(layer)
+
+
+def _move(
+    model: keras.Model,
+    layer: keras.layers.Embedding,
+    is_there: Callable[[keras.Variable], bool],
+    copied: Callable[[keras.Variable], tf.Variable],
+) -> None:
+    """Moves the table of a layer and its slots, unless they are there, and drops functions that were traced with it."""
+    table = layer.embeddings
+    optimizers = [inner_optimizer(one) for one in optimizers_of(model).values()]
+    for optimizer in optimizers:
+        for slot in private_slots.slots_of(optimizer, table) if private_slots.knows(optimizer, table) else ():
+            if not is_there(slot):
+                private_slots.replace(slot, copied(slot))
+    if not is_there(table):
+        private_slots.replace(table, copied(table), optimizers)
+        for one in (model, *private_api.all_layers(model)):
+            if isinstance(one, keras.Model):
+                one.train_function = one.test_function = one.predict_function = None
 
 
 def _is_plain(variable: keras.Variable) -> bool:
@@ -138,6 +170,14 @@ def _check(layer: keras.layers.Embedding) -> None:
             )
 
 
+def xla_compiles(model: keras.Model) -> bool:
+    """Whether steps are compiled by XLA, which cannot look up rows of tables in main memory."""
+    if model.jit_compile and tables_on_host(model):
+        logger.warning("XLA stays off: it cannot look up rows of the tables of %r in main memory.", model.name)
+        return False
+    return bool(model.jit_compile)
+
+
 @contextlib.contextmanager
 def host_lookups(model: keras.Model) -> Iterator[None]:
     """While tracing a step: rows of tables on the host are looked up there."""
@@ -153,12 +193,14 @@ def host_lookup(layer: keras.layers.Embedding, ids: Any, *, equal_gradients: boo
 
     Args:
         layer: the layer whose table it is.
-        ids: its inputs.
+        ids: its inputs; ragged ones give ragged rows, and what is missing in sparse ones is id 0, as in Keras.
         equal_gradients: give the gradient a slice for each id, not for each distinct id, by slices of zeros. Workers
             can only exchange gradients that have the same number of slices.
     """
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(host_lookup(layer, ids.flat_values, equal_gradients=equal_gradients))
     with tf.device(HOST):
-        ids = known_ids(layer, ids)
+        ids = known_ids(layer, tf.sparse.to_dense(ids) if isinstance(ids, tf.SparseTensor) else ids)
         distinct, places = tf.unique(tf.reshape(ids, [-1]))
         table, count = private_api.tf_variable(layer.embeddings), tf.size(distinct)
         if equal_gradients:

@@ -26,6 +26,8 @@ from tfaccel.training.steps.host_embeddings import (
     host_lookup,
     is_on_host,
     known_ids,
+    move_to_device,
+    move_to_host,
     slots_on_host,
     tables_on_host,
 )
@@ -42,6 +44,21 @@ _LAZY = (
     *(_OPTIMIZERS.Adam, _OPTIMIZERS.AdamW, _OPTIMIZERS.Adamax, _OPTIMIZERS.Nadam),
     *(_OPTIMIZERS.RMSprop, _OPTIMIZERS.Adadelta, _OPTIMIZERS.Lion),
 )
+
+
+def prepare_tables(model: keras.Model, how: str, where: str) -> None:
+    """Checks that row updates give what was asked for, and moves tables to where they are asked for.
+
+    Args:
+        model: a compiled model.
+        how, where: `embedding_updates` and `embeddings_on` of a plan.
+
+    Raises:
+        PlanError: as `check_row_updates` and `move_to_host`.
+    """
+    if how != "keras":
+        check_row_updates(model, how)
+    (move_to_host if where == "host" else move_to_device)(model)
 
 
 def check_row_updates(model: keras.Model, how: str) -> None:
@@ -69,7 +86,13 @@ def check_row_updates(model: keras.Model, how: str) -> None:
                 "embedding_updates='keras'."
             )
     for optimizer in optimizers_of(model).values():
-        _check_optimizer(inner_optimizer(optimizer), [layer.embeddings for layer in tables if layer.trainable], how)
+        _check_optimizer(inner_optimizer(optimizer), _trained_tables(tables), how)
+
+
+def _trained_tables(layers: list[keras.layers.Embedding]) -> list[keras.Variable]:
+    """The tables that an optimizer updates: not those with LoRA or quantized weights."""
+    tables = [layer.embeddings for layer in layers if layer.trainable]
+    return [table for table in tables if isinstance(table, keras.Variable) and table.trainable]
 
 
 def _check_optimizer(optimizer: Any, tables: list[keras.Variable], how: str) -> None:
@@ -138,7 +161,8 @@ def row_updates(model: keras.Model, replicas: Replicas) -> Iterator[None]:
             stack.enter_context(instance_attributes(layer, {"call": _lookup(layer, replicas)}))
         for optimizer in optimizers_of(model).values():
             inner = inner_optimizer(optimizer)
-            stack.enter_context(instance_attributes(inner, {"update_step": _update_step(inner, tables, replicas)}))
+            attributes = {"update_step": _update_step(inner, tables, replicas), **private_slots.clipping_slices(inner)}
+            stack.enter_context(instance_attributes(inner, attributes))
         yield
 
 
@@ -147,10 +171,10 @@ def _lookup(layer: keras.layers.Embedding, replicas: Replicas) -> Any:
     usual = layer.call
 
     def call(inputs: Any) -> Any:
-        if isinstance(inputs, tf.SparseTensor | tf.RaggedTensor) or not isinstance(layer.embeddings, keras.Variable):
-            return usual(inputs)
         if is_on_host(layer):
             return host_lookup(layer, inputs, equal_gradients=replicas.num_workers > 1)
+        if isinstance(inputs, tf.SparseTensor | tf.RaggedTensor) or not isinstance(layer.embeddings, keras.Variable):
+            return usual(inputs)
         table = private_api.tf_variable(layer.embeddings)
         return tf.cast(tf.gather(table, known_ids(layer, inputs)), layer.compute_dtype)
 
@@ -171,7 +195,7 @@ def _update_step(optimizer: Any, on_host: dict[int, keras.Variable], replicas: R
         if not is_sparse:
             raise PlanError(
                 f"embeddings_on='host' is for tables of which a step only looks up rows. Received: {variable.path}, "
-                "which the model also uses as a whole. Use embeddings_on='device'."
+                "which the model also uses as a whole, or in a loop. Use embeddings_on='device'."
             )
         if replicas.current_local == 0:  # all replicas of a process share the table
             with tf.device(HOST):
