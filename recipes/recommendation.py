@@ -186,9 +186,12 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
 def recommend(run_dir: tfaccel.DataPath, user: str, count: int = 10) -> list[tuple[str, float]]:
     """The items that a user most probably clicks on, best first, with their probabilities, by a finished run's model.
 
-    A new user gets what suits users without history. Raises DataError if a file is missing.
+    A new user gets what suits users without history. Raises DataError if a file is missing, or `count` is below 1.
     """
     import keras
+
+    if count < 1:
+        raise tfaccel.DataError(f"`count` must be at least 1. Received: {count}.")
 
     catalogue = data.Catalogue.load(Path(run_dir) / "catalogue.json")
     model = keras.models.load_model(Path(run_dir) / "model.keras", compile=False)

@@ -29,7 +29,7 @@ from rich.text import Text
 from tfaccel.benchmarks.gpu.step import Step
 from tfaccel.benchmarks.gpu.step_result import StepResult
 from tfaccel.benchmarks.gpu.steps import STEPS, chosen_steps
-from tfaccel.benchmarks.gpu.suite import GpuOptions, report_of, run_gpu_suite
+from tfaccel.benchmarks.gpu.suite import GpuOptions, machine_of, report_of, run_gpu_suite
 from tfaccel.errors import TfaccelError
 from tfaccel.files import write_json
 from tfaccel.scripts.benchmark_table import print_report
@@ -65,16 +65,19 @@ def _main(values: flags.FlagValues) -> int:
     steps = chosen_steps(values.steps)
     progress = partial(show_progress, "benchmark gpu")
     options = GpuOptions(
-        out=folder_of(values.out),
+        out=Path(values.out),
         is_rehearsal=values.rehearse,
         again=values.again,
         time_limit_seconds=values.time_limit,
         progress=progress,
     )
+    make_folder(values.out, options)
     try:
         results = run_gpu_suite(steps, options)
     finally:
         progress("")
+    ended = {result.step for result in results}
+    steps = [step for step in STEPS if step in steps or step.name in ended]
     report = report_of(steps, results, options)
     write_json(options.out / REPORT, report.to_json())
     if values.json:
@@ -85,18 +88,22 @@ def _main(values: flags.FlagValues) -> int:
     return 0 if report.met and not any(result.status == "failed" for result in results) else 1
 
 
-def folder_of(name: str) -> Path:
-    """The folder of the results, which is made if need be.
+def make_folder(name: str, options: GpuOptions) -> None:
+    """Makes the folder of the results, if need be and if there is something to measure.
 
     Raises:
-        TfaccelError: if it cannot be written to.
+        TfaccelError: if it cannot be written to, or as `machine_of`.
     """
     folder = Path(name)
-    if name and folder.parent.is_dir() and not folder.exists():
-        folder.mkdir()
-    if not name or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise TfaccelError(f"--out: cannot write to {name!r}. Name a folder, or a new one in an existing folder.")
-    return folder
+    place = folder if folder.exists() else folder.parent
+    problem = TfaccelError(f"--out: cannot write to {name!r}. Name a folder, or a new one in an existing folder.")
+    if not name or not place.is_dir() or not os.access(place, os.W_OK):
+        raise problem
+    machine_of(options)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise problem from error
 
 
 def print_steps(steps: list[Step], results: list[StepResult]) -> None:

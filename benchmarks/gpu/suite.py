@@ -12,6 +12,7 @@ from typing import Any
 
 from tfaccel.benchmarks.gpu.step import Step
 from tfaccel.benchmarks.gpu.step_result import StepResult
+from tfaccel.benchmarks.gpu.steps import STEPS
 from tfaccel.benchmarks.report import Report
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.detect import detect_hardware
@@ -52,14 +53,15 @@ def run_gpu_suite(steps: Sequence[Step], options: GpuOptions) -> list[StepResult
         options: how to run them.
 
     Returns:
-        The results of these steps, earlier ones included. A step for which no time was left has none.
+        The results in the folder, also those of other steps, in the suite's order. A step for which no time was left
+        has none.
 
     Raises:
         TfaccelError: if there is no GPU and it is no rehearsal, or the folder has results of another machine, or of a
             rehearsal.
     """
     machine = machine_of(options)
-    found = {step.name: _known(step, options, machine) for step in steps}
+    found = {step.name: _known(step, options, machine) for step in (*STEPS, *steps)}
     deadline = None if options.time_limit_seconds is None else time.monotonic() + options.time_limit_seconds
     for number, step in enumerate(steps, start=1):
         known = found[step.name]

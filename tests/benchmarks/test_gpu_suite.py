@@ -131,11 +131,26 @@ def test_without_a_gpu_the_command_says_how_to_rehearse(monkeypatch):
         machine_of(GpuOptions(out=Path()))
 
 
+def test_without_a_gpu_no_folder_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(suite, "detect_hardware", lambda: Hardware())
+    assert benchmark.run(["benchmark", "gpu", f"--out={tmp_path / 'new'}"]) == 2
+    assert "no GPU that TensorFlow could use" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_of_other_steps_stay_in_the_report(tmp_path):
+    machine = machine_of(rehearsal(tmp_path))
+    StepResult(step="float8", machine=machine, is_rehearsal=True, status="done").save(tmp_path)
+    results = run_gpu_suite([step("counts", number=4)], rehearsal(tmp_path))
+    assert [result.step for result in results] == ["float8", "counts"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--steps=enf"], "--steps: unknown step 'enf'. Did you mean 'env'? Steps: env, doctor,"),
         (["--steps="], "--steps: unknown step ''."),
+        (["--out=/proc/new", "--rehearse"], "--out: cannot write to '/proc/new'."),
         (["--out=no/such/folder"], "--out: cannot write to 'no/such/folder'. Name a folder, or a new one in an"),
         (["--time_limit=0"], "time_limit"),
         (["--repetitions=3"], "Unknown command line flag 'repetitions'"),

@@ -26,6 +26,7 @@ from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt
 from tfaccel.training.run.plan_of_run import plan_of_run
+from tfaccel.training.run.refused_run import nothing_left_if_refused
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_config import check_resumable, config_of_run, scaling_of_run
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, resume_on
@@ -192,7 +193,7 @@ def train(
         _give_back(own, directory.model_file)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     check_resumable(workload, directory, on_nonfinite)
-    with directory.in_use(), contextlib.ExitStack() as stack:
+    with nothing_left_if_refused(directory), directory.in_use(), contextlib.ExitStack() as stack:
         same = settings_to_agree_on(workload, directory.config)
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
         from tfaccel.training.run.augmentation_place import place_for_run

@@ -1,0 +1,46 @@
+"""A run that is refused before its first step leaves nothing in its directory, and one that has begun all."""
+
+import json
+
+CODE = """
+import json, sys
+from pathlib import Path
+import keras, numpy as np, tfaccel
+
+def build(optimizer="adam"):
+    layers = [keras.layers.Embedding(9, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), *layers])
+    model.compile(optimizer, "mse")
+    return model
+
+x, y = np.zeros((8, 3), "int32"), np.zeros((8, 1))
+plan = tfaccel.Plan(strategy="none", devices=("CPU:0",), global_batch_size=4, embedding_updates="rows")
+folder = Path(sys.argv[1])
+(folder / "there").mkdir()
+found = {}
+
+def train(name, optimizer="adam", **options):
+    try:
+        tfaccel.train(build(optimizer), x, y, plan=plan, run_dir=folder / name, epochs=2, verbose=0, **options)
+    except (tfaccel.PlanError, KeyboardInterrupt) as error:
+        found[name] = type(error).__name__
+    path = folder / name
+    return sorted(one.name for one in path.iterdir() if not one.name.startswith(".")) if path.exists() else None
+
+class Stops(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            raise tfaccel.PlanError("in the second epoch")
+
+found["new folder"], found["empty folder"] = train("new"), train("there")
+found["begun"] = train("begun", "sgd", callbacks=[Stops()])
+print(json.dumps(found))
+"""
+
+
+def test_a_refused_run_leaves_no_files(run_python, tmp_path):
+    found = json.loads(run_python(CODE, str(tmp_path)).stdout.splitlines()[-1])
+    assert found["new"] == found["there"] == "PlanError"
+    assert found["new folder"] is None
+    assert found["empty folder"] == []
+    assert {"config.json", "plan.json", "checkpoints"} <= set(found["begun"])
