@@ -233,6 +233,16 @@ def test_another_plan_moves_tables_back():
         assert_same(result(devices, HOST, second), expected)
 
 
+def test_keras_does_not_update_shared_tables_twice():
+    model = built(OPTIMIZERS["Adagrad"], TWO)
+    trained(model, **HOST)
+    with pytest.raises(PlanError, match=r"tables of this model are in main memory, once for all replicas.*Train with"):
+        keras.Model.fit(model, IDS, Y, batch_size=BATCH, verbose=0)
+    trained(model, **HOST)
+    trained(model)
+    keras.Model.fit(model, IDS, Y, batch_size=BATCH, verbose=0)
+
+
 def test_tables_stay_where_they_are_if_the_plan_is_refused():
     model = built(lambda: keras.optimizers.Adam(), ONE)
     with pytest.raises(PlanError, match="its moments decay at each step"):

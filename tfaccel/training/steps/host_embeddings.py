@@ -107,6 +107,9 @@ def move_to_host(model: keras.Model) -> None:
     for layer in embeddings_of(model):
         _move(model, layer, _is_plain, _copy_on_host)
         _on_host.add(layer)
+    if model.distribute_strategy.num_replicas_in_sync > 1:  # Keras would update each table once for every replica
+        for optimizer in optimizers_of(model).values():
+            vars(optimizer)["apply"] = _refuse_apply
 
 
 def move_to_device(model: keras.Model) -> None:
@@ -121,6 +124,16 @@ def move_to_device(model: keras.Model) -> None:
         if is_on_host(layer):
             _move(model, layer, lambda variable: False, copied)
             _on_host.discard(layer)
+            for optimizer in optimizers_of(model).values():
+                vars(optimizer).pop("apply", None)
+
+
+def _refuse_apply(*arguments: Any, **options: Any) -> None:
+    del arguments, options
+    raise PlanError(
+        "The embedding tables of this model are in main memory, once for all replicas, since it was trained with "
+        "embeddings_on='host'. Train with tfaccel.fit, or build the model again for Model.fit."
+    )
 
 
 def _move(
