@@ -98,8 +98,9 @@ def test_loss_that_is_not_finite_is_named_at_its_step():
 
 @pytest.mark.slow
 def test_batches_of_a_dataset_and_validation():
-    dataset = tf.data.Dataset.from_tensor_slices((X["mlp"], Y)).batch(BATCH + 1)
-    same("mlp", 2, 4, arguments={"x": dataset, "y": None, "batch_size": None, "validation_data": (X["mlp"], Y)})
+    dataset = tf.data.Dataset.from_tensor_slices((X["mlp"][:42], Y[:42])).batch(BATCH)  # the last batch is smaller
+    arguments = {"x": dataset, "y": None, "batch_size": None, "shuffle": False, "validation_data": (X["mlp"], Y)}
+    same("mlp", 2, 4, arguments=arguments)
 
 
 @pytest.mark.parametrize(("family", "k"), [("mlp", 2), pytest.param("transformer", 4, marks=pytest.mark.slow)])
