@@ -31,8 +31,6 @@ cores of an AMD EPYC, baselines included:
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 import tfaccel
 from tfaccel import data, reporting
 
@@ -190,14 +188,10 @@ def recommend(run_dir: tfaccel.DataPath, user: str, count: int = 10) -> list[tup
     """
     import keras
 
-    if count < 1:
-        raise tfaccel.DataError(f"`count` must be at least 1. Received: {count}.")
-
     catalogue = data.Catalogue.load(Path(run_dir) / "catalogue.json")
     model = keras.models.load_model(Path(run_dir) / "model.keras", compile=False)
     probabilities = model.predict(catalogue.pairs(user), batch_size=4096, verbose=0)[:, 0]
-    best = np.argsort(-probabilities, kind="stable")[:count]
-    return [(catalogue.item_ids[item], float(probabilities[item])) for item in best]
+    return catalogue.best(probabilities, count)
 
 
 run = workload.run

@@ -158,6 +158,9 @@ def test_items_are_paired_with_a_user(write):
     assert new["categories"].tolist() == [[OTHER_CODE, *film] for film in films]
     assert known["numbers"].tolist() == [[77.0]] * 4
     assert np.isnan(new["numbers"]).all()
+    assert catalogue.best(np.array([0.1, 0.4, 0.2, 0.4]), 3) == [("film 1", 0.4), ("film 3", 0.4), ("film 2", 0.2)]
+    with pytest.raises(DataError, match=r"`count` must be at least 1. Received: -1"):
+        catalogue.best(np.zeros(4), -1)
 
 
 def test_a_catalogue_that_is_none_is_named(tmp_path):

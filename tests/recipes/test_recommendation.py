@@ -113,11 +113,6 @@ def test_options_that_cannot_be_are_refused(options, message):
         recipe.workload(**options)
 
 
-def test_a_number_of_items_below_one_is_refused():
-    with pytest.raises(tfaccel.DataError, match=r"`count` must be at least 1. Received: -1"):
-        recipe.recommend("nowhere", "anna", count=-1)
-
-
 RUN = """
 import json, sys
 from tfaccel import Plan

@@ -67,6 +67,21 @@ class Catalogue:
         repeated = row.rows(np.zeros(count, np.int64))
         return self.encoding.encode(Table("the catalogue", (*repeated.columns, *self.items.columns)))
 
+    def best(self, scores: np.ndarray, count: int) -> list[tuple[str, float]]:
+        """The items with the highest scores, best first, and their scores.
+
+        Args:
+            scores: of the items, in the order of `item_ids`.
+            count: how many items.
+
+        Raises:
+            DataError: if `count` is below 1.
+        """
+        if count < 1:
+            raise DataError(f"`count` must be at least 1. Received: {count}.")
+        ids = self.item_ids
+        return [(ids[item], float(scores[item])) for item in np.argsort(-scores, kind="stable")[:count]]
+
     def to_json(self) -> dict[str, Any]:
         """The catalogue as JSON-serializable data."""
         return {"encoding": self.encoding.to_json(), "users": _to_json(self.users), "items": _to_json(self.items)}
