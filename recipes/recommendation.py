@@ -8,7 +8,7 @@ References:
 Command:
     tfaccel train --recipe=recommendation --run_dir=runs/clicks --set=embedding_updates=rows
     tfaccel train --recipe=recommendation --run_dir=runs/large --num_users=1000000 --num_items=200000 \
-        --num_interactions=2000000 --min_rows=1 --set=embedding_updates=rows --set=embeddings_on=host
+        --num_interactions=2000000 --min_rows=1 --epochs=2 --set=embedding_updates=rows --set=embeddings_on=host
     tfaccel train --recipe=recommendation --run_dir=runs/mine --data_dir=views.csv --label_column=stars \
         --positive_from=4
 
