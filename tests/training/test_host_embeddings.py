@@ -243,6 +243,14 @@ def test_keras_does_not_update_shared_tables_twice():
     keras.Model.fit(model, IDS, Y, batch_size=BATCH, verbose=0)
 
 
+def test_slots_that_are_sharded_next_are_not_updated_twice_either():
+    model = built(OPTIMIZERS["Adagrad"], TWO)
+    trained(model, **HOST)
+    trained(model, optimizer_state="sharded")
+    with pytest.raises(PlanError, match=r"slots are not on every replica.*compile the model with a new optimizer for"):
+        keras.Model.fit(model, IDS, Y, batch_size=BATCH, verbose=0)
+
+
 def test_tables_stay_where_they_are_if_the_plan_is_refused():
     model = built(lambda: keras.optimizers.Adam(), ONE)
     with pytest.raises(PlanError, match="its moments decay at each step"):

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_losses import patch_lock
+from tfaccel.training.steps.overrides import instance_attributes
 
 _NAME = "global_seed_generator"
 _SEED_STRIDE = 1_000_003
@@ -102,13 +103,11 @@ def refusing_unseeded_random(refuse: Callable[[], NoReturn]) -> Iterator[None]:
     from keras.src.random import seed_generator
     from tensorflow.python.framework import random_seed
 
-    changed = ((seed_generator, _NAME), (random_seed, "get_seed"))
-    originals = [private_part(module, name) for module, name in changed]
-    with patch_lock:
-        for module, name in changed:
-            setattr(module, name, lambda *arguments: refuse())
-        try:
-            yield
-        finally:
-            for (module, name), original in zip(changed, originals, strict=True):
-                setattr(module, name, original)
+    for module, name in ((seed_generator, _NAME), (random_seed, "get_seed")):
+        private_part(module, name)
+    with (
+        patch_lock,
+        instance_attributes(seed_generator, {_NAME: refuse}),
+        instance_attributes(random_seed, {"get_seed": lambda op_seed: refuse()}),
+    ):
+        yield

@@ -22,10 +22,15 @@ from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.private.private_broadcasts import give_values_of_chief
 from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
 from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.refused_apply import allow_apply, refuse_apply
 
 logger = logging.getLogger("tfaccel")
 
 HOST = "CPU:0"  # of this process
+_ONE_TABLE = (
+    "The embedding tables of this model are in main memory, once for all replicas, since it was trained with "
+    "embeddings_on='host'. Train with tfaccel.fit, or build the model again for Model.fit."
+)
 _on_host: weakref.WeakSet[keras.layers.Embedding] = weakref.WeakSet()
 
 
@@ -109,7 +114,7 @@ def move_to_host(model: keras.Model) -> None:
         _on_host.add(layer)
     if model.distribute_strategy.num_replicas_in_sync > 1:  # Keras would update each table once for every replica
         for optimizer in optimizers_of(model).values():
-            vars(optimizer)["apply"] = _refuse_apply
+            refuse_apply(optimizer, _ONE_TABLE)
 
 
 def move_to_device(model: keras.Model) -> None:
@@ -125,15 +130,7 @@ def move_to_device(model: keras.Model) -> None:
             _move(model, layer, lambda variable: False, copied)
             _on_host.discard(layer)
             for optimizer in optimizers_of(model).values():
-                vars(optimizer).pop("apply", None)
-
-
-def _refuse_apply(*arguments: Any, **options: Any) -> None:
-    del arguments, options
-    raise PlanError(
-        "The embedding tables of this model are in main memory, once for all replicas, since it was trained with "
-        "embeddings_on='host'. Train with tfaccel.fit, or build the model again for Model.fit."
-    )
+                allow_apply(optimizer, _ONE_TABLE)
 
 
 def _move(

@@ -18,15 +18,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.errors import PlanError
 from tfaccel.training.private import private_collectives, private_slots
 from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of, stepping_optimizers
+from tfaccel.training.steps.refused_apply import allow_apply, refuse_apply
 from tfaccel.training.steps.replicas import Replicas
 
 REPLICATED, SHARDED, HOST = "replicated", "sharded", "host"
 _ON_HOST = -1  # in place of a replica
+_SLOTS_ELSEWHERE = (
+    "This optimizer's slots are not on every replica, since its model was trained with an optimizer_state other than "
+    "'replicated'. Train with tfaccel.fit, or compile the model with a new optimizer for Model.fit."
+)
 
 
 @dataclass
@@ -115,7 +119,7 @@ def place_slots(optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: 
     known = _places.get(inner)
     if known is not None and known.how != how:
         _replicate(known, inner, replicas)
-        vars(optimizer).pop("apply", None)
+        allow_apply(optimizer, _SLOTS_ELSEWHERE)
         known = None
     if known is not None or how == REPLICATED:
         return known
@@ -130,16 +134,8 @@ def place_slots(optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: 
             _move(slot, replicas, owner)
     _places[inner] = places
     if replicas.num_replicas > 1:  # Keras would update each slot once for every replica
-        vars(optimizer)["apply"] = _refuse_apply
+        refuse_apply(optimizer, _SLOTS_ELSEWHERE)
     return places
-
-
-def _refuse_apply(*arguments: Any, **options: Any) -> None:
-    del arguments, options
-    raise PlanError(
-        "This optimizer's slots are not on every replica, since its model was trained with an optimizer_state other "
-        "than 'replicated'. Train with tfaccel.fit, or compile the model with a new optimizer for Model.fit."
-    )
 
 
 def _weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
