@@ -93,7 +93,7 @@ class TaskRacers:
             self._run.note("PyTorch is not installed, so it is not compared with: pip install torch==2.13.0")
             return None
         if self._run.is_rehearsal:
-            self._run.note("PyTorch is not compiled in a rehearsal, which would take a compiler and a minute")
+            self._run.note("PyTorch is not compiled in a rehearsal: that needs a compiler and takes a minute")
         order = {
             "task": self._task.name,
             "is_tiny": self._run.is_rehearsal,

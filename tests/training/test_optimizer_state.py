@@ -4,6 +4,20 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from slot_models import (
+    BATCH,
+    BOTH,
+    OPTIMIZERS,
+    X,
+    Y,
+    assert_equal,
+    built,
+    compare,
+    fit,
+    optimizers,
+    state,
+    strategy_of,
+)
 
 import tfaccel
 from tfaccel.errors import PlanError
@@ -14,95 +28,8 @@ from tfaccel.training.steps.slot_places import owners_by_size, slot_bytes
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
-BATCH = 16
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(90, 6)).astype("float32")  # the last batch is smaller
-Y = RANDOM.integers(0, 3, (90, 1))
-optimizers = keras.optimizers
-OPTIMIZERS = {
-    "SGD": lambda: optimizers.SGD(0.1),
-    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: optimizers.Adam(0.01),
-    "AdamW": lambda: optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.05),
-    "clipvalue": lambda: optimizers.Adam(0.01, amsgrad=True, clipvalue=0.01),
-    "Lamb": lambda: optimizers.Lamb(0.01),
-    "Adafactor": lambda: optimizers.Adafactor(0.01),
-    "Lion": lambda: optimizers.Lion(0.001),
-    "Muon": lambda: optimizers.Muon(0.01),
-    "Ftrl": lambda: optimizers.Ftrl(0.1),
-    "RMSprop": lambda: optimizers.RMSprop(0.001, momentum=0.9, centered=True),
-    "Nadam": lambda: optimizers.Nadam(0.01),
-    "Adadelta": lambda: optimizers.Adadelta(0.5),
-    "Adagrad": lambda: optimizers.Adagrad(0.1),
-    "Adamax": lambda: optimizers.Adamax(0.01),
-    "ScheduleFreeAdamW": lambda: optimizers.ScheduleFreeAdamW(0.01),
-    "Lars": lambda: tfaccel.Lars(0.5, weight_decay=1e-3),
-    "global_clipnorm": lambda: optimizers.Adam(0.01, global_clipnorm=0.1),
-    "EMA": lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
-    "EMA at the end": lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),
-    "accumulation": lambda: optimizers.AdamW(0.01, gradient_accumulation_steps=3),
-    "loss scale": lambda: optimizers.LossScaleOptimizer(
-        optimizers.Adam(0.01, global_clipnorm=0.1), dynamic_growth_steps=3
-    ),
-    "loss scale, accumulation": lambda: optimizers.LossScaleOptimizer(
-        optimizers.Adam(0.01, gradient_accumulation_steps=2)
-    ),
-    "schedule": lambda: optimizers.Adam(optimizers.schedules.CosineDecay(0.05, 12)),
-    "several optimizers": lambda: optimizers.MultiOptimizer(
-        optimizers.OptimizerMap(optimizers.Adam(0.01), {"second": optimizers.SGD(0.1, momentum=0.9)})
-    ),
-}
 QUICK = ("AdamW", "global_clipnorm")
 QUICK_ON_HOST = ("AdamW",)
-BOTH = pytest.mark.parametrize("how", ["sharded", pytest.param("host", marks=pytest.mark.slow)])
-
-
-def strategy_of(devices):
-    names = [f"CPU:{index}" for index in devices]
-    return tf.distribute.MirroredStrategy(names) if len(names) > 1 else tf.distribute.OneDeviceStrategy(names[0])
-
-
-def built(make_optimizer, devices=(0, 1), *, kind=keras.Model, jit_compile=False, policy="float32", synchronized=False):
-    keras.utils.set_random_seed(1)
-    layers = keras.layers
-    with strategy_of(devices).scope():
-        x = keras.Input((6,))
-        constraint = keras.constraints.MaxNorm(1.0)
-        hidden = layers.Dense(16, activation="tanh", kernel_constraint=constraint, dtype=policy, name="first")(x)
-        hidden = layers.BatchNormalization(dtype=policy, synchronized=synchronized)(hidden)
-        hidden = layers.Dense(12, activation="tanh", dtype=policy, name="second")(hidden)
-        model = kind(x, layers.Dense(3, dtype="float32", name="third")(hidden))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(make_optimizer(), loss, jit_compile=jit_compile)
-    return model
-
-
-def fit(model, how, *, fields=None, **options):
-    options = {"batch_size": BATCH, "epochs": 2, "verbose": 0, "shuffle": False, "check_rows": False, **options}
-    fields = {"synchronize_batch_norm": False, **(fields or {})}
-    plan = plan_of_model(model, batch_size=BATCH, optimizer_state=how, **fields)
-    return tfaccel.fit(model, X, Y, plan=plan, **options).history
-
-
-def state(model):
-    """Weights on each replica, and slots."""
-    local = model.distribute_strategy.experimental_local_results
-    weights = [np.asarray(part) for weight in model.trainable_weights for part in local(weight.value)]
-    return [*weights, *(variable.numpy() for variable in model.optimizer.variables)]
-
-
-def assert_equal(model, other):
-    for one, two in zip(state(model), state(other), strict=True):
-        np.testing.assert_array_equal(one, two)
-
-
-def compare(make_optimizer, how, devices=(0, 1), *, fields=None, options=None, **arguments):
-    models = [built(make_optimizer, devices, **arguments) for _ in range(2)]
-    each = zip(models, ("replicated", how), strict=True)
-    histories = [fit(model, one, fields=fields, **(options or {})) for model, one in each]
-    assert histories[0] == histories[1]
-    assert_equal(*models)
-    return models
 
 
 def by_speed(quick):
@@ -298,51 +225,6 @@ def test_plain_keras_does_not_update_slots_twice():
     model.optimizer.apply([tf.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables)
 
 
-@BOTH
-def test_slots_in_bfloat16_are_the_same_everywhere(how, tmp_path):
-    rounded = {"optimizer_slots_dtype": "bfloat16"}
-    models = compare(OPTIMIZERS["AdamW"], how, fields=rounded)
-    slots = [slot for slot in models[1].optimizer.variables if slot.shape.rank]
-    assert slots
-    assert {slot.value.dtype for slot in slots} == {tf.bfloat16}
-    exact = built(OPTIMIZERS["AdamW"])
-    losses = fit(exact, "replicated")["loss"], fit(built(OPTIMIZERS["AdamW"]), how, fields=rounded)["loss"]
-    assert losses[0] != losses[1]
-    assert losses[0] == pytest.approx(losses[1], rel=0.01)
-    models[1].save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras").optimizer.variables
-    for one, other in zip(models[1].optimizer.variables, loaded, strict=True):
-        np.testing.assert_array_equal(np.asarray(one.numpy(), "float64"), np.asarray(other.numpy(), "float64"))
-
-
-def test_update_of_bfloat16_slots_is_computed_in_float32():
-    model = built(lambda: optimizers.SGD(0.5, momentum=0.9), (0,))
-    fit(model, "replicated", epochs=1, fields={"optimizer_slots_dtype": "bfloat16"}, steps_per_epoch=1)
-    exact = built(lambda: optimizers.SGD(0.5, momentum=0.9), (0,))
-    fit(exact, "replicated", epochs=1, steps_per_epoch=1)
-    for weight, other in zip(model.trainable_weights, exact.trainable_weights, strict=True):
-        np.testing.assert_allclose(weight.numpy(), other.numpy(), rtol=0, atol=1e-6)
-    for slot, other in zip(model.optimizer.variables, exact.optimizer.variables, strict=True):
-        np.testing.assert_allclose(np.asarray(slot.numpy(), "float32"), other.numpy(), rtol=2**-8, atol=1e-9)
-
-
-def test_a_run_with_bfloat16_slots_resumes_to_the_last_bit(tmp_path):
-    rounded = {"optimizer_slots_dtype": "bfloat16"}
-    whole = built(OPTIMIZERS["Adam"])
-    fit(whole, "replicated", epochs=3, fields=rounded)
-    for how, epochs in (("sharded", 1), ("replicated", 3)):
-        resumed = built(OPTIMIZERS["Adam"])
-        fit(resumed, how, epochs=epochs, fields=rounded, callbacks=[tfaccel.Resume(tmp_path / "run")])
-    assert_equal(whole, resumed)
-
-
-def test_the_next_call_of_fit_may_store_slots_in_float32_again():
-    model = built(OPTIMIZERS["Adam"])
-    fit(model, "sharded", fields={"optimizer_slots_dtype": "bfloat16"})
-    fit(model, "replicated")
-    assert {slot.value.dtype for slot in model.optimizer.variables if slot.shape.rank} == {tf.float32}
-
-
 class Everywhere(optimizers.SGD):
     """Looks at all gradients together."""
 
@@ -401,20 +283,6 @@ def test_not_with_row_updates():
             devices=("GPU:0", "GPU:1"),
             global_batch_size=8,
             optimizer_state="sharded",
-            embedding_updates="rows",
-        )
-
-
-def test_bfloat16_slots_are_refused():
-    model = built(lambda: optimizers.ScheduleFreeAdamW(0.01))
-    with pytest.raises(PlanError, match=r"Received: ScheduleFreeAdamW, which keeps weights in its slots. Use "):
-        fit(model, "replicated", fields={"optimizer_slots_dtype": "bfloat16"})
-    with pytest.raises(PlanError, match=r"is for updates of whole weights outside of TPUs. Received: strategy='none'"):
-        Plan(
-            strategy="none",
-            devices=("CPU:0",),
-            global_batch_size=8,
-            optimizer_slots_dtype="bfloat16",
             embedding_updates="rows",
         )
 

@@ -135,7 +135,7 @@ def _bytes_of(model: keras.Model, node: Any) -> int:
 
 
 def _flops_of(model: keras.Model, graph: Any, nodes: Sequence[Any]) -> list[int]:
-    """Operations of each node in a forward pass; zeros if they cannot be counted, as where sizes of 16 do not fit."""
+    """Operations of each node in a forward pass; zeros if the model takes no inputs whose None dimensions are 16."""
     num_rows = next((one.shape[0] for one in graph.inputs if one.shape[0]), 1)  # fixed in stateful models
     inputs = [keras.KerasTensor([1, *(size or 16 for size in one.shape[1:])], one.dtype) for one in graph.inputs]
     try:

@@ -111,7 +111,7 @@ def same_numbers_on_all(num_replicas: int) -> contextlib.AbstractContextManager[
 
 def _refuse_unseeded() -> NoReturn:
     raise PlanError(
-        "The optimizer draws random numbers without a seed of its own, so that each of several replicas would update "
-        "its weights with other numbers. Received: an update that calls keras.random without `seed`, or tf.random. "
+        "The optimizer draws random numbers without a seed of its own, so that several replicas would update their "
+        "weights with different numbers. Received: an update that calls keras.random without `seed`, or tf.random. "
         "Give the optimizer a keras.random.SeedGenerator, and pass it as `seed`; or train on one device."
     )
