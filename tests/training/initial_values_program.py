@@ -47,6 +47,13 @@ def main():
             table = keras.layers.Embedding(7, 3, embeddings_initializer=keras.initializers.RandomNormal(seed=index + 1))
             table.build()
         found.append(table.get_weights()[0].tolist())
+        with private_broadcasts.broadcast_at_once():
+            zero = keras.Variable(np.zeros(3, "float32"))
+            zero_on_one = keras.Variable(np.full(3, float(index), "float32"))
+            private_broadcasts._PACK_BYTES = 8  # the next ones are large
+            large_zero = keras.Variable(np.zeros(4, "float32"))
+            large_zero_on_one = keras.Variable(np.full(4, 1.0 - index, "float32"))
+        found.append([v.numpy().tolist() for v in (zero, zero_on_one, large_zero, large_zero_on_one)])
         later = keras.Variable(float(index))  # after the block, as TensorFlow does it
         found.append(float(keras.ops.convert_to_numpy(later)))
     print(json.dumps(found))

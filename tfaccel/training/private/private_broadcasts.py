@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -41,8 +41,9 @@ def broadcast_at_once() -> Iterator[None]:
         value_of: Callable[[], Any] = initial(*args, **kwargs)
         value = kwargs["initial_value"]
         if tf.is_tensor(value) and value.dtype in _BROADCAST and _num_bytes(value) >= _PACK_BYTES:
-            large.append(value)
-            return value_of
+            if not _zeros_everywhere([[value]])[0]:
+                large.append(value)
+                return value_of
 
         def own() -> Any:
             with instance_attributes(extended, {"_num_workers": 1}):
@@ -63,10 +64,11 @@ def broadcast_at_once() -> Iterator[None]:
 
 
 def _broadcast(variables: list[Any]) -> None:
-    """Gives variables the chief's values, on all replicas."""
+    """Gives variables the chief's values, on all replicas; those that are zero on all workers need none."""
     strategy = tf.distribute.get_strategy()
     is_chief = private_part(strategy.extended, "_is_chief", **_PACKAGE)
-    for pack in _packs(variables):
+    zeros = _zeros_everywhere([strategy.experimental_local_results(one) for one in variables])
+    for pack in _packs([one for one, is_zero in zip(variables, zeros, strict=True) if not is_zero]):
         own = [strategy.experimental_local_results(one)[0].read_value() for one in pack]
         flat = tf.concat([tf.reshape(value, [-1]) for value in own], 0)
         flat = flat if flat.dtype in _BROADCAST else tf.cast(flat, tf.float32 if flat.dtype.is_floating else tf.int64)
@@ -77,6 +79,22 @@ def _broadcast(variables: list[Any]) -> None:
         for variable, before, value in zip(pack, own, values, strict=True):
             for part in strategy.experimental_local_results(variable):
                 part.assign(tf.cast(tf.reshape(value, before.shape), before.dtype))
+
+
+def _zeros_everywhere(variables: Sequence[Sequence[Any]]) -> list[bool]:
+    """Which variables, each as its parts on this worker's replicas, are zero on all workers, as new slots are."""
+    if not variables:
+        return []
+    strategy = tf.distribute.get_strategy()
+    differ = tf.constant([any(map(_has_a_nonzero, parts)) for parts in variables], tf.int32)
+    per_replica = strategy.experimental_distribute_values_from_function(lambda _: differ)
+    return [not number for number in strategy.reduce("SUM", per_replica, axis=None).numpy()]
+
+
+def _has_a_nonzero(value: Any) -> bool:
+    if not (value.dtype.is_floating or value.dtype.is_integer):
+        return True
+    return bool(tf.reduce_any(tf.cast(value, tf.bool)))
 
 
 def _packs(variables: list[Any]) -> Iterator[list[Any]]:
