@@ -40,10 +40,10 @@ def broadcast_at_once() -> Iterator[None]:
     def own_initial(*args: Any, **kwargs: Any) -> Callable[[], Any]:
         value_of: Callable[[], Any] = initial(*args, **kwargs)
         value = kwargs["initial_value"]
-        if tf.is_tensor(value) and value.dtype in _BROADCAST and _num_bytes(value) >= _PACK_BYTES:
-            if not _zeros_everywhere([[value]])[0]:
-                large.append(value)
-                return value_of
+        is_large = tf.is_tensor(value) and value.dtype in _BROADCAST and _num_bytes(value) >= _PACK_BYTES
+        if is_large and not _zeros_everywhere([[value]])[0]:
+            large.append(value)
+            return value_of
 
         def own() -> Any:
             with instance_attributes(extended, {"_num_workers": 1}):
