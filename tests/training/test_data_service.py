@@ -24,6 +24,7 @@ def found_by(run_python, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_runs_end_as_without_data_workers(run_python, tmp_path):
     found = found_by(run_python, tmp_path, "without", "killed", "resumed")
     assert found["killed"] == found["without"]

@@ -222,6 +222,7 @@ def test_graphs_for_batches_of_any_size(batch):
         np.testing.assert_allclose(received, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some([name for name in LAYERS if "output" in name], default="LSTM, last output"))
 def test_second_derivatives_are_kerass(name):
     """A gradient penalty differentiates the gradient, also with respect to the weights."""

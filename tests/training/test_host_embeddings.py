@@ -192,7 +192,7 @@ def test_a_table_that_is_used_as_a_whole_is_refused():
         tfaccel.fit(model, IDS, Y[:, 0], batch_size=BATCH, verbose=0, plan=plan)
 
 
-@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize("kind", [pytest.param("ragged", marks=pytest.mark.slow), "sparse"])
 def test_ragged_and_sparse_ids_are_looked_up(kind):
     def model(devices):
         keras.utils.set_random_seed(3)
@@ -216,6 +216,7 @@ def test_ragged_and_sparse_ids_are_looked_up(kind):
     assert_same(result(TWO, **HOST), result((), sum_duplicate_indices=True))
 
 
+@pytest.mark.slow
 def test_another_plan_moves_tables_back():
     def result(devices, first, second):
         model = built(OPTIMIZERS["Adagrad"], devices)
@@ -243,6 +244,7 @@ def test_keras_does_not_update_shared_tables_twice():
     keras.Model.fit(model, IDS, Y, batch_size=BATCH, verbose=0)
 
 
+@pytest.mark.slow
 def test_slots_that_are_sharded_next_are_not_updated_twice_either():
     model = built(OPTIMIZERS["Adagrad"], TWO)
     trained(model, **HOST)

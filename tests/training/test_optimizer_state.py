@@ -68,6 +68,7 @@ def test_xla_rounds_accumulated_gradients_otherwise_on_the_host():
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @BOTH
 def test_with_fused_kernels_and_more_replicas_than_large_weights(how):
     compare(OPTIMIZERS["AdamW"], how, (0, 1, 2, 3), fields={"fused_kernels": True})
@@ -88,6 +89,7 @@ def test_replicas_without_a_weight_count_steps():
     assert [int(part) for part in local] == [12, 12, 12, 12]
 
 
+@pytest.mark.slow
 def test_overflow_on_one_replica_skips_the_step_on_all():
     x = X.copy()
     x[2 * BATCH - 1] = np.inf  # of the last replica, in the second batch
@@ -113,11 +115,13 @@ class TwoUpdates(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 @BOTH
 def test_own_train_step(how):
     compare(OPTIMIZERS["Adam"], how, kind=TwoUpdates)
 
 
+@pytest.mark.slow
 @BOTH
 def test_batches_that_are_left_out(how):
     x = X.copy()
@@ -155,6 +159,7 @@ def test_owners_are_balanced():
     assert owners_by_size([], 3) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [
@@ -171,6 +176,7 @@ def test_each_call_of_fit_may_place_slots_elsewhere(path):
     assert_equal(moved, kept)
 
 
+@pytest.mark.slow
 def test_saved_models_have_all_slots(tmp_path):
     [_, model] = compare(OPTIMIZERS["Adam"], "sharded")
     model.save(tmp_path / "model.keras")
@@ -179,6 +185,7 @@ def test_saved_models_have_all_slots(tmp_path):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -196,6 +203,7 @@ def test_a_run_resumes_with_slots_elsewhere(tmp_path, first, second):
     assert_equal(whole, resumed)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_with_another_number_of_replicas(tmp_path):
     fields = {"synchronize_batch_norm": True}
     whole = built(OPTIMIZERS["AdamW"], (0,), synchronized=True)

@@ -21,6 +21,7 @@ from tfaccel.planning.plan import Plan
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
 
+@pytest.mark.slow
 @BOTH
 def test_slots_in_bfloat16_are_the_same_everywhere(how, tmp_path):
     rounded = {"optimizer_slots_dtype": "bfloat16"}
@@ -59,6 +60,7 @@ def test_a_run_with_bfloat16_slots_resumes_to_the_last_bit(tmp_path):
     assert_equal(whole, resumed)
 
 
+@pytest.mark.slow
 def test_the_next_call_of_fit_may_store_slots_in_float32_again():
     model = built(OPTIMIZERS["Adam"])
     fit(model, "sharded", fields={"optimizer_slots_dtype": "bfloat16"})

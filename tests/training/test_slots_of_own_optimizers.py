@@ -136,6 +136,7 @@ def test_no_optimizer_of_keras_is_refused_for_that():
         assert shared_variables(optimizer) == [], kind
 
 
+@pytest.mark.slow
 def test_replicas_draw_the_noise_of_one_device():
     for one, other in zip(trained(Noisy, "replicated", ("CPU:0",)), trained(Noisy, "replicated"), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)

@@ -66,6 +66,7 @@ def short_texts():
     return keras.Model(ids, LAYERS.Dense(4)(LAYERS.GlobalAveragePooling1D()(LAYERS.Dense(8)(h))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "family", "stages"), [(complex_numbers, "mlp", 3), (stateful, "lstm", 2), (short_texts, "transformer", 2)]
 )
