@@ -1,6 +1,7 @@
 """Training on two launched workers: whatever happens to one of them, the run ends as if nothing had happened."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -92,8 +93,8 @@ def test_stopped_worker_is_named_within_30_seconds(tmp_path):
 def test_exception_in_a_callback_is_shown_once_and_is_final(tmp_path):
     status, _, child = launched(tmp_path, "exception", 1)
     assert status == 1
-    last = child.stderr[
-        child.stderr.index("launch: Worker 1 of 2 ended with status 1. Starting again would not help.") :
-    ]
+    # On a busy machine, TensorFlow takes longer to leave its cluster than the launcher waits.
+    ended = r"launch: Worker 1 of 2 (ended with status 1|raised an exception, and did not end within 5 s)\. Starting "
+    last = child.stderr[re.search(ended + r"again would not help\.", child.stderr).start() :]
     assert last.count("ValueError: a mistake in the callback") == 1
     assert last.rstrip().endswith("ValueError: a mistake in the callback")
