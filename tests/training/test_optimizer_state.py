@@ -160,14 +160,7 @@ def test_owners_are_balanced():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [
-        ("sharded", "replicated"),
-        pytest.param(("host", "sharded"), marks=pytest.mark.slow),
-        pytest.param(("replicated", "host"), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("path", [("sharded", "replicated"), ("host", "sharded"), ("replicated", "host")])
 def test_each_call_of_fit_may_place_slots_elsewhere(path):
     moved, kept = built(OPTIMIZERS["EMA"]), built(OPTIMIZERS["EMA"])
     for how in path:
@@ -189,8 +182,8 @@ def test_saved_models_have_all_slots(tmp_path):
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        pytest.param(("sharded", (0, 1)), ("replicated", (0, 1)), marks=pytest.mark.slow),
-        pytest.param(("replicated", (0, 1)), ("sharded", (0, 1)), marks=pytest.mark.slow),
+        (("sharded", (0, 1)), ("replicated", (0, 1))),
+        (("replicated", (0, 1)), ("sharded", (0, 1))),
         (("sharded", (0, 1)), ("host", (0, 1))),
     ],
 )

@@ -86,8 +86,8 @@ def _zeros_everywhere(variables: Sequence[Sequence[Any]]) -> list[bool]:
     if not variables:
         return []
     strategy = tf.distribute.get_strategy()
-    differ = tf.constant([any(map(_has_a_nonzero, parts)) for parts in variables], tf.int32)
-    per_replica = strategy.experimental_distribute_values_from_function(lambda _: differ)
+    nonzero = tf.constant([any(map(_has_a_nonzero, parts)) for parts in variables], tf.int32)
+    per_replica = strategy.experimental_distribute_values_from_function(lambda _: nonzero)
     return [not number for number in strategy.reduce("SUM", per_replica, axis=None).numpy()]
 
 
