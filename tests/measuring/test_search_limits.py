@@ -39,6 +39,16 @@ def test_a_plan_that_would_not_end_in_time_is_not_begun():
         limits.why_not(OTHER, [MEASURED[0], LEFT_OUT])
 
 
+def test_a_plan_is_expected_to_take_as_long_as_others_in_its_environment():
+    limits, onednn = SearchLimits(MeasureOptions(budget_seconds=30)), replace(PLAN, onednn=True)
+    limits.times.note(PLAN, 26.0, start_seconds=8.0)
+    assert limits.why_not(onednn, MEASURED) == ""
+    assert limits.why_not(onednn, MEASURED, is_new=True) == "The time was spent (budget_seconds=30)."
+    limits.times.note(onednn, 12.0)
+    assert limits.times.expected(replace(onednn, fused_kernels=True)) == 12.0 + 1.5
+    assert limits.times.expected(replace(PLAN, fused_kernels=True)) == 26.0 + 1.5
+
+
 def test_a_plan_that_hangs_ends_with_the_budget():
     assert SearchLimits(MeasureOptions(budget_seconds=10)).of_one_plan == 120  # nothing to go by yet
     limits = limits_after(1.0, budget_seconds=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ class CandidateChild(TimedChild):
     Attributes:
         candidate: what was measured so far.
         depends_on_micro_batches: what micro-batches change, if its plan has some; empty if nothing.
+        start_seconds: how long `build` waited for the process, and for the server to load TensorFlow if it is new.
     """
 
     def __init__(
@@ -43,12 +45,15 @@ class CandidateChild(TimedChild):
     ) -> None:
         self.candidate = Candidate(plan=plan, axis=axis)
         self.depends_on_micro_batches = ""
+        self.start_seconds = 0.0
         task = {**task, "plan": plan.to_json(), "marks_layers": marks_layers}
         super().__init__(server, PROGRAM, task, name=f"candidate-{axis}", limit_seconds=limit_seconds)
 
     def build(self, num_steps: int) -> CandidateWindow:
         """See `TimedChild`."""
+        began = time.monotonic()
         first = super().build(num_steps)
+        self.start_seconds = max(0.0, time.monotonic() - began - self.built["seconds"] - first.seconds)
         self.depends_on_micro_batches = self.built["depends_on_micro_batches"]
         self.candidate = replace(self.candidate, build_seconds=self.built["seconds"], first_step_seconds=first.seconds)
         return first

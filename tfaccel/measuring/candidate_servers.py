@@ -22,10 +22,13 @@ class CandidateServers:
         self._folder = folder
         self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 
+    def has(self, plan: Plan) -> bool:
+        """Whether there is a server for a plan's environment."""
+        return _key_of(plan) in self._servers
+
     def of(self, plan: Plan) -> ForkServer:
-        """The server for a plan's environment."""
-        variables = environment_of(plan)
-        key = tuple(sorted(variables.items()))
+        """The server for a plan's environment. A new one loads TensorFlow in the background."""
+        variables, key = environment_of(plan), _key_of(plan)
         if key not in self._servers:
             folder = self._folder / f"server_{len(self._servers)}"
             folder.mkdir()
@@ -37,3 +40,7 @@ class CandidateServers:
         """Ends all of them with their processes."""
         for server in self._servers.values():
             server.close()
+
+
+def _key_of(plan: Plan) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(environment_of(plan).items()))

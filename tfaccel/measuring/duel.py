@@ -104,7 +104,7 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
         found = {id(one): one.window(count) for one, count in (pair if turn % 2 == 0 else reversed(pair))}
         rates = [rate_of(found[id(one)], one.candidate.plan) for one in (best, challenger)]
         ratios.append(rates[1] / rates[0])
-        if turn >= 1 and max(ratios) < _CLEARLY_SLOWER:
+        if turn >= 1 and (max(ratios) < _CLEARLY_SLOWER or min(ratios) > 1 / _CLEARLY_SLOWER):
             break
         is_clear = (min(ratios) > 1 + MIN_GAIN and Duel(tuple(ratios)).won) or max(ratios) < 1
         if turn + 1 >= _MIN_ROUNDS and is_clear:

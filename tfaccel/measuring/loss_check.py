@@ -11,14 +11,14 @@ LOSS_TOLERANCE = 0.05  # relative to the reference's loss
 CHECKED_STEPS = 4  # in each of the two windows whose losses are compared with the reference's
 MORE_CHECKED_STEPS = 24  # after them, where dropout or a high learning rate makes the losses of so few steps differ
 _STEPS = (CHECKED_STEPS, CHECKED_STEPS, MORE_CHECKED_STEPS)
-_MAX_CHECK_SECONDS = 2.0
+_MAX_SECOND_SECONDS, _MAX_THIRD_SECONDS = 4.0, 2.0  # windows that would take longer are left out
 
 
 def first_losses(child: CandidateChild, reference: tuple[float, ...] | None) -> tuple[float, ...]:
     """Builds a candidate and trains its first steps; returns the mean loss of each window.
 
     There are two windows, and a longer third one if the first two depart from the reference; and if the child is the
-    reference itself, unless that would take seconds.
+    reference itself, unless that would take seconds. Where steps take a second or more, there is one window.
 
     Args:
         child: a new candidate.
@@ -27,13 +27,21 @@ def first_losses(child: CandidateChild, reference: tuple[float, ...] | None) -> 
     Raises:
         CandidateFailed: if it fails.
     """
-    first, second = child.build(CHECKED_STEPS), child.warm_up(CHECKED_STEPS)
-    losses = (first.loss, second.loss)
+    first, others = child.build(1), child.warm_up(CHECKED_STEPS - 1)
+    losses = [(first.loss + (CHECKED_STEPS - 1) * others.loss) / CHECKED_STEPS]
     if reference is None:
-        more = second.seconds / CHECKED_STEPS * MORE_CHECKED_STEPS < _MAX_CHECK_SECONDS
+        step_seconds = others.seconds / (CHECKED_STEPS - 1)
+        has_second = CHECKED_STEPS * step_seconds < _MAX_SECOND_SECONDS
+        may_have_third = MORE_CHECKED_STEPS * step_seconds < _MAX_THIRD_SECONDS
     else:
-        more = len(reference) > len(losses) and all(map(math.isfinite, losses)) and bool(departure(losses, reference))
-    return (*losses, child.warm_up(MORE_CHECKED_STEPS).loss) if more else losses
+        has_second, may_have_third = len(reference) > 1, len(reference) > 2
+    if has_second:
+        losses.append(child.warm_up(CHECKED_STEPS).loss)
+    if may_have_third and (
+        reference is None or (all(map(math.isfinite, losses)) and departure(tuple(losses), reference))
+    ):
+        losses.append(child.warm_up(MORE_CHECKED_STEPS).loss)
+    return tuple(losses)
 
 
 def departure(losses: tuple[float, ...], reference: tuple[float, ...]) -> str:

@@ -33,6 +33,7 @@ _COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler"}  # a 
 _INTERRUPTED = "It was interrupted."
 _WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
 _MOSTLY_WAITING = 0.3  # then they come first
+_LOADED_AHEAD = 2  # moves
 
 
 class PlanSearch:
@@ -80,6 +81,9 @@ class PlanSearch:
         self._memory = SearchMemory(servers, task, self._hardware, limit_seconds=self._options.limit_seconds)
         first = default_plan(self._hardware, self._workload, **self._fixed)
         self._reference = reference = reference_of(first, self._workload)
+        for plan in (reference, *(move.applied_to(first) for move in self._moves()[:_LOADED_AHEAD])):
+            if plan is not None:
+                servers.of(plan)  # new environments load TensorFlow side by side
         best = self._started(reference, FIRST_PLAN if reference == first else REFERENCE)
         if best is not None:
             self._step_operations = best.counted().step_operations
@@ -122,15 +126,7 @@ class PlanSearch:
 
     def _move_from(self, best: CandidateChild) -> None:
         """Tries one move after the other, and goes on from the better plan."""
-        found = moves(
-            self._hardware,
-            self._workload,
-            self._fixed,
-            allocators=installed_allocators(),
-            tune_batch=self._options.tune_batch,
-            step_operations=self._step_operations,
-        )
-        waiting = [one for one in found if one.axis not in self._left_out]
+        waiting = self._moves()
         if best.share_of_waiting > _MOSTLY_WAITING:
             waiting.sort(key=lambda move: move.axis != "input")
         lost: list[Move] = []
@@ -150,8 +146,10 @@ class PlanSearch:
                 self._note(Candidate(plan=plan, axis=move.axis, rejection=too_large))
                 continue
             began = time.monotonic()
-            before, best = best, self._better(best, self._started(plan, move.axis)) or best
-            self._limits.times.note(plan, time.monotonic() - began)
+            challenger = self._started(plan, move.axis)
+            before, best = best, self._better(best, challenger) or best
+            loading = challenger.start_seconds if challenger else 0.0
+            self._limits.times.note(plan, time.monotonic() - began - loading)
             if best is before:
                 lost.append(move)
                 if self._can_recompute(plan):
@@ -169,12 +167,24 @@ class PlanSearch:
         self._candidates[best.candidate.plan] = best.candidate if self._step_operations else best.counted()
         best.end()
 
+    def _moves(self) -> list[Move]:
+        found = moves(
+            self._hardware,
+            self._workload,
+            self._fixed,
+            allocators=installed_allocators(),
+            tune_batch=self._options.tune_batch,
+            step_operations=self._step_operations,
+        )
+        return [one for one in found if one.axis not in self._left_out]
+
     def _can_recompute(self, plan: Plan) -> bool:
         return "rematerialization" not in self._fixed and self._memory.would_fit_recomputed(plan)
 
     def _is_over(self, plan: Plan) -> bool:
         """Whether a limit does not allow this further plan; notes which."""
-        reason = self._limits.why_not(plan, self._candidates.values())
+        is_new = not self._servers.has(plan)
+        reason = self._limits.why_not(plan, self._candidates.values(), is_new=is_new)
         self._stopped_because = reason or self._stopped_because
         return bool(reason)
 
@@ -191,7 +201,7 @@ class PlanSearch:
         except CandidateFailed as error:
             self._note_failure(child, error)
             return None
-        self._limits.times.note(plan, time.monotonic() - began)
+        self._limits.times.note(plan, time.monotonic() - began - child.start_seconds, start_seconds=child.start_seconds)
         if self._reference_losses is None:
             self._reference_losses = losses
         reference = self._reference or plan

@@ -51,8 +51,13 @@ class SearchLimits:
         left = self.deadline - time.monotonic()
         return min(self._options.limit_seconds, max(left, 2 * self.times.longest))
 
-    def why_not(self, plan: Plan, candidates: Collection[Candidate]) -> str:
+    def why_not(self, plan: Plan, candidates: Collection[Candidate], *, is_new: bool = False) -> str:
         """Why a further plan may not be measured; empty if it may.
+
+        Args:
+            plan: the plan.
+            candidates: those so far.
+            is_new: whether its environment has yet to load TensorFlow.
 
         Raises:
             PlanError: if time is up, and all that it allowed was one plan.
@@ -62,11 +67,12 @@ class SearchLimits:
         if len(measured) >= options.max_candidates:
             count = "One plan was" if len(measured) == 1 else f"{len(measured)} plans were"
             return f"{count} measured (max_candidates={options.max_candidates})."
-        if self.seconds + self.times.expected(plan) <= options.budget_seconds:
+        if self.seconds + self.times.expected(plan, is_new=is_new) <= options.budget_seconds:
             return ""
         if len(measured) == 1:
+            start, longest = self.times.start_seconds, self.times.longest
             raise PlanError(
                 f"budget_seconds={options.budget_seconds:g} is too small to compare plans: to start and warm up the "
-                f"first one took {self.times.longest:.1f} seconds. Use at least {math.ceil(4 * self.times.longest)}."
+                f"first one took {start + longest:.1f} seconds. Use at least {math.ceil(start + 4 * longest)}."
             )
         return f"The time was spent (budget_seconds={options.budget_seconds:g})."
