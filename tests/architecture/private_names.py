@@ -73,7 +73,7 @@ def private_modules(source: Source) -> list[str]:
         return []
     found = {(entry.line, entry.name) for entry in imports(source)}
     names = aliases(source)
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.add((node.lineno, node.value))
         elif isinstance(node, ast.Attribute):
@@ -87,7 +87,7 @@ def private_modules(source: Source) -> list[str]:
 def defined_names(source: Source) -> set[str]:
     """What a file gives a name to: functions, classes, parameters, attributes of its classes and of `self`."""
     found = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.arg):
@@ -100,7 +100,16 @@ def defined_names(source: Source) -> set[str]:
 
 
 def is_self(node: ast.AST) -> bool:
-    return ast.unparse(node) in ("self", "cls", "super()", "type(self)", "self.__class__")
+    match node:
+        case ast.Name(id="self" | "cls"):
+            return True
+        case ast.Attribute(value=ast.Name(id="self"), attr="__class__"):
+            return True
+        case ast.Call(func=ast.Name(id="super"), args=[], keywords=[]):
+            return True
+        case ast.Call(func=ast.Name(id="type"), args=[ast.Name(id="self")], keywords=[]):
+            return True
+    return False
 
 
 def private_names(source: Source, of_package: set[str], of_others: set[str]) -> list[str]:
@@ -141,9 +150,14 @@ def named(tree: ast.AST) -> Iterator[tuple[ast.Attribute | ast.keyword | ast.Con
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in ends:
             if PATH_TO_NAME.fullmatch(node.value):
                 yield node, node.value.split(".")[-1]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in TAKE_NAMES:
+        elif isinstance(node, ast.Call) and last_name(node.func) in TAKE_NAMES:
             others = node.args[1:] if node.args and not is_self(node.args[0]) else []
             yield from ((node, ast.unparse(one)) for one in others if makes_name(one))
+
+
+def last_name(node: ast.expr) -> str:
+    """`c` of `a.b.c`; empty for what is no name."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def ends_of_names(node: ast.AST) -> list[ast.expr]:
@@ -225,7 +239,7 @@ def replaced_parts(source: Source) -> list[str]:
         return []
     names = aliases(source)
     imported = set(names)
-    for node in ast.walk(source.tree):  # kind = keras.metrics.Mean
+    for node in source.nodes:  # kind = keras.metrics.Mean
         if isinstance(node, ast.Assign) and (value := dotted_name(node.value, names)).split(".")[0] in FOREIGN:
             names |= {target.id: value for target in node.targets if isinstance(target, ast.Name)}
             imported |= {target.id for target in node.targets if isinstance(target, ast.Name)}

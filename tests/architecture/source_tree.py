@@ -22,6 +22,11 @@ class Source:
         return parse(self.text, self.path)
 
     @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the tree."""
+        return nodes_of(self.text, self.path)
+
+    @property
     def module(self) -> str:
         """The installed name: recipes/digits.py is tfaccel.recipes.digits."""
         parts = Path(self.path).with_suffix("").parts
@@ -36,6 +41,11 @@ class Source:
 @cache
 def parse(text: str, path: str) -> ast.Module:
     return ast.parse(text, path)
+
+
+@cache
+def nodes_of(text: str, path: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parse(text, path)))
 
 
 @cache
@@ -97,7 +107,7 @@ def from_base(node: ast.ImportFrom, source: Source) -> str:
 def aliases(source: Source) -> dict[str, str]:
     """Local name -> absolute dotted name, for everything a file imports under a name: {"tf": "tensorflow"}."""
     found = {}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 found[alias.asname or alias.name.split(".")[0]] = (
@@ -123,6 +133,6 @@ def dotted_name(node: ast.AST, names: dict[str, str]) -> str:
 
 def definitions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
     """All functions and classes of a file, nested ones too."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node

@@ -35,7 +35,7 @@ def global_changes(source: Source) -> list[str]:
         return []
     names = aliases(source)
     found = []
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         changed = [target for target in written_targets(node) if dotted_name(target, names) == "os.environ"]
         called = dotted_name(node.func, names) if isinstance(node, ast.Call) else ""
         if changed:

@@ -141,7 +141,7 @@ def upward_imports(source: Source) -> list[str]:
 def facade_uses(source: Source) -> set[str]:
     """The names a file takes from the package itself: {"fit"} for `import tfaccel` and `tfaccel.fit`."""
     names = aliases(source)
-    used = [dotted_name(node, names) for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
+    used = [dotted_name(node, names) for node in source.nodes if isinstance(node, ast.Attribute)]
     return {name.split(".")[1] for name in used if name.startswith("tfaccel.")}
 
 

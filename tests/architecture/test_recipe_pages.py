@@ -18,7 +18,7 @@ def pages():
 def names_imported(source: Source) -> set[str]:
     """What a page imports of tfaccel, at its top or in its functions: tfaccel.data.ImageData, tfaccel."""
     found = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names if name.name.partition(".")[0] == "tfaccel"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tfaccel":
@@ -35,10 +35,10 @@ def is_public(name: str) -> bool:
 
 def names_used(source: Source) -> set[str]:
     """The names taken from imported packages: tfaccel.reporting.write_json for reporting.write_json."""
-    imported = [node for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom) and node.module == "tfaccel"]
+    imported = [node for node in source.nodes if isinstance(node, ast.ImportFrom) and node.module == "tfaccel"]
     packages = {name.name: f"tfaccel.{name.name}" for node in imported for name in node.names}
     packages |= {name: name for name in ("tfaccel", *PUBLIC_PACKAGES)}
-    used = [(ast.unparse(node.value), node.attr) for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)]
+    used = [(ast.unparse(node.value), node.attr) for node in source.nodes if isinstance(node, ast.Attribute)]
     names = {f"{packages[package]}.{name}" for package, name in used if package in packages}
     return names - set(PUBLIC_PACKAGES)
 

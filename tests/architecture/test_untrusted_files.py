@@ -25,7 +25,7 @@ UNSAFE_LOADERS = {"unsafe_load", "full_load", "enable_unsafe_deserialization"}
 def names_in(source: Source) -> dict[str, int]:
     """Every name, attribute and imported module of a file, and its line."""
     found: dict[str, int] = {}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0]: node.lineno for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -53,7 +53,7 @@ def extracting(source: Source) -> list[str]:
 
 def keyword_is(source: Source, keyword: str, value: bool) -> list[int]:
     """The lines of calls with this keyword argument, other than for `savez` and `save`, which write."""
-    calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    calls = [node for node in source.nodes if isinstance(node, ast.Call)]
     return [
         call.lineno
         for call in calls

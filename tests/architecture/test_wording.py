@@ -16,13 +16,13 @@ OWN_FOLDER = "tests/architecture/"
 
 
 def asserts(source: Source) -> list[str]:
-    return [f"{source.path}:{n.lineno}: assert" for n in ast.walk(source.tree) if isinstance(n, ast.Assert)]
+    return [f"{source.path}:{n.lineno}: assert" for n in source.nodes if isinstance(n, ast.Assert)]
 
 
 def prints(source: Source) -> list[str]:
     if source.path.startswith("scripts/"):
         return []
-    calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    calls = [node for node in source.nodes if isinstance(node, ast.Call)]
     return [f"{source.path}:{c.lineno}: print" for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
 
 

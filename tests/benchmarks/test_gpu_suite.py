@@ -232,6 +232,7 @@ def test_torch_models_are_as_large():
     assert counts == NUM_PARAMETERS
 
 
+@pytest.mark.slow
 def test_quick_rehearsal(tmp_path, capsys):
     arguments = ["benchmark", "gpu", "--rehearse", f"--out={tmp_path / 'new'}", "--steps=env,half_card_embeddings"]
     assert benchmark.run([*arguments, "--json"]) == 0

@@ -61,6 +61,7 @@ def launched(folder, fault="none", victim=1, *flags):
     return child.returncode, results, child
 
 
+@pytest.mark.slow
 def test_workers_listen_on_this_machine_only(tmp_path):
     status, results, child = launched(tmp_path)
     assert (status, len(set(results))) == (0, 1), child.stderr[-3000:]

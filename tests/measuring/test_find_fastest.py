@@ -201,7 +201,7 @@ def test_batches_that_exceed_the_memory_are_not_tried(find):
 
 @pytest.mark.slow
 def test_a_plan_that_runs_out_of_memory_is_measured_with_recomputed_activations(find):
-    limit = {"TF_MKL_ALLOC_MAX_BYTES": str(90 * 10**6)}
+    limit = {"TF_MKL_ALLOC_MAX_BYTES": str(90 * 10**6), "TF_ENABLE_ONEDNN_OPTS": "1"}  # of oneDNN's allocator
     for _ in range(4):
         report = find("deep", measure={"max_candidates": 2}, env=limit)
         if isinstance(report, Report):

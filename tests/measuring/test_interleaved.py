@@ -22,6 +22,7 @@ class Counting:
         return Window(wall_seconds=self.runs, cpu_seconds=0, epoch_seconds=(self.runs,), tail_seconds=(0,), loss=0.5)
 
 
+@pytest.mark.slow
 def test_programs_take_turns_and_the_first_runs_are_thrown_away():
     calls, lines = [], []
     programs = [Counting("A", calls), Counting("B", calls)]

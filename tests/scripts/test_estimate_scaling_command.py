@@ -32,6 +32,7 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("mine", None)
 
 
+@pytest.mark.slow
 def test_table_json_and_picture(run_python, folder):
     environment = {"PYTHONPATH": str(CASES), "TFACCEL_CACHE": str(folder / "cache")}
     flags = ("--replicas=8,1", "--hardware=link.json", "--step_seconds=0.01", "--price_per_device_hour=2")

@@ -169,6 +169,7 @@ def test_flag_that_a_workload_does_not_take_is_refused(train, tmp_path, flag):
     assert f"cannot be called like this: got an unexpected keyword argument '{flag.partition('=')[0]}'" in err
 
 
+@pytest.mark.slow
 def test_recipe_trains_shows_its_plan_and_says_where_things_are(command, tmp_path):
     arguments = [RECIPE, "--data_dir=small.npz", "--epochs=2", "--global_batch_size=8", "--optimizer=sgd", "--ema"]
     automatic = [f"--{flag}=auto" for flag in OVERRIDE_FLAGS.values() if flag != "global_batch_size"]

@@ -253,6 +253,7 @@ def test_requests_are_counted_and_lost_clients_harm_nobody(client, server):
         assert f"tfaccel_requests_total{{{line}}}" in text
 
 
+@pytest.mark.slow
 def test_full_queue_refuses_and_sigterm_ends_after_the_last_answer(server):
     request = predict_pb2.PredictRequest()
     fill_spec(request.model_spec, NAME, "slow")

@@ -111,7 +111,7 @@ def keras_model_without_dropout():
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 
 
-@pytest.mark.parametrize("augment", [added, blended])
+@pytest.mark.parametrize("augment", [pytest.param(added, marks=pytest.mark.slow), blended])
 def test_training_is_the_same_wherever_batches_are_augmented(augment):
     work = workload(augment)
     expected = weights_after_training(work, ONE)

@@ -82,6 +82,7 @@ def test_a_shard_of_workers_reads_the_rows_of_the_batches_that_are_left(logical_
     assert len(whole) == 92 // 16
 
 
+@pytest.mark.slow
 def test_an_image_that_changes_after_it_was_checked_is_named(run_python, tmp_path):
     from PIL import Image
 

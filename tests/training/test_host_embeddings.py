@@ -60,10 +60,10 @@ def trained(model, **fields):
     ("devices", "optimizer", "arguments"),
     [
         ((), "Adagrad", {}),
-        (ONE, "SGD", {"built_optimizer": True}),
-        (ONE, "loss scale", {"policy": "mixed_bfloat16"}),
+        pytest.param(ONE, "SGD", {"built_optimizer": True}, marks=pytest.mark.slow),
+        pytest.param(ONE, "loss scale", {"policy": "mixed_bfloat16"}, marks=pytest.mark.slow),
         pytest.param(ONE, "clipnorm", {"kind": OwnStep}, marks=pytest.mark.slow),
-        (TWO, "Adagrad", {"built_optimizer": True}),
+        pytest.param(TWO, "Adagrad", {"built_optimizer": True}, marks=pytest.mark.slow),
         pytest.param(TWO, "schedule", {}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -109,8 +109,8 @@ def test_only_rows_and_their_gradients_travel():
     assert not shapes
 
 
-@pytest.mark.parametrize("devices", [ONE, TWO], ids=str)
-@pytest.mark.parametrize("build_on", ["in build_model", "at the first batch"])
+@pytest.mark.parametrize("devices", [pytest.param(ONE, marks=pytest.mark.slow), TWO], ids=str)
+@pytest.mark.parametrize("build_on", [pytest.param("in build_model", marks=pytest.mark.slow), "at the first batch"])
 def test_train_creates_tables_on_the_host(devices, build_on, tmp_path):
     def build_model():
         inputs = [keras.Input((3,), dtype="int32")] if build_on == "in build_model" else []
@@ -145,6 +145,7 @@ def test_train_creates_tables_on_the_host(devices, build_on, tmp_path):
     assert device == "CPU:0"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_elsewhere(tmp_path):
     """Halfway on the host, then on the device, and the other way round."""
     expected = None
@@ -192,7 +193,8 @@ def test_a_table_that_is_used_as_a_whole_is_refused():
         tfaccel.fit(model, IDS, Y[:, 0], batch_size=BATCH, verbose=0, plan=plan)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ragged", marks=pytest.mark.slow), "sparse"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_ragged_and_sparse_ids_are_looked_up(kind):
     def model(devices):
         keras.utils.set_random_seed(3)

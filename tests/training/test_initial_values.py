@@ -6,12 +6,14 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 
 from tfaccel.processes.local_cluster import run_local_cluster
 
 PROGRAM = Path(__file__).with_name("initial_values_program.py")
 
 
+@pytest.mark.slow
 def test_workers_begin_with_the_values_of_the_chief(logical_devices):
     import initial_values_program as program
     import tensorflow as tf

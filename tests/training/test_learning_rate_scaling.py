@@ -204,6 +204,7 @@ print(run(stopped) == run(sys.argv[1] + "/whole"))
 """
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_rates_to_the_last_bit(run_python, tmp_path):
     lines = run_python(RESUMED, tmp_path, cwd=HERE).stdout.splitlines()
     assert lines[0] == "stopped"

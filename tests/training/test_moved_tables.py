@@ -31,6 +31,7 @@ def test_another_plan_moves_tables_back():
         assert_same(result(devices, HOST, second), expected)
 
 
+@pytest.mark.slow
 def test_keras_does_not_update_shared_tables_twice():
     model = built(OPTIMIZERS["Adagrad"], TWO)
     trained(model, **HOST)

@@ -20,6 +20,7 @@ def outcomes(run_python, folder, *cases):
     return json.loads(child.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_spoiled_batches_are_skipped_or_stop_the_run(run_python, tmp_path):
     found = outcomes(run_python, tmp_path, "two_replicas", "errors", "own_step")
     is_same, left_out, total, of_good, distance = found["two_replicas"]

@@ -28,20 +28,18 @@ from tfaccel.training.steps.slot_places import owners_by_size, slot_bytes
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
-QUICK = ("AdamW", "global_clipnorm")
-QUICK_ON_HOST = ("AdamW",)
+QUICK = ("global_clipnorm",)
 
 
-def by_speed(quick):
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in OPTIMIZERS]
-
-
-@pytest.mark.parametrize("name", by_speed(QUICK))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in OPTIMIZERS]
+)
 def test_sharded_slots_give_the_weights_of_replicated_ones(name):
     compare(OPTIMIZERS[name], "sharded")
 
 
-@pytest.mark.parametrize("name", by_speed(QUICK_ON_HOST))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_slots_on_the_host_give_the_weights_of_replicated_ones(name):
     compare(OPTIMIZERS[name], "host", (1, 2))
 
@@ -74,6 +72,7 @@ def test_with_fused_kernels_and_more_replicas_than_large_weights(how):
     compare(OPTIMIZERS["AdamW"], how, (0, 1, 2, 3), fields={"fused_kernels": True})
 
 
+@pytest.mark.slow
 def test_replicas_without_a_weight_count_steps():
     def model_of(how):
         keras.utils.set_random_seed(1)
@@ -208,6 +207,7 @@ def test_a_run_resumes_with_another_number_of_replicas(tmp_path):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_replica_is_told_that_sharding_changes_nothing(caplog):
     models = [built(OPTIMIZERS["Adam"], (1,)) for _ in range(2)]
     for model, how in zip(models, ("replicated", "sharded"), strict=True):
@@ -217,6 +217,7 @@ def test_one_replica_is_told_that_sharding_changes_nothing(caplog):
     assert found == ["optimizer_state='sharded' changes nothing: there is one replica, which has all slots."]
 
 
+@pytest.mark.slow
 def test_plain_keras_does_not_update_slots_twice():
     model = built(OPTIMIZERS["Adam"])
     fit(model, "sharded")

@@ -15,9 +15,8 @@ ALL = (
 )
 
 
-@pytest.mark.parametrize(
-    "names", [("Adam",), pytest.param(ALL, marks=pytest.mark.slow), pytest.param(("EMA",), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [("Adam",), ALL, ("EMA",)])
 def test_two_workers(tmp_path, names):
     program = str(HERE / "optimizer_state_program.py")
     workers = run_local_cluster([sys.executable, program, str(tmp_path), *names], num_workers=2, time_limit_seconds=400)

@@ -64,6 +64,7 @@ def test_steps_are_repeated_when_a_replica_was_cancelled_and_nobody_knows_why(ru
     assert lines[0].startswith("A replica was cancelled, because another one had failed; TensorFlow does not say how")
 
 
+@pytest.mark.slow
 def test_error_of_a_replica_that_is_cancelled_again_and_again_is_raised(logical_devices, tmp_path):
     import tensorflow as tf
 

@@ -39,6 +39,7 @@ def outcomes(run_python, pytestconfig, tmp_path_factory):
     return json.loads(child.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_losses_are_those_of_keras_and_of_runs_without_a_stop(outcomes, pytestconfig):
     pairs = outcomes[0]

@@ -34,9 +34,8 @@ def same(family, stages, k, **options):
     return history
 
 
-@pytest.mark.parametrize(("family", "stages", "k"), [("mlp", 3, 4), ("cnn", 2, 1)])
-def test_stages_give_what_one_device_gives(family, stages, k):
-    same(family, stages, k)
+def test_two_stages_give_what_one_device_gives():
+    same("cnn", 2, 1)
 
 
 @pytest.mark.slow
@@ -118,6 +117,7 @@ def test_replicas_of_stages_give_what_plain_replicas_give(family, k):
     assert [places[0], places[-1]] == [["CPU:0", "CPU:2"], ["CPU:1", "CPU:3"]]
 
 
+@pytest.mark.slow
 def test_evaluation_and_predictions():
     one, *_ = trained("cnn", 1, 1)
     several, *_ = trained("cnn", 2, 1)
@@ -134,13 +134,10 @@ def test_what_acts_between_micro_batches_is_said(caplog):
     assert "because of use_ema" in caplog.text
 
 
-# --- Resuming ------------------------------------------------------------------------------------------------------
-
-RESUMED = "import sys; from stages_resume_program import main; main(sys.argv[1])"
-
-
+@pytest.mark.slow
 def test_run_resumed_on_another_number_of_stages(run_python, tmp_path):
-    child = run_python(RESUMED, str(tmp_path), env={"PYTHONPATH": str(Path(__file__).parent)})
+    resumed = "import sys; from stages_resume_program import main; main(sys.argv[1])"
+    child = run_python(resumed, str(tmp_path), env={"PYTHONPATH": str(Path(__file__).parent)})
     assert child.stdout.strip().endswith("equal")
 
 
@@ -194,7 +191,8 @@ def bytes_taken(model):
     return taken
 
 
-@pytest.mark.parametrize("family", ["mlp", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mlp", "transformer"])
 def test_model_that_does_not_fit_on_one_device_trains_on_two(family):
     whole, expected, _ = trained(family, 1, 4)
     needed = sum(bytes_taken(whole).values())

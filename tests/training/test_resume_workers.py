@@ -44,6 +44,7 @@ def check_same_batches(found, whole):
         np.testing.assert_allclose(ended, expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_other_number_of_replicas_continues_with_the_same_batches(run_python):
     changes = ("mirrored_2 none", "none mirrored_2")
     code = f"from changed_workers import main\nmain(*{changes!r})"

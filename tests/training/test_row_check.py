@@ -31,6 +31,10 @@ from tfaccel.training.steps.replicas import Replicas
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
 
+def by_speed(cases, quick):
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in cases]
+
+
 class Coupled(keras.Sequential):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return ops.mean(ops.square(ops.matmul(y_pred, ops.transpose(y_pred))))
@@ -115,7 +119,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+QUICK_TO_REFUSE = ("loss that compares", "layer", "compute_loss", "own step that sums")
+
+
+@pytest.mark.parametrize("name", by_speed(REFUSED, QUICK_TO_REFUSE))
 def test_coupled_rows_are_refused_by_name(name):
     make, message = REFUSED[name]
     with pytest.raises(CoupledRowsError, match=message) as caught:
@@ -205,9 +212,7 @@ EQUAL = {
 QUICK = ("gathered loss",)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EQUAL]
-)
+@pytest.mark.parametrize("name", by_speed(EQUAL, QUICK))
 @pytest.mark.parametrize("num_replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_replicas_give_what_one_device_gives(name, num_replicas):
     assert_equal(trained(EQUAL[name], num_replicas), trained(EQUAL[name], 0))

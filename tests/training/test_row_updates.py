@@ -79,7 +79,9 @@ def assert_same(received, expected, tolerance=1e-6):
     assert received[1] == pytest.approx(expected[1], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("SGD", "Adagrad") else pytest.mark.slow) for name in OPTIMIZERS]
+)
 def test_rows_end_where_summed_dense_updates_do(name):
     assert_same(trained(OPTIMIZERS[name], how="rows"), trained(OPTIMIZERS[name]))
 
@@ -89,7 +91,7 @@ def test_rows_end_where_summed_dense_updates_do(name):
     [
         {"num_replicas": 2},
         pytest.param({"num_replicas": 4, "kind": OwnStep}, marks=pytest.mark.slow),
-        {"kind": OwnStep},
+        pytest.param({"kind": OwnStep}, marks=pytest.mark.slow),
         pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
         pytest.param({"jit_compile": True, "num_replicas": 2}, marks=pytest.mark.slow),
     ],
@@ -109,7 +111,7 @@ def test_half_precision_of_a_layer_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("Adam", "momentum") else pytest.mark.slow) for name in LAZY]
+    "name", [pytest.param(name, marks=() if name in ("Adam",) else pytest.mark.slow) for name in LAZY]
 )
 def test_lazy_updates_are_kerass_where_each_batch_has_all_rows(name):
     ids = np.concatenate([np.stack([RANDOM.permutation(BATCH)] * 3, axis=1) for _ in range(5)]).astype("int32")
@@ -127,7 +129,13 @@ def test_rows_that_no_batch_has_stay_as_they_are():
         assert not np.array_equal(after[index][:40], before[index][:40])
 
 
-@pytest.mark.parametrize("clipping", [{"global_clipnorm": 0.01}, {"clipnorm": 0.01}, {"clipvalue": 0.001}], ids=str)
+CLIPPING = [
+    {"global_clipnorm": 0.01},
+    *(pytest.param({name: 0.001}, marks=pytest.mark.slow) for name in ("clipnorm", "clipvalue")),
+]
+
+
+@pytest.mark.parametrize("clipping", CLIPPING, ids=str)
 def test_clipping_leaves_other_rows_alone(clipping):
     """Keras's `global_clipnorm` makes gradients dense, with which Adam would move every row."""
     before = [np.asarray(weight) for weight in built(LAZY["Adam"]).weights]

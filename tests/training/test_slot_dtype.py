@@ -50,6 +50,7 @@ def test_update_of_bfloat16_slots_is_computed_in_float32():
         np.testing.assert_allclose(np.asarray(slot.numpy(), "float32"), other.numpy(), rtol=2**-8, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_with_bfloat16_slots_resumes_to_the_last_bit(tmp_path):
     rounded = {"optimizer_slots_dtype": "bfloat16"}
     whole = built(OPTIMIZERS["Adam"])

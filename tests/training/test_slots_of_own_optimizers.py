@@ -104,10 +104,10 @@ def trained(make_optimizer, how, devices=("CPU:0", "CPU:1"), **fields):
     ("make_optimizer", "how", "fields"),
     [
         (NormOfAll, "host", {}),
-        (NormOfEach, "sharded", {}),
+        pytest.param(NormOfEach, "sharded", {}, marks=pytest.mark.slow),
         (NormOfEach, "sharded", ROUNDED),
-        (NormOfEach, "host", ROUNDED),
-        (Noisy, "host", {}),
+        pytest.param(NormOfEach, "host", ROUNDED, marks=pytest.mark.slow),
+        pytest.param(Noisy, "host", {}, marks=pytest.mark.slow),
     ],
 )
 def test_slots_elsewhere_give_the_weights_of_replicated_ones(make_optimizer, how, fields):
@@ -154,7 +154,7 @@ def test_bfloat16_slots_keep_what_an_update_assigns_directly():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("normal", [keras.random.normal, tf.random.normal])
+@pytest.mark.parametrize("normal", [keras.random.normal, pytest.param(tf.random.normal, marks=pytest.mark.slow)])
 def test_noise_without_a_seed_of_its_own_is_refused_on_replicas(normal):
     message = "draws random numbers without a seed of its own, .* Give the optimizer a keras.random.SeedGenerator"
     with pytest.raises(PlanError, match=message):

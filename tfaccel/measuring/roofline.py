@@ -113,6 +113,7 @@ def _measured(
     cost = child.step_cost()
     on_progress(f"a step computes {cost.matrix_flops / 1e9:,.3g} GFLOP in matrix products and convolutions")
     probe = child.warm_up(CHECKED_STEPS)
+    times = child.layer_seconds()  # before the windows: after some 90 steps TensorFlow no longer traces cheap operations
     num_steps = max(2, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
     windows = [child.window(num_steps) for _ in range(_NUM_WINDOWS)]
     step_seconds = statistics.median(window.seconds / window.num_steps for window in windows)
@@ -123,7 +124,6 @@ def _measured(
     if plan.devices[0].startswith("GPU") and waits is not None:  # an upper bound: a GPU that computes does not wait
         waits = None if busy is None else min(waits, 1 - busy)
     computed = step_seconds * (1 - min(1.0, max(0.0, waits or 0.0)))
-    times = child.layer_seconds()
     traced = sum(times.values())  # the profiler makes steps slower
     cores = max(1, hardware.num_usable_cores)
     return Roofline(

@@ -16,8 +16,9 @@ from tfaccel.training.steps.overrides import instance_attributes
 
 
 def layer_names(model: keras.Model) -> dict[int, str]:
-    """The number of each layer's name scope, and the layer's path in the model."""
-    return {number: layer.path or layer.name for number, layer in enumerate(private_api.all_layers(model))}
+    """The number of each layer's name scope, and the layer's path in the model, without the model's own name."""
+    layers = enumerate(private_api.all_layers(model))
+    return {number: (layer.path or layer.name).removeprefix(f"{model.name}/") for number, layer in layers}
 
 
 def optimizer_names(model: keras.Model) -> tuple[str, ...]:
