@@ -113,7 +113,7 @@ def _measured(
     cost = child.step_cost()
     on_progress(f"a step computes {cost.matrix_flops / 1e9:,.3g} GFLOP in matrix products and convolutions")
     probe = child.warm_up(CHECKED_STEPS)
-    times = child.layer_seconds()  # before the windows: after some 90 steps TensorFlow no longer traces cheap operations
+    times = child.layer_seconds()  # now: after some 90 steps, TensorFlow no longer traces cheap operations
     num_steps = max(2, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
     windows = [child.window(num_steps) for _ in range(_NUM_WINDOWS)]
     step_seconds = statistics.median(window.seconds / window.num_steps for window in windows)
