@@ -150,7 +150,35 @@ exit 1
 """
     )
     python.chmod(0o755)
-    found = run_bash("install_tested", cwd=tmp_path)
+    found = run_bash("install_by_pip", cwd=tmp_path)
     assert found.stdout.split() == tries
     assert (found.returncode == 0) is (len(tries) == 2 or not failure)
     assert ("constraints.txt cannot be installed here" in found.stderr) is (len(tries) == 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "calls"),
+    [
+        ("global.extra-index-url='file:///wheels'", 0, ["pip", "uv"]),
+        ("global.index-url='file:///mirror'", 0, []),
+        (":env:.no-index='1'", 0, []),
+        ("", 1, ["pip"]),
+    ],
+)
+def test_uv_installs_unless_pip_is_told_to_use_another_index(tmp_path, settings, status, calls):
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    python = tmp_path / ".venv/bin/python"
+    python.write_text(
+        f"""#!/bin/bash
+case "$*" in
+*"config list") echo {shlex.quote(settings)} ;;
+*"install --quiet uv") echo "pip"; exit {status} ;;
+"-m uv pip install "*" --constraint constraints.txt --editable .[dev]") echo "uv" ;;
+*) exit 3 ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    found = run_bash("install_by_uv", cwd=tmp_path)
+    assert found.stdout.split() == calls
+    assert (found.returncode == 0) is ("uv" in calls)
