@@ -19,7 +19,6 @@ from tfaccel.benchmarks.timed_race import Timing, race
 from tfaccel.errors import TfaccelError
 from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin
@@ -137,7 +136,12 @@ class Racers:
         return self._built(PeerChild(peer, self.family, folder))
 
     def race(
-        self, programs: Mapping[str, TimedChild], *, num_rounds: int, window_seconds: float = _WINDOW_SECONDS
+        self,
+        programs: Mapping[str, TimedChild],
+        *,
+        num_rounds: int,
+        window_seconds: float = _WINDOW_SECONDS,
+        min_speed: float = 0.0,
     ) -> dict[str, Timing]:
         """See `tfaccel.benchmarks.timed_race`."""
         return race(
@@ -146,11 +150,12 @@ class Racers:
             num_rounds=num_rounds,
             window_seconds=window_seconds * min(1.0, self._options.scale),
             progress=lambda text: self._options.progress(f"{self.family.name}: {text}"),
+            min_speed=min_speed,
         )
 
     def _built(self, child: TimedChild) -> TimedChild:
         self._stack.callback(child.end)
-        child.build(CHECKED_STEPS)
+        child.build(1)
         return child
 
 

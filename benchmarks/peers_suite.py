@@ -26,6 +26,7 @@ MIN_MEAN: Mapping[str, float] = {"torch": 1.15, "jax": 1.3}  # geometric mean ov
 MIN_EACH: Mapping[str, float | None] = {"torch": 0.95, "jax": None}
 _NUM_BEST = 2  # of PyTorch's variants: those that take part in the race
 _TRIAL_ROUNDS, _TRIAL_SECONDS = 3, 0.3
+_MIN_TRIAL_SPEED = 0.3  # of the chosen plan's; PyTorch's bfloat16 on a CPU without such operations took 52 s a step
 
 
 def run_peers_suite(
@@ -124,7 +125,10 @@ def _trials(family: str, chosen: Plan, options: SuiteOptions) -> dict[str, Any]:
                 found[peer.name] = {"speed": 0.0, "failure": str(error)}
                 continue
             timings = racers.race(
-                {CHOSEN: own, peer.name: other}, num_rounds=_TRIAL_ROUNDS, window_seconds=_TRIAL_SECONDS
+                {CHOSEN: own, peer.name: other},
+                num_rounds=_TRIAL_ROUNDS,
+                window_seconds=_TRIAL_SECONDS,
+                min_speed=_MIN_TRIAL_SPEED,
             )
             other.end()
             if timings[CHOSEN].failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ from tfaccel.measuring.measurement import relative_spread
 from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
 
 _MIN_STEPS = 2
+_LONG_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ def race(
     num_rounds: int,
     window_seconds: float,
     progress: Callable[[str], None],
+    min_speed: float = 0.0,
 ) -> dict[str, Timing]:
     """Runs one window of each program after the other, round by round, so that a slowdown of the machine affects all.
 
@@ -71,8 +73,11 @@ def race(
         num_rounds: windows of each program.
         window_seconds: about how long a window takes.
         progress: called with a line before each round.
+        min_speed: if in first windows of a second or more all programs but the fastest have less than this fraction of
+            its speed, there are no rounds, and these windows are the result.
     """
     num_steps: dict[str, int] = {}
+    first_windows: dict[str, CandidateWindow] = {}
     windows: dict[str, list[CandidateWindow]] = {name: [] for name in programs}
     failures: dict[str, str] = {}
 
@@ -85,11 +90,17 @@ def race(
 
     for name in programs:
         progress(f"warming up {name}")
-        if (probe := ran(name, _MIN_STEPS)) is not None:
-            num_steps[name] = max(_MIN_STEPS, round(window_seconds * probe.num_steps / probe.seconds))
+        if (first_window := ran(name, _MIN_STEPS)) is not None:
+            first_windows[name] = first_window
+    is_decided = _are_slow_but_one(first_windows.values(), min_speed)
+    if is_decided:
+        windows |= {name: [window] for name, window in first_windows.items()}
+    for name, window in first_windows.items():
+        num_steps[name] = max(_MIN_STEPS, round(window_seconds * window.num_steps / window.seconds))
+        if not is_decided:
             ran(name, num_steps[name])
     names = list(programs)
-    for turn in range(num_rounds):
+    for turn in range(0 if is_decided else num_rounds):
         progress(f"round {turn + 1} of {num_rounds}")
         first = turn % len(names)
         for name in names[first:] + names[:first]:
@@ -100,6 +111,13 @@ def race(
         name: Timing(global_batch_size=global_batch_size, windows=tuple(windows[name]), failure=failures.get(name, ""))
         for name in names
     }
+
+
+def _are_slow_but_one(windows: Collection[CandidateWindow], min_speed: float) -> bool:
+    """Whether all but the fastest have less than `min_speed` of its speed, in long windows of equally many steps."""
+    fastest = min((one.seconds for one in windows), default=0.0)
+    slow = [one for one in windows if one.seconds > _LONG_SECONDS and one.seconds * min_speed > fastest]
+    return len(slow) == len(windows) - 1 > 0
 
 
 def ratios(of: Timing, to: Timing) -> tuple[float, ...]:

@@ -81,6 +81,32 @@ def dying_later() -> tfaccel.Workload:
     return workload(functools.partial(fails_later, "kill", with_one_operation=False))
 
 
+@keras.saving.register_keras_serializable()
+class Sleeping(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate that takes six seconds, and with oneDNN three."""
+
+    def __call__(self, step: tf.Tensor) -> tf.Tensor:
+        def slept() -> float:
+            time.sleep(3.0 if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "1" else 6.0)
+            return 1e-3
+
+        return tf.py_function(slept, [], tf.float32)
+
+    def get_config(self) -> dict[str, str]:
+        return {}
+
+
+def slow_model() -> keras.Model:
+    model = build_model()
+    model.compile(keras.optimizers.Adam(Sleeping()), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def slow() -> tfaccel.Workload:
+    """So slow that a minute allows two plans."""
+    return workload(slow_model)
+
+
 def never_builds() -> keras.Model:
     raise ValueError("no such file: vocabulary.txt")
 

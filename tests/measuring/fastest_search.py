@@ -19,8 +19,8 @@ class Printed(SearchProgress):
 
 options = json.loads(sys.argv[4])
 limits = {"limit_seconds": float(sys.argv[2]), "budget_seconds": float(sys.argv[3])}
-if "memory_bytes" in options:
-    options["hardware"] = dataclasses.replace(tfaccel.detect_hardware(), memory_bytes=options.pop("memory_bytes"))
+if "hardware" in options:  # fields that differ from this machine's
+    options["hardware"] = dataclasses.replace(tfaccel.detect_hardware(), **options["hardware"])
 measure = MeasureOptions(**limits, **options.pop("measure", {}))
 seen = []
 try:

@@ -190,9 +190,18 @@ def test_other_batches_are_tuned_if_asked_for(find):
 
 
 @pytest.mark.slow
+def test_a_slow_model_tries_both_moves_at_once(find):
+    report = find("slow", budget_seconds=78, hardware={"cpu_features": ("AVX2",)})
+    assert [one.axis for one in report.candidates][1] == "oneDNN and kernels"
+    assert report.plan.onednn and report.plan.fused_kernels
+    assert report.gains["oneDNN and kernels"] > 1.5
+    assert dict(report.plan.reasons)["fused_kernels"].startswith("Measured on this machine: oneDNN and kernels, ")
+
+
+@pytest.mark.slow
 def test_batches_that_exceed_the_memory_are_not_tried(find):
     fixed = {"inter_op_threads": None, "intra_op_threads": None, "jit_compile": False, "fused_kernels": False}
-    options = {"measure": {"tune_batch": True, "max_candidates": 6}, "memory_bytes": 100 * 2**20, **fixed}
+    options = {"measure": {"tune_batch": True, "max_candidates": 6}, "hardware": {"memory_bytes": 100 * 2**20}, **fixed}
     report = find("workload", **options)
     larger = [one for one in report.candidates if one.plan.global_batch_size > 32]
     assert len(larger) == 3

@@ -29,6 +29,18 @@ def test_a_move_that_undoes_another_takes_its_gain_over():
     assert reasons["inter_op_threads"] == "Measured on this machine: threads, 1.10 times the speed."
 
 
+def test_two_moves_at_once_have_one_gain():
+    both = replace(FUSED, onednn=True)
+    gains = Gains()
+    gains.won("oneDNN and kernels", 1.6, before=PLAIN, after=both)
+    assert gains.by_axis(both) == {"oneDNN and kernels": 1.6}
+    reason = "Measured on this machine: oneDNN and kernels, 1.60 times the speed."
+    assert gains.reasons(both) == {"onednn": reason, "fused_kernels": reason}
+    continued = Gains()
+    continued.take_over(gains.by_axis(both), both)
+    assert continued.reasons(both) == gains.reasons(both)
+
+
 def test_an_earlier_search_is_taken_over_once():
     gains = Gains()
     gains.won("first plan", 1.3, before=replace(PLAIN, dtype_policy="mixed_bfloat16"), after=PLAIN)

@@ -49,6 +49,14 @@ def test_a_plan_is_expected_to_take_as_long_as_others_in_its_environment():
     assert limits.times.expected(replace(PLAN, fused_kernels=True)) == 26.0 + 1.5
 
 
+def test_time_for_two_plans():
+    limits = limits_after(10.0, budget_seconds=25)
+    assert limits.allows_two(OTHER)
+    limits.times.note(PLAN, 10.0, start_seconds=3.0)
+    assert not limits.allows_two(OTHER, is_new=True)
+    assert not limits.allows_two(replace(PLAN, jit_compile=True))
+
+
 def test_a_plan_that_hangs_ends_with_the_budget():
     assert SearchLimits(MeasureOptions(budget_seconds=10)).of_one_plan == 120  # nothing to go by yet
     limits = limits_after(1.0, budget_seconds=10)

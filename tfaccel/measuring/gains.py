@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfaccel.planning.moves import AXES, MEASURED
+from tfaccel.planning.moves import MEASURED, fields_of
 from tfaccel.planning.plan import Plan, plan_field_names
 
 
@@ -54,10 +54,10 @@ class Gains:
 
     def take_over(self, gains: Mapping[str, float], plan: Plan) -> None:
         """Takes over what an earlier search found on its way to a plan, in place of all but the rules' gain."""
-        self._wins = [one for one in self._wins if one.axis not in AXES]
+        self._wins = [one for one in self._wins if not fields_of(one.axis)]
         for axis, gain in gains.items():
-            if axis in AXES:
-                self._wins.append(_Win(axis, gain, {name: getattr(plan, name) for name in AXES[axis]}))
+            if names := fields_of(axis):
+                self._wins.append(_Win(axis, gain, {name: getattr(plan, name) for name in names}))
 
     def by_axis(self, plan: Plan) -> dict[str, float]:
         """Axis -> the speedup by moves along it that a plan still has."""
@@ -72,6 +72,6 @@ class Gains:
         found: dict[str, str] = {}
         for axis, gain in self.by_axis(plan).items():
             for win in self._wins:
-                if win.axis == axis in AXES:
+                if win.axis == axis and fields_of(axis):
                     found |= dict.fromkeys(win.kept(plan), f"{MEASURED}: {axis}, {gain:.2f} times the speed.")
         return found

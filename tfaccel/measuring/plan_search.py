@@ -23,7 +23,7 @@ from tfaccel.measuring.search_limits import SearchLimits
 from tfaccel.measuring.search_memory import SearchMemory
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.moves import Move, moves
+from tfaccel.planning.moves import Move, both, moves
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
@@ -34,6 +34,7 @@ _INTERRUPTED = "It was interrupted."
 _WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
 _MOSTLY_WAITING = 0.3  # then they come first
 _LOADED_AHEAD = 2  # moves
+_SAFE = ("precision", "oneDNN", "kernels")  # axes that seldom lose: two of them may be tried at once
 
 
 class PlanSearch:
@@ -129,6 +130,7 @@ class PlanSearch:
         waiting = self._moves()
         if best.share_of_waiting > _MOSTLY_WAITING:
             waiting.sort(key=lambda move: move.axis != "input")
+        waiting = [*self._at_once(best.candidate.plan, waiting[:2]), *waiting]
         lost: list[Move] = []
         skipped = ""
         while waiting:
@@ -166,6 +168,17 @@ class PlanSearch:
                 raise self._no_plan() from error
         self._candidates[best.candidate.plan] = best.candidate if self._step_operations else best.counted()
         best.end()
+
+    def _at_once(self, plan: Plan, first_two: list[Move]) -> list[Move]:
+        """Both moves as one, if they are likely to pay, and the model so slow that the time allows one further plan."""
+        moved = [one.applied_to(plan) for one in first_two]
+        if len(moved) < 2 or None in moved or any(one.axis not in _SAFE for one in first_two):
+            return []
+        combined = both(*first_two)
+        together = combined.applied_to(plan)
+        if together is None or self._limits.allows_two(together, is_new=not self._servers.has(together)):
+            return []
+        return [combined]
 
     def _moves(self) -> list[Move]:
         found = moves(

@@ -43,6 +43,7 @@ PROCESS_AXES = ("oneDNN", "clustering", "GPU threads", "allocator")
 _HAS_ONEDNN = {"AVX2", "AVX512F", "ASIMD"}
 _ON_BY_DEFAULT = {"AVX512_VNNI", "AVX512_BF16", "AVX_VNNI", "AMX_TILE", "AMX_INT8", "AMX_BF16", "ASIMD"}
 
+_AND = " and "
 _SMALL_STEP = 1_000_000  # operations: one of half as many ran 0.84 times as fast in mixed_bfloat16
 
 
@@ -71,6 +72,26 @@ class Move:
         except PlanError:
             return None
         return None if changed == plan else changed
+
+
+def both(first: Move, second: Move) -> Move:
+    """Two moves at once, with both axes in its name.
+
+    Example:
+        >>> both(Move("precision", (("dtype_policy", "mixed_bfloat16"),)), Move("kernels", (("fused_kernels", True),)))
+        Move(axis='precision and kernels', changes=(('dtype_policy', 'mixed_bfloat16'), ('fused_kernels', True)))
+    """
+    return Move(f"{first.axis}{_AND}{second.axis}", (*first.changes, *second.changes))
+
+
+def fields_of(axis: str) -> tuple[str, ...]:
+    """The plan fields of a move's axis, or of those of both moves; none if it is not a move's.
+
+    Example:
+        >>> fields_of("precision and kernels"), fields_of("rules")
+        (('dtype_policy', 'fused_kernels'), ())
+    """
+    return tuple(name for one in axis.split(_AND) for name in AXES.get(one, ()))
 
 
 _FUSED = Move("kernels", (("jit_compile", False), ("fused_kernels", True)))
