@@ -51,10 +51,11 @@ def test_a_plan_is_expected_to_take_as_long_as_others_in_its_environment():
 
 def test_time_for_two_plans():
     limits = limits_after(10.0, budget_seconds=25)
-    assert limits.allows_two(OTHER)
+    assert limits.allows_two(OTHER, duel_seconds=0.5)
+    assert not limits.allows_two(OTHER, duel_seconds=1.5)
+    assert not limits.allows_two(replace(PLAN, jit_compile=True), duel_seconds=0.5)
     limits.times.note(PLAN, 10.0, start_seconds=3.0)
-    assert not limits.allows_two(OTHER, is_new=True)
-    assert not limits.allows_two(replace(PLAN, jit_compile=True))
+    assert not limits.allows_two(OTHER, duel_seconds=0.5, is_new=True)
 
 
 def test_a_plan_that_hangs_ends_with_the_budget():

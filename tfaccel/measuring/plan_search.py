@@ -12,7 +12,7 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.duel import duel, steps_of_window
+from tfaccel.measuring.duel import duel, shortest_duel, steps_of_window
 from tfaccel.measuring.gains import Gains
 from tfaccel.measuring.loss_check import first_losses, what_is_wrong
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
@@ -130,7 +130,7 @@ class PlanSearch:
         waiting = self._moves()
         if best.share_of_waiting > _MOSTLY_WAITING:
             waiting.sort(key=lambda move: move.axis != "input")
-        waiting = [*self._at_once(best.candidate.plan, waiting[:2]), *waiting]
+        waiting = [*self._at_once(best, waiting[:2]), *waiting]
         lost: list[Move] = []
         skipped = ""
         while waiting:
@@ -169,14 +169,14 @@ class PlanSearch:
         self._candidates[best.candidate.plan] = best.candidate if self._step_operations else best.counted()
         best.end()
 
-    def _at_once(self, plan: Plan, first_two: list[Move]) -> list[Move]:
+    def _at_once(self, best: CandidateChild, first_two: list[Move]) -> list[Move]:
         """Both moves as one, if they are likely to pay, and the model so slow that the time allows one further plan."""
-        moved = [one.applied_to(plan) for one in first_two]
+        moved = [one.applied_to(best.candidate.plan) for one in first_two]
         if len(moved) < 2 or None in moved or any(one.axis not in _SAFE for one in first_two):
             return []
         combined = both(*first_two)
-        together = combined.applied_to(plan)
-        if together is None or self._limits.allows_two(together, is_new=not self._servers.has(together)):
+        plan, seconds = combined.applied_to(best.candidate.plan), shortest_duel(best)
+        if plan is None or self._limits.allows_two(plan, duel_seconds=seconds, is_new=not self._servers.has(plan)):
             return []
         return [combined]
 

@@ -51,9 +51,9 @@ class SearchLimits:
         left = self.deadline - time.monotonic()
         return min(self._options.limit_seconds, max(left, 2 * self.times.longest))
 
-    def allows_two(self, plan: Plan, *, is_new: bool = False) -> bool:
-        """Whether there is time for another plan after a further one, if it takes as long."""
-        expected = self.times.expected(plan, is_new=is_new) + self.times.expected(plan)
+    def allows_two(self, plan: Plan, *, duel_seconds: float, is_new: bool = False) -> bool:
+        """Whether there is time for another plan after a further one, if it takes as long, and for the duels of both."""
+        expected = self.times.expected(plan, is_new=is_new) + self.times.expected(plan) + 2 * duel_seconds
         return self.seconds + expected <= self._options.budget_seconds
 
     def why_not(self, plan: Plan, candidates: Collection[Candidate], *, is_new: bool = False) -> str:
