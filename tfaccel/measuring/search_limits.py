@@ -52,7 +52,7 @@ class SearchLimits:
         return min(self._options.limit_seconds, max(left, 2 * self.times.longest))
 
     def allows_two(self, plan: Plan, *, duel_seconds: float, is_new: bool = False) -> bool:
-        """Whether there is time for another plan after a further one, if it takes as long, and for the duels of both."""
+        """Whether there is time for two further plans, if the second takes as long as this one, and for their duels."""
         expected = self.times.expected(plan, is_new=is_new) + self.times.expected(plan) + 2 * duel_seconds
         return self.seconds + expected <= self._options.budget_seconds
 
