@@ -5,18 +5,18 @@ Keras composes each update of elementwise operations. The kernels are public ope
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfaccel.training.kernels.row_gradients import row_gradient
 from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.steps.overrides import keeps_methods_of
 
 _MIN_BETA = 0.5  # the smallest by which moments may be divided without losing precision
-_MAX_KEPT_BYTES = 64 << 20  # a constant of zeros stays in memory with the graph
+_MIN_ROWS = 4096  # of a table whose rows mostly occur once in a batch
 _METHODS = ("update_step", "assign", "assign_add", "assign_sub")  # Keras's step calls the others
 
 
@@ -42,7 +42,7 @@ def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         betas = (optimizer.beta_1, optimizer.beta_2) if kernel is _adam else ()
         is_exact = dtype in (tf.float32, tf.float64) and all(_has_exact_complement(beta, dtype) for beta in betas)
         if isinstance(gradient, tf.IndexedSlices) and is_exact and _takes_slices(betas, variable):
-            gradient = _added_to_moments(optimizer, variable, gradient)
+            gradient = _dense_gradient(optimizer, variable, gradient)
         if isinstance(gradient, tf.IndexedSlices) or not is_exact:
             keras_step(gradient, variable, learning_rate)
         else:
@@ -63,40 +63,54 @@ def _takes_slices(betas: tuple[float, ...], variable: Any) -> bool:
     return bool(betas) and min(betas) >= _MIN_BETA and "CPU" in _handle(variable).device
 
 
-def _added_to_moments(optimizer: Any, variable: Any, gradient: tf.IndexedSlices) -> tf.Tensor:
-    """Adds a sparse gradient to Adam's moments such that an update with zeros, which are returned, completes it.
+def _dense_gradient(optimizer: Any, variable: Any, gradient: tf.IndexedSlices) -> tf.Tensor:
+    """The gradient for the kernel, and additions to the moments, which together make the update of Keras.
 
-    The update multiplies the moments by their betas, so that what is added here is divided by them. Like Keras, it
-    squares the slices of a row that occurs twice one by one.
+    Keras squares the slices of a row that occurs repeatedly one by one. The dense gradient therefore has only the last
+    slice of each row, or, where most rows of a small table occur repeatedly, none.
     """
-    values = tf.cast(gradient.values, variable.dtype)
+    slices = tf.IndexedSlices(tf.cast(gradient.values, variable.dtype), gradient.indices)
+    if variable.shape[0] < _MIN_ROWS:
+        _add_to_moments(optimizer, variable, slices)
+        return tf.zeros(variable.shape, variable.dtype)
+    dense, others = row_gradient(optimizer, _tf_variable(variable)).of(slices)
+    _add_to_moments(optimizer, variable, others)
+    return dense
+
+
+def _add_to_moments(optimizer: Any, variable: Any, slices: tf.IndexedSlices) -> None:
+    """Adds slices to Adam's moments. The update will multiply these by the betas, so that it divides by them."""
     moments = zip(private_slots.adam_slots(optimizer, variable), (optimizer.beta_1, optimizer.beta_2), strict=True)
-    for (moment, beta), part in zip(moments, (values, tf.square(values)), strict=True):
-        added = part * tf.cast((1.0 - beta) / beta, part.dtype)
-        tf.raw_ops.ResourceScatterNdAdd(ref=_handle(moment), indices=gradient.indices[:, tf.newaxis], updates=added)
+    for (moment, beta), part in zip(moments, (slices.values, tf.square(slices.values)), strict=True):
+        added = part * tf.constant((1.0 - beta) / beta, part.dtype)
+        tf.raw_ops.ResourceScatterNdAdd(ref=_handle(moment), indices=slices.indices[:, tf.newaxis], updates=added)
         tf.raw_ops.DisableCopyOnRead(resource=_handle(moment))  # or each update would copy the moment
-    is_small = math.prod(variable.shape) * values.dtype.size <= _MAX_KEPT_BYTES
-    return tf.constant(0.0, values.dtype, variable.shape) if is_small else tf.zeros(variable.shape, values.dtype)
+
+
+def _tf_variable(variable: Any) -> tf.Variable:
+    return private_api.tf_variable(variable) if isinstance(variable, keras.Variable) else variable
 
 
 def _handle(variable: Any) -> Any:
-    return (private_api.tf_variable(variable) if isinstance(variable, keras.Variable) else variable).handle
+    return _tf_variable(variable).handle
 
 
 def _adam(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:
     momentum, velocity = private_slots.adam_slots(optimizer, variable)
     step = tf.cast(optimizer.iterations + 1, gradient.dtype)
-    beta_1, beta_2 = (tf.cast(beta, gradient.dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
+    betas = (optimizer.beta_1, optimizer.beta_2)
+    power_1, power_2 = (tf.pow(tf.cast(beta, gradient.dtype), step) for beta in betas)  # rounds to float32, like Keras
+    beta_1, beta_2 = (tf.constant(beta, gradient.dtype) for beta in betas)
     tf.raw_ops.ResourceApplyAdam(
         var=_handle(variable),
         m=_handle(momentum),
         v=_handle(velocity),
-        beta1_power=tf.pow(beta_1, step),
-        beta2_power=tf.pow(beta_2, step),
+        beta1_power=power_1,
+        beta2_power=power_2,
         lr=learning_rate,
         beta1=beta_1,
         beta2=beta_2,
-        epsilon=tf.cast(optimizer.epsilon, gradient.dtype),
+        epsilon=tf.constant(optimizer.epsilon, gradient.dtype),
         grad=gradient,
     )
 
@@ -107,6 +121,6 @@ def _momentum(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate:
         accum=_handle(optimizer.momentums[private_api.variable_index(optimizer, variable)]),
         lr=learning_rate,
         grad=gradient,
-        momentum=tf.cast(optimizer.momentum, gradient.dtype),
+        momentum=tf.constant(optimizer.momentum, gradient.dtype),
         use_nesterov=optimizer.nesterov,
     )

@@ -164,13 +164,19 @@ def dtype_attribute(variable: keras.Variable, dtype: str) -> dict[str, str]:
     return {"_dtype": dtype}
 
 
-def plain_variable(value: Any, name: str) -> tf.Variable:
-    """A new variable on the current device: no strategy whose scope the caller is in takes part."""
+def plain_variable(value: Any, name: str, *, shape: Any = None) -> tf.Variable:
+    """A new variable on the current device: no strategy whose scope the caller is in takes part.
+
+    Args:
+        value: the first value.
+        name: of the variable.
+        shape: of all values; by default that of the first one.
+    """
     from tensorflow.python.ops import resource_variable_ops
 
     kind = private_part(resource_variable_ops, "ResourceVariable", package="tensorflow")
     with tf.init_scope():
-        return kind(value, trainable=False, name=name)
+        return kind(value, trainable=False, name=name, shape=shape)
 
 
 def has_weight_decay(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:

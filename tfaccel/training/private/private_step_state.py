@@ -17,7 +17,7 @@ from tfaccel.data.private_pipelines import is_python, is_random, nodes_of
 _READS_AN_ITERATOR = re.compile(r"IteratorGetNext(Sync)?")  # the engine's own is read by `IteratorGetNextAsOptional`
 _CHANGES_A_TABLE = re.compile(r"LookupTable(Insert|Import|Remove)(V2)?")
 
-COPIES = "tfaccel_copies"  # an attribute of variables that get the value of another one in each step
+SCRATCH = "tfaccel_scratch"  # an attribute of variables whose values no later step needs
 
 _DRAWS = (
     "The {} draws random numbers from a state that no checkpoint holds ({}): call `keras.random` with a "
@@ -72,7 +72,7 @@ def _changed_variables(graph: Any, saved: Iterable[tf.Variable]) -> Iterator[str
     known = {id(variable.handle) for variable in saved}
     inner = {id(handle): placeholder for handle, placeholder in graph.captures}
     for variable in graph.variables:
-        if getattr(variable, COPIES, False):
+        if getattr(variable, SCRATCH, False):
             continue
         handle = None if id(variable.handle) in known else inner.get(id(variable.handle))
         if handle is not None and any(handle is one for user in handle.consumers() for one in accesses(user)[1]):

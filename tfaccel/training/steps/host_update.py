@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_slots
-from tfaccel.training.private.private_step_state import COPIES
+from tfaccel.training.private.private_step_state import SCRATCH
 from tfaccel.training.steps.gradients import same_numbers_on_all
 from tfaccel.training.steps.model_parts import accumulators_by_replica, seeds_of, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
@@ -83,7 +83,7 @@ class HostUpdate:
             value = self._replicas.components([variable], 0)[0]
             with tf.init_scope(), tf.device(host_device(self._replicas)):
                 copy = private_slots.plain_variable(tf.identity(value), variable.name)
-            setattr(copy, COPIES, True)
+            setattr(copy, SCRATCH, True)
             self._copies[id(variable)] = copy
         return self._copies[id(variable)]
 
