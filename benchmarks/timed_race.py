@@ -90,13 +90,13 @@ def race(
 
     for name in programs:
         progress(f"warming up {name}")
-        if (first_window := ran(name, _MIN_STEPS)) is not None:
-            first_windows[name] = first_window
+        if (ended := ran(name, _MIN_STEPS)) is not None:
+            first_windows[name] = ended
     is_decided = _are_slow_but_one(first_windows.values(), min_speed)
     if is_decided:
-        windows |= {name: [window] for name, window in first_windows.items()}
-    for name, window in first_windows.items():
-        num_steps[name] = max(_MIN_STEPS, round(window_seconds * window.num_steps / window.seconds))
+        windows |= {name: [first_window] for name, first_window in first_windows.items()}
+    for name, first_window in first_windows.items():
+        num_steps[name] = max(_MIN_STEPS, round(window_seconds * first_window.num_steps / first_window.seconds))
         if not is_decided:
             ran(name, num_steps[name])
     names = list(programs)
