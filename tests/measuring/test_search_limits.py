@@ -47,6 +47,9 @@ def test_a_plan_is_expected_to_take_as_long_as_others_in_its_environment():
     limits.times.note(onednn, 12.0)
     assert limits.times.expected(replace(onednn, fused_kernels=True)) == 12.0 + 1.5
     assert limits.times.expected(replace(PLAN, fused_kernels=True)) == 26.0 + 1.5
+    assert limits.times.expected(replace(PLAN, accumulation_steps=2)) == 52.0 + 1.5
+    limits.times.note(replace(PLAN, accumulation_steps=2), 30.0)
+    assert limits.times.expected(replace(PLAN, accumulation_steps=2, inter_op_threads=1)) == 30.0 + 1.5
 
 
 def test_time_for_two_plans():

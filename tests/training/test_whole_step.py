@@ -171,6 +171,13 @@ def float8():
 scales = compiled(float8, lambda: SGD(0.1), strategy.scope())
 parts = batches((X, Y))
 found["float8"] = error(lambda: run(engine_for(scales, parts), "train", parts))
+
+class Noisy(SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient + keras.random.normal(gradient.shape), variable, learning_rate)
+
+noisy = compiled(dense, lambda: Noisy(0.1), strategy.scope())
+found["noise"] = error(lambda: run(engine_for(noisy, parts), "train", parts))
 print(json.dumps(found))
 """
 
@@ -237,3 +244,8 @@ def test_a_loss_scale_is_refused(found):
 @pytest.mark.slow
 def test_scales_of_float8_are_refused(found):
     assert "inputs_scale takes the value of its gradient, as the scales of float8 do" in found["float8"]
+
+
+@pytest.mark.slow
+def test_updates_with_other_random_numbers_on_each_replica_are_refused(found):
+    assert "PlanError: The optimizer draws random numbers without a seed of its own" in found["noise"]

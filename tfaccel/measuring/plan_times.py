@@ -6,9 +6,10 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
 
 # A plan that XLA compiles may take so many times as long as the others before; where it finds clusters by itself, which
-# may be many, as in recurrent layers, longer still.
+# may be many, as in recurrent layers, longer still. For micro-batches, a trial must show first what they would change.
 _COMPILES_LONGER = 1.5
 _CLUSTERS_LONGER = 4.0
+_SPLITS_LONGER = 2.0
 _END_SECONDS = 1.5  # to end the processes, and to keep the report
 
 
@@ -59,6 +60,8 @@ class PlanTimes:
         factor = _COMPILES_LONGER if compiles_long(plan) else 1.0
         if plan.xla_auto_clustering and not any(one.xla_auto_clustering for one in self._seconds):
             factor = _CLUSTERS_LONGER
+        if plan.accumulation_steps > 1 and not any(one.accumulation_steps > 1 for one in self._seconds):
+            factor *= _SPLITS_LONGER
         return longest * factor + _END_SECONDS + is_new * self.start_seconds
 
     @property

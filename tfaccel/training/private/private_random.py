@@ -98,16 +98,25 @@ def noting_stateful_random(used: list[bool], replica_of_thread: Callable[[], int
 
 
 @contextlib.contextmanager
-def refusing_unseeded_random(refuse: Callable[[], NoReturn]) -> Iterator[None]:
-    """While tracing: calls `refuse` where an operation draws random numbers without a `SeedGenerator` of its own."""
+def refusing_unseeded_random(
+    refuse: Callable[[], NoReturn], *, when: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """While tracing: calls `refuse` where an operation draws random numbers without a `SeedGenerator` of its own.
+
+    Args:
+        refuse: raises an error.
+        when: whether the current thread may not draw such numbers at the moment.
+    """
     from keras.src.random import seed_generator
     from tensorflow.python.framework import random_seed
 
-    for module, name in ((seed_generator, _NAME), (random_seed, "get_seed")):
-        private_part(module, name)
+    def guarded(module: Any, name: str) -> dict[str, Callable[..., Any]]:
+        original = private_part(module, name)
+        return {name: lambda *arguments: refuse() if when() else original(*arguments)}
+
     with (
         patch_lock,
-        instance_attributes(seed_generator, {_NAME: refuse}),
-        instance_attributes(random_seed, {"get_seed": lambda op_seed: refuse()}),
+        instance_attributes(seed_generator, guarded(seed_generator, _NAME)),
+        instance_attributes(random_seed, guarded(random_seed, "get_seed")),
     ):
         yield

@@ -14,7 +14,9 @@ without rows runs on a borrowed row of weight 0.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -34,7 +36,14 @@ from tfaccel.training.steps.global_batch import (
     weighted_by_rows,
 )
 from tfaccel.training.steps.gradient_update import build_optimizer
-from tfaccel.training.steps.gradients import apply_as_class, applying_pairs, densify, refuse_overwritten, scaled
+from tfaccel.training.steps.gradients import (
+    apply_as_class,
+    applying_pairs,
+    densify,
+    refuse_overwritten,
+    same_numbers_on_all,
+    scaled,
+)
 from tfaccel.training.steps.merged_metrics import NotedResults, metrics_in
 from tfaccel.training.steps.model_parts import (
     has_own_logs,
@@ -67,6 +76,7 @@ class WholeStep:
         self._model = model
         self._replicas = replicas
         self.noted_results = NotedResults()
+        self._thread = threading.local()  # `updates`: whether a replica's thread traces the update
         for name, optimizer in optimizers_of(model).items():
             if inner_optimizer(optimizer) is not optimizer:
                 raise PlanError(
@@ -88,6 +98,8 @@ class WholeStep:
                     attributes["scale_loss"] = _weighted_scale_loss(optimizer)
                 stack.enter_context(instance_attributes(optimizer, attributes))
             stack.enter_context(replica_statistics(self._model, self._replicas.num_replicas))
+            updates = partial(getattr, self._thread, "updates", False)
+            stack.enter_context(same_numbers_on_all(self._replicas.num_replicas, when=updates))
             return self._replicas.mean_of_weighted(
                 self._run(batches, batch, lambda data: self._logs(self._model.train_step(augment(data)), "train"))
             )
@@ -169,7 +181,11 @@ class WholeStep:
             weighted = share is not None and share.weighs_gradients
             own = [scaled(gradient, gradient_weight()) if weighted else gradient for gradient, _ in pairs]
             summed = context.all_reduce(tf.distribute.ReduceOp.SUM, own) if self._replicas.num_replicas > 1 else own
-            apply_as_class(optimizer, list(summed), [v for _, v in pairs])
+            self._thread.updates = True
+            try:
+                apply_as_class(optimizer, list(summed), [v for _, v in pairs])
+            finally:
+                self._thread.updates = False
 
         return apply
 
