@@ -29,7 +29,8 @@ from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import installed_versions
 
-_COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler"}  # a gain on one may make the other pay
+# A gain on one may make the other pay.
+_COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler", "kernels": "oneDNN"}
 _INTERRUPTED = "It was interrupted."
 _WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
 _MOSTLY_WAITING = 0.3  # then they come first
