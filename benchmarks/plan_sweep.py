@@ -23,7 +23,7 @@ from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
 
 # Axes that are combined with each other: the alternatives of each, of which a plan takes one or none.
-COMBINED: tuple[tuple[str, ...], ...] = (("precision", "Grappler"), ("XLA", "kernels"), ("threads",))
+COMBINED: tuple[tuple[str, ...], ...] = (("precision", "Grappler"), ("oneDNN",), ("XLA", "kernels"), ("threads",))
 _PLAIN: dict[str, Any] = {
     "dtype_policy": "float32",
     "jit_compile": False,
@@ -39,7 +39,8 @@ class SweepSpace:
 
     Attributes:
         reference: float32, without XLA and fused kernels.
-        combined: all combinations of precision, compilation and threads that do not contradict themselves.
+        combined: all combinations of precision, oneDNN where it is off by default, compilation and threads that do not
+            contradict themselves.
         single: moves along the other axes, each to be applied to the best plan so far.
     """
 
@@ -56,9 +57,13 @@ def sweep_space(hardware: Hardware, workload: Workload) -> SweepSpace:
     found += [Move(axis, changes) for axis, changes in _of_first(first, reference)]
     plans = dict.fromkeys(_combinations(reference, found))
     plans.pop(reference)
-    names = [axis for axes in COMBINED for axis in axes]
-    single = tuple(move for move in found if move.axis not in names)
+    single = tuple(move for move in found if not any(_is_combined(move, axes) for axes in COMBINED))
     return SweepSpace(reference=reference, combined=tuple(plans), single=single)
+
+
+def _is_combined(move: Move, axes: tuple[str, ...]) -> bool:
+    """Whether a move belongs to some axes of `COMBINED`; not one that turns off oneDNN, which rarely pays."""
+    return move.axis in axes and ("onednn", False) not in move.changes
 
 
 def _of_first(first: Plan, reference: Plan) -> Iterator[tuple[str, tuple[tuple[str, Any], ...]]]:
@@ -69,7 +74,7 @@ def _of_first(first: Plan, reference: Plan) -> Iterator[tuple[str, tuple[tuple[s
 
 
 def _combinations(reference: Plan, found: Sequence[Move]) -> Iterator[Plan]:
-    options = [[(), *(move.changes for move in found if move.axis in axes)] for axes in COMBINED]
+    options = [[(), *(move.changes for move in found if _is_combined(move, axes))] for axes in COMBINED]
     for parts in itertools.product(*options):
         changes = tuple(dict(change for part in parts for change in part).items())
         plan = Move("combined", changes).applied_to(reference)

@@ -41,9 +41,17 @@ def test_space_has_every_combination_and_every_move():
     # 3 precisions x 3 compilations x 3 threads, without Grappler's bfloat16 under XLA, and without the reference
     assert len(space.combined) == len(set(space.combined)) == 27 - 3 - 1
     assert space.reference not in space.combined
+    assert [move.changes for move in space.single if move.axis == "oneDNN"] == [(("onednn", False),)]
     reachable = moves(HARDWARE, work, {})
     swept = {axis for axes in plan_sweep.COMBINED for axis in axes} | {move.axis for move in space.single}
     assert {move.axis for move in reachable} <= swept
+
+
+def test_onednn_is_combined_where_it_is_off_by_default():
+    space = sweep_space(Hardware(num_usable_cores=2, cpu_features=("AVX2",)), workload("mlp"))
+    assert {(plan.onednn, plan.fused_kernels) for plan in space.combined} >= {(True, True), (None, True), (True, False)}
+    assert len(space.combined) == 2 * 3 * 3 - 1
+    assert "oneDNN" not in {move.axis for move in space.single}
 
 
 def window(seconds):
