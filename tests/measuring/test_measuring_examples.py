@@ -13,6 +13,7 @@ import pytest
         "measuring.interleaved",
         "measuring.candidate",
         "measuring.duel",
+        "measuring.next_moves",
         "measuring.plan_times",
         "measuring.search_limits",
         "measuring.loss_check",

@@ -16,6 +16,7 @@ from tfaccel.measuring.duel import duel, shortest_duel, steps_of_window
 from tfaccel.measuring.gains import Gains
 from tfaccel.measuring.loss_check import first_losses, what_is_wrong
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
+from tfaccel.measuring.next_moves import at_once, tried_again
 from tfaccel.measuring.plan_times import compiles_long
 from tfaccel.measuring.reference_plan import num_settings, reference_of
 from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
@@ -23,19 +24,16 @@ from tfaccel.measuring.search_limits import SearchLimits
 from tfaccel.measuring.search_memory import SearchMemory
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.moves import Move, both, moves
+from tfaccel.planning.moves import Move, moves
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import installed_versions
 
-# A gain on one may make the other pay.
-_COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler", "kernels": "oneDNN"}
 _INTERRUPTED = "It was interrupted."
 _WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
 _MOSTLY_WAITING = 0.3  # then they come first
 _LOADED_AHEAD = 2  # moves
-_SAFE = ("precision", "oneDNN", "kernels")  # axes that seldom lose: two of them may be tried at once
 
 
 class PlanSearch:
@@ -128,6 +126,7 @@ class PlanSearch:
 
     def _move_from(self, best: CandidateChild) -> None:
         """Tries one move after the other, and goes on from the better plan."""
+        first = best.candidate.plan
         waiting = self._moves()
         if best.share_of_waiting > _MOSTLY_WAITING:
             waiting.sort(key=lambda move: move.axis != "input")
@@ -158,7 +157,8 @@ class PlanSearch:
                 if self._can_recompute(plan):
                     waiting.insert(0, Move("rematerialization", (*move.changes, ("rematerialization", True))))
             else:
-                waiting = [one for one in lost if one.axis == _COUPLED.get(move.axis)] + waiting
+                gains = self._gains.by_axis(best.candidate.plan)
+                waiting = tried_again(move.axis, lost, gains, first) + waiting
         else:
             self._stopped_because = skipped or NO_MOVE_LEFT
         if not best.candidate.windows:  # no other plan could be compared with it
@@ -172,14 +172,11 @@ class PlanSearch:
 
     def _at_once(self, best: CandidateChild, first_two: list[Move]) -> list[Move]:
         """Both moves as one, if they are likely to pay, and the model so slow that the time allows one further plan."""
-        moved = [one.applied_to(best.candidate.plan) for one in first_two]
-        if len(moved) < 2 or None in moved or any(one.axis not in _SAFE for one in first_two):
+        if (found := at_once(best.candidate.plan, first_two)) is None:
             return []
-        combined = both(*first_two)
-        plan, seconds = combined.applied_to(best.candidate.plan), shortest_duel(best)
-        if plan is None or self._limits.allows_two(plan, duel_seconds=seconds, is_new=not self._servers.has(plan)):
-            return []
-        return [combined]
+        move, plan = found
+        seconds, is_new = shortest_duel(best), not self._servers.has(plan)
+        return [] if self._limits.allows_two(plan, duel_seconds=seconds, is_new=is_new) else [move]
 
     def _moves(self) -> list[Move]:
         found = moves(
