@@ -26,7 +26,7 @@ MIN_MEAN: Mapping[str, float] = {"torch": 1.15, "jax": 1.3}  # geometric mean ov
 MIN_EACH: Mapping[str, float | None] = {"torch": 0.95, "jax": None}
 _NUM_BEST = 2  # of PyTorch's variants: those that take part in the race
 _TRIAL_ROUNDS, _TRIAL_SECONDS = 3, 0.3
-_MIN_TRIAL_SPEED = 0.3  # of the chosen plan's; PyTorch's bfloat16 on a CPU without such operations took 52 s a step
+_MIN_TRIAL_SPEED = 0.3  # of the faster one's; PyTorch took 52 s a step in bfloat16 on a CPU without such operations
 
 
 def run_peers_suite(

@@ -90,20 +90,20 @@ def race(
 
     for name in programs:
         progress(f"warming up {name}")
-        if (ended := ran(name, _MIN_STEPS)) is not None:
-            first_windows[name] = ended
-    is_decided = _are_slow_but_one(first_windows.values(), min_speed)
-    if is_decided:
-        windows |= {name: [first_window] for name, first_window in first_windows.items()}
-    for name, first_window in first_windows.items():
-        num_steps[name] = max(_MIN_STEPS, round(window_seconds * first_window.num_steps / first_window.seconds))
-        if not is_decided:
+        if (probe := ran(name, _MIN_STEPS)) is not None:
+            first_windows[name] = probe
+    if _are_slow_but_one(first_windows.values(), min_speed):
+        windows |= {name: [first] for name, first in first_windows.items()}
+        num_rounds = 0
+    else:
+        for name, first in first_windows.items():
+            num_steps[name] = max(_MIN_STEPS, round(window_seconds * first.num_steps / first.seconds))
             ran(name, num_steps[name])
     names = list(programs)
-    for turn in range(0 if is_decided else num_rounds):
+    for turn in range(num_rounds):
         progress(f"round {turn + 1} of {num_rounds}")
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
             window = None if name in failures else ran(name, num_steps[name])
             if window is not None:
                 windows[name].append(window)

@@ -9,7 +9,7 @@ from tfaccel.planning.plan import Plan
 
 # A gain on one axis may change what another is worth.
 _COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler", "kernels": "oneDNN"}
-_SMALL_GAIN = 1.2  # which a gain on the coupled axis may have made a loss
+_SMALL_GAIN = 1.2  # after which the reverse is worth a try
 _SAFE = ("precision", "oneDNN", "kernels")  # axes that seldom lose
 
 
@@ -31,7 +31,7 @@ def at_once(plan: Plan, first_two: Sequence[Move]) -> tuple[Move, Plan] | None:
 
 
 def tried_again(axis: str, lost: Sequence[Move], gains: Mapping[str, float], first: Plan) -> list[Move]:
-    """The moves along the coupled axis to try once more after a gain: those that lost, or back from a small gain.
+    """Moves to try again after a gain, along the coupled axis: those that lost, and the reverse of a small gain.
 
     Args:
         axis: of the move that won.

@@ -6,7 +6,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
 
 # A plan that XLA compiles may take so many times as long as the others before; where it finds clusters by itself, which
-# may be many, as in recurrent layers, longer still. For micro-batches, a trial must show first what they would change.
+# may be many, as in recurrent layers, longer still. A plan with micro-batches is first checked for what they change.
 _COMPILES_LONGER = 1.5
 _CLUSTERS_LONGER = 4.0
 _SPLITS_LONGER = 2.0

@@ -16,7 +16,7 @@ from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.steps.overrides import keeps_methods_of
 
 _MIN_BETA = 0.5  # the smallest by which moments may be divided without losing precision
-_MIN_ROWS = 4096  # of a table whose rows mostly occur once in a batch
+_MIN_ROWS = 4096  # in smaller tables, most rows occur several times in a batch
 _METHODS = ("update_step", "assign", "assign_add", "assign_sub")  # Keras's step calls the others
 
 
@@ -64,10 +64,10 @@ def _takes_slices(betas: tuple[float, ...], variable: Any) -> bool:
 
 
 def _dense_gradient(optimizer: Any, variable: Any, gradient: tf.IndexedSlices) -> tf.Tensor:
-    """The gradient for the kernel, and additions to the moments, which together make the update of Keras.
+    """Makes a sparse gradient dense for the kernel, and adds to the moments what it leaves out.
 
-    Keras squares the slices of a row that occurs repeatedly one by one. The dense gradient therefore has only the last
-    slice of each row, or, where most rows of a small table occur repeatedly, none.
+    If a row occurs repeatedly, Keras squares each of its slices, not their sum. So the dense gradient has only the last
+    slice of each row; with a small table, it is zero.
     """
     slices = tf.IndexedSlices(tf.cast(gradient.values, variable.dtype), gradient.indices)
     if variable.shape[0] < _MIN_ROWS:
@@ -79,7 +79,7 @@ def _dense_gradient(optimizer: Any, variable: Any, gradient: tf.IndexedSlices) -
 
 
 def _add_to_moments(optimizer: Any, variable: Any, slices: tf.IndexedSlices) -> None:
-    """Adds slices to Adam's moments. The update will multiply these by the betas, so that it divides by them."""
+    """Adds slices to Adam's moments. They are divided by the betas, since the kernel multiplies the moments by them."""
     moments = zip(private_slots.adam_slots(optimizer, variable), (optimizer.beta_1, optimizer.beta_2), strict=True)
     for (moment, beta), part in zip(moments, (slices.values, tf.square(slices.values)), strict=True):
         added = part * tf.constant((1.0 - beta) / beta, part.dtype)

@@ -1,7 +1,7 @@
-"""The gradient of a large table, dense for a kernel that needs it so, at the cost of the rows of a batch.
+"""Dense gradients of large embedding tables, of which a step writes only the rows of its batch.
 
-It stays in memory between the steps: each step sets the rows of the last batch to zero, and writes its own. A new one
-would take as long as writing the whole table.
+TensorFlow's Adam kernel takes dense gradients only. Filling a new one with zeros takes as long as writing the whole
+table, so it is kept in memory: each step clears the rows of the last batch, and writes its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RowGradient:
             setattr(variable, SCRATCH, True)
 
     def of(self, slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.IndexedSlices]:
-        """The dense gradient with the last slice of each row, and the earlier slices of rows that occur repeatedly.
+        """The dense gradient, with the last slice of each row; and the other slices of rows that occur repeatedly.
 
         A step that fails between two operations leaves nothing behind: rows are noted before they are written, and only
         once all rows that were noted before are zero, and none of the new ones is beyond the table.

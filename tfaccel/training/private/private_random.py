@@ -112,7 +112,7 @@ def refusing_unseeded_random(
 
     def guarded(module: Any, name: str) -> dict[str, Callable[..., Any]]:
         original = private_part(module, name)
-        return {name: lambda *arguments: refuse() if when() else original(*arguments)}
+        return {name: lambda *args, **kwargs: refuse() if when() else original(*args, **kwargs)}
 
     with (
         patch_lock,

@@ -17,7 +17,7 @@ from tfaccel.data.private_pipelines import is_python, is_random, nodes_of
 _READS_AN_ITERATOR = re.compile(r"IteratorGetNext(Sync)?")  # the engine's own is read by `IteratorGetNextAsOptional`
 _CHANGES_A_TABLE = re.compile(r"LookupTable(Insert|Import|Remove)(V2)?")
 
-SCRATCH = "tfaccel_scratch"  # an attribute of variables whose values no later step needs
+SCRATCH = "tfaccel_scratch"  # an attribute of variables that a resumed run may begin anew
 
 _DRAWS = (
     "The {} draws random numbers from a state that no checkpoint holds ({}): call `keras.random` with a "
