@@ -1,15 +1,15 @@
 """Measures tfaccel on an NVIDIA GPU, in steps that write their results as they go.
 
-    tfaccel benchmark gpu --out=h100
-    tfaccel benchmark gpu --out=h100 --steps=env,doctor,transformer_choice,transformer
-    tfaccel benchmark gpu --out=h100 --time_limit=1500     # in that time; the same command continues later
+    tfaccel benchmark gpu
+    tfaccel benchmark gpu --minutes=7     # in that time; the same command continues later
+    tfaccel benchmark gpu --steps=transformer_choice,transformer
     tfaccel benchmark gpu --out=rehearsal --rehearse
 
-Each step runs in a process of its own, for at most eight minutes. A crash, a hang and running out of memory are results
-with their cause, and the next step goes on. The results of a step are in `NAME.json` in the folder, its output in
+Each step runs in a process of its own, for at most two minutes. A crash, a hang and running out of memory are results
+with their cause, and the next step goes on. The results of a step are in `CARD/NAME.json` in the folder, its output in
 `NAME.log`. The same command continues: steps that ended, or failed, are not run again, unless with --again. The order
-is that of importance: the machine, parity, the figures, then everything else. PyTorch is compared with if it is
-installed. Run nothing else on the machine.
+is that of importance: the machine, parity, the figures, then everything else; a step that is expected to take longer
+than is left is passed over. PyTorch is compared with if it is installed. Run nothing else on the machine.
 
 With --rehearse, every step runs on two logical CPUs with tiny models, and no figure is judged.
 
@@ -50,8 +50,8 @@ _FLAGS: dict[str, Flag] = {
 def gpu_flags() -> flags.FlagValues:
     """The flags of the command, not parsed yet."""
     values = command_flags(_FLAGS)
-    text = "seconds for all steps together; what is left out then runs when the command is called again"
-    flags.DEFINE_float("time_limit", None, text, lower_bound=1.0, upper_bound=MAX_SECONDS, flag_values=values)
+    text = "minutes for all steps together; what is left out then runs when the command is called again"
+    flags.DEFINE_float("minutes", None, text, lower_bound=0.1, upper_bound=MAX_SECONDS / 60, flag_values=values)
     return values
 
 
@@ -68,7 +68,7 @@ def _main(values: flags.FlagValues) -> int:
         out=Path(values.out),
         is_rehearsal=values.rehearse,
         again=values.again,
-        time_limit_seconds=values.time_limit,
+        time_limit_seconds=None if values.minutes is None else 60 * values.minutes,
         progress=progress,
     )
     make_folder(values.out, options)
@@ -79,7 +79,8 @@ def _main(values: flags.FlagValues) -> int:
     ended = {result.step for result in results}
     steps = [step for step in STEPS if step in steps or step.name in ended]
     report = report_of(steps, results, options)
-    write_json(options.out / REPORT, report.to_json())
+    options.folder.mkdir(exist_ok=True)
+    write_json(options.folder / REPORT, report.to_json())
     if values.json:
         print(json.dumps(report.to_json(), indent=2))
     else:

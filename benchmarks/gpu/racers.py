@@ -6,7 +6,8 @@ import contextlib
 import importlib.util
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,15 +25,19 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.processes.fork_server import ForkServer
 
-CHOSEN, MODEL_FIT, TORCH = "chosen plan", "Model.fit", "PyTorch, compiled, bfloat16"
+CHOSEN, RULES, MODEL_FIT = "chosen plan", "plan of the rules", "Model.fit"
+TORCH = "PyTorch, compiled, bfloat16"
 _NUM_ROUNDS, _WINDOW_SECONDS = 7, 1.5
 _REHEARSED_ROUNDS, _REHEARSED_SECONDS = 2, 0.05
-_LIMIT_SECONDS = 240.0
+_MIN_BUILD_SECONDS = 5.0
 _PACKAGE = "tfaccel.benchmarks.gpu"
 
 
 class TaskRacers:
     """Starts programs that train a task, and lets them take turns; as a context manager, ends them all.
+
+    Programs load their libraries side by side. Those of TensorFlow run their first steps one after the other, since
+    they time kernels then; PyTorch compiles meanwhile, on other cores.
 
     Args:
         run: the step that they belong to; timings and failures are recorded there.
@@ -45,9 +50,11 @@ class TaskRacers:
         self._options = {"task": task, "is_tiny": run.is_rehearsal, **options}
         self._task = task_named(task, is_tiny=run.is_rehearsal)
         self._stack = contextlib.ExitStack()
+        self._starting: dict[str, TimedChild] = {}
         self._programs: dict[str, TimedChild] = {}
         self.failures: dict[str, str] = {}
         self.timings: dict[str, Timing] = {}
+        self.build_seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
@@ -74,42 +81,56 @@ class TaskRacers:
             self._run.note(f"{name} has no result: the plan of the rules is used instead")
         return self.rules_plan() if found is None else Plan.from_json(found)
 
-    def add_plan(self, name: str, plan: Plan, **options: Any) -> TimedChild | None:
-        """Starts a process that trains with a plan; None, with a note, if it fails. `options` are of the workload."""
+    def add_plan(self, name: str, plan: Plan, **options: Any) -> None:
+        """Starts a process that trains with a plan. `options` are of the workload."""
         origin = task_of(WORKLOAD, {**self._options, **options})
-        return self._add(
-            name, lambda: CandidateChild(self._servers.of(plan), origin, plan, "gpu", limit_seconds=_LIMIT_SECONDS)
-        )
+        limit = self._run.seconds_left
+        self._start(name, CandidateChild(self._servers.of(plan), origin, plan, "gpu", limit_seconds=limit))
 
-    def add_keras(self, name: str = MODEL_FIT, *, mirrored: tuple[str, ...] = ()) -> TimedChild | None:
+    def add_keras(self, name: str = MODEL_FIT, *, mirrored: tuple[str, ...] = ()) -> None:
         """Starts `Model.fit` with its defaults; under a MirroredStrategy if devices are given."""
-        folder = self._options.get("folder", "")
-        order = {"task": self._task.name, "is_tiny": self._run.is_rehearsal, "folder": folder, "mirrored": mirrored}
-        return self._add(name, lambda: _Peer(self._folder, f"{_PACKAGE}.keras_program", order))
+        self._start(name, self._peer("keras_program", mirrored=mirrored))
 
-    def add_torch(self) -> TimedChild | None:
-        """Starts PyTorch, compiled, with bfloat16 autocast; None, with a note, if it is not installed."""
+    def add_torch(self) -> None:
+        """Starts PyTorch, compiled, with bfloat16 autocast; leaves a note instead if it is not installed."""
         if importlib.util.find_spec("torch") is None:
             self._run.note("PyTorch is not installed, so it is not compared with: pip install torch==2.13.0")
-            return None
+            return
         if self._run.is_rehearsal:
             self._run.note("PyTorch is not compiled in a rehearsal: that needs a compiler and takes a minute")
-        order = {
-            "task": self._task.name,
-            "is_tiny": self._run.is_rehearsal,
-            "folder": self._options.get("folder", ""),
-            "compiled": not self._run.is_rehearsal,
-        }
-        return self._add(TORCH, lambda: _Peer(self._folder, f"{_PACKAGE}.torch_program", order))
+        torch = self._peer("torch_program", compiled=not self._run.is_rehearsal)
+        torch.order_first_steps(CHECKED_STEPS)
+        self._start(TORCH, torch)
 
-    def _add(self, name: str, start: Callable[[], TimedChild]) -> TimedChild | None:
-        self._run.progress(f"building {name}")
-        child = start()
+    def _peer(self, program: str, **order: Any) -> _Peer:
+        order |= {"task": self._task.name, "is_tiny": self._run.is_rehearsal, "folder": self._options.get("folder", "")}
+        return _Peer(self._folder, f"{_PACKAGE}.{program}", order, limit_seconds=self._run.seconds_left)
+
+    def _start(self, name: str, child: TimedChild) -> None:
         self._stack.callback(child.end)
-        with self._noted(name, child):
-            child.build(CHECKED_STEPS)
-            self._check_size(name, child)
-            self._programs[name] = child
+        self._starting[name] = child
+
+    def build(self, *, reserved_seconds: float = 0.0) -> None:
+        """Waits until the programs that were added have run their first steps; one that fails leaves a note.
+
+        Args:
+            reserved_seconds: of the step's time, to be left over.
+        """
+        for name, child in self._starting.items():
+            self._run.progress(f"building {name}")
+            started = time.perf_counter()
+            child.limit_seconds = max(_MIN_BUILD_SECONDS, self._run.seconds_left - reserved_seconds)
+            with self._noted(name, child):
+                child.build(CHECKED_STEPS)
+                self._check_size(name, child)
+                self._programs[name] = child
+                self.build_seconds[name] = time.perf_counter() - started
+        self._starting.clear()
+        self._run.record("build_seconds", self.build_seconds)
+
+    def built(self, name: str) -> TimedChild | None:
+        """The process of this name once it has run its first steps; None if it has failed."""
+        self.build()
         return self._programs.get(name)
 
     @contextlib.contextmanager
@@ -132,6 +153,7 @@ class TaskRacers:
 
     def warm_up(self, num_steps: int) -> None:
         """Lets each program run so many steps that do not count; one that fails takes no further part."""
+        self.build()
         for name, child in list(self._programs.items()):
             self._run.progress(f"warming up {name}, {num_steps} steps")
             with self._noted(name, child):
@@ -146,6 +168,7 @@ class TaskRacers:
     def race(self, *, num_rounds: int = _NUM_ROUNDS) -> Mapping[str, Timing]:
         """Lets all programs take turns, and records their timings, beside those of programs that have left."""
         small = self._run.is_rehearsal
+        self.build(reserved_seconds=0.0 if small else 2.0 * num_rounds * _WINDOW_SECONDS * len(self._starting))
         found = race(
             self._programs,
             global_batch_size=self._task.size.global_batch_size,
@@ -163,6 +186,14 @@ class TaskRacers:
                 self._run.note(f"{name} varies by {timing.spread:.0%}: is the machine busy?")
         return found
 
+    def record_cost(self, name: str) -> None:
+        """Records the floating-point operations of a step of a plan, and the examples per second of its windows."""
+        child = self._programs.get(name)
+        if isinstance(child, CandidateChild) and name in self.timings:
+            with self._noted(name, child):
+                self._run.record("matrix_flops", child.step_cost().matrix_flops)
+                self._run.record("window_rates", self.timings[name].rates)
+
     def ratio(self, figure: str, of: str, to: str, **bound: float) -> None:
         """Records the throughput of one program / that of another, if both were measured."""
         found = [self.timings.get(name) for name in (of, to)]
@@ -174,11 +205,11 @@ class TaskRacers:
 class _Peer(TimedChild):
     """A process that trains with another program, window by window, and takes GPU memory as it needs it."""
 
-    def __init__(self, folder: Path, program: str, order: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, program: str, order: dict[str, Any], *, limit_seconds: float) -> None:
         environment = {"KERAS_BACKEND": "tensorflow", "TF_CONFIG": None, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
         self._own_server = ForkServer((), folder=Path(tempfile.mkdtemp(dir=folder)), environment=environment)
         self._is_ended = False
-        super().__init__(self._own_server, program, order, name="peer", limit_seconds=_LIMIT_SECONDS)
+        super().__init__(self._own_server, program, order, name="peer", limit_seconds=limit_seconds)
 
     def end(self) -> None:
         """Ends the process and the server that made it, once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 
-MAX_LIMIT_SECONDS = 480.0
+MAX_LIMIT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,8 @@ class Step:
         about: what it does, in one line.
         function: "module:function", called with a `StepRun` and the arguments.
         arguments: of the function.
-        limit_seconds: after which the process is ended; at most 8 minutes.
+        expected_seconds: how long it takes on a card like an H100.
+        limit_seconds: after which the process is ended; at most 2 minutes.
 
     Raises:
         TfaccelError: for a longer limit.
@@ -35,6 +37,7 @@ class Step:
     about: str
     function: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    expected_seconds: float = 60.0
     limit_seconds: float = MAX_LIMIT_SECONDS
 
     def __post_init__(self) -> None:
@@ -52,18 +55,32 @@ class StepRun:
         result: the result so far, empty at first.
         out: the folder of all results.
         progress: called with a line of text.
+        limit_seconds: after which the process is ended.
     """
 
-    def __init__(self, result: StepResult, out: Path, progress: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        result: StepResult,
+        out: Path,
+        progress: Callable[[str], None] = lambda text: None,
+        *,
+        limit_seconds: float = MAX_LIMIT_SECONDS,
+    ) -> None:
         self.result = result
         self.out = out
         self.progress = progress
+        self._deadline = time.monotonic() + limit_seconds
         self.hardware: Hardware = detect_hardware()
 
     @property
     def is_rehearsal(self) -> bool:
         """Whether it runs on two logical CPUs with tiny models, and nothing is judged."""
         return self.result.is_rehearsal
+
+    @property
+    def seconds_left(self) -> float:
+        """How long this process may go on; never negative."""
+        return max(0.0, self._deadline - time.monotonic())
 
     @property
     def kind(self) -> str:

@@ -5,26 +5,43 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tfaccel.benchmarks.gpu.racers import CHOSEN, MODEL_FIT, TORCH, TaskRacers
+from tfaccel.benchmarks.gpu.racers import CHOSEN, MODEL_FIT, RULES, TORCH, TaskRacers
 from tfaccel.benchmarks.gpu.step import StepRun
 from tfaccel.benchmarks.gpu.tasks import WORKLOAD
 from tfaccel.benchmarks.timed_race import ratios
 from tfaccel.errors import PlanError
+from tfaccel.measuring.ceilings import ceilings_of_plan
 from tfaccel.measuring.find_fastest import find_fastest
 from tfaccel.measuring.measure_options import MeasureOptions
 from tfaccel.measuring.roofline import roofline
+from tfaccel.planning.machine_ceilings import compute_dtype
 from tfaccel.planning.plan import Plan
 
 MIN_OF_TORCH = 0.9
 MAX_CHOICE_SECONDS = 60.0
-MIN_MFU = 0.45
-MIN_OF_BEST = 0.9
-_REGRET_SECONDS, _REGRET_ROUNDS = 390.0, 5
+MIN_OF_BEST, MIN_OF_RULES = 0.9, 0.95
+_FIRST_ROUNDS = 3
+_REGRET_SECONDS, _REGRET_ROUNDS = 35.0, 3
 _XLA, _XLA_ALONE, _XLA_BFLOAT16 = "XLA, one replica", "XLA, no strategy", "XLA, one replica, bfloat16"
 _KERAS_REPLICA = "Model.fit, one replica"
+
+
+def rules(run: StepRun, task: str, at_least: float) -> None:
+    """The plan of the rules, without a search; `Model.fit` with its defaults, and PyTorch."""
+    with TaskRacers(run, task) as racers:
+        plan = racers.rules_plan()
+        run.record("plan", plan.to_json())
+        racers.add_plan(RULES, plan)
+        racers.add_keras()
+        racers.add_torch()
+        racers.race(num_rounds=_FIRST_ROUNDS)
+        racers.ratio(task, RULES, MODEL_FIT, at_least=at_least)
+        racers.ratio(task, RULES, TORCH, at_least=MIN_OF_TORCH)
+        racers.record_cost(RULES)
 
 
 def choice(run: StepRun, task: str) -> None:
@@ -40,16 +57,20 @@ def choice(run: StepRun, task: str) -> None:
     run.figure(f"{task}, choosing", "plans measured", [float(len(found.candidates))])
 
 
-def figures(run: StepRun, task: str, at_least: float | None = None) -> None:
-    """The chosen plan, `Model.fit` with its defaults, and PyTorch."""
+def figures(run: StepRun, task: str) -> None:
+    """The chosen plan, and that of the rules; `Model.fit` and PyTorch if the two plans are the same."""
     with TaskRacers(run, task) as racers:
-        plan = racers.chosen_plan()
+        plan, rules_plan = racers.chosen_plan(), racers.rules_plan()
         run.record("plan", plan.to_json())
         racers.add_plan(CHOSEN, plan)
-        racers.add_keras()
+        if plan != rules_plan:
+            racers.add_plan(RULES, rules_plan)
+        else:
+            racers.add_keras()
         racers.add_torch()
         racers.race()
-        racers.ratio(task, CHOSEN, MODEL_FIT, **({} if at_least is None else {"at_least": at_least}))
+        racers.ratio(task, CHOSEN, RULES, at_least=MIN_OF_RULES)
+        racers.ratio(task, CHOSEN, MODEL_FIT)
         racers.ratio(task, CHOSEN, TORCH, at_least=MIN_OF_TORCH)
 
 
@@ -88,7 +109,7 @@ def fit_with_defaults(run: StepRun) -> None:
         FitProgram("tfaccel.fit", task, first, is_tfaccel=True),
         FitProgram("Model.fit", task, TrainedModel(task, first.weights), is_tfaccel=False),
     ]
-    ours, keras = measure_interleaved(programs, repetitions=2 if run.is_rehearsal else 9, progress=run.progress)
+    ours, keras = measure_interleaved(programs, repetitions=2 if run.is_rehearsal else 5, progress=run.progress)
     run.record("measurements", [ours.to_json(), keras.to_json()])
     for part in PARTS:
         found = throughput_ratio("mlp", of=ours, to=keras, part=part)
@@ -97,40 +118,59 @@ def fit_with_defaults(run: StepRun) -> None:
             run.note(f"the losses after the same batches differ by {found.loss_difference:.2g}")
 
 
-def utilization(run: StepRun) -> None:
-    """The fraction of the measured matrix-product ceiling at which the Transformer trains in bfloat16."""
-    fields: dict[str, Any] = {**run.one_device, "dtype_policy": "mixed_bfloat16"}
-    chosen = run.results_of("transformer_choice").get("plan", {})
-    if chosen.get("dtype_policy") == "mixed_bfloat16":
-        fields |= {name: chosen[name] for name in ("jit_compile", "fused_kernels", "prefetch_to_device")}
+def utilization(run: StepRun, tasks: Mapping[str, float | None]) -> None:
+    """The fraction of the measured matrix-product ceiling at which the plans of the rules train.
+
+    Args:
+        run: the step.
+        tasks: name -> what the fraction must reach, if anything.
+    """
+    ceilings = ceilings_of_plan(run.one_device, measure_again=not run.is_rehearsal, on_progress=run.progress)
+    run.record("ceilings", ceilings.to_json())
+    for task, at_least in tasks.items():
+        found = run.results_of(f"{task}_rules")
+        if "matrix_flops" not in found:
+            run.note(f"{task}_rules has no result")
+            continue
+        plan = Plan.from_json(found["plan"])
+        ceiling = ceilings.matrix_flops(compute_dtype(plan))
+        steps_per_second = [rate / plan.global_batch_size for rate in found["window_rates"]]
+        speeds = [found["matrix_flops"] * steps for steps in steps_per_second]
+        name, bound = f"{task}, {plan.dtype_policy}", {} if at_least is None else {"at_least": at_least}
+        text = f"FLOP utilization, of {ceiling / 1e12:,.3g} TFLOP/s measured"
+        run.figure(name, text, [speed / ceiling for speed in speeds], **bound)
+        run.figure(name, "milliseconds of a step", [1e3 / steps for steps in steps_per_second])
+
+
+def layers(run: StepRun, task: str) -> None:
+    """Where a step's time goes, as `tfaccel roofline` shows it."""
+    limit = run.seconds_left
     found = roofline(
         WORKLOAD,
-        measure_again=not run.is_rehearsal,
+        limit_seconds=limit,
         on_progress=run.progress,
-        task="transformer",
+        task=task,
         is_tiny=run.is_rehearsal,
-        **fields,
+        **run.one_device,
     )
     run.record("roofline", found.to_json())
-    ceiling = f"{found.matrix_flops_ceiling / 1e12:,.3g} TFLOP/s"
-    run.figure("transformer, bfloat16", f"FLOP utilization, of {ceiling} measured", [found.mfu], at_least=MIN_MFU)
-    run.figure("transformer, bfloat16", "milliseconds of a step", [1e3 * found.step_seconds])
+    run.figure(f"{task}, step", "milliseconds", [1e3 * found.step_seconds])
 
 
-def regret(run: StepRun, task: str) -> None:
-    """The chosen plan against every combination of precision, XLA and fused kernels, one at a time."""
-    deadline = time.monotonic() + _REGRET_SECONDS
+def regret(run: StepRun, task: str, policy: str) -> None:
+    """The chosen plan against those with a dtype policy, with XLA, fused kernels and neither, one at a time."""
     against: dict[str, list[float]] = {}
     with TaskRacers(run, task) as racers:
         chosen = racers.chosen_plan()
         racers.add_plan(CHOSEN, chosen)
-        others = _combinations(chosen, is_short=run.is_rehearsal)
+        others = _combinations(chosen, policy, is_short=run.is_rehearsal)
         run.record("plans", {name: plan.to_json() for name, plan in {CHOSEN: chosen, **others}.items()})
         for name, plan in others.items():
-            if time.monotonic() > deadline:
+            if run.seconds_left < _REGRET_SECONDS and not run.is_rehearsal:
                 run.note(f"{name} was not measured: no time was left")
                 continue
-            if racers.add_plan(name, plan) is not None:
+            racers.add_plan(name, plan)
+            if racers.built(name) is not None:
                 found = racers.race(num_rounds=_REGRET_ROUNDS)
                 if not any(timing.failure for timing in found.values()):
                     against[name] = list(ratios(found[CHOSEN], found[name]))
@@ -142,11 +182,10 @@ def regret(run: StepRun, task: str) -> None:
         run.figure(f"{task}, regret", quantity, against[best], at_least=MIN_OF_BEST)
 
 
-def _combinations(chosen: Plan, *, is_short: bool) -> dict[str, Plan]:
-    """All plans that differ from the chosen one in precision, XLA and fused kernels."""
-    policies = ("mixed_bfloat16", "mixed_float16", "float32")
+def _combinations(chosen: Plan, policy: str, *, is_short: bool) -> dict[str, Plan]:
+    """All plans with a policy that differ from the chosen one in it, in XLA or in fused kernels."""
     plans: dict[str, Plan] = {}
-    for policy, compiles, fuses in itertools.product(policies, (True, False), (True, False)):
+    for compiles, fuses in itertools.product((True, False), (True, False)):
         name = ", ".join([policy, *(["XLA"] if compiles else []), *(["fused kernels"] if fuses else [])])
         fields = {"dtype_policy": policy, "jit_compile": compiles, "fused_kernels": fuses}
         try:
@@ -155,4 +194,4 @@ def _combinations(chosen: Plan, *, is_short: bool) -> dict[str, Plan]:
             continue
         if plan != chosen:
             plans[name] = plan
-    return dict(list(plans.items())[:2]) if is_short else plans
+    return dict(list(plans.items())[:1]) if is_short else plans

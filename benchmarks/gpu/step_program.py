@@ -29,7 +29,7 @@ def run_step(step: Step, out: Path) -> StepResult:
     if begun is None:
         raise FileNotFoundError(f"{out / step.name}.json")
     started = time.perf_counter()
-    run = StepRun(begun, out, progress=_say)
+    run = StepRun(begun, out, progress=_say, limit_seconds=step.limit_seconds)
     status, cause = "done", ""
     try:
         _function(step.function)(run, **step.arguments)

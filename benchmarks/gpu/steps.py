@@ -12,55 +12,98 @@ from tfaccel.known_names import did_you_mean
 _HERE = "tfaccel.benchmarks.gpu"
 
 
-def _step(name: str, about: str, function: str, **arguments: Any) -> Step:
-    return Step(name=name, about=about, function=f"{_HERE}.{function}", arguments=arguments)
+def _step(name: str, about: str, function: str, expected_seconds: float, **arguments: Any) -> Step:
+    path = f"{_HERE}.{function}"
+    return Step(name=name, about=about, function=path, arguments=arguments, expected_seconds=expected_seconds)
 
 
-STEPS = (
-    _step("env", "the machine and the installation", "step_machine:environment"),
-    _step("doctor", "whether every device computes correctly", "step_machine:doctor"),
-    _step("parity_one", "parity with plain Keras on one device", "step_machine:parity", num_devices=1),
-    _step("parity_two", "the same on two logical devices, mirrored", "step_machine:parity", num_devices=2),
-    _step("mlp_fit", "32-wide MLP: tfaccel.fit / Model.fit", "step_figures:fit_with_defaults"),
-    _step("mlp_choice", "the fastest plan for the MLP", "step_figures:choice", task="mlp"),
-    _step("mlp", "MLP: chosen plan / Model.fit and PyTorch", "step_figures:figures", task="mlp"),
-    _step("transformer_choice", "the fastest plan for the Transformer", "step_figures:choice", task="transformer"),
+_FIRST = (
+    _step("doctor", "whether every device computes correctly", "step_machine:doctor", 40),
+    _step("parity", "parity with plain Keras on one device, and mirrored on two", "step_machine:parity", 60),
     _step(
-        "transformer",
-        "Transformer: chosen plan / Model.fit and PyTorch",
-        "step_figures:figures",
+        "transformer_rules",
+        "Transformer: plan of the rules / Model.fit, PyTorch",
+        "step_figures:rules",
+        100,
         task="transformer",
         at_least=1.7,
     ),
-    _step("transformer_mfu", "its FLOP utilization in bfloat16, and the roofline", "step_figures:utilization"),
-    _step("resnet_choice", "the fastest plan for ResNet-50", "step_figures:choice", task="resnet"),
     _step(
-        "resnet",
-        "ResNet-50, synthetic images: chosen plan / Model.fit and PyTorch",
-        "step_figures:figures",
+        "resnet_rules",
+        "ResNet-50: plan of the rules / Model.fit, PyTorch",
+        "step_figures:rules",
+        110,
         task="resnet",
         at_least=2.0,
     ),
     _step(
-        "resnet_input",
-        "ResNet-50, JPEG images: chosen plan / Model.fit, PyTorch, synthetic",
-        "step_input:decoded_input",
+        "utilization",
+        "FLOP utilization of both",
+        "step_figures:utilization",
+        40,
+        tasks={"transformer": 0.45, "resnet": None},
     ),
-    _step("one_replica_xla", "XLA under a MirroredStrategy of one replica", "step_figures:one_replica_xla"),
-    _step("precision", "16-bit policies, with and without XLA: speed and loss", "step_precision:policies"),
-    _step("out_of_memory", "training goes on with smaller batches", "step_memory:out_of_memory"),
-    _step("half_card_state", "sharded optimizer state on two halves of a card", "step_halves:optimizer_state"),
-    _step("half_card_stages", "pipeline stages on two halves of a card", "step_halves:pipeline_stages"),
-    _step("half_card_embeddings", "embedding tables on the host", "step_halves:host_embeddings"),
-    _step("float8", "mixed_bfloat16 quantized to float8", "step_precision:float8"),
-    _step("memory_estimate", "the memory estimate / the measured peak", "step_memory:estimate"),
-    _step("memory_growth", "memory taken with growth, and without", "step_memory:growth"),
-    _step("augmentation", "where images are augmented", "step_input:augmentation"),
-    _step("regret_mlp", "MLP: chosen plan / the best of all", "step_figures:regret", task="mlp"),
+    _step("mlp_fit", "32-wide MLP: tfaccel.fit / Model.fit", "step_figures:fit_with_defaults", 60),
+    _step("env", "the machine and the installation", "step_machine:environment", 5),
+)
+_LATER = (
+    _step("mlp_choice", "the fastest plan for the MLP", "step_figures:choice", 70, task="mlp"),
+    _step("mlp", "MLP: chosen plan / Model.fit, PyTorch", "step_figures:figures", 60, task="mlp"),
+    _step("transformer_choice", "the fastest plan for the Transformer", "step_figures:choice", 80, task="transformer"),
     _step(
-        "regret_transformer", "Transformer: chosen plan / the best of all", "step_figures:regret", task="transformer"
+        "transformer", "Transformer: chosen plan / plan of the rules", "step_figures:figures", 110, task="transformer"
+    ),
+    _step("resnet_choice", "the fastest plan for ResNet-50", "step_figures:choice", 90, task="resnet"),
+    _step("resnet", "ResNet-50: chosen plan / plan of the rules", "step_figures:figures", 110, task="resnet"),
+    *(
+        _step(
+            f"regret_{task}_{policy}",
+            f"{task}: chosen plan / the best with {policy}",
+            "step_figures:regret",
+            110,
+            task=task,
+            policy=policy,
+        )
+        for task in ("transformer", "mlp")
+        for policy in ("mixed_bfloat16", "mixed_float16", "float32")
+    ),
+    _step("precision", "16-bit policies with XLA: speed and loss", "step_precision:policies", 110, compiles=True),
+    _step("precision_no_xla", "the same without XLA", "step_precision:policies", 80, compiles=False),
+    _step("float8", "mixed_bfloat16 quantized to float8", "step_precision:float8", 110),
+    _step(
+        "resnet_input",
+        "ResNet-50, JPEG images: plan of the rules / Model.fit, PyTorch",
+        "step_input:decoded_input",
+        115,
+    ),
+    _step("resnet_cache", "ResNet-50, JPEG images kept in memory / synthetic images", "step_input:cached_input", 115),
+    _step("augmentation", "where images are augmented", "step_input:augmentation", 115),
+    _step("out_of_memory", "training goes on with smaller batches", "step_memory:out_of_memory", 90),
+    *(
+        _step(
+            f"memory_estimate_{task}",
+            f"{task}: the memory estimate / the measured peak",
+            "step_memory:estimate",
+            60,
+            task=task,
+        )
+        for task in ("mlp", "transformer", "resnet")
+    ),
+    _step("memory_growth", "memory taken with growth, and without", "step_memory:growth", 50),
+    _step("half_card_stages", "pipeline stages on two halves of a card", "step_halves:pipeline_stages", 110),
+    _step("half_card_state", "sharded optimizer state on two halves of a card", "step_halves:optimizer_state", 110),
+    _step("half_card_host_state", "optimizer state on the host", "step_halves:host_state", 110),
+    _step("half_card_embeddings", "embedding tables on the host", "step_halves:host_embeddings", 110),
+    _step("one_replica_xla", "XLA under a MirroredStrategy of one replica", "step_figures:one_replica_xla", 115),
+    _step(
+        "transformer_layers",
+        "where a step of the Transformer spends its time",
+        "step_figures:layers",
+        80,
+        task="transformer",
     ),
 )
+STEPS = (*_FIRST, *_LATER)
 
 
 def chosen_steps(names: Iterable[str]) -> list[Step]:

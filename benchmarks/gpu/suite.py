@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from tfaccel.training.run.result import installed_versions
 _PROGRAM = "tfaccel.benchmarks.gpu.step_program"
 _POLL_SECONDS = 0.1
 _MIN_STEP_SECONDS = 5.0  # with less left, no further step begins
+REHEARSAL = "rehearsal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,7 @@ class GpuOptions:
     """How to run the suite.
 
     Attributes:
-        out: the folder of the results, which exists.
+        out: the folder of the results, which exists. Those of each kind of card are in a folder of its own in it.
         is_rehearsal: run on two logical CPUs, with tiny models.
         again: run steps that have a result as well.
         time_limit_seconds: for all steps together; None for no limit.
@@ -42,6 +44,13 @@ class GpuOptions:
     time_limit_seconds: float | None = None
     progress: Callable[[str], None] = lambda text: None
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the results of this machine's cards, such as `OUT/2x_NVIDIA_H100_80GB_HBM3`."""
+        models = [] if self.is_rehearsal else [gpu.model or "unknown" for gpu in detect_hardware().gpus]
+        kinds = [f"{f'{models.count(one)}x_' if models.count(one) > 1 else ''}{one}" for one in dict.fromkeys(models)]
+        return self.out / (re.sub(r"\W+", "_", "_".join(kinds)) if kinds else REHEARSAL)
+
 
 def run_gpu_suite(steps: Sequence[Step], options: GpuOptions) -> list[StepResult]:
     """Runs the steps that have no result yet, in this order.
@@ -51,6 +60,8 @@ def run_gpu_suite(steps: Sequence[Step], options: GpuOptions) -> list[StepResult
     Args:
         steps: the steps.
         options: how to run them.
+
+    A step that is expected to take longer than is left is passed over.
 
     Returns:
         The results in the folder, also those of other steps, in the suite's order. A step for which no time was left
@@ -68,12 +79,24 @@ def run_gpu_suite(steps: Sequence[Step], options: GpuOptions) -> list[StepResult
         if known is not None and known.is_final and not options.again:
             continue
         left = step.limit_seconds if deadline is None else deadline - time.monotonic()
-        if left < min(_MIN_STEP_SECONDS, step.limit_seconds):
+        expected = expected_seconds(step, options)
+        if left < max(_MIN_STEP_SECONDS, min(expected, step.limit_seconds)):
             continue
-        options.progress(f"{number} of {len(steps)}: {step.name}: {step.about}")
+        remaining = "" if deadline is None else f", of {left:.0f} s left"
+        options.progress(f"{number} of {len(steps)}: {step.name}: {step.about} (about {expected:.0f} s{remaining})")
         empty = StepResult(step=step.name, machine=machine, is_rehearsal=options.is_rehearsal)
         found[step.name] = _run(step, empty, options, min(left, step.limit_seconds))
     return [result for result in found.values() if result is not None]
+
+
+def expected_seconds(step: Step, options: GpuOptions) -> float:
+    """How long a step took when it last ran to its end, here or on another card; else what its author expects."""
+    kind = REHEARSAL if options.is_rehearsal else "*"
+    took = [json.loads(path.read_text()) for path in options.out.glob(f"{kind}/{step.name}.json")]
+    ended = [
+        one["seconds"] for one in took if one.get("status") == "done" and one["is_rehearsal"] == options.is_rehearsal
+    ]
+    return max(ended) if ended else step.expected_seconds
 
 
 def machine_of(options: GpuOptions) -> dict[str, Any]:
@@ -111,14 +134,14 @@ def report_of(steps: Sequence[Step], results: Sequence[StepResult], options: Gpu
 
 def _known(step: Step, options: GpuOptions, machine: dict[str, Any]) -> StepResult | None:
     """The result of an earlier run of this suite on this machine; None if there is none."""
-    known = StepResult.load(options.out, step.name)
+    known = StepResult.load(options.folder, step.name)
     if known is None:
         return None
     same = json.loads(json.dumps(machine)) == known.machine
     if known.is_rehearsal != options.is_rehearsal or not same:
         what = "of a rehearsal" if known.is_rehearsal else f"of {', '.join(known.machine['gpus'])}"
         raise TfaccelError(
-            f"--out: {options.out} has results {what}, with {known.machine['versions']}, which cannot be continued "
+            f"--out: {options.folder} has results {what}, with {known.machine['versions']}, which cannot be continued "
             "here. Name another folder."
         )
     return known
@@ -126,10 +149,17 @@ def _known(step: Step, options: GpuOptions, machine: dict[str, Any]) -> StepResu
 
 def _run(step: Step, empty: StepResult, options: GpuOptions, limit_seconds: float) -> StepResult:
     """Runs a step's process to its end, or ends it; returns the result that is now in the folder."""
-    empty.save(options.out)
-    log = options.out / f"{step.name}.log"
+    options.folder.mkdir(exist_ok=True)
+    empty.save(options.folder)
+    log = options.folder / f"{step.name}.log"
     log.unlink(missing_ok=True)
-    command = [sys.executable, "-m", _PROGRAM, json.dumps(asdict(step)), str(options.out)]
+    command = [
+        sys.executable,
+        "-m",
+        _PROGRAM,
+        json.dumps(asdict(replace(step, limit_seconds=limit_seconds))),
+        str(options.folder),
+    ]
     hidden = {"CUDA_VISIBLE_DEVICES": "-1"} if options.is_rehearsal else {}
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow", "TF_CONFIG": None, **hidden}
     started = time.monotonic()
@@ -153,10 +183,10 @@ def _run(step: Step, empty: StepResult, options: GpuOptions, limit_seconds: floa
 
 def _ended(step: Step, options: GpuOptions, *, seconds: float = 0.0, **ending: str) -> StepResult:
     """The result in the folder, with this ending if the process left none."""
-    left = StepResult.load(options.out, step.name)
+    left = StepResult.load(options.folder, step.name)
     if left is None:
-        raise TfaccelError(f"{options.out / f'{step.name}.json'} is gone: do not change --out during the benchmark.")
+        raise TfaccelError(f"{options.folder / f'{step.name}.json'} is gone: do not change --out during the benchmark.")
     if left.status == "running":
         left = replace(left, seconds=seconds, **ending)
-        left.save(options.out)
+        left.save(options.folder)
     return left

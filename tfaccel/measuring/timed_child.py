@@ -47,7 +47,7 @@ class TimedChild:
         program: the module of the program.
         task: what it receives first.
         name: of the process and its log.
-        limit_seconds: time limit for building, and for each window.
+        limit_seconds: time limit for building, and for each window; it may be changed.
 
     Attributes:
         built: what the program said of its model, once it is built.
@@ -62,9 +62,15 @@ class TimedChild:
         self.peak_bytes: int | None = None
         self.last_window: CandidateWindow | None = None
         self._server = server
-        self._limit_seconds = limit_seconds
+        self._has_orders = False
+        self.limit_seconds = limit_seconds
         self._child = server.start(name, program, [], {})
         self._child.send(task)
+
+    def order_first_steps(self, num_steps: int) -> None:
+        """Lets the process go on to its first steps as soon as the model is there, before anyone waits for it."""
+        self._child.send(num_steps)
+        self._has_orders = True
 
     def build(self, num_steps: int) -> CandidateWindow:
         """Waits for the model and runs the first steps, which trace and compile; returns them.
@@ -112,7 +118,9 @@ class TimedChild:
                     pass
 
     def _window(self, num_steps: int, doing: str) -> CandidateWindow:
-        self._child.send(num_steps)
+        if not self._has_orders:
+            self._child.send(num_steps)
+        self._has_orders = False
         answer = self._answer(doing)
         self.peak_bytes = answer["peak_bytes"]
         fields = CandidateWindow.__dataclass_fields__
@@ -121,10 +129,10 @@ class TimedChild:
 
     def _answer(self, doing: str) -> dict[str, Any]:
         try:
-            message = self._server.message_of(self._child, self._limit_seconds)
+            message = self._server.message_of(self._child, self.limit_seconds)
         except TimeoutError:
             self._server.kill(self._child)
-            cause = f"The process {_OUT_OF_TIME.format(self._limit_seconds, doing)}."
+            cause = f"The process {_OUT_OF_TIME.format(self.limit_seconds, doing)}."
             raise CandidateFailed(cause, self, kind="time") from None
         if message is None:
             log = self._server.end_of_log(self._child)
