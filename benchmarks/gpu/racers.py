@@ -36,8 +36,8 @@ _PACKAGE = "tfaccel.benchmarks.gpu"
 class TaskRacers:
     """Starts programs that train a task, and lets them take turns; as a context manager, ends them all.
 
-    Programs load their libraries side by side. Those of TensorFlow run their first steps one after the other, since
-    they time kernels then; PyTorch compiles meanwhile, on other cores.
+    Programs load their libraries and compile side by side, which takes a third of the time; what one measures to choose
+    kernels may be disturbed by the others.
 
     Args:
         run: the step that they belong to; timings and failures are recorded there.
@@ -99,7 +99,6 @@ class TaskRacers:
         if self._run.is_rehearsal:
             self._run.note("PyTorch is not compiled in a rehearsal: that needs a compiler and takes a minute")
         torch = self._peer("torch_program", compiled=not self._run.is_rehearsal)
-        torch.order_first_steps(CHECKED_STEPS)
         self._start(TORCH, torch)
 
     def _peer(self, program: str, **order: Any) -> _Peer:
@@ -107,6 +106,7 @@ class TaskRacers:
         return _Peer(self._folder, f"{_PACKAGE}.{program}", order, limit_seconds=self._run.seconds_left)
 
     def _start(self, name: str, child: TimedChild) -> None:
+        child.order_first_steps(CHECKED_STEPS)
         self._stack.callback(child.end)
         self._starting[name] = child
 

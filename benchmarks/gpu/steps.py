@@ -18,8 +18,8 @@ def _step(name: str, about: str, function: str, expected_seconds: float, **argum
 
 
 _FIRST = (
-    _step("doctor", "whether every device computes correctly", "step_machine:doctor", 40),
-    _step("parity", "parity with plain Keras on one device, and mirrored on two", "step_machine:parity", 60),
+    _step("doctor", "whether every device computes correctly", "step_machine:doctor", 50),
+    _step("parity", "parity with plain Keras on one device, and mirrored on two", "step_machine:parity", 95),
     _step(
         "transformer_rules",
         "Transformer: plan of the rules / Model.fit, PyTorch",
@@ -44,6 +44,10 @@ _FIRST = (
         tasks={"transformer": 0.45, "resnet": None},
     ),
     _step("mlp_fit", "32-wide MLP: tfaccel.fit / Model.fit", "step_figures:fit_with_defaults", 60),
+    *(
+        _step(f"kernels_{task}", f"what the GPU does in a step: {task}", "step_kernels:kernels", 60, task=task)
+        for task in ("transformer", "resnet")
+    ),
     _step("env", "the machine and the installation", "step_machine:environment", 5),
 )
 _LATER = (
@@ -66,6 +70,14 @@ _LATER = (
         )
         for task in ("transformer", "mlp")
         for policy in ("mixed_bfloat16", "mixed_float16", "float32")
+    ),
+    _step(
+        "kernels_resnet_pinned",
+        "the same with the host's tensors in pinned memory",
+        "step_kernels:kernels",
+        60,
+        task="resnet",
+        pins_memory=True,
     ),
     _step("precision", "16-bit policies with XLA: speed and loss", "step_precision:policies", 110, compiles=True),
     _step("precision_no_xla", "the same without XLA", "step_precision:policies", 80, compiles=False),

@@ -151,6 +151,7 @@ def workload(
     if folder:
         fields = {"data": _image_data(chosen, folder, cache, augmentation)}
     elif chosen.is_image:
+        fields["example_bytes"] = 4 * int(np.prod(chosen.size.input_shape))
         fields["train_data"] = lambda global_batch_size, *, seed, epoch: chosen.image_batches(global_batch_size)
     else:
         fields["train_data"] = GivenArrays(*chosen.epoch_arrays())

@@ -96,6 +96,25 @@ def test_prefetching_to_the_device_is_a_further_candidate_with_one_gpu():
     assert not any(plan.prefetch_to_device for plan in candidate_plans(ONE_T4, workload(), prefetch_batches=0))
 
 
+def test_large_batches_are_prefetched_to_one_gpu():
+    """77 MB kept an H100 waiting for a third of a step; batches of 4 MiB and more are copied during the step before."""
+
+    def rule(machine, example_bytes, **fixed):
+        images = dataclasses.replace(workload(), example_bytes=example_bytes, global_batch_size=128)
+        plan = default_plan(machine, images, **fixed)
+        return plan.prefetch_to_device, dict(plan.reasons)["prefetch_to_device"]
+
+    assert rule(ONE_T4, 4 * 224 * 224 * 3) == (
+        True,
+        "A batch of 77 MB is copied to the GPU during a step; a GPU would wait 1 ms for each 7 MB.",
+    )
+    assert rule(ONE_T4, 1 << 15)[0]
+    assert not rule(ONE_T4, (1 << 15) - 1)[0]
+    assert not rule(ONE_T4, None)[0]
+    assert rule(ONE_T4, 1 << 20, prefetch_to_device=False)[0] is False
+    assert not rule(Hardware(), 1 << 20)[0]
+
+
 def test_dtype_policies_by_capability():
     policies = {
         name: values(candidate_plans(machine, workload()), "dtype_policy") for name, machine in MACHINES.items()

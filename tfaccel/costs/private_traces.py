@@ -12,11 +12,15 @@ import tensorflow as tf
 from tfaccel.tested_versions import private_part, warn_if_untested
 
 _MODULE = "tensorflow.tsl.profiler.protobuf.xplane_pb2"
-_CPU_PLANE = "/host:CPU"
+CPU_PLANE, GPU_PLANE = "/host:CPU", "/device:GPU:0"
 
 
-def cpu_events(folder: Path) -> Iterator[tuple[str, float, float]]:
-    """The events of all threads in the traces below a folder: name, start and end in seconds.
+def trace_events(folder: Path, plane_name: str = CPU_PLANE) -> Iterator[tuple[str, str, float, float]]:
+    """The events in the traces below a folder: thread or stream, name, start and end in seconds.
+
+    Args:
+        folder: where the profiler wrote.
+        plane_name: of all threads, or of all streams of the first GPU.
 
     Raises:
         VersionError: if this TensorFlow has no such protocol buffer.
@@ -26,9 +30,10 @@ def cpu_events(folder: Path) -> Iterator[tuple[str, float, float]]:
     for path in sorted(folder.rglob("*.xplane.pb")):
         trace = space.FromString(path.read_bytes())
         for plane in trace.planes:
-            if plane.name != _CPU_PLANE:
+            if plane.name != plane_name:
                 continue
             for line in plane.lines:
                 for event in line.events:
                     start = line.timestamp_ns / 1e9 + event.offset_ps / 1e12
-                    yield plane.event_metadata[event.metadata_id].name, start, start + event.duration_ps / 1e12
+                    name = plane.event_metadata[event.metadata_id].name
+                    yield line.name, name, start, start + event.duration_ps / 1e12

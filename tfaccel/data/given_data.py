@@ -96,6 +96,12 @@ class GivenArrays:
             raise DataError(f"There is no example to train on. Received: {', '.join(rows) or 'no array'}.")
         self.num_examples = next(iter(rows.values()))
 
+    @property
+    def example_bytes(self) -> int | None:
+        """Bytes of one example; None if it has objects, such as texts."""
+        rows = [leaf[:1] for part in self._parts.values() for leaf in leaves(part)]
+        return None if any(row.dtype.kind not in "biufc" for row in rows) else sum(row.nbytes for row in rows)
+
     def split(self, fraction: float) -> tuple[GivenArrays, GivenArrays]:
         """The first rows for training and the last `fraction` for validation, as `validation_split` of `Model.fit`.
 

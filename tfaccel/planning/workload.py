@@ -14,7 +14,15 @@ from tfaccel.planning.own_model import checked_build_model, name_of
 from tfaccel.planning.workload_calls import check_parameters
 
 _OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge", "show_result")
-_FROM_DATA = ("train_data", "validation_data", "augment", "augment_mixes_rows", "raw_input", "num_train_examples")
+_FROM_DATA = (
+    "train_data",
+    "validation_data",
+    "augment",
+    "augment_mixes_rows",
+    "raw_input",
+    "num_train_examples",
+    "example_bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,14 @@ class Workload:
             millisecond, summing gradients over several does not pay. None: 32, for unknown models.
         epochs: the recommended number of passes over the training data; None if there is none.
         num_train_examples: examples in one epoch; None if unknown.
+        example_bytes: about how many bytes one training example has when it is copied to a device; None if unknown.
+            Large batches are copied to a GPU during the step before.
         bfloat16_on_cpu: recommends mixed_bfloat16 on CPUs that multiply in bfloat16 (AVX512_BF16, AMX). It pays if a
             step multiplies large matrices: from about 1e8 floating-point operations, as counted by
             `tfaccel.cost_of`.
-        data: an object with some of `train_data`, `validation_data`, `augment`, `augment_mixes_rows`, `raw_input` and
-            `num_train_examples`, such as `tfaccel.data.Batches`; these then need not be given. None if they are.
+        data: an object with some of `train_data`, `validation_data`, `augment`, `augment_mixes_rows`, `raw_input`,
+            `num_train_examples` and `example_bytes`, such as `tfaccel.data.Batches`; these then need not be given.
+            None if they are.
         options: name -> JSON value of everything else that affects the result (learning rate, path of the data ...). A
             run can be resumed (`resume="auto"`) only with the same options.
 
@@ -97,6 +108,7 @@ class Workload:
     min_replica_batch_size: int | None = None
     epochs: int | None = None
     num_train_examples: int | None = None
+    example_bytes: int | None = None
     bfloat16_on_cpu: bool = False
     data: Any = field(default=None, hash=False, compare=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -105,6 +117,8 @@ class Workload:
         for name in _FROM_DATA:
             if not getattr(self, name) and (value := getattr(self.data, name, None)) is not None:
                 object.__setattr__(self, name, value)
+        if self.example_bytes is None:
+            object.__setattr__(self, "example_bytes", getattr(self.train_data, "example_bytes", None))
         if not isinstance(self.name, str) or not self.name:
             raise WorkloadError(f"A workload's name must be a text. Received: name={self.name!r}.")
         for name in ("build_model", "compile_args", "train_data", *_OPTIONAL_FUNCTIONS):
@@ -122,7 +136,7 @@ class Workload:
                 "A workload's raw_input must be an ImageInput, TextInput or TableInput of `tfaccel.data.raw_input`, or "
                 f"None. Received: raw_input={self.raw_input!r:.200}."
             )
-        for name in ("global_batch_size", "min_replica_batch_size", "epochs", "num_train_examples"):
+        for name in ("global_batch_size", "min_replica_batch_size", "epochs", "num_train_examples", "example_bytes"):
             value = getattr(self, name)
             optional = name != "global_batch_size"
             if not (optional and value is None) and (type(value) is not int or value < 1):

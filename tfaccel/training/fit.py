@@ -92,8 +92,9 @@ def fit(
         check_rows: with several replicas, check once, on a few rows, for losses, layers and metrics that couple the
             rows of a batch, since each replica sees only its own rows. False skips the check for this call.
         on_nonfinite: what to do when the loss becomes NaN or infinite. None goes on, as Keras does; "stop" raises
-            `NonFiniteLossError` at that step; "skip" leaves out batches whose loss or gradients are not finite, as if
-            they were not in the data, and logs their number in each epoch.
+            `NonFiniteLossError` at that step (on a GPU, the next step may have run too); "skip" leaves out batches
+            whose loss or gradients are not finite, as if they were not in the data, and logs their number in each
+            epoch.
 
     Returns:
         The `keras.callbacks.History`, also available as `model.history`.

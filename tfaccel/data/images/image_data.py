@@ -12,6 +12,7 @@ from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.raw_input import ImageInput
 
+_FLOAT_BYTES = 4
 _STILL = ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)
 _OF_IMAGES = ("moves", "none")  # the others augment whole batches and may mix their images
 
@@ -49,6 +50,7 @@ class ImageData(Batches):
         self._cache = CacheOptions(place=cache)
         self._kind = augmentation
         self.train_data = self._train_data
+        self.example_bytes = _FLOAT_BYTES * images.image_size**2 * images.num_channels
         self.augment = None if augmentation == "none" else self._augment
         self.augment_mixes_rows = augmentation not in _OF_IMAGES
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.costs.model_cost import StepCost
-from tfaccel.costs.private_traces import cpu_events
+from tfaccel.costs.private_traces import trace_events
 from tfaccel.costs.trace_times import layer_seconds
 from tfaccel.data.feeds import Feed
 from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
@@ -158,7 +158,7 @@ class TimedSteps:
                 window = self.window(num_steps)
             waited = window.waited_seconds or 0.0
             found = layer_seconds(
-                cpu_events(Path(folder)),
+                ((name, start, end) for _, name, start, end in trace_events(Path(folder))),
                 layer_names(self._engine.model),
                 optimizers=optimizer_names(self._engine.model),
                 total_seconds=window.seconds - waited,

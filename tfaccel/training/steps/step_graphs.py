@@ -161,11 +161,13 @@ class StepGraphs:
         may_leave = leaves_out or (self._replicas.num_workers == 1 and not self._is_on_tpu)
         watch_loss = self._watch_loss and may_leave
         on_gpu = runs_on_gpu(self._replicas)
+        # A GPU would stand still while the host reads whether a step's loss is finite before it launches the next one.
+        # The flag of the step before is read there instead, which is ready by then.
+        num_flags = 2 if on_gpu and watch_loss and not leaves_out else 1
         times_input = self._times_input and (watch_loss or leaves_out or not on_gpu)
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
-            def body(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor, waited: Any, bad: Any) -> Any:
-                del finite
+            def body(step: tf.Tensor, state: Any, logs: Any, flags: Any, waited: Any, bad: Any) -> Any:
                 earlier = logs
                 clock = InputClock(on_gpu=on_gpu)
                 batch, state = batches.fetch(arguments, state, step)
@@ -178,24 +180,30 @@ class StepGraphs:
                 else:
                     finite = self._loss_is_finite() if watch_loss else tf.constant(True)
                 if times_input:
-                    waited = (waited[0] + clock.waited(state, finite),)
-                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), finite, waited, bad
+                    with tf.device("/CPU:0"):
+                        waited = (waited[0] + clock.waited(state, finite),)
+                flags = (*flags[1:], finite)
+                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), flags, waited, bad
 
-            def go_on(step: tf.Tensor, state: Any, logs: Any, finite: tf.Tensor, *others: Any) -> tf.Tensor:
+            def go_on(step: tf.Tensor, state: Any, logs: Any, flags: Any, *others: Any) -> tf.Tensor:
                 del logs, others
                 more = (step < num_steps) & batches.has_next(state)
-                return more & finite if watch_loss else more
+                return more & flags[0] if watch_loss else more
 
-            waited = (tf.constant(0.0, tf.float64),) if times_input else ()
+            with tf.device("/CPU:0"):
+                waited = (tf.constant(0.0, tf.float64),) if times_input else ()
             bad = (tf.TensorArray(tf.bool, 0, dynamic_size=True, element_shape=()),) if leaves_out else ()
-            variables = (tf.constant(0), batches.start(arguments), (), tf.constant(True), waited, bad)
+            flags = (tf.constant(True),) * num_flags
+            variables = (tf.constant(0), batches.start(arguments), (), flags, waited, bad)
             if keep_logs or not loop:  # the first step determines the structure of the logs
                 variables = body(*variables)
-            done, state, logs, finite, waited, bad = tf.while_loop(go_on, body, variables) if loop else variables
+            done, state, logs, flags, waited, bad = tf.while_loop(go_on, body, variables) if loop else variables
             if keep_logs and not isinstance(steps, OneReplica):
                 with self._replicas.strategy.scope():
                     logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
-            finite = finite if watch_loss else tf.constant(True)
+            finite = tf.reduce_all(flags) if watch_loss else tf.constant(True)
+            if num_flags > 1:  # one more step has run after the first whose loss is not finite
+                done -= tf.cast(~flags[0], tf.int32)
             bad = tuple(of_steps.stack() for of_steps in bad)
             return done, state, logs, metric_results(self._model, self._replicas), finite, waited, bad
 

@@ -1,0 +1,51 @@
+"""On a GPU, the host launches the next step before it knows whether the loss of this one is finite."""
+
+import numpy as np
+import pytest
+
+from tfaccel.errors import NonFiniteLossError
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+NUM_ROWS, BATCH_SIZE = 40, 4
+
+
+def trained(monkeypatch, *, on_gpu, broken_row=None, steps_per_execution=1, **options):
+    """The error, the history and the number of updates of a model trained as on a GPU or as on a CPU."""
+    import keras
+
+    from tfaccel.training.fit import fit
+    from tfaccel.training.steps import step_graphs
+
+    monkeypatch.setattr(step_graphs, "runs_on_gpu", lambda replicas: on_gpu)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", steps_per_execution=steps_per_execution)
+    x = np.random.default_rng(0).normal(size=(NUM_ROWS, 3)).astype("float32")
+    y = x[:, :1] - x[:, 1:2]
+    if broken_row is not None:
+        x[broken_row] = np.nan
+    error, history = "", {}
+    try:
+        history = fit(
+            model, x, y, batch_size=BATCH_SIZE, shuffle=False, verbose=0, on_nonfinite="stop", **options
+        ).history
+    except NonFiniteLossError as caught:
+        error = str(caught)
+    return error, history, int(model.optimizer.iterations.numpy()), model.get_weights()
+
+
+@pytest.mark.parametrize("broken_row", [0, 14, NUM_ROWS - 1])
+def test_the_step_is_named_and_one_more_has_run(monkeypatch, broken_row):
+    step = broken_row // BATCH_SIZE + 1
+    for on_gpu in (False, True):
+        error, _, num_updates, _ = trained(monkeypatch, on_gpu=on_gpu, broken_row=broken_row, steps_per_execution=10)
+        assert f"at step {step} of epoch 1" in error
+        assert num_updates == min(step + on_gpu, NUM_ROWS // BATCH_SIZE)
+
+
+def test_finite_losses_are_the_same(monkeypatch):
+    found = [trained(monkeypatch, on_gpu=on_gpu, epochs=3) for on_gpu in (False, True)]
+    assert found[0][:3] == found[1][:3]
+    assert found[0][2] == 3 * NUM_ROWS // BATCH_SIZE
+    assert all(np.array_equal(one, other) for one, other in zip(found[0][3], found[1][3], strict=True))
