@@ -110,7 +110,7 @@ def engine_evaluate(
         )
     average_drifting(model, replicas)
     try:
-        with engine.looking_at_rows(check_rows):
+        with engine.checks.turned(check_rows):
             logs = run_evaluation(engine, source, callbacks)
     finally:
         if held_out is None:

@@ -202,7 +202,7 @@ def _fit(
     engine = engine_of(model, options)
     source.reset()
     try:
-        with engine.looking_at_rows(check_rows):
+        with engine.checks.turned(check_rows):
             if resume is not None and resumed is not None:
                 data = FitData(x, source, mode=resume.data, order_seed=resumed.order_seed)
                 length = {"epochs": epochs, "initial_epoch": initial_epoch}

@@ -98,8 +98,8 @@ def engine_predict(
     executions: list[Any] = []
     done = 0
     feed = source.feed()
-    with engine.looking_at_rows(check_rows):
-        engine.check_rows("predict", feed)
+    with engine.checks.turned(check_rows):
+        engine.checks.check_rows("predict", feed)
     while not feed.exhausted and (source.epoch_limit is None or done < source.epoch_limit):
         callbacks.on_predict_batch_begin(done)
         batches = [_to_host(engine.predict(feed))]

@@ -78,7 +78,7 @@ class OwnValidation(Validation):
         """Evaluates with the class's own method."""
         if callable(self.source):
             self.source = self.source()
-        source, looks = self.source, engine.looks_at_rows
+        source, looks = self.source, engine.checks.looks
 
         def evaluated(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
             uses_held_out = kwargs.pop(CACHED_EVALUATION, False)

@@ -143,7 +143,7 @@ class RateSweep:
         if self._feed.exhausted:
             raise DataError("The data contain no batches, or can be read only once. Give arrays or a dataset.")
         if is_first:
-            self._engine.check_rows("train", self._feed)
+            self._engine.checks.check_rows("train", self._feed)
         return self._feed
 
 

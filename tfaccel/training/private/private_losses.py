@@ -92,6 +92,26 @@ def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict
     return {name: functools.partial(sum_fn, private_part(model, name))}
 
 
+class _ReplacedLoss:
+    """A model's compiled loss, called in another way."""
+
+    def __init__(self, loss: Any, call: Callable[..., Any]) -> None:
+        self._loss, self._call = loss, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self._loss, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loss, name)
+
+
+def compiled_loss(model: keras.Model, call: Callable[..., Any]) -> dict[str, Any]:
+    """Attributes that make a model compute its compiled loss by `call(loss, y, y_pred, sample_weight)`."""
+    name = "_compile_loss"
+    loss = private_part(model, name)
+    return {} if loss is None else {name: _ReplacedLoss(loss, call)}
+
+
 def loss_trackers(model: keras.Model) -> list[keras.metrics.Mean]:
     """The metrics in which Keras logs the loss of a compiled model, and that of each of its outputs."""
     compiled = private_part(model, "_compile_loss")

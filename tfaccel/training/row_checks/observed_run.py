@@ -83,8 +83,8 @@ def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = Fals
         stack.enter_context(replica_share(share))
         for layer in private_api.all_layers(model):
             # The plan and the user decide over which rows BatchNormalization computes its statistics.
-            if isinstance(layer, keras.layers.BatchNormalization) or (still and _draws(layer)):
-                stack.enter_context(instance_attributes(layer, {"call": _inference_call(layer)}))
+            if isinstance(layer, keras.layers.BatchNormalization) or (still and draws(layer)):
+                stack.enter_context(instance_attributes(layer, {"call": inference_call(layer)}))
         for metric in metrics_in(model):
             stack.enter_context(instance_attributes(metric, {"update_state": _noting(metric, run)}))
         for name, optimizer in optimizers_of(model).items():
@@ -131,12 +131,12 @@ def num_rows_of(data: Any) -> int:
     return int(leaves[0].shape[0])
 
 
-def _draws(layer: keras.layers.Layer) -> bool:
+def draws(layer: keras.layers.Layer) -> bool:
     draws = any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
     return draws and "training" in inspect.signature(layer.call).parameters
 
 
-def _inference_call(layer: keras.layers.Layer) -> Callable[..., Any]:
+def inference_call(layer: keras.layers.Layer) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(type(layer).call).bind(layer, *args, **kwargs)
         bound.arguments["training"] = False

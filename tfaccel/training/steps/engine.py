@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
-from tfaccel.training.row_checks.row_check import check_rows
+from tfaccel.training.row_checks.step_checks import StepChecks
 from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.stages.staged_steps import staged_steps
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
@@ -33,7 +33,6 @@ from tfaccel.training.steps.host_embeddings import host_lookups, xla_compiles
 from tfaccel.training.steps.input_clock import runs_on_gpu
 from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.left_out_count import LeftOutCount
-from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.reduce_clock import ReduceClock
@@ -106,10 +105,9 @@ class Engine:
         self.replicas = Replicas(model.distribute_strategy)
         if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
             self.replicas.reduce_clock = ReduceClock()
-        self._on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
-        self._optimizer_state = placed_as_asked(model, self.replicas, options)
-        self._rows_checked: set[str] = set()  # kinds of steps
-        self.looks_at_rows = True  # see `looking_at_rows`
+        self.on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
+        self.optimizer_state = placed_as_asked(model, self.replicas, options)
+        self.checks = StepChecks(self)
         self.on_unsaved_state: OnUnsavedState | None = None
         self._kinds: dict[str, StepGraphs] = {}
         if options.embeddings_on == "host":
@@ -163,7 +161,7 @@ class Engine:
         staged = () if self.stages is None else (self.stages.traced,)
         if not trains:
             return (*staged, host_lookups)
-        fuses = self.options.fused_kernels and not (self.model.jit_compile or self._on_tpu)
+        fuses = self.options.fused_kernels and not (self.model.jit_compile or self.on_tpu)
         return (
             staged
             + (fused_kernels,) * fuses
@@ -186,7 +184,7 @@ class Engine:
         """Steps that nothing has been traced from yet."""
         model, options = self.model, self.options
         jit_compile = xla_compiles(model)
-        if self._on_tpu or options.whole_step:
+        if self.on_tpu or options.whole_step:
             if options.leaves_out:
                 raise PlanError(NOT_ON_TPUS)
             return WholeStep(model, self.replicas)
@@ -195,7 +193,7 @@ class Engine:
         common: dict[str, Any] = {"combine_slices": combine, "leaves_out": options.leaves_out}
         if self.stages is not None:
             return staged_steps(self.stages, self.replicas, bytes_per_pack=options.bytes_per_pack, **common)
-        separate_update = (by_rows and jit_compile) or self._optimizer_state == HOST
+        separate_update = (by_rows and jit_compile) or self.optimizer_state == HOST
         if self.replicas.num_replicas == 1 and not separate_update:
             return OneReplica(model, self.replicas, jit_compile=jit_compile, **common)
         return SeveralReplicas(
@@ -204,7 +202,7 @@ class Engine:
             jit_compile=jit_compile,
             bytes_per_pack=options.bytes_per_pack,
             compiles_update=not by_rows,
-            optimizer_state=self._optimizer_state,
+            optimizer_state=self.optimizer_state,
             **common,
         )
 
@@ -239,24 +237,6 @@ class Engine:
         left_out = tuple(int(step) for step in np.flatnonzero(bad[0])) if bad else ()
         return WindowResult(num_done, logs, bool(finite), len(made.functions) > num_graphs, left_out)
 
-    @contextlib.contextmanager
-    def looking_at_rows(self, looks: bool) -> Iterator[None]:
-        """Within the block, turns the check for coupled rows on or off."""
-        before, self.looks_at_rows = self.looks_at_rows, looks
-        try:
-            yield
-        finally:
-            self.looks_at_rows = before
-
-    def check_rows(self, kind: str, feed: Feed) -> None:
-        """Checks once per kind, on the first batch, that several replicas can give the results of one device."""
-        if not self.looks_at_rows or self.replicas.num_replicas == 1 or self._on_tpu:
-            return
-        if kind not in self._rows_checked and not feed.exhausted:
-            check_rows(self.model, self.replicas, feed.peek(), kind)
-            own = has_own_train_step(self.model) or has_own_test_step(self.model)
-            self._rows_checked.update((kind,) if own or kind == "predict" else ("train", "test"))
-
     def predict(self, feed: Feed) -> Any:
         """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
         made = self._kind("predict")
@@ -266,6 +246,10 @@ class Engine:
             outputs, state = made.function(call_feed, False, (arguments,))(arguments)
         call_feed.finished(1, state)
         return outputs
+
+    def forget_graphs(self) -> None:
+        """Lets all steps be traced again."""
+        self._kinds.clear()
 
     @property
     def reduced_seconds(self) -> float:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from tfaccel.training.private import private_api
 from tfaccel.training.steps.global_batch import (
     NeedsEveryReplica,
     current_share,
@@ -57,6 +59,19 @@ def all_gather_rows(rows: Any) -> tf.Tensor:
     if context is None or context.num_replicas_in_sync == 1 or (share is not None and share.counting):
         return own
     return _gathered(own, context)
+
+
+def gather_nest(values: Any) -> Any:
+    """A nest whose tensors, and the Keras masks on them, have the rows of all replicas; scalars are unchanged."""
+
+    def gather(value: Any) -> Any:
+        if not (isinstance(value, tf.Tensor) and value.shape.rank):
+            return value
+        mask = private_api.keras_mask(value)
+        rows = all_gather_rows(value)
+        return rows if mask is None else private_api.with_mask(rows, all_gather_rows(mask))
+
+    return keras.tree.map_structure(gather, values)
 
 
 def _gathered(own: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_losses
 from tfaccel.training.row_checks.numbers_alike import are_close
-from tfaccel.training.steps.gather_rows import all_gather_rows
+from tfaccel.training.steps.gather_rows import gather_nest
 from tfaccel.training.steps.global_batch import Share, replica_share
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
@@ -51,21 +51,13 @@ def gathered_updates(metrics: list[keras.metrics.Metric]) -> list[tuple[keras.me
 
     def update(metric: keras.metrics.Metric) -> Callable[..., Any]:
         def update_state(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = keras.tree.map_structure(_of_all_replicas, (args, kwargs))
+            args, kwargs = gather_nest((args, kwargs))
             with replica_share(None):  # as one device would
                 return type(metric).update_state(metric, *args, **kwargs)
 
         return update_state
 
     return [(metric, {"update_state": update(metric)}) for metric in metrics if metric in GATHERED]
-
-
-def _of_all_replicas(value: Any) -> Any:
-    if not (isinstance(value, tf.Tensor) and value.shape.rank):
-        return value
-    mask = private_api.keras_mask(value)
-    rows = all_gather_rows(value)
-    return rows if mask is None else private_api.with_mask(rows, all_gather_rows(mask))
 
 
 def own_results(metrics: list[keras.metrics.Metric], replicas: Replicas) -> list[tuple[Any, dict[str, Any]]]:

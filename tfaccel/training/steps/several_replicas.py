@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfaccel.data.feeds import GraphBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.batch_statistics import replica_statistics
+from tfaccel.training.steps.gathered_loss import gathered_loss
 from tfaccel.training.steps.global_batch import (
     NeedsEveryReplica,
     Share,
@@ -125,6 +126,7 @@ class SeveralReplicas:
             stack.enter_context(self.noted_results.while_tracing(metrics))
             for metric, attributes in gathered_updates(metrics):
                 stack.enter_context(instance_attributes(metric, attributes))
+            stack.enter_context(instance_attributes(self._model, gathered_loss(self._model)))
             try:
                 return step(batches, batch)
             except NeedsEveryReplica:

@@ -160,7 +160,7 @@ def epoch_windows(
     """
     counted = counted or Counted()
     done, dropped = counted.done, counted.dropped
-    engine.check_rows(kind, feed)
+    engine.checks.check_rows(kind, feed)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
         if done in dropped:
@@ -175,8 +175,12 @@ def epoch_windows(
         while not whole:
             started = time.perf_counter()
             num_steps = min(end - done, engine.longest_window(kind, feed) or sys.maxsize)
-            result = engine.run(kind, feed, num_steps, loop=length.loops)
-            length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced)
+            is_first = engine.checks.is_to_be_proven(kind)
+            if is_first:
+                result = engine.checks.run_proven(kind, feed, loop=length.loops)
+            else:
+                result = engine.run(kind, feed, num_steps, loop=length.loops)
+            length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced or is_first)
             left_out += tuple(done + step for step in result.left_out)
             done += result.num_steps
             # A fixed-length execution may take several graph calls: a smaller last batch has a separate graph.

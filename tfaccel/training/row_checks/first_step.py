@@ -1,0 +1,360 @@
+"""Proves by running it that N replicas compute a step as one device does.
+
+The first step is run both ways from the same state: by the engine on all replicas, each on its share of the rows, and
+by Keras's own step on one device. All that a step can change is compared: weights, optimizer slots, logs, variables
+outside of the model that the step reads or writes, and the replicas' copies of them with each other. The engine's
+result stays. The device runs the step once more on the rows in reverse order; what that changes is rounding, and shows
+how much of it there is.
+
+Replicas draw other random numbers than one device, and the plan decides over which rows BatchNormalization takes its
+statistics. A model with such layers runs a step of its own both ways before the first one, with these layers in
+inference mode; then all is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.training.private import private_api
+from tfaccel.training.private.private_random import noting_stateful_random
+from tfaccel.training.row_checks.observed_run import draws, inference_call, num_rows_of
+from tfaccel.training.row_checks.variable_difference import Tolerance, difference
+from tfaccel.training.steps.batch_statistics import layers_alike
+from tfaccel.training.steps.gradient_update import build_optimizer
+from tfaccel.training.steps.gradients import CombineSlices
+from tfaccel.training.steps.model_parts import (
+    accumulators_by_replica,
+    optimizers_of,
+    seeds_of,
+    untracked_variables,
+    variables_of,
+)
+from tfaccel.training.steps.one_replica import OneReplica
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.replica_state import seed_variables
+from tfaccel.training.steps.replicas import Replicas, current_replica
+from tfaccel.training.steps.several_replicas import SeveralReplicas
+from tfaccel.training.steps.step_graphs import logs_of, metric_results
+
+_BATCHES = IteratorBatches()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What running one step both ways has shown.
+
+    Attributes:
+        kind: "train" or "test".
+        num_replicas: how many replicas there are.
+        num_rows: rows of the batch.
+        num_variables: how many variables were compared.
+        largest: the largest relative difference.
+        differing: what differs, the largest difference first: a variable's path, or "log NAME".
+        failure: why the step could not be run both ways; empty if it could.
+    """
+
+    kind: str
+    num_replicas: int
+    num_rows: int = 0
+    num_variables: int = 0
+    largest: float = 0.0
+    differing: tuple[str, ...] = ()
+    failure: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing differs."""
+        return not self.failure and not self.differing
+
+    @property
+    def loss_differs(self) -> bool:
+        """Whether the loss, or that of an output, is among what differs."""
+        return any(
+            name == "log loss" or (name.startswith("log ") and name.endswith("_loss")) for name in self.differing
+        )
+
+    def __str__(self) -> str:
+        what = "training" if self.kind == "train" else "evaluation"
+        if self.failure:
+            return f"{what}: one step could not be compared with one device: {self.failure}"
+        equal = "=" if self.holds else "differ from"
+        found = f": {', '.join(self.differing[:3])}" if self.differing else ""
+        return (
+            f"{what}: {self.num_replicas} replicas {equal} 1 device on a step of {self.num_rows} rows: "
+            f"{self.num_variables} variables, largest difference {self.largest:.0e}{found}"
+        )
+
+
+class StepProof:
+    """The first step, which the engine runs on all replicas, beside the same step on one device.
+
+    Create it before the step, and call `finish` after it.
+
+    Args:
+        model: a built and compiled model.
+        replicas: the replicas of its strategy, all in this process.
+        data: the step's global batch, as eager tensors.
+        kind: "train" or "test".
+        any_rows: whether the engine traces steps for any number of rows.
+        combine_slices: of the optimizer's update; see `gradients.densify`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        replicas: Replicas,
+        data: Any,
+        kind: str,
+        *,
+        any_rows: bool = True,
+        combine_slices: CombineSlices | None = None,
+    ) -> None:
+        self._model, self._replicas, self._data, self._kind = model, replicas, data, kind
+        self._one = OneReplica(model, replicas, jit_compile=False, combine_slices=combine_slices)
+        self._combine_slices = combine_slices
+        self._graphs: list[Any] = []
+        self._known: Proof | None = None
+        try:
+            self._begin(any_rows=any_rows)
+        except Exception as error:  # the step itself may fail, and says so when it is really run
+            self._known = self._proof(failure=_in_one_line(error))
+
+    def _begin(self, *, any_rows: bool) -> None:
+        optimizer = optimizers_of(self._model).get("optimizer")
+        if self._kind == "train" and optimizer is not None:
+            build_optimizer(optimizer, self._model.trainable_variables, self._replicas.strategy)
+        specs, used, still = _specs(self._data, any_rows=any_rows), list[bool](), self._still_layers()
+        with noting_stateful_random(used, current_replica), tf.summary.record_if(False), _in_inference_mode(still):
+            self._step_of_one = self._traced(self._run_one, specs)
+            step_of_several = self._traced(self._run_several, specs) if still else None
+        self._before = _State.of(self._variables)
+        if used:
+            self._known = self._proof(failure="it draws random numbers by tf.random")
+        elif step_of_several is not None:
+            own, results = step_of_several(self._data)
+            logs = logs_of(self._model, self._replicas, own, results)
+            try:
+                self._known = self._compared({name: value.numpy() for name, value in _flat(logs)})
+            finally:
+                self._before.put_back(self._variables)
+
+    def finish(self, logs: dict[str, Any]) -> Proof:
+        """Compares after the engine has run the step; its result stays as it is.
+
+        Args:
+            logs: those of the step.
+        """
+        if self._known is None:
+            after = _State.of(self._variables)
+            try:
+                self._known = self._compared({name: np.asarray(value) for name, value in _flat(logs)})
+            except Exception as error:  # such as a lack of memory on one device
+                self._known = self._proof(failure=_in_one_line(error))
+            finally:
+                after.put_back(self._variables)
+        return self._known
+
+    def put_back(self) -> None:
+        """Gives all variables the values that they had before the step."""
+        self._before.put_back(self._variables)
+
+    # --- Steps --------------------------------------------------------------------------------------------------------
+
+    def _traced(self, run: Callable[[Any], Any], specs: Any) -> Callable[[Any], Any]:
+        function = tf.function(run, autograph=False).get_concrete_function(specs)
+        self._graphs.append(function.graph)
+        return function
+
+    def _run_one(self, data: Any) -> Any:
+        return _tensors((self._one.train if self._kind == "train" else self._one.test)(_BATCHES, data))
+
+    def _run_several(self, data: Any) -> Any:
+        steps = SeveralReplicas(self._model, self._replicas, jit_compile=False, combine_slices=self._combine_slices)
+        logs = (steps.train if self._kind == "train" else steps.test)(_BATCHES, data)
+        with self._replicas.strategy.scope():
+            own = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
+        return _tensors(own), _tensors(metric_results(self._model, self._replicas))
+
+    def _ran_by_one(self, data: Any) -> tuple[dict[str, Any], _State]:
+        """The logs and the state after a step of one device, from the state before and with new metrics."""
+        self._before.put_back(self._variables)
+        self._model.reset_metrics()
+        logs = self._step_of_one(data)
+        return {name: value.numpy() for name, value in _flat(logs)}, _State.of(self._variables)
+
+    def _still_layers(self) -> list[keras.layers.Layer]:
+        """The layers whose numbers are meant to differ between replicas and one device."""
+        if self._kind != "train":
+            return []
+        alike = {id(layer) for layer in layers_alike(self._model)}
+        return [
+            layer
+            for layer in private_api.all_layers(self._model)
+            if layer is not self._model
+            and (draws(layer) or (isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in alike))
+        ]
+
+    # --- Variables ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _of_model(self) -> list[keras.Variable]:
+        return variables_of(self._model)
+
+    @cached_property
+    def _outer(self) -> list[tf.Variable]:
+        """The variables outside of the model that the steps read or write."""
+        known = {id(component) for component in self._components}
+        found = {id(one): one for graph in self._graphs for one in graph.variables if id(one) not in known}
+        return [one for one in found.values() if one.dtype != tf.resource]
+
+    @cached_property
+    def _components(self) -> list[tf.Variable]:
+        return self._components_of(self._of_model)
+
+    def _components_of(self, variables: list[keras.Variable]) -> list[tf.Variable]:
+        local = range(len(self._replicas.devices))
+        found = [one for i in local for one in self._replicas.components(variables, i)]
+        return list({id(one): one for one in found}.values())
+
+    @property
+    def _variables(self) -> list[tf.Variable]:
+        return [*self._components, *self._outer]
+
+    @cached_property
+    def _seeds(self) -> list[tf.Variable]:
+        of_optimizers = [seed for one in optimizers_of(self._model).values() for seed in seeds_of(one)]
+        return self._replicas.components([*seed_variables(self._model), *of_optimizers], 0)
+
+    # --- Comparing ----------------------------------------------------------------------------------------------------
+
+    def _compared(self, logs: dict[str, np.ndarray]) -> Proof:
+        """Compares the present state, and logs, of several replicas with what one device makes of the step."""
+        many, before = _State.of(self._variables), self._before
+        own_logs, one = self._ran_by_one(self._data)
+        if any((before.values[id(v)] != one.values[id(v)]).any() for v in self._seeds):
+            return self._proof(failure="it draws random numbers outside of layers with a `training` argument")
+        _, again = self._ran_by_one(_reversed(self._data))
+        tolerance = Tolerance.of_model(self._model)
+        found: dict[str, float] = {}
+        number, largest = 0, 0.0
+        for name, first, copies, has_slots in self._compared_variables():
+            place = id(first)
+            values = (before.values[place], one.values[place], again.values[place])
+            number += 1
+            for copy in copies:
+                differs, relative = difference(*values, many.values[id(copy)], tolerance, has_slots=has_slots)
+                largest = max(largest, relative if not differs else 0.0)
+                if differs:
+                    found[name] = max(relative, found.get(name, 0.0))
+        begun = any(before.values[id(one)].any() for one in self._components_of(self._model.metrics_variables))
+        for name in () if begun else sorted(set(logs) & set(own_logs)):
+            differs, relative = tolerance.of_log(logs[name], own_logs[name])
+            largest = max(largest, relative if not differs else 0.0)
+            if differs:
+                found[f"log {name}"] = relative
+        worst = max(found.values(), default=largest)
+        return self._proof(num_variables=number, largest=worst, differing=tuple(sorted(found, key=lambda n: -found[n])))
+
+    def _compared_variables(self) -> Iterator[tuple[str, tf.Variable, list[tf.Variable], bool]]:
+        """Name, the component of one device, the components of all replicas, and whether an optimizer has slots for it.
+
+        Metrics are compared by their results; seeds, the states of stateful layers, and what each replica accumulates
+        are its own.
+        """
+        optimizers = optimizers_of(self._model).values()
+        own = [v for one in optimizers for v in (*accumulators_by_replica(one), *seeds_of(one))]
+        own += [*self._model.metrics_variables, *seed_variables(self._model), *untracked_variables(self._model)]
+        left_out = {id(variable) for variable in own}
+        slots = [v for one in optimizers_of(self._model).values() for v in one.variables]
+        shapes = [tuple(slot.shape) for slot in slots if slot.shape.rank] if slots else []
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        for variable in self._of_model:
+            if id(variable) in left_out or variable.dtype == "string":
+                continue
+            copies = [self._replicas.components([variable], i)[0] for i in range(len(self._replicas.devices))]
+            yield variable.path, copies[0], copies, id(variable) in trained and tuple(variable.shape) in shapes
+        for one in self._outer:
+            yield one.name.split(":")[0], one, [one], False
+
+    def _proof(self, **fields: Any) -> Proof:
+        num_rows = num_rows_of(self._data)
+        return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, num_rows=num_rows, **fields)
+
+
+def refusal_of(model: keras.Model, proof: Proof) -> str:
+    """The message for a step that differs from one device's: what differs, and what can be done."""
+    logs = [name for name in proof.differing if name.startswith("log ")]
+    variables = [name for name in proof.differing if not name.startswith("log ")]
+    named = [f"{len(variables)} variables ({', '.join(variables[:3])})"] if variables else []
+    named += [f"logs ({', '.join(name[4:] for name in logs[:3])})"] if logs else []
+    step = f"{type(model).__name__}.{proof.kind}_step"
+    return (
+        f"After one {step} on {proof.num_rows} rows, {proof.num_replicas} replicas, each of which sees only its own "
+        f"rows of the batch, differ from one device: {' and '.join(named)}, by up to {proof.largest:.1g} of their "
+        "size. What the step makes of the rows is not a mean over them, or it assigns a variable from its own rows. "
+        "Return one value per row, use tfaccel.ops.all_gather_rows for rows that are compared or counted together, "
+        "clip gradients by the optimizer's `global_clipnorm`; or build the model outside the strategy to train on one "
+        "replica. check_rows=False skips this check."
+    )
+
+
+@dataclass
+class _State:
+    """The values of variables, by id."""
+
+    values: dict[int, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, variables: list[tf.Variable]) -> _State:
+        return cls({id(variable): variable.numpy() for variable in variables})
+
+    def put_back(self, variables: list[tf.Variable]) -> None:
+        for variable in variables:
+            variable.assign(self.values[id(variable)])
+
+
+@contextlib.contextmanager
+def _in_inference_mode(layers: list[keras.layers.Layer]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(instance_attributes(layer, {"call": inference_call(layer)}))
+        yield
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def _specs(data: Any, *, any_rows: bool) -> Any:
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor):
+            return None if leaf is None else tf.type_spec_from_value(leaf)
+        shape = [None, *leaf.shape[1:]] if any_rows and leaf.shape.rank else leaf.shape
+        return tf.TensorSpec(shape, leaf.dtype)
+
+    return keras.tree.map_structure(of, data)
+
+
+def _reversed(data: Any) -> Any:
+    def of(leaf: Any) -> Any:
+        return tf.reverse(leaf, [0]) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
+
+    return keras.tree.map_structure(of, data)
+
+
+def _tensors(logs: Any) -> Any:
+    return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}
+
+
+def _flat(logs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in logs.items():
+        yield from _flat(value) if isinstance(value, dict) else [(name, value)]

@@ -1,0 +1,156 @@
+"""What an engine checks before and with the first step of each kind, so that N replicas give what one device gives."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.feeds import Feed
+from tfaccel.data.iterator_feed import IteratorFeed
+from tfaccel.errors import CoupledRowsError
+from tfaccel.training.row_checks.first_step import Proof, StepProof, refusal_of
+from tfaccel.training.row_checks.row_check import check_rows
+from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss
+from tfaccel.training.steps.gradients import densify
+from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
+from tfaccel.training.steps.overrides import keeps_methods_of
+from tfaccel.training.steps.slot_dtype import FLOAT32
+from tfaccel.training.steps.window_result import WindowResult
+
+if TYPE_CHECKING:
+    from tfaccel.training.steps.engine import Engine
+
+logger = logging.getLogger("tfaccel")
+
+GATHERS_LOSS = (
+    "The compiled loss of %s couples the rows of a batch: every replica computes it from the rows of all of them."
+)
+
+
+class StepChecks:
+    """The checks of an engine.
+
+    Args:
+        engine: the engine.
+
+    Attributes:
+        looks: whether checks are on.
+        proofs: kind of step -> what comparing its first step with one device's has shown.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.looks = True
+        self._rows_checked: set[str] = set()  # kinds of steps
+        self.proofs: dict[str, Proof] = {}
+        self._coupling: CoupledRowsError | None = None
+
+    @contextlib.contextmanager
+    def turned(self, on: bool) -> Iterator[None]:
+        """Within the block, all checks are on or off."""
+        before, self.looks = self.looks, on
+        try:
+            yield
+        finally:
+            self.looks = before
+
+    @property
+    def _are_needed(self) -> bool:
+        return self.looks and self._engine.replicas.num_replicas > 1 and not self._engine.on_tpu
+
+    def check_rows(self, kind: str, feed: Feed) -> None:
+        """Checks once per kind, on the first batch, that several replicas can give the results of one device.
+
+        A compiled loss that couples rows is computed from the rows of all replicas from then on.
+
+        Args:
+            kind: "train", "test" or "predict".
+            feed: the batches.
+
+        Raises:
+            CoupledRowsError: if they cannot.
+        """
+        if not self._are_needed or kind in self._rows_checked or feed.exhausted:
+            return
+        model, data = self._engine.model, feed.peek()
+        try:
+            check_rows(model, self._engine.replicas, data, kind)
+        except CoupledRowsError as error:
+            if not (self.is_to_be_proven(kind) and self._gather_loss(kind, data)):
+                raise
+            self._coupling = error  # unless the loss of all rows turns out to be what one device has
+        own = has_own_train_step(model) or has_own_test_step(model)
+        self._rows_checked.update((kind,) if own or kind == "predict" else ("train", "test"))
+
+    def is_to_be_proven(self, kind: str) -> bool:
+        """Whether the next step of this kind is to be compared with one device's.
+
+        Not with several workers, and not where the state of the step is not on the replicas as Keras has it.
+        """
+        engine, options = self._engine, self._engine.options
+        places = (options.embedding_updates, options.embeddings_on, engine.optimizer_state)
+        return (
+            self._are_needed
+            and kind not in self.proofs
+            and engine.replicas.num_workers == 1
+            and places == ("keras", "device", "replicated")
+            and options.optimizer_slots_dtype == FLOAT32
+            and engine.stages is None
+            and not (options.whole_step or options.leaves_out or engine.model.run_eagerly)
+        )
+
+    def run_proven(self, kind: str, feed: Feed, *, loop: bool) -> WindowResult:
+        """Runs the first step of a kind, and compares it with one device's; see `StepProof`.
+
+        Args:
+            kind: "train" or "test".
+            feed: the batches.
+            loop: see `Engine.run`.
+
+        Raises:
+            CoupledRowsError: if it differs, also with a loss that is computed from the rows of all replicas.
+        """
+        engine, data = self._engine, feed.peek()
+        result, proof, found = self._compared(kind, feed, data, loop=loop)
+        if found.loss_differs and self._gather_loss(kind, data):
+            proof.put_back()
+            again = IteratorFeed(tf.data.Dataset.from_tensors(data))
+            result, proof, found = self._compared(kind, again, data, loop=loop)
+        if found.differing:
+            proof.put_back()
+            self._rows_checked.clear()
+            if gathers_loss(engine.model):
+                gather_loss(engine.model, False)
+                engine.forget_graphs()
+            raise self._coupling or CoupledRowsError(refusal_of(engine.model, found))
+        self._coupling = None
+        logger.info("%s", found)
+        self.proofs[kind] = found
+        return result
+
+    def _compared(self, kind: str, feed: Feed, data: Any, *, loop: bool) -> tuple[WindowResult, StepProof, Proof]:
+        engine = self._engine
+        leaves = [one for one in tf.nest.flatten(feed.spec) if isinstance(one, tf.TensorSpec) and one.shape.rank]
+        any_rows = any(one.shape[0] is None for one in leaves)
+        combine = densify if engine.options.sum_duplicate_indices else None
+        proof = StepProof(engine.model, engine.replicas, data, kind, any_rows=any_rows, combine_slices=combine)
+        result = engine.run(kind, feed, 1, loop=loop)
+        return result, proof, proof.finish(result.logs)
+
+    def _gather_loss(self, kind: str, data: Any) -> bool:
+        """Computes the compiled loss from the rows of all replicas; False if that is so already, or cannot be."""
+        model = self._engine.model
+        has_own = {"train": has_own_train_step, "test": has_own_test_step}.get(kind)
+        if has_own is None or has_own(model) or not keeps_methods_of(model, keras.Model, "compute_loss"):
+            return False
+        if gathers_loss(model) or not can_gather(data):
+            return False
+        gather_loss(model)
+        self._engine.forget_graphs()
+        logger.info(GATHERS_LOSS, type(model).__name__)
+        return True

@@ -1,0 +1,88 @@
+"""Whether a variable after a step on several replicas differs from one device's by more than rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_SPREADS = 50.0  # differences of more than so many times the rounding that was seen are not rounding
+_MAX_ROUNDING = 1e-2  # of the step; what the order of the rows moves by more is not only rounding
+_EPSILON = 2e-6  # of the value itself
+_NOISY_ELEMENTS = 4.0
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How large a difference may be.
+
+    Attributes:
+        of_step: relative to the largest change of any element in the step.
+        of_value: relative to a log's value.
+    """
+
+    of_step: float
+    of_value: float
+
+    @classmethod
+    def of_model(cls, model: keras.Model) -> Tolerance:
+        """That of a model: wider in 16 bits, on a GPU, which may multiply in TF32, and under XLA."""
+        policies = {layer.dtype_policy.compute_dtype for layer in (model, *model.layers)}
+        if policies & {"float16", "bfloat16"}:
+            return cls(0.1, 0.02)
+        if tf.config.list_logical_devices("GPU"):
+            return cls(2e-2, 1e-2)
+        return cls(5e-4, 1e-4) if model.jit_compile else cls(1e-4, 2e-5)
+
+    def of_log(self, many: Any, one: Any) -> tuple[bool, float]:
+        """Whether two logs differ, and by how much."""
+        many, one = np.asarray(many, np.float64), np.asarray(one, np.float64)
+        if many.shape != one.shape or not (np.isfinite(many).all() and np.isfinite(one).all()):
+            return False, 0.0
+        size = max(float(np.abs(one).max(initial=0.0)), 1e-3)
+        distance = float(np.abs(many - one).max(initial=0.0)) / size
+        return distance > self.of_value, distance
+
+
+def difference(
+    before: np.ndarray, one: np.ndarray, again: np.ndarray, many: np.ndarray, tolerance: Tolerance, *, has_slots: bool
+) -> tuple[bool, float]:
+    """Compares a variable.
+
+    An optimizer such as Adam divides a gradient by its own size, so that a gradient that is nothing but rounding moves
+    a weight by a whole step. Such elements are known: the order of the rows moves them, too. They are left out, and no
+    fault can hide there: the optimizer's slots, which hold the gradient itself, are compared without leaving out any.
+
+    Args:
+        before: its value before the step.
+        one: after the step on one device.
+        again: after the step on one device, with the rows in another order.
+        many: after the step on several replicas.
+        tolerance: how large a difference may be.
+        has_slots: whether an optimizer moves it, with slots of its own.
+
+    Returns:
+        Whether it differs, and the largest difference relative to the step.
+
+    Example:
+        >>> before, one = np.zeros(2), np.ones(2)
+        >>> difference(before, one, one, np.array([1.0, 0.5]), Tolerance(1e-5, 1e-5), has_slots=False)
+        (True, 0.5)
+    """
+    if one.dtype.kind != "f" and one.dtype.name != "bfloat16":
+        return bool((one != many).any()), float((one != many).mean()) if one.size else 0.0
+    before, one, again, many = (np.asarray(value, np.float64) for value in (before, one, again, many))
+    if not one.size or not (np.isfinite(one).all() and np.isfinite(many).all()):
+        return False, 0.0
+    step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
+    distance = np.abs(many - one)
+    floor = tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
+    allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * step))
+    relative = float(distance.max()) / max(step, float(np.abs(one).max()), 1e-12)
+    num_far = int((distance > allowed).sum())
+    if has_slots:
+        return num_far > _NOISY_ELEMENTS * int((rounding > floor).sum()), relative
+    return num_far > 0, relative
