@@ -27,6 +27,7 @@ from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.row_checks.observed_run import draws, inference_call, num_rows_of
+from tfaccel.training.row_checks.proof import Proof
 from tfaccel.training.row_checks.variable_difference import Tolerance, difference
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.gradient_update import build_optimizer
@@ -46,52 +47,6 @@ from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.step_graphs import logs_of, metric_results
 
 _BATCHES = IteratorBatches()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proof:
-    """What running one step both ways has shown.
-
-    Attributes:
-        kind: "train" or "test".
-        num_replicas: how many replicas there are.
-        num_rows: rows of the batch.
-        num_variables: how many variables were compared.
-        largest: the largest relative difference.
-        differing: what differs, the largest difference first: a variable's path, or "log NAME".
-        failure: why the step could not be run both ways; empty if it could.
-    """
-
-    kind: str
-    num_replicas: int
-    num_rows: int = 0
-    num_variables: int = 0
-    largest: float = 0.0
-    differing: tuple[str, ...] = ()
-    failure: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing differs."""
-        return not self.failure and not self.differing
-
-    @property
-    def loss_differs(self) -> bool:
-        """Whether the loss, or that of an output, is among what differs."""
-        return any(
-            name == "log loss" or (name.startswith("log ") and name.endswith("_loss")) for name in self.differing
-        )
-
-    def __str__(self) -> str:
-        what = "training" if self.kind == "train" else "evaluation"
-        if self.failure:
-            return f"{what}: one step could not be compared with one device: {self.failure}"
-        equal = "=" if self.holds else "differ from"
-        found = f": {', '.join(self.differing[:3])}" if self.differing else ""
-        return (
-            f"{what}: {self.num_replicas} replicas {equal} 1 device on a step of {self.num_rows} rows: "
-            f"{self.num_variables} variables, largest difference {self.largest:.0e}{found}"
-        )
 
 
 class StepProof:
@@ -123,6 +78,7 @@ class StepProof:
         self._combine_slices = combine_slices
         self._graphs: list[Any] = []
         self._known: Proof | None = None
+        self._before: _State | None = None
         try:
             self._begin(any_rows=any_rows)
         except Exception as error:  # the step itself may fail, and says so when it is really run
@@ -136,7 +92,7 @@ class StepProof:
         with noting_stateful_random(used, current_replica), tf.summary.record_if(False), _in_inference_mode(still):
             self._step_of_one = self._traced(self._run_one, specs)
             step_of_several = self._traced(self._run_several, specs) if still else None
-        self._before = _State.of(self._variables)
+        self.take_state()
         if used:
             self._known = self._proof(failure="it draws random numbers by tf.random")
         elif step_of_several is not None:
@@ -145,7 +101,11 @@ class StepProof:
             try:
                 self._known = self._compared({name: value.numpy() for name, value in _flat(logs)})
             finally:
-                self._before.put_back(self._variables)
+                self.put_back()
+
+    def take_state(self) -> None:
+        """Takes note of the state that the step is about to begin with."""
+        self._before = _State.of(self._variables)
 
     def finish(self, logs: dict[str, Any]) -> Proof:
         """Compares after the engine has run the step; its result stays as it is.
@@ -165,7 +125,8 @@ class StepProof:
 
     def put_back(self) -> None:
         """Gives all variables the values that they had before the step."""
-        self._before.put_back(self._variables)
+        if self._before is not None:
+            self._before.put_back(self._variables)
 
     # --- Steps --------------------------------------------------------------------------------------------------------
 
@@ -186,7 +147,7 @@ class StepProof:
 
     def _ran_by_one(self, data: Any) -> tuple[dict[str, Any], _State]:
         """The logs and the state after a step of one device, from the state before and with new metrics."""
-        self._before.put_back(self._variables)
+        self.put_back()
         self._model.reset_metrics()
         logs = self._step_of_one(data)
         return {name: value.numpy() for name, value in _flat(logs)}, _State.of(self._variables)
@@ -238,7 +199,7 @@ class StepProof:
 
     def _compared(self, logs: dict[str, np.ndarray]) -> Proof:
         """Compares the present state, and logs, of several replicas with what one device makes of the step."""
-        many, before = _State.of(self._variables), self._before
+        many, before = _State.of(self._variables), self._before or _State()
         own_logs, one = self._ran_by_one(self._data)
         if any((before.values[id(v)] != one.values[id(v)]).any() for v in self._seeds):
             return self._proof(failure="it draws random numbers outside of layers with a `training` argument")
@@ -288,23 +249,6 @@ class StepProof:
     def _proof(self, **fields: Any) -> Proof:
         num_rows = num_rows_of(self._data)
         return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, num_rows=num_rows, **fields)
-
-
-def refusal_of(model: keras.Model, proof: Proof) -> str:
-    """The message for a step that differs from one device's: what differs, and what can be done."""
-    logs = [name for name in proof.differing if name.startswith("log ")]
-    variables = [name for name in proof.differing if not name.startswith("log ")]
-    named = [f"{len(variables)} variables ({', '.join(variables[:3])})"] if variables else []
-    named += [f"logs ({', '.join(name[4:] for name in logs[:3])})"] if logs else []
-    step = f"{type(model).__name__}.{proof.kind}_step"
-    return (
-        f"After one {step} on {proof.num_rows} rows, {proof.num_replicas} replicas, each of which sees only its own "
-        f"rows of the batch, differ from one device: {' and '.join(named)}, by up to {proof.largest:.1g} of their "
-        "size. What the step makes of the rows is not a mean over them, or it assigns a variable from its own rows. "
-        "Return one value per row, use tfaccel.ops.all_gather_rows for rows that are compared or counted together, "
-        "clip gradients by the optimizer's `global_clipnorm`; or build the model outside the strategy to train on one "
-        "replica. check_rows=False skips this check."
-    )
 
 
 @dataclass

@@ -132,11 +132,13 @@ def num_rows_of(data: Any) -> int:
 
 
 def draws(layer: keras.layers.Layer) -> bool:
+    """Whether a layer draws random numbers in training, and none in inference mode."""
     draws = any(isinstance(value, keras.random.SeedGenerator) for value in vars(layer).values())
     return draws and "training" in inspect.signature(layer.call).parameters
 
 
 def inference_call(layer: keras.layers.Layer) -> Callable[..., Any]:
+    """A layer's `call`, always in inference mode."""
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(type(layer).call).bind(layer, *args, **kwargs)
         bound.arguments["training"] = False

@@ -38,8 +38,8 @@ _OTHER_SEEDS = ("again", "reseeded", "reseeded twice", "reseeded thrice")  # run
 _ROUNDS = (("AB", "A", "B"), ("BB", "again", "reseeded"), ("reseeded twice", "reseeded thrice"))
 ADVICE = (
     "Return one value per row instead of a sum, and use tfaccel.ops.all_gather_rows to gather rows that are compared "
-    "with each other; or build the model outside the strategy to train on one replica. check_rows=False skips this "
-    "check."
+    "with each other; clip gradients by the optimizer's `global_clipnorm` instead of in the step; or build the model "
+    "outside the strategy to train on one replica. check_rows=False skips this check."
 )
 
 

@@ -8,6 +8,7 @@ therefore act on the gradient of the global batch, and all replicas make the sam
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,7 @@ class GradientUpdate:
         self.bytes_per_pack = bytes_per_pack
         self.saw_sparse_gradients = False
         self._same_rows: set[int] = set()
+        self.own_rows: dict[int, keras.Variable] = {}  # whose `IndexedSlices` are taken to be each replica's own
         self._num_contributors: Any = replicas.num_replicas
         self._inner = inner_optimizer(optimizer)
         self._slots = PlacedSlots(optimizer, replicas, optimizer_state)
@@ -92,8 +94,13 @@ class GradientUpdate:
         position, to which all examples contribute. A token embedding has one slice per token.
         """
         for gradient, variable in zip(gradients, variables, strict=True):
-            if isinstance(gradient, tf.IndexedSlices) and is_same_on_all_replicas(gradient.indices, data):
+            if not isinstance(gradient, tf.IndexedSlices):
+                continue
+            known = id(variable) in _same_rows.get(self.optimizer, ())
+            if known or is_same_on_all_replicas(gradient.indices, data):
                 self._same_rows.add(id(variable))
+            else:
+                self.own_rows[id(variable)] = variable
 
     def apply(
         self,
@@ -260,6 +267,16 @@ class GradientUpdate:
             gradients = self.combine_slices(gradients)
         with private_api.one_learning_rate(self.optimizer), self.placed():
             apply_as_class(self.optimizer, gradients, variables)
+
+
+# By optimizer, the ids of variables whose `IndexedSlices` have turned out to have the same indices on all replicas.
+_same_rows: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, set[int]] = weakref.WeakKeyDictionary()
+
+
+def take_rows_as_same(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], *, same: bool) -> None:
+    """Decides for later traces whether the `IndexedSlices` of variables have the same indices on all replicas."""
+    known = _same_rows.setdefault(optimizer, set())
+    (known.update if same else known.difference_update)(id(variable) for variable in variables)
 
 
 def build_optimizer(

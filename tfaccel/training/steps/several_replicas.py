@@ -110,6 +110,11 @@ class SeveralReplicas:
         """Whether the gradients of a traced step include `IndexedSlices`."""
         return any(update.saw_sparse_gradients for update in self._updates.values())
 
+    @property
+    def own_rows(self) -> list[tuple[keras.optimizers.Optimizer, keras.Variable]]:
+        """The variables whose sparse gradients have rows of each replica's own, with their optimizers."""
+        return [(one.optimizer, variable) for one in self._updates.values() for variable in one.own_rows.values()]
+
     def train(self, batches: GraphBatches, batch: Any) -> Any:
         """One training step; returns the averaged logs of a custom `train_step` or `compute_metrics`, if any."""
         return self._with_every_replica(self._train_all, batches, batch)

@@ -165,6 +165,7 @@ def epoch_windows(
         begin(done)
         if done in dropped:
             feed.drop()
+            engine.checks.forget_batch()
             done += 1
             yield done, WindowResult(1, {}, left_out=(done - 1,))
             continue

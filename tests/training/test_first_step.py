@@ -1,0 +1,209 @@
+"""The first step under several replicas is compared with one device's: equal, made equal, or refused by name."""
+
+import functools
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from replica_models import assert_equal, scope_of, trained
+
+from tfaccel.errors import CoupledRowsError
+from tfaccel.training.fit import fit
+from tfaccel.training.row_checks.variable_difference import Tolerance, difference
+from tfaccel.training.steps.engine import engine_of
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+RNG = np.random.default_rng(0)
+X, LABELS = RNG.normal(size=(21, 6)).astype("float32"), RNG.integers(0, 3, 21)
+TOKENS = RNG.integers(0, 10, (21, 12))
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+layers = keras.layers
+
+
+class CountsRows(layers.Layer):
+    """Counts training rows in a weight, as codebooks, queues and class counts do."""
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen")
+
+    def call(self, x, training=False):
+        if training:
+            self.seen.assign(self.seen + keras.ops.cast(keras.ops.shape(x)[0], "float32"))
+        return x
+
+
+class OwnModel(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+        self.compile(keras.optimizers.SGD(0.1))
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True))
+        self.update(tape.gradient(loss, self.trainable_variables))
+        return {"loss": loss}
+
+
+class MovesWeights(OwnModel):
+    def update(self, gradients):
+        for variable, gradient in zip(self.trainable_variables, gradients, strict=True):
+            variable.assign_sub(0.05 * gradient)
+
+
+class ClipsByHand(OwnModel):
+    def update(self, gradients):
+        clipped, _ = tf.clip_by_global_norm(gradients, 0.1)
+        self.optimizer.apply(clipped, self.trainable_variables)
+
+
+class AdaptsOuterVariable(OwnModel):
+    """Reads and writes a variable that the model does not track."""
+
+    def update(self, gradients):
+        scale().assign(0.9 * scale() + 0.1 * tf.norm(gradients[0]))
+        self.optimizer.apply([gradient / scale() for gradient in gradients], self.trainable_variables)
+
+
+@functools.cache
+def scale():
+    return tf.Variable(1.0, name="scale")
+
+
+def counting():
+    model = keras.Sequential([keras.Input((6,)), CountsRows(name="counts"), layers.Dense(3)])
+    model.compile("sgd", CROSS_ENTROPY)
+    return model
+
+
+REFUSED = {
+    "rows are counted": (counting, r"device: 1 variable \(sequential/counts/seen\), by up to 0\.5 of its size"),
+    "weights are moved by hand": (MovesWeights, r"2 variables \(.*/kernel.*\) and logs \(loss\)|2 variables"),
+    "gradients are clipped by hand": (ClipsByHand, r"`global_clipnorm`"),
+    "an outer variable is moved": (AdaptsOuterVariable, r"scale"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_differs_is_named_and_nothing_has_changed(name):
+    make, message = REFUSED[name]
+    keras.utils.set_random_seed(0)
+    with scope_of(2):
+        model = make()
+        model(X[:1])
+    before = [value.copy() for value in model.get_weights()]
+    with pytest.raises(CoupledRowsError, match=message) as caught:
+        fit(model, X, LABELS, batch_size=8, verbose=0)
+    assert "2 replicas, each of which sees only its own rows" in str(caught.value)
+    assert all(map(np.array_equal, before, model.get_weights()))
+    assert int(model.optimizer.iterations.numpy()) == 0
+    assert float(scale().numpy()) == 1.0
+    assert fit(model, X, LABELS, batch_size=8, verbose=0, check_rows=False).history["loss"]
+    scale().assign(1.0)
+
+
+class Positions(layers.Layer):
+    """Adds the embeddings of positions, whose number is written in different ways."""
+
+    def __init__(self, indices):
+        super().__init__()
+        self._indices = indices
+        self.tokens, self.positions = layers.Embedding(10, 4), layers.Embedding(12, 4)
+
+    def build(self, shape):
+        self.order = self.add_weight(shape=(12,), dtype="int32", initializer="zeros", trainable=False, name="order")
+        self.order.assign(np.arange(12))
+
+    def call(self, x):
+        embedded = self.tokens(x)
+        return embedded + self.positions(self._indices(x, embedded, self.order.value))
+
+    def compute_output_shape(self, shape):
+        return (*shape, 4)
+
+
+INDICES = {
+    "second size": lambda x, embedded, order: tf.range(tf.shape(x)[1]),
+    "last size": lambda x, embedded, order: tf.range(tf.shape(x)[-1]),
+    "unstacked sizes": lambda x, embedded, order: tf.range(tf.unstack(tf.shape(x))[1]),
+    "size of an output": lambda x, embedded, order: tf.range(tf.shape(embedded)[-2]),
+    "a variable": lambda x, embedded, order: order,
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["last size", *[pytest.param(n, marks=pytest.mark.slow) for n in INDICES if n != "last size"]]
+)
+@pytest.mark.parametrize("num_replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_position_embeddings_are_those_of_one_device_however_they_are_written(name, num_replicas):
+    """One device has one gradient for each position; those of the replicas are summed, not listed one by one."""
+
+    def make():
+        model = keras.Sequential([Positions(INDICES[name]), layers.Dense(10)])
+        model.compile(keras.optimizers.Adam(0.05), CROSS_ENTROPY)
+        return model
+
+    data = tf.data.Dataset.from_tensor_slices((TOKENS, TOKENS)).batch(8)
+    assert_equal(trained(make, num_replicas, data), trained(make, 0, data))
+
+
+def test_the_proof_is_logged_and_kept_and_changes_nothing(caplog):
+    def make():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(4), layers.Dropout(0.5), layers.Dense(3)])
+        model.compile("adam", CROSS_ENTROPY, metrics=["accuracy"])
+        return model
+
+    found = []
+    for check_rows in (False, True):
+        keras.utils.set_random_seed(0)
+        with scope_of(2):
+            model = make()
+        with caplog.at_level(logging.INFO, logger="tfaccel"):
+            history = fit(model, X, LABELS, batch_size=8, epochs=2, verbose=0, check_rows=check_rows).history
+        found.append((history, model.get_weights()))
+    proof = engine_of(model).checks.proofs["train"]
+    assert (proof.holds, proof.num_replicas, proof.num_rows, proof.num_variables) == (True, 2, 8, 14)
+    assert [text for text in caplog.messages if "=" in text] == [str(proof)]
+    assert str(proof).startswith(
+        "training: 2 replicas = 1 device on a step of 8 rows: 14 variables, largest difference "
+    )
+    assert found[0][0] == found[1][0]
+    assert all(map(np.array_equal, found[0][1], found[1][1]))
+
+
+def test_a_step_that_cannot_be_compared_is_said_and_trains(caplog):
+    class Draws(layers.Layer):
+        def call(self, x):
+            return x + 0.0 * tf.random.normal(tf.shape(x))
+
+    with scope_of(2):
+        model = keras.Sequential([keras.Input((6,)), Draws(), layers.Dense(3)])
+        model.compile("sgd", CROSS_ENTROPY)
+    with caplog.at_level(logging.INFO, logger="tfaccel"):
+        fit(model, X, LABELS, batch_size=8, verbose=0)
+    assert "training: one step could not be compared with one device: it draws random numbers by tf.random" in (
+        caplog.messages
+    )
+
+
+def test_rounding_is_no_difference_and_a_fault_in_few_elements_is():
+    exact, before = Tolerance(1e-4, 1e-5), np.zeros(1000)
+    one = np.full(1000, 0.001)
+    noisy = one.copy()
+    noisy[:3] *= -1  # what Adam makes of a gradient that is nothing but rounding
+    assert difference(before, one, noisy, noisy, exact, has_slots=True) == (False, pytest.approx(2.0))
+    assert difference(before, one, noisy, noisy, exact, has_slots=False)[0]
+    wrong = one.copy()
+    wrong[500:520] *= 1.01
+    assert difference(before, one, noisy, wrong, exact, has_slots=True)[0]
+    assert difference(before, one, one * (1 + 1e-7), one * (1 + 1e-6), exact, has_slots=False)[0] is False
+    assert difference(before, one, one, one * 1.002, exact, has_slots=False)[0]
+    counts = np.array([4, 5])
+    assert difference(counts, counts, counts, counts + 1, exact, has_slots=False) == (True, 1.0)
