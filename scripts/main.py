@@ -29,6 +29,7 @@ COMMANDS = {
     "serve": "serve models with TensorFlow Serving's REST and gRPC protocols",
     "predict": "predict files and folders with a trained model",
     "inspect-data": "inspect a dataset: missing values, duplicates, leaks, probable label errors",
+    "check": "compare your own script on one device and on several replicas, with Keras and with tfaccel",
     "test": "test parity: N replicas must match one device",
     "benchmark": "measure tfaccel's speed and overhead compared with plain Keras and a custom training loop",
 }

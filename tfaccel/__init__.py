@@ -22,6 +22,8 @@ _PUBLIC_NAMES = {
     "evaluate": "tfaccel.training.evaluate",
     "predict": "tfaccel.training.predict",
     "train": "tfaccel.training.train",
+    "check": "tfaccel.parity.script_check",
+    "CheckResult": "tfaccel.parity.script_check",
     "find_fastest": "tfaccel.measuring.find_fastest",
     "find_learning_rate": "tfaccel.tuning.find_learning_rate",
     "LearningRateTest": "tfaccel.tuning.learning_rate_report",

@@ -5,6 +5,7 @@ import tfaccel
 PUBLIC_NAMES = [
     "BatchOptions",
     "BatchReport",
+    "CheckResult",
     "ClusterError",
     "ClusterSettingsError",
     "ComparisonOptions",
@@ -62,6 +63,7 @@ PUBLIC_NAMES = [
     "WorkloadError",
     "__version__",
     "candidate_plans",
+    "check",
     "compare_devices",
     "compress",
     "cost_of",

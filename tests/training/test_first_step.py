@@ -178,6 +178,15 @@ def test_the_proof_is_logged_and_kept_and_changes_nothing(caplog):
     assert all(map(np.array_equal, found[0][1], found[1][1]))
 
 
+def test_fit_in_the_scope_of_the_strategy_is_compared_with_one_device_outside_of_it():
+    """Keras divides losses by the number of replicas in a scope."""
+    with scope_of(2):
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+        model.compile(keras.optimizers.Adam(0.01, clipnorm=0.5), CROSS_ENTROPY, metrics=["accuracy"])
+        fit(model, X, LABELS, batch_size=8, sample_weight=np.arange(21) / 7, verbose=0)
+    assert engine_of(model).checks.proofs["train"].holds
+
+
 def test_a_step_that_cannot_be_compared_is_said_and_trains(caplog):
     class Draws(layers.Layer):
         def call(self, x):

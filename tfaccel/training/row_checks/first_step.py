@@ -90,7 +90,8 @@ class StepProof:
             build_optimizer(optimizer, self._model.trainable_variables, self._replicas.strategy)
         specs, used, still = _specs(self._data, any_rows=any_rows), list[bool](), self._still_layers()
         with noting_stateful_random(used, current_replica), tf.summary.record_if(False), _in_inference_mode(still):
-            self._step_of_one = self._traced(self._run_one, specs)
+            with tf.Graph().as_default():  # leaves the caller's strategy scope, in which Keras scales losses
+                self._step_of_one = self._traced(self._run_one, specs)
             step_of_several = self._traced(self._run_several, specs) if still else None
         self.take_state()
         if used:

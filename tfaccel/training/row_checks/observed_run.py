@@ -139,6 +139,7 @@ def draws(layer: keras.layers.Layer) -> bool:
 
 def inference_call(layer: keras.layers.Layer) -> Callable[..., Any]:
     """A layer's `call`, always in inference mode."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(type(layer).call).bind(layer, *args, **kwargs)
         bound.arguments["training"] = False

@@ -1,0 +1,101 @@
+"""`tfaccel check` and `tfaccel.check`: a user's script on one device and on replicas, with Keras and with tfaccel."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tfaccel.errors import TfaccelError
+from tfaccel.parity.script_check import check_script
+from tfaccel.scripts import check
+
+SCRIPT = """
+import sys, keras, numpy as np
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(100, 6)).astype("float32"), rng.integers(0, 3, 100)
+model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.5)])
+model.add(keras.layers.Dense(3))
+model.compile(keras.optimizers.SGD(0.1, clipnorm=0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(x, y, batch_size=int(sys.argv[1]), sample_weight=rng.uniform(0.1, 3, 100), epochs=50, verbose=2)
+raise RuntimeError("the script goes on after fit")
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.mark.slow
+def test_keras_differs_and_tfaccel_does_not(script, capsys):
+    assert check.run(["tfaccel check", str(script), "--steps=4", "--json", "--", "24"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    one, keras, ours = found["rows"]
+    assert [row["way"] for row in found["rows"]] == [
+        "Model.fit, 1 device",
+        "Model.fit, 2 replicas",
+        "tfaccel.fit, 2 replicas",
+    ]
+    assert keras["first_different"] == "sequential/dense/kernel"
+    assert keras["weight_difference"] > 1e-2
+    assert keras["loss_difference"] > 1e-4
+    assert (ours["first_different"], found["is_equal"]) == ("", True)
+    assert ours["weight_difference"] < 1e-5
+    assert ours["loss_difference"] < 1e-5
+    assert all(row["steps_per_second"] > 0 for row in (one, keras, ours))
+    assert found["causes"] == [
+        "an uneven last batch",
+        "sample weights",
+        "the optimizer's clipnorm",
+        "1 layers drew no random numbers in this comparison",
+    ]
+
+
+@pytest.mark.slow
+def test_the_table_names_what_fails(tmp_path, capsys):
+    broken = tmp_path / "broken.py"
+    broken.write_text(SCRIPT.replace("model.add(", "model.add(keras.layers.Lambda(lambda z: z - z[:1]))\nmodel.add("))
+    assert check.run(["tfaccel check", str(broken), "24", "--steps=2"]) == 1
+    said = capsys.readouterr().out
+    assert "Model.fit, 1 device" in said
+    assert "CoupledRowsError" in said
+    assert "is not a mean over the rows" in said
+
+
+@pytest.mark.slow
+def test_a_model_and_arrays_are_checked_in_one_call(run_python):
+    assert run_python(MODEL).stdout.splitlines()[-1] == "True 3"
+
+
+MODEL = """
+import keras, numpy as np, tfaccel
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+before = model.get_weights()[0]
+x = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
+found = tfaccel.check(model, x, x[:, :1], batch_size=8, steps=3)
+assert (model.get_weights()[0] == before).all()
+print(found.is_equal, found.num_steps)
+"""
+
+
+def test_what_cannot_be_checked_is_refused(tmp_path, capsys):
+    for arguments, message in (
+        (["nothing.py"], "There is no script 'nothing.py'. Name a Python file that calls `Model.fit`."),
+        ([], "no script was named. Use `tfaccel check SCRIPT.py`"),
+        (["train.py", "--replicas=0"], "replicas"),
+    ):
+        assert check.run(["tfaccel check", *arguments]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert message in said.err
+    without = tmp_path / "without.py"
+    without.write_text("print(1)")
+    with pytest.raises(TfaccelError, match=r"without.py ended without calling `Model.fit`"):
+        check_script(str(without))
+    failing = Path(tmp_path, "failing.py")
+    failing.write_text("raise ValueError('no data')")
+    with pytest.raises(TfaccelError, match=r"failing.py does not train on one device: .*ValueError: no data"):
+        check_script(str(failing))

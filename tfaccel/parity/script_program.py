@@ -1,0 +1,138 @@
+"""Runs a user's script up to its first `Model.fit`, trains a few steps there in one of three ways, and ends.
+
+    python -m tfaccel.parity.script_program '{"script": "train.py", "arguments": [], "way": "one", ...}'
+
+The ways are "one" (plain Keras on one device), "keras" (plain Keras on several replicas) and "tfaccel" (`tfaccel.fit`
+on several replicas). The replicas are logical CPUs, under a `MirroredStrategy` in whose scope the script runs. Layers
+that draw random numbers in training run in inference mode in all of them, since replicas draw other numbers than one
+device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.parity.child import split_cpu
+from tfaccel.processes.connection import end_with_parent
+from tfaccel.training.fit import fit
+from tfaccel.training.private import private_api
+from tfaccel.training.row_checks.observed_run import draws, inference_call
+
+_DEFAULT_BATCH_SIZE = 32
+_LEFT_OUT = ("callbacks", "validation_data", "validation_split", "initial_epoch", "validation_steps", "verbose")
+
+
+class _Done(BaseException):
+    """Ends the script after its first `fit`."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs the script; returns the exit status. What was found is in the file `out`."""
+    order = json.loads(argv[0])
+    end_with_parent()
+    split_cpu(order["num_replicas"])
+    devices = [f"CPU:{number}" for number in range(order["num_replicas"])]
+    strategy = None if order["way"] == "one" else tf.distribute.MirroredStrategy(devices)
+    original = keras.Model.fit
+
+    def stopped(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        keras.Model.fit = original
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+        _train(model, dict(bound.arguments), order)
+        raise _Done
+
+    keras.Model.fit = stopped
+    keras.utils.set_random_seed(0)
+    script = Path(order["script"]).resolve()
+    sys.argv = [str(script), *order["arguments"]]
+    sys.path.insert(0, str(script.parent))
+    try:
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            runpy.run_path(str(script), run_name="__main__")
+    except _Done:
+        return 0
+    return 3  # the script has ended without calling `fit`
+
+
+def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any]) -> None:
+    """Trains twice: what the first call makes of the model is kept, the second one is timed."""
+    given = {name: value for name, value in arguments.items() if name not in ("self", *_LEFT_OUT)}
+    given |= {"epochs": 1, "verbose": 0, "shuffle": False} | _cut(given, order["num_steps"])
+    train: Any = fit if order["way"] == "tfaccel" else keras.Model.fit
+    with _in_inference_mode(model) as num_still:
+        history = train(model, **given)
+        weights = {f"{place}:{one.path}": np.asarray(one) for place, one in enumerate(model.weights)}
+        started = time.perf_counter()
+        train(model, **given)
+    np.savez(order["out"] + ".npz", **weights)
+    found = {
+        "losses": {name: float(values[-1]) for name, values in history.history.items()},
+        "steps_per_second": order["num_steps"] / (time.perf_counter() - started),
+        "causes": _causes(model, given, num_still),
+    }
+    partial = Path(order["out"] + ".partial")
+    partial.write_text(json.dumps(found))
+    os.replace(partial, order["out"])
+
+
+def _cut(given: dict[str, Any], num_steps: int) -> dict[str, Any]:
+    """Arguments of `fit` for a few steps: the first rows of arrays, with as uneven a last batch as all rows have."""
+    x, batch_size = given.get("x"), given.get("batch_size") or _DEFAULT_BATCH_SIZE
+    leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
+    if isinstance(x, tf.data.Dataset):
+        return {"x": x.take(num_steps), "steps_per_epoch": None}
+    if not leaves or not all(hasattr(leaf, "shape") and hasattr(leaf, "__getitem__") for leaf in leaves):
+        return {"steps_per_epoch": given.get("steps_per_epoch") or num_steps}
+    num_rows = len(leaves[0])
+    wanted = num_steps * batch_size
+    wanted = num_rows if num_rows < wanted else wanted - batch_size + (num_rows % batch_size or batch_size)
+
+    def first(value: Any) -> Any:
+        return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:wanted], value)
+
+    return {name: first(given[name]) for name in ("x", "y", "sample_weight") if given.get(name) is not None}
+
+
+@contextlib.contextmanager
+def _in_inference_mode(model: keras.Model) -> Iterator[int]:
+    """Within the block, layers that draw random numbers draw none; yields how many there are."""
+    layers = [layer for layer in private_api.all_layers(model) if layer is not model and draws(layer)]
+    for layer in layers:
+        layer.call = inference_call(layer)
+    yield len(layers)
+
+
+def _causes(model: keras.Model, given: dict[str, Any], num_still: int) -> list[str]:
+    """What in a model and its data is known to differ between one device and several replicas of plain Keras."""
+    optimizer, batch_size = model.optimizer, given.get("batch_size") or _DEFAULT_BATCH_SIZE
+    leaves = [leaf for leaf in keras.tree.flatten(given.get("x")) if hasattr(leaf, "shape") and len(leaf.shape)]
+    is_uneven = bool(leaves) and len(leaves[0]) % batch_size
+    kinds = {type(layer) for layer in private_api.all_layers(model)}
+    clips = [name for name in ("clipvalue", "clipnorm", "global_clipnorm") if getattr(optimizer, name, None)]
+    found = {
+        "an uneven last batch": is_uneven,
+        "sample weights": given.get("sample_weight") is not None or given.get("class_weight") is not None,
+        "masks": any(getattr(layer, "mask_zero", False) for layer in private_api.all_layers(model)),
+        f"the optimizer's {', '.join(clips)}": clips,
+        "BatchNormalization over the rows of a replica": keras.layers.BatchNormalization in kinds,
+        "gradient accumulation": getattr(optimizer, "gradient_accumulation_steps", None),
+    }
+    causes = [cause for cause, applies in found.items() if applies]
+    return [*causes, *([f"{num_still} layers drew no random numbers in this comparison"] if num_still else [])]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
