@@ -116,7 +116,8 @@ def check(
         saved, arrays, script = (Path(folder, name) for name in ("model.keras", "arrays.npz", "script.py"))
         model.save(saved)
         given = {"x": x, "y": y, "sample_weight": sample_weight}
-        np.savez(arrays, **{name: np.asarray(value) for name, value in given.items() if value is not None})
+        save: Any = np.savez
+        save(arrays, **{name: np.asarray(value) for name, value in given.items() if value is not None})
         script.write_text(_LOADED.format(model=str(saved), arrays=str(arrays), batch_size=batch_size))
         return check_script(str(script), num_replicas=replicas, num_steps=steps)
 
@@ -189,7 +190,7 @@ def _row(way: str, found: dict[str, Any], one: dict[str, Any]) -> CheckRow:
         if expected.shape != value.shape or expected.dtype.kind != "f":
             continue
         expected, value = expected.astype(np.float64), value.astype(np.float64)
-        difference = float(np.linalg.norm(value - expected) / max(np.linalg.norm(expected), 1e-6))
+        difference = float(np.linalg.norm(value - expected)) / max(float(np.linalg.norm(expected)), 1e-6)
         largest = max(largest, difference)
         first = first or (name if difference > MAX_DIFFERENCE else "")
     loss, of_one = found["losses"].get("loss", 0.0), one["losses"].get("loss", 0.0)

@@ -11,7 +11,6 @@ device.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import os
 import runpy
@@ -26,17 +25,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.parity.child import split_cpu
+from tfaccel.parity.private_fit import Done, replace_fit
 from tfaccel.processes.connection import end_with_parent
 from tfaccel.training.fit import fit
 from tfaccel.training.private import private_api
 from tfaccel.training.row_checks.observed_run import draws, inference_call
+from tfaccel.training.runtime import set_seeds
 
 _DEFAULT_BATCH_SIZE = 32
 _LEFT_OUT = ("callbacks", "validation_data", "validation_split", "initial_epoch", "validation_steps", "verbose")
-
-
-class _Done(BaseException):
-    """Ends the script after its first `fit`."""
 
 
 def main(argv: list[str]) -> int:
@@ -46,30 +43,22 @@ def main(argv: list[str]) -> int:
     split_cpu(order["num_replicas"])
     devices = [f"CPU:{number}" for number in range(order["num_replicas"])]
     strategy = None if order["way"] == "one" else tf.distribute.MirroredStrategy(devices)
-    original = keras.Model.fit
-
-    def stopped(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        keras.Model.fit = original
-        bound = inspect.signature(original).bind(model, *args, **kwargs)
-        _train(model, dict(bound.arguments), order)
-        raise _Done
-
-    keras.Model.fit = stopped
-    keras.utils.set_random_seed(0)
+    replace_fit(lambda model, arguments: _train(model, arguments, order))
+    set_seeds(0)
     script = Path(order["script"]).resolve()
     sys.argv = [str(script), *order["arguments"]]
     sys.path.insert(0, str(script.parent))
     try:
         with contextlib.nullcontext() if strategy is None else strategy.scope():
             runpy.run_path(str(script), run_name="__main__")
-    except _Done:
+    except Done:
         return 0
     return 3  # the script has ended without calling `fit`
 
 
 def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any]) -> None:
     """Trains twice: what the first call makes of the model is kept, the second one is timed."""
-    given = {name: value for name, value in arguments.items() if name not in ("self", *_LEFT_OUT)}
+    given = {name: value for name, value in arguments.items() if name not in _LEFT_OUT}
     given |= {"epochs": 1, "verbose": 0, "shuffle": False} | _cut(given, order["num_steps"])
     train: Any = fit if order["way"] == "tfaccel" else keras.Model.fit
     with _in_inference_mode(model) as num_still:
@@ -77,7 +66,8 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
         weights = {f"{place}:{one.path}": np.asarray(one) for place, one in enumerate(model.weights)}
         started = time.perf_counter()
         train(model, **given)
-    np.savez(order["out"] + ".npz", **weights)
+    save: Any = np.savez
+    save(order["out"] + ".npz", **weights)
     found = {
         "losses": {name: float(values[-1]) for name, values in history.history.items()},
         "steps_per_second": order["num_steps"] / (time.perf_counter() - started),

@@ -252,6 +252,12 @@ def _no_advice_on_collectives(record: logging.LogRecord) -> bool:
     return not all(word in record.getMessage() for word in ("retracing", "Collective"))
 
 
+def set_seeds(seed: int) -> None:
+    """Sets the seeds of Python, NumPy and TensorFlow, and Keras's."""
+    keras = sys.modules["keras"]
+    keras.utils.set_random_seed(seed)
+
+
 def use_tensor_float_32(enabled: bool) -> None:
     """Sets whether GPUs multiply float32 matrices with 10 bits of mantissa, which is TensorFlow's default."""
     sys.modules["tensorflow"].config.experimental.enable_tensor_float_32_execution(enabled)
