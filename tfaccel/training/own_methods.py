@@ -15,6 +15,7 @@ import keras
 
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.training.private.private_api import class_of
+from tfaccel.training.steps.overrides import replaces
 from tfaccel.training.steps.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
@@ -29,8 +30,8 @@ _ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 
 def overrides(model: keras.Model, name: str) -> bool:
-    """Whether the model's class overrides a method of `keras.Model`."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
+    """Whether a model has another method than `keras.Model` defines."""
+    return replaces(model, keras.Model, name)
 
 
 def call_own_method(

@@ -29,6 +29,7 @@ from tfaccel.training.steps.gradients import (
 )
 from tfaccel.training.steps.host_update import HostUpdate
 from tfaccel.training.steps.model_parts import inner_optimizer, seeds_of
+from tfaccel.training.steps.overrides import left_by_user
 from tfaccel.training.steps.placed_slots import PlacedSlots
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slot_places import HOST, REPLICATED
@@ -279,7 +280,7 @@ def recording(optimizer: keras.optimizers.Optimizer, *, leaves_out: bool) -> dic
         weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
         if share is not None and leaves_out:
             share.bad.append(is_bad(loss))
-        return type(optimizer).scale_loss(optimizer, loss * weight)
+        return left_by_user(optimizer, "scale_loss")(loss * weight)
 
     def apply(gradients: Any, trainable_variables: Any = None) -> None:
         del trainable_variables

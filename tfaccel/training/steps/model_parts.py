@@ -10,6 +10,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import global_seed_state
 from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.batch_statistics import synchronized_layers
+from tfaccel.training.steps.overrides import replaces
 
 
 def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
@@ -95,13 +96,13 @@ def untracked_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def has_own_train_step(model: keras.Model) -> bool:
-    """Whether the model's class overrides `train_step`."""
-    return type(model).train_step is not keras.Model.train_step
+    """Whether the model's `train_step` is not Keras's."""
+    return replaces(model, keras.Model, "train_step")
 
 
 def has_own_test_step(model: keras.Model) -> bool:
-    """Whether the model's class overrides `test_step`."""
-    return type(model).test_step is not keras.Model.test_step
+    """Whether the model's `test_step` is not Keras's."""
+    return replaces(model, keras.Model, "test_step")
 
 
 def xla_refusal(model: keras.Model) -> str | None:
@@ -122,6 +123,6 @@ def xla_refusal(model: keras.Model) -> str | None:
 
 
 def has_own_logs(model: keras.Model, kind: str) -> bool:
-    """Whether a step's logs may differ from the metric results: the class overrides `train_step`, `test_step`, …"""
+    """Whether a step's logs may differ from the metric results: `train_step`, `test_step`, … is not Keras's."""
     names = ("train_step" if kind == "train" else "test_step", "compute_metrics", "get_metrics_result")
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
+    return any(replaces(model, keras.Model, name) for name in names)

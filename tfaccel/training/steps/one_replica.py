@@ -15,7 +15,7 @@ from tfaccel.training.steps.gradient_update import build_optimizer
 from tfaccel.training.steps.gradients import CombineSlices
 from tfaccel.training.steps.left_out import OneReplicaGuard
 from tfaccel.training.steps.model_parts import optimizers_of, variables_of
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
 
@@ -122,6 +122,6 @@ class OneReplica:
                 build(trainable)
             gradients = gradients if self._combine_slices is None else self._combine_slices(list(gradients))
             with self._replicas.local(optimizer.variables, 0), private_api.one_learning_rate(optimizer):
-                type(optimizer).apply(optimizer, gradients, trainable)
+                left_by_user(optimizer, "apply")(gradients, trainable)
 
         return apply
