@@ -17,6 +17,7 @@ from tfaccel.data.sources import ArraySource, IteratorSource
 from tfaccel.errors import DataError
 from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.steps.model_parts import has_own_train_step
+from tfaccel.training.steps.model_scope import replicas_of
 from tfaccel.training.steps.replicas import Replicas
 
 Source = ArraySource | IteratorSource
@@ -110,7 +111,7 @@ def prepared_model(model: Any, method: str) -> Replicas:
             "The model was compiled with optimizer=None and cannot be trained. Set an optimizer: "
             "`model.compile(optimizer='adam', ...)`."
         )
-    return Replicas(model.distribute_strategy)
+    return replicas_of(model)
 
 
 def _capped(steps: int | None) -> int | None:

@@ -132,6 +132,18 @@ def tf_variable(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def create_again(variable: keras.Variable, value: Any) -> None:
+    """Creates the TensorFlow variable behind a Keras variable again, in the current scope."""
+    private_part(variable, "_initialize")(value)
+
+
+def build_under(strategy: tf.distribute.Strategy, optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer create its slots under a strategy; Keras chooses the one in whose scope it was created."""
+    for one in _optimizers_in(optimizer):
+        private_part(one, "_distribution_strategy")
+        one._distribution_strategy = strategy
+
+
 _SINGLE_DEVICE_METHODS = (
     "_backend_update_step",
     "_apply_weight_decay",

@@ -17,6 +17,7 @@ from tfaccel.training.private.private_losses import patch_lock
 from tfaccel.training.private.private_random import distribute_global_seeds
 from tfaccel.training.steps.host_embeddings import slots_on_host
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of
+from tfaccel.training.steps.model_scope import move_into_scope
 from tfaccel.training.steps.overrides import instance_attributes, replaces
 
 
@@ -53,6 +54,7 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
     steps = {"train": (has_own_train_step, model.train_step), "test": (has_own_test_step, model.test_step)}
     if strategy.num_replicas_in_sync > 1:
         distribute_global_seeds(strategy)
+    move_into_scope(model)
     with strategy.scope(), broadcast_at_once(), slots_on_host(model):
         if kind in steps and steps[kind][0](model):
             _build_by_own_step(model, steps[kind][1], specs)
@@ -61,6 +63,7 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
                 _compute_output_spec(model.predict_step, specs)
         else:
             _build_as_keras(model, specs)
+    move_into_scope(model)  # the metrics that Keras has just built
 
 
 def _of_one_replica(model: keras.Model, batch_spec: Any, num_replicas: int) -> Any:

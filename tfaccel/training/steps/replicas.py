@@ -33,7 +33,7 @@ class Replicas:
         refuse_unsupported(strategy)
         warn_of_keras_distribution()
         self.strategy = strategy
-        self.is_default = not _is_distributed(strategy)
+        self.is_default = not is_distributed(strategy)
         self.num_replicas: int = strategy.num_replicas_in_sync
         self.devices: tuple[str, ...] = ("",) if self.is_default else tuple(strategy.extended.worker_devices)
         self.num_workers: int = max(1, self.num_replicas // max(1, len(self.devices)))
@@ -187,7 +187,8 @@ def _worker_index(strategy: tf.distribute.Strategy) -> int:
     return int(resolver.task_id) + chiefs
 
 
-def _is_distributed(strategy: tf.distribute.Strategy) -> bool:
+def is_distributed(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy is another than the one outside of all scopes."""
     with tf.Graph().as_default():  # leaves the caller's strategy scopes
         return strategy is not tf.distribute.get_strategy()
 
