@@ -1,6 +1,7 @@
 """Models, optimizers and metrics created outside the scope of the strategy that trains them."""
 
 import contextlib
+import json
 
 import keras
 import pytest
@@ -77,4 +78,20 @@ def test_an_optimizer_built_outside_the_scope_is_refused():
 def test_the_scope_of_another_strategy_is_refused():
     model = made(2)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope(), pytest.raises(PlanError, match="Received: a call inside"):
+        fit(model, X, Y, **OPTIONS)
+
+
+@pytest.mark.parametrize("num_replicas", [0, 2])
+def test_fit_on_one_of_several_workers_alone_is_refused(monkeypatch, num_replicas):
+    model = made(num_replicas)
+    cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}))
+    found = "MirroredStrategy, which knows one worker only" if num_replicas else "no strategy"
+    with pytest.raises(PlanError, match=f"is worker 1 of 2 according to TF_CONFIG.*built under {found}"):
+        fit(model, X, Y, **OPTIONS)
+    assert int(model.optimizer.iterations.numpy()) == 0
+    evaluate(model, X, Y, verbose=0)  # gives each worker the same number
+    cluster["worker"].pop()
+    for config in (json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}), "", "no JSON"):
+        monkeypatch.setenv("TF_CONFIG", config)
         fit(model, X, Y, **OPTIONS)

@@ -19,6 +19,7 @@ from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.model_scope import replicas_of
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.workers.lone_worker import refuse_lone_worker
 
 Source = ArraySource | IteratorSource
 
@@ -111,7 +112,10 @@ def prepared_model(model: Any, method: str) -> Replicas:
             "The model was compiled with optimizer=None and cannot be trained. Set an optimizer: "
             "`model.compile(optimizer='adam', ...)`."
         )
-    return replicas_of(model)
+    replicas = replicas_of(model)
+    if method == "fit":
+        refuse_lone_worker(replicas)
+    return replicas
 
 
 def _capped(steps: int | None) -> int | None:
