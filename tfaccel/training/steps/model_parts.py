@@ -49,6 +49,19 @@ def stepping_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.opt
     return list(getattr(inner, "optimizers", ())) or [inner]
 
 
+def has_slots_of_weights(model: keras.Model) -> bool:
+    """Whether optimizers yet to be built may compute slots from the weights, which must then exist before a trace.
+
+    Of Keras's optimizers only `ScheduleFreeAdamW` does; the others begin with constants.
+    """
+    parts = [part for one in optimizers_of(model).values() if not one.built for part in stepping_optimizers(one)]
+    return any(
+        isinstance(part, keras.optimizers.ScheduleFreeAdamW)
+        or type(part).build.__module__.partition(".")[0] not in ("keras", "tfaccel")
+        for part in parts
+    )
+
+
 def seeds_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The states of the seed generators that an optimizer's updates may draw from; no list of variables has them."""
     values = [value for one in stepping_optimizers(optimizer) for value in vars(one).values()]
