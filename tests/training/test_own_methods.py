@@ -111,7 +111,7 @@ def test_own_functions_for_steps_run_in_kerass_loop_or_are_refused():
 
 def test_train_refuses_what_it_would_pass_by():
     with pytest.raises(WorkloadError, match="'digits' returns a Scales, which overrides fit, evaluate, predict"):
-        refuse_own_methods(made(Scales, 0), "digits")
+        refuse_own_methods(made(Scales, 0), "build_model of workload 'digits'")
     prepared = made(Scales, 0)
     prepared.preprocessor = None
-    refuse_own_methods(prepared, "digits")
+    refuse_own_methods(prepared, "build_model of workload 'digits'")

@@ -115,15 +115,15 @@ def needs_keras_loop(model: keras.Model, name: str) -> bool:
     return True
 
 
-def refuse_own_methods(model: keras.Model, workload: str) -> None:
-    """Raises WorkloadError for a model whose class overrides methods that `train` never calls.
+def refuse_own_methods(model: keras.Model, made_by: str) -> None:
+    """Raises WorkloadError for a model with methods of its own that `train` never calls.
 
     A KerasHub task without a preprocessor has nothing to prepare, and is accepted.
     """
     own = [name for name in (*_METHODS, *_FUNCTIONS["fit"]) if overrides(model, name)]
     if own and getattr(model, "preprocessor", model) is not None:
         raise WorkloadError(
-            f"build_model of workload {workload!r} returns a {type(model).__name__}, which overrides {', '.join(own)}: "
-            "tfaccel.train reads the workload's own data and never calls them. Use tfaccel.fit, which does, or prepare "
-            "the data in the workload and return a model without overrides (a KerasHub task with preprocessor=None)."
+            f"{made_by} returns a {type(model).__name__}, which overrides {', '.join(own)}: tfaccel.train and searches "
+            "read the workload's own data and never call them. Use tfaccel.fit, which does, or prepare the data in the "
+            "workload and return a model without overrides (a KerasHub task with preprocessor=None)."
         )

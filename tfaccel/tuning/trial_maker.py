@@ -17,6 +17,7 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps, run_epochs_of
 from tfaccel.planning.workload import Workload
+from tfaccel.training.own_methods import refuse_own_methods
 from tfaccel.training.run.compiled_model import compiled_model, with_plan
 from tfaccel.training.steps.overrides import replaces
 from tfaccel.tuning.options import SearchOptions
@@ -189,6 +190,8 @@ class TrialMaker:
         made = self._compiled(made)
         if not made.compiled:  # a custom fit has its own training loop
             return made
+        if not self.trains_itself:
+            refuse_own_methods(made, f"The space {self.source.space.name}")
         return with_plan(made, plan)
 
     def _compiled(self, model: keras.Model) -> keras.Model:
