@@ -95,3 +95,11 @@ def test_fit_on_one_of_several_workers_alone_is_refused(monkeypatch, num_replica
     for config in (json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}), "", "no JSON"):
         monkeypatch.setenv("TF_CONFIG", config)
         fit(model, X, Y, **OPTIONS)
+
+
+def test_a_strategy_over_devices_that_are_not_there_is_refused():
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:7"]).scope():
+        model = keras.Sequential(layers())
+        model.compile("sgd", "mse")
+    with pytest.raises(PlanError, match=r"uses CPU:7, which TensorFlow does not have.*there are CPU:0, CPU:1, CPU:2"):
+        fit(model, X, Y, **OPTIONS)
