@@ -195,6 +195,16 @@ class RebuiltModel(Deferred[Any]):
                 f"Received: dtype_policy={dtype_policy!r}. Pass the function that builds the model."
             )
 
+    def check_built(self) -> None:
+        """Raises WorkloadError if the model has no weights yet, which it could not receive from a run."""
+        model = self.get()
+        if not model.built:
+            raise WorkloadError(
+                f"The model ({type(model).__name__}) is not built: its weights are created when it is first called, so "
+                "that it cannot receive the trained ones. Give the function that builds it in place of the model, or "
+                "begin a Sequential model with keras.Input."
+            )
+
     def __call__(self) -> Any:
         """The recreated model."""
         return recreated(self.get())

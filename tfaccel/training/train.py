@@ -175,6 +175,8 @@ def train(
         check_counts(checkpoint_interval=checkpoint_interval)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
+    if own is not None:
+        own.check_built()
     if group is not None:
         sent = {name: value for name, value in locals().items() if name in _SENT}
         result = train_on_workers(group, given, workload, of, run_dir=run_dir, callbacks=callbacks, arguments=sent)
