@@ -57,6 +57,7 @@ def fit(
     check_rows: bool = True,
     exact_kernels: bool = False,
     on_nonfinite: str | None = None,
+    **own: Any,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model; all arguments have the same meaning as in `Model.fit`.
 
@@ -98,6 +99,7 @@ def fit(
             `NonFiniteLossError` at that step (on a GPU, the next step may have run too); "skip" leaves out batches
             whose loss or gradients are not finite, as if they were not in the data, and logs their number in each
             epoch.
+        **own: arguments of the model's own `fit`, if it has one with others than Keras's.
 
     Returns:
         The `keras.callbacks.History`, also available as `model.history`.
@@ -109,6 +111,7 @@ def fit(
             strategy, dtype policy or batch size than the model; the message names the differences.
         CoupledRowsError: if the model gives other results on several replicas than on one device; the message names
             what couples the rows, and how to fix it (`tfaccel.ops.all_gather_rows`).
+        TypeError: for an argument that neither Keras nor the model has.
         ValueError: if the model is not compiled, or `Model.fit` refuses the arguments.
 
     Example:

@@ -46,8 +46,10 @@ def source_of(
             that are shuffled without a global seed.
 
     Raises:
-        DataError: if the dataset is already distributed: its global batches cannot be recovered.
+        DataError: without data; or if the dataset is already distributed: its global batches cannot be recovered.
     """
+    if x is None:
+        raise DataError("Received no data: x=None. Pass arrays, a tf.data.Dataset or a keras.utils.PyDataset as x.")
     if isinstance(x, tf.distribute.DistributedDataset):
         raise DataError(
             "Received a DistributedDataset. Pass the tf.data.Dataset of global batches that it was made from: tfaccel "

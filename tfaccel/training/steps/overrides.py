@@ -47,7 +47,7 @@ def keeps_methods_of(instance: Any, kind: type, *names: str) -> bool:
     return isinstance(instance, kind) and not any(replaces(instance, kind, name) for name in names)
 
 
-def replaces(instance: Any, kind: type, name: str) -> bool:
+def replaces(instance: Any, kind: type, name: str, *, counts_patches: bool = True) -> bool:
     """Whether an instance has another method than the one that the package of `kind` defines.
 
     It may be set on the instance, defined by its class or a base, or set on `kind` itself, as libraries that patch
@@ -57,6 +57,7 @@ def replaces(instance: Any, kind: type, name: str) -> bool:
         instance: any object.
         kind: a class of Keras or another package.
         name: a method of `kind`.
+        counts_patches: False leaves out what is set on `kind` itself.
 
     Example:
         >>> import keras
@@ -69,7 +70,9 @@ def replaces(instance: Any, kind: type, name: str) -> bool:
         True
     """
     method = private_part(kind, name)
-    return has_own(instance, name) or private_part(type(instance), name) is not method or _is_patch(method, kind)
+    if has_own(instance, name) or private_part(type(instance), name) is not method:
+        return True
+    return counts_patches and _is_patch(method, kind)
 
 
 def _is_patch(method: Any, kind: type) -> bool:
