@@ -28,7 +28,7 @@ from tfaccel.training.steps.gradients import (
     same_numbers_on_all,
 )
 from tfaccel.training.steps.host_update import HostUpdate
-from tfaccel.training.steps.model_parts import inner_optimizer, seeds_of
+from tfaccel.training.steps.model_parts import inner_optimizer, unlisted_variables
 from tfaccel.training.steps.overrides import left_by_user
 from tfaccel.training.steps.placed_slots import PlacedSlots
 from tfaccel.training.steps.replicas import Replicas
@@ -238,7 +238,7 @@ class GradientUpdate:
         values: list[Any],
         variables: list[keras.Variable],
     ) -> None:
-        own = (*self.optimizer.variables, *seeds_of(self.optimizer))
+        own = (*self.optimizer.variables, *unlisted_variables(self.optimizer))
         swapped = list({id(v): v for v in (*variables, *own)}.values())
         for replica, local in enumerate(self.replicas.local_results(values)):
 

@@ -68,6 +68,13 @@ def seeds_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     return [value.state for value in values if isinstance(value, keras.random.SeedGenerator)]
 
 
+def unlisted_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """What an optimizer's updates may read or write besides `variables`: seeds, and optimizers that it calls."""
+    listed = {id(one) for one in optimizer.variables}
+    held = [variable for one in private_api.optimizers_in(optimizer) for variable in one.variables]
+    return seeds_of(optimizer) + [one for one in held if id(one) not in listed]
+
+
 def accumulators_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The gradient accumulators of an optimizer that updates weights."""
     return [one for one in private_api.gradient_accumulators(optimizer) if one is not None]

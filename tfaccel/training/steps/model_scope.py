@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.model_parts import optimizers_of, variables_of
+from tfaccel.training.steps.model_parts import optimizers_of, unlisted_variables, variables_of
 from tfaccel.training.steps.replicas import Replicas, is_distributed
 
 _INSIDE = "Build the model inside the scope of its strategy: `with strategy.scope(): model = ...`."
@@ -54,10 +54,11 @@ def move_into_scope(model: keras.Model) -> None:
     strategy = model.distribute_strategy
     if not is_distributed(strategy):
         return
-    kept = {id(one) for one in model.weights}
+    kept, held = {id(one) for one in model.weights}, []
     for name, optimizer in optimizers_of(model).items():
         if not optimizer.built:
             private_api.build_under(strategy, optimizer)
+            held += unlisted_variables(optimizer)
             continue
         kept |= {id(one) for one in optimizer.variables}  # their slots may have places of their own
         if list(_outside([private_api.raw_iterations(optimizer)], strategy)):
@@ -65,7 +66,7 @@ def move_into_scope(model: keras.Model) -> None:
                 f"model.{name} was built outside the scope of the {type(strategy).__name__} that the model was built "
                 "under. Compile the model with a new optimizer."
             )
-    moved = list(_outside([one for one in variables_of(model) if id(one) not in kept], strategy))
+    moved = list(_outside([one for one in (*variables_of(model), *held) if id(one) not in kept], strategy))
     values = [strategy.experimental_local_results(private_api.tf_variable(one))[0].numpy() for one in moved]
     with tf.init_scope(), strategy.scope():
         for variable, value in zip(moved, values, strict=True):
