@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -91,12 +90,12 @@ def _is_running(model: keras.Model, name: str) -> bool:
     methods = [vars(kind)[name] for kind in type(model).__mro__ if name in vars(kind)]
     methods += [vars(model)[name]] if has_own(model, name) else []
     codes = {getattr(one, "__code__", None) for method in methods for one in (method, inspect.unwrap(method))}
-    frame = sys._getframe()
+    frame = inspect.currentframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "").partition(".")[0]
         if frame.f_code in codes and module != "keras" and any(one is model for one in frame.f_locals.values()):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 
