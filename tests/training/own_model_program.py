@@ -56,6 +56,23 @@ def dataset(**options: Any) -> tf.data.Dataset:
     return rows.shuffle(100, **options).batch(16)
 
 
+class Unbuilt(keras.Model):
+    """Creates its weights when it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+
+def unbuilt() -> keras.Model:
+    model = Unbuilt()
+    model.compile("sgd", "mse")
+    return model
+
+
 def build_model() -> keras.Model:
     layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dropout(0.3), keras.layers.Dense(2)]
     model = keras.Sequential([keras.Input((8,)), *layers])
@@ -162,6 +179,8 @@ def refusals() -> dict[str, list[str]]:
         "no such recipe": refused("recipe", model="image_clasification"),
         "no such option": refused("option", model=make_workload, widht=3),
         "not compiled": refused("raw", X, Y, model=lambda: keras.Sequential([keras.Input((8,))])),
+        "plan": refused("no_plan", X, Y, plan={"strategy": "none"}),
+        "not built": refused("unbuilt", X, Y, model=unbuilt()),
         "policy": refused(
             "policy", X, Y, model=build_model(), plan=dataclasses.replace(PLAN, dtype_policy="mixed_bfloat16")
         ),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from replica_models import X, Y, scope_of
 
-from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 from tfaccel.training.own_methods import refuse_own_methods
@@ -35,6 +35,35 @@ class Scales(keras.Model):
 
     def predict(self, x, **kwargs):
         return super().predict(x * 0.01, **kwargs)
+
+
+class OwnArguments(keras.Sequential):
+    """Takes its data as arguments of its own, and reaches Keras's methods in several ways."""
+
+    def fit(self, pair=None, scale=1.0, **kwargs):
+        return super().fit(pair[0] * scale, pair[1], **kwargs)
+
+    def evaluate(self, pair=None, **kwargs):
+        return keras.Model.evaluate(self, *pair, **kwargs)
+
+    def predict(self, *, conditions, **kwargs):
+        return super().predict(conditions["x"], **kwargs)
+
+
+class CallsTfaccel(keras.Sequential):
+    def fit(self, x, y, **kwargs):
+        return fit(self, 0.5 * x, y, **kwargs)
+
+    def evaluate(self, x, y, **kwargs):
+        return evaluate(self, 0.5 * x, y, **kwargs)
+
+
+class CallsKeras(keras.Sequential):
+    def fit(self, x, y, **kwargs):
+        return super().fit(0.5 * x, y, **kwargs)
+
+    def evaluate(self, x, y, **kwargs):
+        return super().evaluate(0.5 * x, y, **kwargs)
 
 
 class TrainsOnBatches(keras.Sequential):
@@ -111,7 +140,76 @@ def test_own_functions_for_steps_run_in_kerass_loop_or_are_refused():
 
 def test_train_refuses_what_it_would_pass_by():
     with pytest.raises(WorkloadError, match="'digits' returns a Scales, which overrides fit, evaluate, predict"):
-        refuse_own_methods(made(Scales, 0), "digits")
+        refuse_own_methods(made(Scales, 0), "build_model of workload 'digits'")
     prepared = made(Scales, 0)
     prepared.preprocessor = None
-    refuse_own_methods(prepared, "digits")
+    refuse_own_methods(prepared, "build_model of workload 'digits'")
+
+
+OPTIONS = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+
+
+@pytest.mark.parametrize("num_replicas", [0, 2])
+def test_own_methods_with_arguments_of_their_own(num_replicas):
+    wanted, model = made(OwnArguments, 0), made(OwnArguments, num_replicas)
+    logs = wanted.fit(pair=(X, Y), scale=0.5, **OPTIONS).history
+    assert fit(model, pair=(X, Y), scale=0.5, **OPTIONS).history["loss"] == pytest.approx(logs["loss"])
+    assert evaluate(model, pair=(X, Y), verbose=0) == pytest.approx(wanted.evaluate(pair=(X, Y), verbose=0))
+    guesses = [run(conditions={"x": X}, verbose=0) for run in (wanted.predict, partial(predict, model))]
+    np.testing.assert_allclose(guesses[0], guesses[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_replicas", [0, 2])
+def test_own_methods_that_call_tfaccel(num_replicas):
+    """Called by the user or by tfaccel, they prepare their data once."""
+    wanted = made(CallsKeras, 0)
+    expected = wanted.fit(X, Y, **OPTIONS).history["loss"], wanted.evaluate(X, Y, verbose=0)
+    for calls in (
+        lambda model: (model.fit, model.evaluate),
+        lambda model: (partial(fit, model), partial(evaluate, model)),
+    ):
+        train, judge = calls(made(CallsTfaccel, num_replicas))
+        assert train(X, Y, **OPTIONS).history["loss"] == pytest.approx(expected[0])
+        assert judge(X, Y, verbose=0) == pytest.approx(expected[1])
+
+
+@pytest.mark.parametrize("num_replicas", [0, 2])
+@pytest.mark.parametrize("kind", [keras.Sequential, CallsKeras])
+def test_libraries_that_patch_fit_of_keras(monkeypatch, kind, num_replicas):
+    """They call what they have replaced, with a callback of theirs, as `mlflow.autolog` does."""
+    replaced, logged = keras.Model.fit, []
+
+    def patched(*args, **kwargs):
+        logger = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logged.append(logs["loss"]))
+        return replaced(*args, **{**kwargs, "callbacks": [*kwargs.get("callbacks", ()), logger]})
+
+    expected = made(kind, 0).fit(X, Y, **OPTIONS).history["loss"]
+    monkeypatch.setattr(keras.Model, "fit", patched)
+    stopped = []
+    own = keras.callbacks.LambdaCallback(on_train_end=lambda logs: stopped.append(1))
+    found = fit(made(kind, num_replicas), X, Y, callbacks=[own], **OPTIONS).history["loss"]
+    assert found == pytest.approx(expected)
+    assert (logged, stopped) == (found, [1])
+    if kind is keras.Sequential:
+        refuse_own_methods(made(kind, 0), "the patched model")  # `train` does not need Keras's `fit`
+    monkeypatch.undo()
+    assert keras.Model.fit is replaced
+    assert made(kind, 0).fit(X, Y, **OPTIONS).history["loss"] == expected
+
+
+def test_a_method_saved_before_and_set_on_the_model_runs_the_engine():
+    model = made(keras.Sequential, 2)
+    plain = model.fit
+    model.fit = lambda *args, **kwargs: plain(*args, **{**kwargs, "epochs": 1})
+    assert len(fit(model, X, Y, **OPTIONS).history["loss"]) == 1
+
+
+def test_misspelled_and_missing_arguments():
+    model = made(keras.Sequential, 0)
+    with pytest.raises(TypeError, match=r"tfaccel.fit has no argument 'batchsize'. Did you mean 'batch_size'\?"):
+        fit(model, X, Y, batchsize=8)
+    with pytest.raises(TypeError, match=r"tfaccel.predict has no argument 'verbos'. Did you mean 'verbose'\?"):
+        predict(model, X, verbos=0)
+    for run in (fit, evaluate, predict):
+        with pytest.raises(DataError, match="Received no data: x=None"):
+            run(model)

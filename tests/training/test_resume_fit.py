@@ -9,10 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 
 from tfaccel import Resume
 from tfaccel.errors import WorkloadError
+from tfaccel.training.fit import fit
 
 HERE = Path(__file__).parent
 ALL_PLACES = ("0.1", "1.2", "1.test", "2.end")
@@ -189,6 +192,28 @@ OTHERS = {
 def test_invalid_arguments(arguments, message):
     with pytest.raises(WorkloadError, match=re.escape(message)):
         Resume(**{"directory": "runs/script", **arguments})
+
+
+@pytest.mark.usefixtures("logical_devices")
+def test_a_second_call_with_the_same_model_or_callback_is_refused(tmp_path):
+    def compiled():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    def phase(model, resume, epochs=2):
+        return fit(model, np.ones((8, 2)), np.ones((8, 1)), epochs=epochs, verbose=0, callbacks=[resume]).history
+
+    model, resume = compiled(), Resume(tmp_path / "one")
+    history = phase(model, resume)
+    for again, epochs in ((resume, 2), (Resume(tmp_path / "one"), 2), (Resume(tmp_path / "one"), 4)):
+        with pytest.raises(WorkloadError, match=r"This model has been through a call of `fit`.*train less than asked"):
+            phase(model, again, epochs)
+    with pytest.raises(WorkloadError, match=r"This tfaccel\.Resume has been through a call"):
+        phase(compiled(), resume)
+    assert phase(compiled(), Resume(tmp_path / "one")) == history  # as a script that is started again
+    phase(model, Resume(tmp_path / "two"))
+    assert int(model.optimizer.iterations.numpy()) == 4
 
 
 def launched(folder, how):

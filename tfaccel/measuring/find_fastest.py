@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import PlanError, TfaccelError
+from tfaccel.errors import PlanError, TfaccelError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_servers import CandidateServers
@@ -87,6 +87,8 @@ def find_fastest(
     made = given_workload(workload, x, y, **options)
     hardware = hardware or detect_hardware()
     _check_one_worker(hardware)
+    if not isinstance(measure, MeasureOptions | None):
+        raise WorkloadError(f"`measure` must be tfaccel.MeasureOptions(...). Received: measure={measure!r:.200}.")
     measure = measure or MeasureOptions()
     key = {**fixed, "tune_batch": True} if measure.tune_batch else fixed
     left_out = () if measure.for_new_process else PROCESS_AXES if "tensorflow" in sys.modules else ("allocator",)

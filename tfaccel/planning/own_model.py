@@ -11,9 +11,9 @@ from typing import Any
 
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.keras_file import check_members
-from tfaccel.known_names import check_names
 from tfaccel.planning.deferred import Deferred
 from tfaccel.planning.private_models import given_compile_arguments, recurrent_states
+from tfaccel.planning.unknown_arguments import advice
 
 COMPILE_ARGUMENTS = (
     "optimizer",
@@ -25,15 +25,6 @@ COMPILE_ARGUMENTS = (
     "auto_scale_loss",
 )
 OF_THE_PLAN = ("jit_compile", "steps_per_execution")
-# Arguments of `Model.fit` that have another place here.
-_OF_FIT = {
-    "steps_per_epoch": "An epoch is all of the data: give `dataset.take(n)`.",
-    "initial_epoch": 'A run goes on by itself: tfaccel.train(..., resume="auto").',
-    "validation_steps": "Validation uses all of its data: give `dataset.take(n)`.",
-    "validation_batch_size": "Validation uses the batch size of training, or that of its own dataset.",
-    "validation_freq": "Validation comes after each epoch.",
-    "verbose": "It is an argument of tfaccel.train.",
-}
 
 
 class CompiledByModel:
@@ -78,9 +69,8 @@ class FreshArguments(Deferred[dict[str, Any]]):
                     f"The plan decides {name}: leave it out, or set it in the plan (`tfaccel train --{name}=...`)."
                 )
         for name in arguments:
-            if name in _OF_FIT:
-                raise WorkloadError(f"There is no argument {name!r}. {_OF_FIT[name]}")
-        check_names(arguments, COMPILE_ARGUMENTS, WorkloadError, "There is no argument {!r}.")
+            if name not in COMPILE_ARGUMENTS:
+                raise WorkloadError(f"There is no argument {name!r}{advice(name, COMPILE_ARGUMENTS)}")
         super().__init__(dict(arguments))
 
     def __call__(self, num_steps: int | None = None) -> dict[str, Any]:
@@ -193,6 +183,16 @@ class RebuiltModel(Deferred[Any]):
             raise PlanError(
                 f"The model was built with the dtype policy {self.dtype_policy}, which the plan cannot change. "
                 f"Received: dtype_policy={dtype_policy!r}. Pass the function that builds the model."
+            )
+
+    def check_built(self) -> None:
+        """Raises WorkloadError if the model has no weights yet, which it could not receive from a run."""
+        model = self.get()
+        if not model.built:
+            raise WorkloadError(
+                f"The model ({type(model).__name__}) is not built: its weights are created when it is first called, so "
+                "that it cannot receive the trained ones. Give the function that builds it in place of the model, or "
+                "begin a Sequential model with keras.Input."
             )
 
     def __call__(self) -> Any:

@@ -32,6 +32,7 @@ def evaluate(
     return_dict: bool = False,
     *,
     check_rows: bool = True,
+    **own: Any,
 ) -> Any:
     """Evaluates a compiled Keras 3 model; all arguments have the same meaning as in `Model.evaluate`.
 
@@ -44,12 +45,14 @@ def evaluate(
             see https://keras.io/api/models/model_training_apis/#evaluate-method.
         check_rows: with several replicas, check once, on a few rows, whether anything couples the rows of a batch.
             False skips the check for this call.
+        **own: arguments of the model's own `evaluate`, if it has one with others than Keras's.
 
     Returns:
         The loss; or a list of loss and metrics; or, with `return_dict`, a dict from name to value.
 
     Raises:
         CoupledRowsError: if several replicas cannot evaluate the model as one device does.
+        TypeError: for an argument that neither Keras nor the model has.
         ValueError: if the model is not compiled, or `Model.evaluate` refuses the arguments.
 
     Example:

@@ -25,6 +25,7 @@ from tfaccel.training.run.fit_data import FitData
 from tfaccel.training.run.resume import refuse_own_loop, taken_out
 from tfaccel.training.run.resumed_fit import ResumedFit
 from tfaccel.training.steps.engine import EngineOptions, engine_of
+from tfaccel.training.steps.model_parts import has_slots_of_weights
 from tfaccel.training.validation import validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
 from tfaccel.training.workers.lost_worker import names_lost_workers
@@ -56,6 +57,7 @@ def fit(
     check_rows: bool = True,
     exact_kernels: bool = False,
     on_nonfinite: str | None = None,
+    **own: Any,
 ) -> keras.callbacks.History:
     """Trains a compiled Keras 3 model; all arguments have the same meaning as in `Model.fit`.
 
@@ -77,10 +79,12 @@ def fit(
       data shortens one: `steps_per_epoch=4` with `k=3` runs 6 steps. Batch hooks are called once per execution, with
       the indices of its first and last step, as if it were full.
 
-    There are four differences. When data of unknown length end, Keras calls `on_train_batch_begin` once more and warns
+    There are five differences. When data of unknown length end, Keras calls `on_train_batch_begin` once more and warns
     that the data ran out; tfaccel does neither. A new `model.steps_per_execution` takes effect at once; Keras's graph
     keeps the old number. With several workers, the chief's seed shuffles the arrays of all.
-    A custom `train_step` is traced up to four times, twice as often as by Keras.
+    A custom `train_step` is traced up to four times, twice as often as by Keras. Slots that begin as copies of the
+    weights do so everywhere; in `Model.fit` without a strategy, those of `ScheduleFreeAdamW` begin as zeros, and its
+    first step discards the weights.
 
     Args:
         model: a compiled `keras.Model`.
@@ -95,6 +99,7 @@ def fit(
             `NonFiniteLossError` at that step (on a GPU, the next step may have run too); "skip" leaves out batches
             whose loss or gradients are not finite, as if they were not in the data, and logs their number in each
             epoch.
+        **own: arguments of the model's own `fit`, if it has one with others than Keras's.
 
     Returns:
         The `keras.callbacks.History`, also available as `model.history`.
@@ -106,6 +111,7 @@ def fit(
             strategy, dtype policy or batch size than the model; the message names the differences.
         CoupledRowsError: if the model gives other results on several replicas than on one device; the message names
             what couples the rows, and how to fix it (`tfaccel.ops.all_gather_rows`).
+        TypeError: for an argument that neither Keras nor the model has.
         ValueError: if the model is not compiled, or `Model.fit` refuses the arguments.
 
     Example:
@@ -187,6 +193,7 @@ def _fit(
     )
     usual = (options.embedding_updates, options.optimizer_state, options.optimizer_slots_dtype, options.pipeline_stages)
     before_tracing = usual != ("keras", "replicated", "float32", 1)
+    before_tracing = before_tracing or has_slots_of_weights(model)
     if not replicas.is_default or resumed is not None or options.leaves_out or before_tracing:
         private_models.build_model(model, source.batch_spec)
     validation = None

@@ -13,7 +13,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.training.steps.batch_statistics import synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions
 from tfaccel.training.steps.model_parts import inner_optimizer
-from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.replicas import Replicas, short_name
 
 _STRATEGIES = {
     "one_device": tf.distribute.OneDeviceStrategy,
@@ -41,7 +41,7 @@ def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan
     """
     replicas = Replicas(model.distribute_strategy)
     default = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
-    devices = tuple(":".join(device.split(":")[-2:]) for device in replicas.devices if device) or (default,)
+    devices = tuple(map(short_name, filter(None, replicas.devices))) or (default,)
     accumulation = _accumulation_steps(model)
     given: dict[str, Any] = {
         "strategy": _strategy_of(replicas),

@@ -17,7 +17,9 @@ from tfaccel.data.sources import ArraySource, IteratorSource
 from tfaccel.errors import DataError
 from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.steps.model_parts import has_own_train_step
+from tfaccel.training.steps.model_scope import replicas_of
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.workers.lone_worker import refuse_lone_worker
 
 Source = ArraySource | IteratorSource
 
@@ -44,8 +46,10 @@ def source_of(
             that are shuffled without a global seed.
 
     Raises:
-        DataError: if the dataset is already distributed: its global batches cannot be recovered.
+        DataError: without data; or if the dataset is already distributed: its global batches cannot be recovered.
     """
+    if x is None:
+        raise DataError("Received no data: x=None. Pass arrays, a tf.data.Dataset or a keras.utils.PyDataset as x.")
     if isinstance(x, tf.distribute.DistributedDataset):
         raise DataError(
             "Received a DistributedDataset. Pass the tf.data.Dataset of global batches that it was made from: tfaccel "
@@ -110,7 +114,10 @@ def prepared_model(model: Any, method: str) -> Replicas:
             "The model was compiled with optimizer=None and cannot be trained. Set an optimizer: "
             "`model.compile(optimizer='adam', ...)`."
         )
-    return Replicas(model.distribute_strategy)
+    replicas = replicas_of(model)
+    if method == "fit":
+        refuse_lone_worker(replicas)
+    return replicas
 
 
 def _capped(steps: int | None) -> int | None:

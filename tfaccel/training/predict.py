@@ -21,13 +21,14 @@ from tfaccel.training.workers.lost_worker import names_lost_workers
 @names_lost_workers
 def predict(
     model: keras.Model,
-    x: Any,
+    x: Any = None,
     batch_size: int | None = None,
     verbose: int | str = "auto",
     steps: int | None = None,
     callbacks: Any = None,
     *,
     check_rows: bool = True,
+    **own: Any,
 ) -> Any:
     """Generates predictions with a Keras 3 model. Arguments have the same meaning as in `Model.predict`.
 
@@ -40,12 +41,14 @@ def predict(
             see https://keras.io/api/models/model_training_apis/#predict-method.
         check_rows: with several replicas, check once, on a few rows, for layers that couple the rows of a batch. False
             skips the check for this call.
+        **own: arguments of the model's own `predict`, if it has one with others than Keras's.
 
     Returns:
         A NumPy array, or nested arrays in the structure of the model's outputs; ragged and sparse outputs stay tensors.
 
     Raises:
         CoupledRowsError: if several replicas would predict other values than one device.
+        TypeError: for an argument that neither Keras nor the model has.
         ValueError: if `Model.predict` refuses the arguments.
 
     Example:
@@ -65,7 +68,7 @@ def predict(
 
 def engine_predict(
     model: keras.Model,
-    x: Any,
+    x: Any = None,
     batch_size: int | None = None,
     verbose: int | str = "auto",
     steps: int | None = None,

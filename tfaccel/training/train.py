@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.planning.data_places import data_after_model
@@ -226,6 +226,8 @@ def train(
 
 def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any]) -> tuple[Workload, Plan | None]:
     """The workload, built from a model and its data if necessary, and the plan."""
+    if not isinstance(plan, Plan | None):
+        raise PlanError(f"`plan` must be a tfaccel.Plan, such as tfaccel.default_plan(...). Received: {plan!r:.200}.")
     if isinstance(given, Workload | str):
         if isinstance(x, Plan) and plan is None:
             x, plan = None, x
@@ -243,13 +245,15 @@ def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, 
             "tfaccel.train takes a tfaccel.Workload; or a Keras model, or the function that builds it, together with "
             f"its data: train(build_model, x, y, run_dir=...). Received: {given!r:.200} without data."
         )
-    size = of.get("batch_size")
-    if plan is not None and size not in (None, plan.global_batch_size):
+    if plan is not None and (size := of.get("batch_size")) not in (None, plan.global_batch_size):
         raise WorkloadError(
             f"batch_size and the plan's global_batch_size differ. Received: batch_size={size}, "
             f"global_batch_size={plan.global_batch_size}. Leave out batch_size."
         )
-    return Workload.of(given, x, y, **of), plan
+    made = Workload.of(given, x, y, **of)
+    if isinstance(made.build_model, RebuiltModel):
+        made.build_model.check_built()
+    return made, plan
 
 
 def _give_back(own: RebuiltModel | None, model_file: Path) -> None:

@@ -17,7 +17,9 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps, run_epochs_of
 from tfaccel.planning.workload import Workload
+from tfaccel.training.own_methods import refuse_own_methods
 from tfaccel.training.run.compiled_model import compiled_model, with_plan
+from tfaccel.training.steps.overrides import replaces
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.own_arguments import OwnArguments
 from tfaccel.tuning.own_tuner import check_tuner
@@ -66,7 +68,7 @@ class TrialMaker:
         if isinstance(given, type):
             given = given()
         if isinstance(given, keras_tuner.HyperModel):
-            own_fit = None if type(given).fit is keras_tuner.HyperModel.fit else given.fit
+            own_fit = given.fit if replaces(given, keras_tuner.HyperModel, "fit") else None
             space: Any = _declaring(given)
         elif given is not None or tuner is not None:
             space = given
@@ -188,6 +190,8 @@ class TrialMaker:
         made = self._compiled(made)
         if not made.compiled:  # a custom fit has its own training loop
             return made
+        if not self.trains_itself:
+            refuse_own_methods(made, f"The space {self.source.space.name}")
         return with_plan(made, plan)
 
     def _compiled(self, model: keras.Model) -> keras.Model:

@@ -22,7 +22,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.epochs import callbacks_of, run_epochs
 from tfaccel.training.private import private_models
 from tfaccel.training.run.checkpoint import read_state, write_state
-from tfaccel.training.run.compiled_model import engine_options
+from tfaccel.training.run.compiled_model import building_for, engine_options
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import engine_of
@@ -104,7 +104,8 @@ class TrialRunner:
 
             def build(num_batches: int | None) -> keras.Model:
                 with runtime.strategy.scope():
-                    of_trial = space(hp) if self.builds_models else made
+                    with building_for(plan):
+                        of_trial = space(hp) if self.builds_models else made
                     return self.maker.model(of_trial, workload, plan, num_batches=num_batches)
 
             trial = _Trial(self, trial_id, hp, workload, plan, Replicas(runtime.strategy), execution)

@@ -132,6 +132,18 @@ def tf_variable(variable: keras.Variable) -> Any:
     return variable._value
 
 
+def create_again(variable: keras.Variable, value: Any) -> None:
+    """Creates the TensorFlow variable behind a Keras variable again, in the current scope."""
+    private_part(variable, "_initialize")(value)
+
+
+def build_under(strategy: tf.distribute.Strategy, optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer create its slots under a strategy; Keras chooses the one in whose scope it was created."""
+    for one in optimizers_in(optimizer):
+        private_part(one, "_distribution_strategy")
+        one._distribution_strategy = strategy
+
+
 _SINGLE_DEVICE_METHODS = (
     "_backend_update_step",
     "_apply_weight_decay",
@@ -159,7 +171,7 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
     Without a strategy, it permanently registers a gradient function that keeps the step's whole graph alive.
     """
     with contextlib.ExitStack() as stack:
-        for one in _optimizers_in(optimizer):
+        for one in optimizers_in(optimizer):
             kind: Any = type(one)
             stack.enter_context(class_of(one, _single_device_class(kind)))
             if hasattr(one, "_common_apply"):
@@ -188,14 +200,22 @@ def one_learning_rate(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """
     rate = "_get_current_learning_rate"
     with contextlib.ExitStack() as stack:
-        for one in _optimizers_in(optimizer):
+        for one in optimizers_in(optimizer):
             stack.enter_context(instance_attributes(one, {rate: once_per_graph(private_part(one, rate))}))
         yield
 
 
-def _optimizers_in(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return list({id(one): one for one in (optimizer, inner, *getattr(inner, "optimizers", ()))}.values())
+def optimizers_in(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """An optimizer, and those that it holds, such as the inner one of a `LossScaleOptimizer` or of a lookahead."""
+    found: dict[int, keras.optimizers.Optimizer] = {}
+    parts = [optimizer]
+    while parts:
+        part = parts.pop(0)
+        if id(part) not in found:
+            found[id(part)] = part
+            held = [one for value in vars(part).values() for one in (value if isinstance(value, list) else [value])]
+            parts += [one for one in held if isinstance(one, keras.optimizers.Optimizer)]
+    return list(found.values())
 
 
 def learning_rate_schedule(optimizer: keras.optimizers.Optimizer) -> Any:

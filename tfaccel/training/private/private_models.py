@@ -17,7 +17,8 @@ from tfaccel.training.private.private_losses import patch_lock
 from tfaccel.training.private.private_random import distribute_global_seeds
 from tfaccel.training.steps.host_embeddings import slots_on_host
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.model_scope import move_into_scope
+from tfaccel.training.steps.overrides import instance_attributes, replaces
 
 
 def swap_name_counters(counters: Any) -> Any:
@@ -53,6 +54,7 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
     steps = {"train": (has_own_train_step, model.train_step), "test": (has_own_test_step, model.test_step)}
     if strategy.num_replicas_in_sync > 1:
         distribute_global_seeds(strategy)
+    move_into_scope(model)
     with strategy.scope(), broadcast_at_once(), slots_on_host(model):
         if kind in steps and steps[kind][0](model):
             _build_by_own_step(model, steps[kind][1], specs)
@@ -61,6 +63,7 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
                 _compute_output_spec(model.predict_step, specs)
         else:
             _build_as_keras(model, specs)
+    move_into_scope(model)  # the metrics that Keras has just built
 
 
 def _of_one_replica(model: keras.Model, batch_spec: Any, num_replicas: int) -> Any:
@@ -142,7 +145,7 @@ def _is_built(model: keras.Model) -> bool:
     """Whether all layers and the compiled metrics and losses of the model are built."""
     parts = [layer for layer in all_layers(model) if layer is not model]
     parts += [private_part(model, name) for name in ("_compile_metrics", "_compile_loss")]
-    has_call = type(model).call is not keras.Model.call
+    has_call = replaces(model, keras.Model, "call")
     return all(part is None or part.built for part in parts) and (model.built or not has_call)
 
 
@@ -156,7 +159,8 @@ def _known_outputs(model: keras.Model, x: Any) -> Any:
     """The output specs of a built functional model for the input specs `x`; None if unknown."""
     from keras.src.models import functional
 
-    if type(model) not in (private_part(functional, "Functional"), keras.Sequential) or not model.built:
+    kinds = (private_part(functional, "Functional"), keras.Sequential)
+    if type(model) not in kinds or replaces(model, type(model), "call") or not model.built:
         return None
     given, wanted = keras.tree.flatten(x), keras.tree.flatten(model.inputs)
     if len(given) != len(wanted) or not all(_fits(*pair) for pair in zip(given, wanted, strict=True)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -38,19 +39,15 @@ def compiled_model(
             a `CompiledByModel`, and not compiled otherwise; if `compile_args` does not return a dict of arguments of
             `Model.compile`; or if one of them fails.
     """
-    places = tables_created_on_host() if plan.embeddings_on == "host" else contextlib.nullcontext()
-    with places, broadcast_at_once():
+    with building_for(plan):
         model = call_own(f"build_model of workload {workload.name!r}", workload.build_model)
     if not isinstance(model, keras.Model):
         raise WorkloadError(
             f"build_model of workload {workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
         )
-    refuse_own_methods(model, workload.name)
+    refuse_own_methods(model, f"build_model of workload {workload.name!r}")
     if isinstance(workload.build_model, RebuiltModel):
         workload.build_model.check_dtype_policy(plan.dtype_policy)
-    if plan.synchronize_batch_norm:
-        synchronize_batch_norm(model)
-    say_if_accumulated(model, plan.accumulation_steps)
     if isinstance(workload.compile_args, CompiledByModel):
         _check_compiled(model, workload)
         if rates is not None:
@@ -64,7 +61,16 @@ def compiled_model(
     arguments = compile_arguments(workload, num_steps=num_steps)
     text = f"`Model.compile` with what compile_args of workload {workload.name!r} returned"
     call_own(text, _compile, model, arguments, plan, rates)
+    _normalize_as_planned(model, plan)
     return model
+
+
+@contextlib.contextmanager
+def building_for(plan: Plan) -> Iterator[None]:
+    """In the scope of a plan's strategy: a context that puts the variables of a model where the plan wants them."""
+    places = tables_created_on_host() if plan.embeddings_on == "host" else contextlib.nullcontext()
+    with places, broadcast_at_once():
+        yield
 
 
 def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan, rates: ScaledRates | None) -> None:
@@ -92,13 +98,20 @@ def _check_compiled(model: keras.Model, workload: Workload) -> None:
 
 
 def with_plan(model: keras.Model, plan: Plan) -> keras.Model:
-    """Applies a plan to a model that is already compiled; call it before the first step."""
+    """Applies a plan to a model that was built and compiled by the user; call it before the first step."""
+    _normalize_as_planned(model, plan)
     if plan.accumulation_steps > 1:
         accumulate(model.optimizer, plan.accumulation_steps)
     model.jit_compile = plan.jit_compile
     if plan.steps_per_execution is not None:
         model.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
     return model
+
+
+def _normalize_as_planned(model: keras.Model, plan: Plan) -> None:
+    if plan.synchronize_batch_norm:
+        synchronize_batch_norm(model)
+    say_if_accumulated(model, plan.accumulation_steps)
 
 
 def logical_devices(plan: Plan) -> tuple[str, ...]:

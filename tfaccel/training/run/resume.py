@@ -33,8 +33,9 @@ class Resume(keras.callbacks.Callback):
     SIGTERM and Ctrl-C stop training after the steps in progress, with a checkpoint; a script that does not catch
     `RunStopped` ends with status 138. Checkpoints are written in a thread. With several workers, the chief writes.
 
-    Use a directory of its own for each call of `fit`. Build the model and the data alike in each start; a directory
-    with the state of another model, batch size or data is refused, with what differs.
+    Use a directory of its own for each call of `fit`, as for the two phases of fine-tuning. Build the model and the
+    data alike in each start; a directory with the state of another model, batch size or data is refused, with what
+    differs.
 
     Args:
         directory: for the checkpoints; created if it does not exist.
@@ -53,21 +54,24 @@ class Resume(keras.callbacks.Callback):
         RunDirError: by `fit`, if the directory holds something else, is in use by another process, or cannot be
             written.
         DataError: by `fit`, before training, if the data cannot be resumed exactly; the message offers the choice.
-        WorkloadError: by `fit`, before the first step, if the step cannot be resumed exactly.
+        WorkloadError: by `fit`, before the first step, if the step cannot be resumed exactly, or if the model or this
+            object has already been through a call of `fit` with the directory.
         RunStopped: by `fit`, after SIGTERM.
         WorkloadError: for invalid arguments.
 
     Example:
 
     >>> import tempfile, keras, numpy as np, tfaccel
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    >>> model.compile("sgd", "mse")
     >>> x = np.ones((64, 4))
-    >>> with tempfile.TemporaryDirectory() as folder:
+    >>> def script(folder):
+    ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    ...     model.compile("sgd", "mse")
     ...     resume = tfaccel.Resume(folder, save_freq=1)
-    ...     history = tfaccel.fit(model, x, x[:, :1], epochs=3, callbacks=[resume], verbose=0)
-    ...     again = tfaccel.fit(model, x, x[:, :1], epochs=3, callbacks=[resume], verbose=0)  # nothing left to do
-    >>> again.history == history.history
+    ...     return tfaccel.fit(model, x, x[:, :1], epochs=3, callbacks=[resume], verbose=0).history
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     history = script(folder)
+    ...     again = script(folder)  # nothing left to do
+    >>> again == history
     True
     """
 

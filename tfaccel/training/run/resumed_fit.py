@@ -6,14 +6,16 @@ import contextlib
 import logging
 import math
 import shutil
+import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfaccel.data.sources import ArraySource
-from tfaccel.errors import ClusterError, RunStopped
+from tfaccel.errors import ClusterError, RunStopped, WorkloadError
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.processes.launched import end_uncaught_with_status
 from tfaccel.training.epochs import callbacks_of, run_epochs
@@ -37,6 +39,10 @@ from tfaccel.training.workers.chief import only_chief_writes
 from tfaccel.training.workers.lost_worker import lost_workers_named
 
 logger = logging.getLogger("tfaccel")
+
+# The directories that models and `Resume`s have trained to the end with, in this process.
+_ended: weakref.WeakKeyDictionary[Any, set[Path]] = weakref.WeakKeyDictionary()
+_ended_here: set[Path] = set()
 
 _AGAIN = "start the same script again"
 _CONTINUES = "The same script, started again, continues from the newest checkpoint."
@@ -80,8 +86,10 @@ class ResumedFit:
 
         Raises:
             RunStopped, KeyboardInterrupt: if a signal asks for it; see `StopWhenAsked`.
+            WorkloadError: if the model or the `Resume` has already trained to the end with this directory.
         """
         model, directory = engine.model, self._directory
+        _refuse_second_call(model, directory.path)
         directory.writes = engine.replicas.is_chief
         check_built(directory, _built(model, data))
         with contextlib.ExitStack() as stack:
@@ -111,6 +119,9 @@ class ResumedFit:
                 end_uncaught_with_status()
                 raise
             engine.replicas.wait_for_all_workers()
+            for one in (model, self._resume):
+                _ended.setdefault(one, set()).add(directory.path.resolve())
+            _ended_here.add(directory.path.resolve())
             return history
 
     @contextlib.contextmanager
@@ -143,7 +154,9 @@ class ResumedFit:
         note_first_step(position["step"])
         epoch, step = position["epoch"], position["step_in_epoch"]
         if position["stopped"] or epoch >= epochs:
-            logger.info("The training in %s is complete after epoch %d.", self._directory.path, epoch)
+            _refuse_second_call(self._resume, self._directory.path)
+            level = logging.WARNING if self._directory.path.resolve() in _ended_here else logging.INFO
+            logger.log(level, "The training in %s is complete after epoch %d.", self._directory.path, epoch)
             return epochs, 0
         place = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("data/")}
         data.go_to(position["data"], place, epoch=epoch - initial_epoch)
@@ -175,6 +188,17 @@ class ResumedFit:
         )
         self._checkpoints = checkpoints = Checkpoints(self._directory, engine, others, options, restored=self._restored)
         return [*others, checkpoints, StopWhenAsked(signals, checkpoints, self._directory, engine.replicas)]
+
+
+def _refuse_second_call(one: Any, directory: Path) -> None:
+    """Raises WorkloadError if a model or a `Resume` has already trained to the end with a directory."""
+    if directory.resolve() in _ended.get(one, ()):
+        what = "tfaccel.Resume" if isinstance(one, Resume) else "model"
+        raise WorkloadError(
+            f"This {what} has been through a call of `fit` with the checkpoints in {directory}, which is complete: a "
+            "second call would begin where the first one ended, and train less than asked, or nothing. Give each call "
+            'of `fit` a directory of its own: Resume("…/phase_1"), Resume("…/phase_2").'
+        )
 
 
 def _built(model: keras.Model, data: FitData) -> dict[str, Any]:

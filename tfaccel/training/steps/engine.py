@@ -33,10 +33,10 @@ from tfaccel.training.steps.host_embeddings import host_lookups, xla_compiles
 from tfaccel.training.steps.input_clock import runs_on_gpu
 from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.left_out_count import LeftOutCount
+from tfaccel.training.steps.model_scope import replicas_of
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.reduce_clock import ReduceClock
-from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.row_updates import prepare_tables, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.slot_checks import placed_as_asked
@@ -102,7 +102,7 @@ class Engine:
         serve_launcher()
         self.model = model
         self.options = options
-        self.replicas = Replicas(model.distribute_strategy)
+        self.replicas = replicas_of(model)
         if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
             self.replicas.reduce_clock = ReduceClock()
         self.on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)

@@ -29,7 +29,8 @@ from tfaccel.training.steps.gradients import (
     same_numbers_on_all,
 )
 from tfaccel.training.steps.host_update import HostUpdate
-from tfaccel.training.steps.model_parts import inner_optimizer, seeds_of
+from tfaccel.training.steps.model_parts import inner_optimizer, unlisted_variables
+from tfaccel.training.steps.overrides import left_by_user
 from tfaccel.training.steps.placed_slots import PlacedSlots
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slot_places import HOST, REPLICATED
@@ -244,7 +245,7 @@ class GradientUpdate:
         values: list[Any],
         variables: list[keras.Variable],
     ) -> None:
-        own = (*self.optimizer.variables, *seeds_of(self.optimizer))
+        own = (*self.optimizer.variables, *unlisted_variables(self.optimizer))
         swapped = list({id(v): v for v in (*variables, *own)}.values())
         for replica, local in enumerate(self.replicas.local_results(values)):
 
@@ -296,7 +297,7 @@ def recording(optimizer: keras.optimizers.Optimizer, *, leaves_out: bool) -> dic
         weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
         if share is not None and leaves_out:
             share.bad.append(is_bad(loss))
-        return type(optimizer).scale_loss(optimizer, loss * weight)
+        return left_by_user(optimizer, "scale_loss")(loss * weight)
 
     def apply(gradients: Any, trainable_variables: Any = None) -> None:
         del trainable_variables

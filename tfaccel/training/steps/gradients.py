@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import keras
@@ -12,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private.private_random import refusing_unseeded_random
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import instance_attributes, left_by_user, replaces
 
 CombineSlices = Callable[[list[Any]], list[Any]]
 
@@ -84,13 +83,13 @@ def applying_pairs(apply: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def apply_as_class(optimizer: keras.optimizers.Optimizer, gradients: list[Any], variables: Any) -> None:
-    """Calls the update of an optimizer's class: its `apply_gradients` if it defines one."""
-    kind = type(optimizer)
-    if kind.apply_gradients is keras.optimizers.Optimizer.apply_gradients or variables is None:
-        kind.apply(optimizer, gradients, variables)
-    else:  # a custom `apply_gradients` calls `apply`, which must be the class's own
-        with instance_attributes(optimizer, {"apply": partial(kind.apply, optimizer)}):
-            kind.apply_gradients(optimizer, list(zip(gradients, variables, strict=True)))
+    """Calls the update of an optimizer as the user left it: its `apply_gradients` if that is not Keras's."""
+    apply = left_by_user(optimizer, "apply")
+    if variables is None or not replaces(optimizer, keras.optimizers.Optimizer, "apply_gradients"):
+        apply(gradients, variables)
+    else:  # a custom `apply_gradients` calls `apply`, which must be the user's
+        with instance_attributes(optimizer, {"apply": apply}):
+            left_by_user(optimizer, "apply_gradients")(list(zip(gradients, variables, strict=True)))
 
 
 def refuse_overwritten(variables: Iterable[keras.Variable], num_replicas: int) -> None:

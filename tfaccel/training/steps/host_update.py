@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.private.private_step_state import SCRATCH
 from tfaccel.training.steps.gradients import same_numbers_on_all
-from tfaccel.training.steps.model_parts import accumulators_by_replica, seeds_of, stepping_optimizers
+from tfaccel.training.steps.model_parts import accumulators_by_replica, stepping_optimizers, unlisted_variables
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slot_places import host_device, places_of
@@ -75,7 +75,7 @@ class HostUpdate:
         stay = set() if places is None else set(places.replica_of_slot)
         stay |= {id(one) for one in accumulators_by_replica(self._optimizer)}
         weights = [v for one in stepping_optimizers(self._optimizer) for v in private_slots.trained_variables(one)]
-        every = {id(one): one for one in (*weights, *self._optimizer.variables, *seeds_of(self._optimizer))}
+        every = {id(one): one for one in (*weights, *self._optimizer.variables, *unlisted_variables(self._optimizer))}
         return [one for key, one in every.items() if key not in stay]
 
     def _copy_of(self, variable: keras.Variable) -> tf.Variable:

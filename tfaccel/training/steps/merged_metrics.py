@@ -20,7 +20,7 @@ from tfaccel.training.private import private_api, private_losses
 from tfaccel.training.row_checks.numbers_alike import are_close
 from tfaccel.training.steps.gather_rows import gather_nest
 from tfaccel.training.steps.global_batch import Share, replica_share
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
@@ -53,7 +53,7 @@ def gathered_updates(metrics: list[keras.metrics.Metric]) -> list[tuple[keras.me
         def update_state(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = gather_nest((args, kwargs))
             with replica_share(None):  # as one device would
-                return type(metric).update_state(metric, *args, **kwargs)
+                return left_by_user(metric, "update_state")(*args, **kwargs)
 
         return update_state
 
@@ -91,7 +91,7 @@ def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
 def _result(metric: keras.metrics.Metric) -> Any:
     """A copy of the current result: a metric may return a variable, whose value changes later."""
     return keras.tree.map_structure(
-        lambda value: tf.identity(keras.ops.convert_to_tensor(value)), type(metric).result(metric)
+        lambda value: tf.identity(keras.ops.convert_to_tensor(value)), left_by_user(metric, "result")()
     )
 
 
@@ -146,7 +146,7 @@ class NotedResults:
 
         def noting(metric: keras.metrics.Metric) -> Callable[[], Any]:
             def result() -> Any:
-                value = type(metric).result(metric)
+                value = left_by_user(metric, "result")()
                 self._results.append((value, metric))
                 return value
 
@@ -209,7 +209,7 @@ def _adds_up(metric: keras.metrics.Metric, args: Any, kwargs: Any) -> bool:
         some_args, some_kwargs = keras.tree.map_structure(own, (args, kwargs))
         metric.reset_state()
         with replica_share(share):
-            type(metric).update_state(metric, *some_args, **some_kwargs)
+            left_by_user(metric, "update_state")(*some_args, **some_kwargs)
         return [tf.identity(variable) for variable in variables]
 
     before = [tf.identity(variable) for variable in variables]

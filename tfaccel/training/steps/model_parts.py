@@ -10,6 +10,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import global_seed_state
 from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.batch_statistics import synchronized_layers
+from tfaccel.training.steps.overrides import replaces
 
 
 def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
@@ -48,10 +49,30 @@ def stepping_optimizers(optimizer: keras.optimizers.Optimizer) -> list[keras.opt
     return list(getattr(inner, "optimizers", ())) or [inner]
 
 
+def has_slots_of_weights(model: keras.Model) -> bool:
+    """Whether optimizers yet to be built may compute slots from the weights, which must then exist before a trace.
+
+    Of Keras's optimizers only `ScheduleFreeAdamW` does; the others begin with constants.
+    """
+    parts = [part for one in optimizers_of(model).values() if not one.built for part in stepping_optimizers(one)]
+    return any(
+        isinstance(part, keras.optimizers.ScheduleFreeAdamW)
+        or type(part).build.__module__.partition(".")[0] not in ("keras", "tfaccel")
+        for part in parts
+    )
+
+
 def seeds_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The states of the seed generators that an optimizer's updates may draw from; no list of variables has them."""
     values = [value for one in stepping_optimizers(optimizer) for value in vars(one).values()]
     return [value.state for value in values if isinstance(value, keras.random.SeedGenerator)]
+
+
+def unlisted_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """What an optimizer's updates may read or write besides `variables`: seeds, and optimizers that it calls."""
+    listed = {id(one) for one in optimizer.variables}
+    held = [variable for one in private_api.optimizers_in(optimizer) for variable in one.variables]
+    return seeds_of(optimizer) + [one for one in held if id(one) not in listed]
 
 
 def accumulators_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
@@ -95,13 +116,13 @@ def untracked_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def has_own_train_step(model: keras.Model) -> bool:
-    """Whether the model's class overrides `train_step`."""
-    return type(model).train_step is not keras.Model.train_step
+    """Whether the model's `train_step` is not Keras's."""
+    return replaces(model, keras.Model, "train_step")
 
 
 def has_own_test_step(model: keras.Model) -> bool:
-    """Whether the model's class overrides `test_step`."""
-    return type(model).test_step is not keras.Model.test_step
+    """Whether the model's `test_step` is not Keras's."""
+    return replaces(model, keras.Model, "test_step")
 
 
 def xla_refusal(model: keras.Model) -> str | None:
@@ -122,6 +143,6 @@ def xla_refusal(model: keras.Model) -> str | None:
 
 
 def has_own_logs(model: keras.Model, kind: str) -> bool:
-    """Whether a step's logs may differ from the metric results: the class overrides `train_step`, `test_step`, …"""
+    """Whether a step's logs may differ from the metric results: `train_step`, `test_step`, … is not Keras's."""
     names = ("train_step" if kind == "train" else "test_step", "compute_metrics", "get_metrics_result")
-    return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in names)
+    return any(replaces(model, keras.Model, name) for name in names)

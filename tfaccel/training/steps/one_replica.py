@@ -15,7 +15,7 @@ from tfaccel.training.steps.gradient_update import build_optimizer
 from tfaccel.training.steps.gradients import CombineSlices
 from tfaccel.training.steps.left_out import OneReplicaGuard
 from tfaccel.training.steps.model_parts import optimizers_of, variables_of
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
 
@@ -118,10 +118,16 @@ class OneReplica:
 
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
             trainable = None if trainable_variables is None else list(trainable_variables)
-            if trainable is not None and not self._replicas.is_default:
+            if trainable is not None and (not self._replicas.is_default or _have_values(trainable)):
                 build(trainable)
             gradients = gradients if self._combine_slices is None else self._combine_slices(list(gradients))
             with self._replicas.local(optimizer.variables, 0), private_api.one_learning_rate(optimizer):
-                type(optimizer).apply(optimizer, gradients, trainable)
+                left_by_user(optimizer, "apply")(gradients, trainable)
 
         return apply
+
+
+def _have_values(variables: list[keras.Variable]) -> bool:
+    """Whether variables were created before the step being traced, so that slots can be computed from them."""
+    with tf.init_scope():
+        return all(bool(private_api.tf_variable(variable).is_initialized()) for variable in variables)

@@ -1,65 +1,104 @@
-"""Temporary attributes of one object, whether it overrides methods of its class, and a function to set one to."""
+"""Temporary attributes of one object, which methods of its class are replaced, and a function to set one to."""
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
 
-# By object and name, while `instance_attributes` sets it: in how many contexts, and whether the object had one before.
-_temporary: dict[tuple[int, str], tuple[int, bool]] = {}
+_MISSING = object()
+
+# By object and name, while `instance_attributes` sets it: in how many contexts, and the object's own value before.
+_temporary: dict[tuple[int, str], tuple[int, Any]] = {}
 
 
 @contextlib.contextmanager
 def instance_attributes(instance: Any, attributes: dict[str, Any]) -> Iterator[None]:
     """Temporarily sets attributes on one instance, bypassing any `__setattr__` that would track them."""
-    missing = object()
-    saved = {name: instance.__dict__.get(name, missing) for name in attributes}
+    saved = {name: instance.__dict__.get(name, _MISSING) for name in attributes}
     for name, value in saved.items():
-        number, had_own = _temporary.get((id(instance), name), (0, value is not missing))
-        _temporary[id(instance), name] = number + 1, had_own
+        number, own = _temporary.get((id(instance), name), (0, value))
+        _temporary[id(instance), name] = number + 1, own
     instance.__dict__.update(attributes)
     try:
         yield
     finally:
         for name, value in saved.items():
-            if value is missing:
+            if value is _MISSING:
                 instance.__dict__.pop(name, None)
             else:
                 instance.__dict__[name] = value
-            number, had_own = _temporary.pop((id(instance), name))
+            number, own = _temporary.pop((id(instance), name))
             if number > 1:
-                _temporary[id(instance), name] = number - 1, had_own
+                _temporary[id(instance), name] = number - 1, own
 
 
 def keeps_methods_of(instance: Any, kind: type, *names: str) -> bool:
-    """Whether an instance of a class has its methods: neither a subclass nor the user, on the instance, replaced them.
-
-    Those that `instance_attributes` sets do not count.
+    """Whether an instance of a class has its methods: none of them is replaced (see `replaces`).
 
     Example:
-        >>> class Kind:
-        ...     def call(self):
-        ...         return 1
-        >>> instance = Kind()
-        >>> with instance_attributes(instance, {"call": lambda: 2}):
-        ...     keeps_methods_of(instance, Kind, "call")
+        >>> import keras
+        >>> keeps_methods_of(keras.layers.Dense(1), keras.layers.Dense, "call")
         True
-        >>> instance.call = lambda: 3
-        >>> keeps_methods_of(instance, Kind, "call")
-        False
     """
-    return isinstance(instance, kind) and not any(
-        has_own(instance, name) or private_part(type(instance), name) is not private_part(kind, name) for name in names
-    )
+    return isinstance(instance, kind) and not any(replaces(instance, kind, name) for name in names)
+
+
+def replaces(instance: Any, kind: type, name: str, *, counts_patches: bool = True) -> bool:
+    """Whether an instance has another method than the one that the package of `kind` defines.
+
+    It may be set on the instance, defined by its class or a base, or set on `kind` itself, as libraries that patch
+    Keras do. What `instance_attributes` sets does not count.
+
+    Args:
+        instance: any object.
+        kind: a class of Keras or another package.
+        name: a method of `kind`.
+        counts_patches: False leaves out what is set on `kind` itself.
+
+    Example:
+        >>> import keras
+        >>> model = keras.Sequential([keras.layers.Dense(1)])
+        >>> with instance_attributes(model, {"train_step": lambda data: {}}):
+        ...     replaces(model, keras.Model, "train_step")
+        False
+        >>> model.train_step = lambda data: {}
+        >>> replaces(model, keras.Model, "train_step")
+        True
+    """
+    method = private_part(kind, name)
+    if has_own(instance, name) or private_part(type(instance), name) is not method:
+        return True
+    return counts_patches and _is_patch(method, kind)
+
+
+def _is_patch(method: Any, kind: type) -> bool:
+    """Whether a method of a class comes from elsewhere; the names that a decorator copies do not tell."""
+    defined_in = getattr(method, "__globals__", {}).get("__name__", "")
+    return bool(defined_in.split(".")[0] != kind.__module__.split(".")[0])
 
 
 def has_own(instance: Any, name: str) -> bool:
-    """Whether an instance itself, not only its class, has an attribute that is not set by `instance_attributes`."""
-    _, had_own = _temporary.get((id(instance), name), (0, name in vars(instance)))
-    return had_own
+    """Whether an instance itself, not only its class, has an attribute that tfaccel did not set."""
+    return _own(instance, name) is not _MISSING
+
+
+def left_by_user(instance: Any, name: str) -> Any:
+    """A method as the user left it: the instance's own or its class's, but not what `instance_attributes` sets."""
+    own = _own(instance, name)
+    return partial(getattr(type(instance), name), instance) if own is _MISSING else own
+
+
+def _own(instance: Any, name: str) -> Any:
+    _, own = _temporary.get((id(instance), name), (0, vars(instance).get(name, _MISSING)))
+    return _MISSING if isinstance(own, SetByTfaccel) else own
+
+
+class SetByTfaccel:
+    """A value that tfaccel sets on a user's object for longer than a context."""
 
 
 def once_per_graph(function: Callable[[], Any]) -> Callable[[], Any]:

@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 import keras
 
 from tfaccel.errors import PlanError
+from tfaccel.training.steps.overrides import SetByTfaccel
 
 
-class _RefusedApply:
+class _RefusedApply(SetByTfaccel):
     """Stands for an optimizer's `apply`; raises PlanError with the first of the reasons."""
 
     def __init__(self) -> None:

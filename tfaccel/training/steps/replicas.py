@@ -26,16 +26,17 @@ class Replicas:
         strategy: any `tf.distribute.Strategy`; the default strategy has one replica.
 
     Raises:
-        PlanError: for strategies that Keras 3 cannot train under.
+        PlanError: for strategies that Keras 3 cannot train under, or whose devices TensorFlow does not have.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         refuse_unsupported(strategy)
         warn_of_keras_distribution()
         self.strategy = strategy
-        self.is_default = not _is_distributed(strategy)
+        self.is_default = not is_distributed(strategy)
         self.num_replicas: int = strategy.num_replicas_in_sync
         self.devices: tuple[str, ...] = ("",) if self.is_default else tuple(strategy.extended.worker_devices)
+        _refuse_missing_devices(self.devices)
         self.num_workers: int = max(1, self.num_replicas // max(1, len(self.devices)))
         self.worker_index: int = _worker_index(strategy) if self.num_workers > 1 else 0
         self.first_replica: int = self.worker_index * len(self.devices)
@@ -187,7 +188,8 @@ def _worker_index(strategy: tf.distribute.Strategy) -> int:
     return int(resolver.task_id) + chiefs
 
 
-def _is_distributed(strategy: tf.distribute.Strategy) -> bool:
+def is_distributed(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a strategy is another than the one outside of all scopes."""
     with tf.Graph().as_default():  # leaves the caller's strategy scopes
         return strategy is not tf.distribute.get_strategy()
 
@@ -204,6 +206,25 @@ def refuse_unsupported(strategy: tf.distribute.Strategy) -> None:
             "Received a model built under CentralStorageStrategy, which gives wrong logs and clips each replica's "
             "gradients before their sum. Build it under MirroredStrategy instead."
         )
+
+
+def _refuse_missing_devices(devices: Sequence[str]) -> None:
+    """Raises PlanError for devices that TensorFlow does not have: two replicas on one would wait for ever."""
+    there = [short_name(device.name) for device in tf.config.list_logical_devices()]
+    missing = [name for name in map(short_name, filter(None, devices)) if name not in there]
+    if missing:
+        raise PlanError(
+            f"The model's strategy uses {', '.join(missing)}, which TensorFlow does not have. Received: the devices "
+            f"{', '.join(map(short_name, devices))}; there are {', '.join(there)}. Choose among these, or split a CPU "
+            "at the start of the program: "
+            "tf.config.set_logical_device_configuration(tf.config.list_physical_devices('CPU')[0], "
+            f"[tf.config.LogicalDeviceConfiguration()] * {len(devices)})."
+        )
+
+
+def short_name(device: str) -> str:
+    """A device as plans name it, such as "GPU:0"."""
+    return ":".join(device.split(":")[-2:]).upper()
 
 
 def warn_of_keras_distribution() -> None:

@@ -32,7 +32,7 @@ from tfaccel.training.steps.host_embeddings import (
     tables_on_host,
 )
 from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
-from tfaccel.training.steps.overrides import has_own, instance_attributes, keeps_methods_of
+from tfaccel.training.steps.overrides import has_own, instance_attributes, keeps_methods_of, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
 ROWS, ROWS_LAZY = "rows", "rows_lazy"
@@ -222,7 +222,7 @@ def _update_rows(optimizer: Any, table: keras.Variable, gradient: tf.IndexedSlic
         "assign_sub": lambda variable, value: assign(variable, variable - tf.cast(value, variable.dtype)),
     }
     with scope, instance_attributes(optimizer, attributes):
-        type(optimizer).update_step(optimizer, gradient.values, table, learning_rate)
+        left_by_user(optimizer, "update_step")(gradient.values, table, learning_rate)
     for key, one in updated.items():
         rows = scope.get_current_value(one)
         if rows is not before[key]:

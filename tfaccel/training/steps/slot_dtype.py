@@ -19,7 +19,7 @@ from tfaccel.training.private import private_slots
 from tfaccel.training.private.private_api import tf_variable, variable_index
 from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
@@ -106,7 +106,7 @@ def _update_step(optimizer: Any) -> Any:
             if id(target) in known:
                 scope.add_update((target, tf.cast(value, FLOAT32)))
             else:
-                type(optimizer).assign(optimizer, target, value)
+                left_by_user(optimizer, "assign")(target, value)
 
         attributes = {
             "assign": assign,
@@ -119,7 +119,7 @@ def _update_step(optimizer: Any) -> Any:
             for slot in slots:
                 stack.enter_context(instance_attributes(slot, private_slots.dtype_attribute(slot, FLOAT32)))
             dense = tf.convert_to_tensor(gradient)
-            type(optimizer).update_step(optimizer, dense, variable, learning_rate)
+            left_by_user(optimizer, "update_step")(dense, variable, learning_rate)
         for slot in slots:
             tf_variable(slot).assign(tf.cast(scope.get_current_value(slot), BFLOAT16))
 

@@ -52,7 +52,7 @@ from tfaccel.training.steps.model_parts import (
     inner_optimizer,
     optimizers_of,
 )
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replica_state import drifting_variables, kept_if
 from tfaccel.training.steps.replicas import Replicas, split_rows
 
@@ -196,7 +196,7 @@ def _weighted_scale_loss(optimizer: keras.optimizers.Optimizer) -> Callable[[Any
     def scale_loss(loss: Any) -> Any:
         share = current_share()
         weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
-        return type(optimizer).scale_loss(optimizer, loss * weight)
+        return left_by_user(optimizer, "scale_loss")(loss * weight)
 
     return scale_loss
 

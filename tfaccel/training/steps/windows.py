@@ -13,6 +13,7 @@ import keras
 from tfaccel.data.feeds import Feed
 from tfaccel.training.private.private_api import traces_batches
 from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.overrides import replaces
 from tfaccel.training.steps.window_result import WindowResult
 
 WINDOW_SECONDS = 0.4
@@ -34,10 +35,7 @@ def needs_each_batch(callback: keras.callbacks.Callback, kind: str) -> bool:
     if getattr(callback, "tfaccel_windows", False):
         return False
     idle = _idle_class(callback, kind)
-    return any(
-        name in vars(callback) or getattr(type(callback), name) is not getattr(idle, name)
-        for name in _BATCH_HOOKS[kind]
-    )
+    return any(replaces(callback, idle, name) for name in _BATCH_HOOKS[kind])
 
 
 def _idle_class(callback: keras.callbacks.Callback, kind: str) -> type[keras.callbacks.Callback]:
