@@ -16,6 +16,7 @@ from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX
 from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import CompressionError
 from tfaccel.files import write_json
+from tfaccel.local_path import local_path
 
 REPORT = "report.json"
 PICTURE = "size_and_metric.png"
@@ -35,7 +36,7 @@ class OutcomeFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = local_path(path, CompressionError)
         if not str(path):
             raise CompressionError("`out_dir` must be a folder. Received an empty text.")
         parent = self.path.absolute().parent

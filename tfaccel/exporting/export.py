@@ -14,6 +14,7 @@ from tfaccel.exporting.export_folder import export_folder, next_version
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, place_of_run, served_model, url_name
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import local_path
 
 if TYPE_CHECKING:
     import keras
@@ -69,7 +70,7 @@ def export(
     """
     chosen = check_formats(formats)
     place = _place(run_or_model, name)
-    folder = Path(out)
+    folder = local_path(out, ExportError)
     number = next_version(folder, version)
     if "litert" in chosen:
         check_litert()
@@ -120,7 +121,7 @@ def check_formats(formats: Sequence[str]) -> list[str]:
 def _place(run_or_model: Any, name: str | None) -> ModelPlace:
     """The location of the model, with the chosen name."""
     if isinstance(run_or_model, (str, os.PathLike)):
-        path = Path(run_or_model)
+        path = local_path(run_or_model, ExportError)
         found = place_of_run(path) if path.is_dir() else ModelPlace(path, url_name(path.stem))
     else:
         import keras

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import WorkloadError
 from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import local_path
 
 if TYPE_CHECKING:
     import keras
@@ -97,7 +98,7 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
         known = (DIGITS, *APPLICATIONS)
         hint = did_you_mean(text, known) or f" Backbones: {', '.join(known)}, or the path of a .keras file."
         raise WorkloadError(f"There is no backbone {text!r}.{hint}")
-    path = DIGITS_FILE if text == DIGITS else Path(text)
+    path = DIGITS_FILE if text == DIGITS else local_path(text, WorkloadError)
     if text != DIGITS and zipfile.is_zipfile(path):
         check_no_code(path)
     shape = _input_shape(path)

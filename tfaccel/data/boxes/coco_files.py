@@ -14,6 +14,7 @@ from tfaccel.data.bad_data import SKIP_ADVICE, BadData
 from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.images.image_set import TEST_FRACTION
 from tfaccel.errors import DataError, WorkloadError
+from tfaccel.local_path import local_path
 
 _LISTS = ("images", "annotations", "categories")
 _FIELDS = {
@@ -45,7 +46,7 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
     bad_data = bad_data or BadData()
     if image_size < 32 or image_size % 16:
         raise WorkloadError(f"`image_size` must be a multiple of 16, at least 32. Received: image_size={image_size!r}.")
-    folder = Path(data_dir)
+    folder = local_path(data_dir, DataError)
     if not folder.is_dir():
         raise DataError(f"There is no folder {folder} (`data_dir`).")
     names = [name for name in ("train.json", "test.json") if (folder / name).exists()]

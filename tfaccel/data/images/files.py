@@ -19,6 +19,7 @@ from tfaccel.data.images.tfrecords import read_tfrecord_images
 from tfaccel.data.tfds_sets import TFDS, read_tfds_images
 from tfaccel.data.tfrecord_files import find_tfrecords
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 
@@ -56,7 +57,7 @@ def read_image_set(
         >>> images.class_names, images.image_size, images.num_channels, images.num_train_images
         (('cat', 'dog'), 24, 3, 2)
     """
-    path, bad_data = Path(data_dir), bad_data or BadData()
+    path, bad_data = local_path(data_dir, DataError), bad_data or BadData()
     if image_size is not None:
         check_image_size(image_size)
     for start, read in ((TFDS, read_tfds_images), (HUGGING_FACE, read_hugging_face_images)):

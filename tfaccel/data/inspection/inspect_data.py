@@ -17,6 +17,7 @@ from tfaccel.data.tables.column_kinds import kinds_from_text
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 _TABLE_SUFFIXES = CSV_SUFFIXES + PARQUET_SUFFIXES
 
@@ -54,7 +55,7 @@ def inspect_data(
         >>> [(finding.kind, finding.where) for finding in report.findings]
         [('constant column', 'legs'), ('missing values', 'age')]
     """
-    place = Path(path)
+    place = local_path(path, DataError)
     if not place.exists():
         raise DataError(f"There is no file or folder {place}.")
     if place.is_file() and place.suffix.lower() == ".npz":

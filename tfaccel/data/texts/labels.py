@@ -12,6 +12,7 @@ from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
 from tfaccel.data.texts.files import read_columns, read_text
 from tfaccel.data.texts.labelled_texts import LabelledTexts, labelled_texts
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 
 def documentation_passages() -> LabelledTexts:
@@ -51,6 +52,7 @@ def read_labelled_texts(
     """
     columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column}
     bad_data = bad_data or BadData()
+    path = local_path(data_dir, DataError)
     if str(data_dir).startswith("tfds:"):
         from tfaccel.data.tfds_sets import read_tfds_texts
 
@@ -59,7 +61,6 @@ def read_labelled_texts(
         from tfaccel.data.hugging_face import read_hugging_face_texts
 
         return read_hugging_face_texts(str(data_dir), **columns)
-    path = Path(data_dir)
     if path.is_dir():
         pairs = _read_folder(path, bad_data)
     elif path.exists():

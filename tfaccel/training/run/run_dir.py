@@ -15,6 +15,7 @@ from tfaccel.errors import RunDirError
 from tfaccel.files import write_json, write_json_lines
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import local_path
 from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
 
 _LEFT_OUT_FILE = "left_out.json"
@@ -250,7 +251,7 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
     if resume not in RESUME:
         hint = did_you_mean(resume, RESUME) if isinstance(resume, str) else ""
         raise RunDirError(f'`resume` must be "never", "auto" or "must". Received: resume={resume!r}.{hint}')
-    path = Path(path)
+    path = local_path(path, RunDirError)
     try:
         if path.exists() and not path.is_dir():
             raise RunDirError(f"The run directory is a file: {path}. Give the path of a directory.")
