@@ -9,6 +9,8 @@ from PIL import Image
 from tfaccel.data.images.files import read_image_set
 from tfaccel.errors import DataError
 
+NO_IMAGE = "holds no image: no file that ends in .png, .jpg, .jpeg, .bmp, .gif."
+
 
 def save(path, *, size=(12, 10), mode="RGB", seed=0):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,8 +104,10 @@ def test_two_classes_are_the_least(tmp_path):
 def test_class_without_images_is_named(tmp_path):
     make_classes(tmp_path)
     (tmp_path / "eel").mkdir()
-    (tmp_path / "eel" / "0.gif").write_bytes(b"GIF89a")
-    assert message_of(tmp_path) == f"The class folder {tmp_path / 'eel'} holds no PNG or JPEG image."
+    (tmp_path / "eel" / "0.webp").touch()
+    (tmp_path / "eel" / "below").mkdir()
+    (tmp_path / "eel" / "below" / "1.webp").touch()
+    assert message_of(tmp_path) == f"The class folder {tmp_path / 'eel'} {NO_IMAGE} Received: 2 .webp."
 
 
 def test_class_with_one_image_cannot_be_split(tmp_path):
@@ -120,7 +124,7 @@ def test_split_with_one_half_missing_is_refused(tmp_path):
 def test_classes_of_both_folders_must_be_the_same(tmp_path):
     make_classes(tmp_path / "train")
     make_classes(tmp_path / "test", classes=("cat",))
-    assert message_of(tmp_path) == f"The class folder {tmp_path / 'test' / 'dog'} holds no PNG or JPEG image."
+    assert message_of(tmp_path) == f"The class folder {tmp_path / 'test' / 'dog'} {NO_IMAGE}"
     make_classes(tmp_path / "test", classes=("dog", "eel"))
     assert "has the class 'eel', which the training images do not have" in message_of(tmp_path)
 
@@ -131,8 +135,8 @@ def test_no_image_is_named(tmp_path):
     bad.write_bytes(b"")
     advice = 'Or leave out what is damaged: on_bad_data="skip" (--on_bad_data=skip).'
     assert message_of(tmp_path) == f"Cannot read the image {bad}: it is not an image. Repair or remove it. {advice}"
-    Image.new("RGB", (8, 8)).save(bad, format="GIF")
-    assert message_of(tmp_path) == f"{bad} must be a PNG or JPEG image. Received: GIF. {advice}"
+    Image.new("RGB", (8, 8)).save(bad, format="TIFF")
+    assert message_of(tmp_path) == f"{bad} must be a PNG, JPEG, BMP, GIF or WebP image. Received: TIFF. {advice}"
 
 
 # JPEG has no checksums: changed bytes give another picture.
@@ -144,3 +148,28 @@ def test_damaged_image_is_named(tmp_path, suffix, damage):
     content[len(content) // 2] ^= 255
     bad.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
     assert re.match(rf"Cannot read the image {re.escape(str(bad))}: .+ Repair or remove it\.", message_of(tmp_path))
+
+
+def test_files_are_read_as_keras_reads_them_and_others_are_counted(tmp_path, caplog):
+    keras = pytest.importorskip("keras")
+    for name in ("cat", "dog"):
+        for place in ("0.png", "1.bmp", "2.GIF", "below/3.jpg", "below/deep/4.jpeg"):
+            save(tmp_path / name / place)
+    found = keras.utils.image_dataset_from_directory(tmp_path, shuffle=False, verbose=False).file_paths
+    for place in ("cat/5.webp", "cat/below/6.webp", "dog/notes.txt", "readme", "other.webp"):
+        (tmp_path / place).touch()
+    (tmp_path / "cat" / ".hidden").mkdir()
+    save(tmp_path / "cat" / ".hidden" / "7.png")
+    images = read_image_set(tmp_path)
+    assert sorted(name for part in images.load() for name in part.images) == sorted(found)
+    assert caplog.messages == [
+        f"5 files in {tmp_path} are passed over: 3 .webp, 1 .txt, 1 without an ending (first: cat/5.webp). Files in "
+        "class folders that end in .png, .jpg, .jpeg, .bmp, .gif are read."
+    ]
+
+
+def test_a_folder_beside_train_and_test_is_counted(tmp_path, caplog):
+    for part in ("train", "test", "val"):
+        make_classes(tmp_path / part, num_images=2)
+    assert read_image_set(tmp_path).num_train_images == 4
+    assert f"4 files in {tmp_path} are passed over: 4 .png (first: val/cat/0.png)" in caplog.text

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfaccel.data.cache_choice import CacheOptions
 from tfaccel.data.example_cache import gathered
+from tfaccel.data.images.decoding import decoded
 from tfaccel.data.images.image_set import EncodedImages, ImageSet, ImageSplit
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.pipeline import AUTOMATIC, Augmentation, Pipeline
@@ -138,8 +139,7 @@ def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[
     content, read_content = _contents(images)
 
     def image(item: tf.Tensor) -> tf.Tensor:
-        decoded = tf.io.decode_image(read_content(item), channels=num_channels, expand_animations=False)
-        resized = tf.image.resize(decoded, [size, size], antialias=True)
+        resized = tf.image.resize(decoded(read_content(item), num_channels), [size, size], antialias=True)
         return tf.ensure_shape(tf.cast(tf.round(resized), tf.uint8), [size, size, num_channels])
 
     return lambda rows: tf.map_fn(image, content(rows), fn_output_signature=tf.uint8)

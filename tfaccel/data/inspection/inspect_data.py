@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.inspection.boxes import coco_files, inspect_coco
 from tfaccel.data.inspection.findings import InspectionReport, Progress, no_progress
 from tfaccel.data.inspection.folders import list_labelled_files
-from tfaccel.data.inspection.images import IMAGE_SUFFIXES, inspect_image_arrays, inspect_image_files
+from tfaccel.data.inspection.images import inspect_image_arrays, inspect_image_files
 from tfaccel.data.inspection.table import inspect_tables
 from tfaccel.data.inspection.texts import TEXT_SUFFIXES, inspect_text_file, inspect_text_files, inspect_text_tables
 from tfaccel.data.tables.column_kinds import kinds_from_text
