@@ -38,3 +38,22 @@ def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path
     else:
         advice = "Mount the bucket as a folder (with gcsfuse or s3fs, say), or copy the files."
     raise error(f"{str(given)!r} is not a local path. tfaccel reads and writes local files only. {advice}")
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether the name of a file is UTF-8. Linux allows any bytes; Python gives each other byte as half a character."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown_path(path: Path) -> str:
+    r"""The name of a file as text that can be written anywhere.
+
+    Example:
+        >>> shown_path(Path("M\udcfcller.png")), shown_path(Path("M\xfcller.png"))
+        ('M\\xfcller.png', 'Müller.png')
+    """
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

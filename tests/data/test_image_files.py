@@ -1,5 +1,6 @@
 """Images from folders: what is listed, checked and split, and one clear message for everything that cannot be."""
 
+import os
 import re
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tfaccel.data.images.files import read_image_set
+from tfaccel.data.images.image_data import ImageData
 from tfaccel.errors import DataError
 
 NO_IMAGE = "holds no image: no file that ends in .png, .jpg, .jpeg, .bmp, .gif."
@@ -163,13 +165,28 @@ def test_files_are_read_as_keras_reads_them_and_others_are_counted(tmp_path, cap
     images = read_image_set(tmp_path)
     assert sorted(name for part in images.load() for name in part.images) == sorted(found)
     assert caplog.messages == [
-        f"5 files in {tmp_path} are passed over: 3 .webp, 1 .txt, 1 without an ending (first: cat/5.webp). Files in "
+        f"Passed over in {tmp_path}: 3 .webp, 1 .txt, 1 without an ending (first: cat/5.webp). Files in "
         "class folders that end in .png, .jpg, .jpeg, .bmp, .gif are read."
     ]
+
+
+def test_names_that_are_not_utf_8(tmp_path, logical_devices):
+    make_classes(tmp_path)
+    name = os.fsdecode(b"M\xfcller.png")
+    (tmp_path / "cat" / "0.png").rename(tmp_path / "cat" / name)
+    images = read_image_set(tmp_path)
+    assert sum(name in file for part in images.load() for file in part.images) == 1
+    batches = ImageData(images)
+    rows = sum(len(labels) for _, labels in [*batches.validation_data(1), *batches.train_data(1, seed=0, epoch=0)])
+    assert rows == 10
+    (tmp_path / "dog" / os.fsdecode(b"\xfc.png")).write_bytes(b"no image")
+    assert r"dog/\udcfc.png" in ascii(message_of(tmp_path))
+    (tmp_path / "dog").rename(tmp_path / os.fsdecode(b"H\xfcnd"))
+    assert message_of(tmp_path) == rf"The name of the class folder {tmp_path}/H\xfcnd is not UTF-8. Rename it."
 
 
 def test_a_folder_beside_train_and_test_is_counted(tmp_path, caplog):
     for part in ("train", "test", "val"):
         make_classes(tmp_path / part, num_images=2)
     assert read_image_set(tmp_path).num_train_images == 4
-    assert f"4 files in {tmp_path} are passed over: 4 .png (first: val/cat/0.png)" in caplog.text
+    assert f"Passed over in {tmp_path}: 4 .png (first: val/cat/0.png)" in caplog.text

@@ -27,6 +27,11 @@ def started(path):
     return path
 
 
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path):
+    with pytest.raises(RunDirError, match=r"must be UTF-8\. Received: .*/M\\xfcller"):
+        RunDir(tmp_path / os.fsdecode(b"M\xfcller"), CONFIG)
+
+
 def test_new_and_empty_directories_are_taken(tmp_path):
     for path in (tmp_path, tmp_path / "a" / "b"):
         run_dir = RunDir(path, CONFIG, resume="auto")

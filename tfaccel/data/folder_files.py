@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from tfaccel.errors import DataError
+from tfaccel.local_path import is_utf8, shown_path
+
 
 def files_below(folder: Path, suffixes: Collection[str] | None = None) -> list[Path]:
     """The files in a folder and its sub-folders, sorted; without hidden ones.
@@ -42,7 +45,7 @@ def passed_over(folder: Path, used: Iterable[Path], suffixes: Collection[str]) -
         >>> with tempfile.TemporaryDirectory() as name:
         ...     for file in ("a.txt", "b.md", "c.md"):
         ...         Path(name, file).touch()
-        ...     passed_over(Path(name), [Path(name, "a.txt")], [".txt"]).partition("passed over: ")[2]
+        ...     passed_over(Path(name), [Path(name, "a.txt")], [".txt"]).partition(": ")[2]
         '2 .md (first: b.md). Files in class folders that end in .txt are read.'
     """
     known = set(used)
@@ -50,9 +53,22 @@ def passed_over(folder: Path, used: Iterable[Path], suffixes: Collection[str]) -
     if not others:
         return ""
     return (
-        f"{len(others)} files in {folder} are passed over: {counted(others)} (first: {others[0].relative_to(folder)}). "
+        f"Passed over in {folder}: {counted(others)} (first: {others[0].relative_to(folder)}). "
         f"Files in class folders that end in {', '.join(suffixes)} are read."
     )
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """The sub-folders of a folder, each of which is named after a class; without hidden ones.
+
+    Raises:
+        DataError: if a name is not UTF-8.
+    """
+    found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    for entry in found:
+        if not is_utf8(entry):
+            raise DataError(f"The name of the class folder {shown_path(entry)} is not UTF-8. Rename it.")
+    return found
 
 
 def counted(files: Iterable[Path]) -> str:

@@ -14,7 +14,7 @@ from tfaccel.exporting.export_folder import export_folder, next_version
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, place_of_run, served_model, url_name
 from tfaccel.known_names import did_you_mean
-from tfaccel.local_path import local_path
+from tfaccel.local_path import is_utf8, local_path, shown_path
 
 if TYPE_CHECKING:
     import keras
@@ -71,6 +71,8 @@ def export(
     chosen = check_formats(formats)
     place = _place(run_or_model, name)
     folder = local_path(out, ExportError)
+    if not is_utf8(folder):
+        raise ExportError(f"The name of the folder must be UTF-8. Received: {shown_path(folder)}.")
     number = next_version(folder, version)
     if "litert" in chosen:
         check_litert()

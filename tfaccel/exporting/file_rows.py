@@ -26,6 +26,7 @@ from tfaccel.exporting.json_lines import (
     texts_of_lines,
 )
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import shown_path
 
 TEXT_SUFFIXES, ARRAY_SUFFIXES = (".txt",), (".npy", ".npz")
 
@@ -105,7 +106,7 @@ def read_rows(
             return _encoded(table, raw_input, tuple(str(row) for row in range(table.num_rows)), unknown_values)
         return _table(table, inputs, raw_input, text_column)
     if suffix in IMAGE_SUFFIXES and kind == "image":
-        return Rows((str(path),), files=(path,))
+        return Rows((shown_path(path),), files=(path,))
     if suffix in TEXT_SUFFIXES and kind == "text":
         lines = _lines(path, encoding)
         return Rows(tuple(f"{path}:{number}" for number, _ in lines), texts=tuple(text for _, text in lines))
@@ -132,16 +133,14 @@ def _folder(folder: Path, kind: str) -> Rows:
     if suffixes is None:
         raise DataError(f"This model takes neither images nor texts, which a folder could hold. Received: {folder}.")
     every = files_below(folder)
-    shown = tuple(file for file in every if file.suffix.lower() in suffixes)
+    found = tuple(file for file in every if file.suffix.lower() in suffixes)
     others = [file for file in every if file.suffix.lower() not in suffixes]
     endings = ", ".join(suffixes)
-    if not shown:
+    if not found:
         received = f" Received: {counted(others)}." if others else ""
         raise DataError(f"{folder} contains no files that end in {endings}.{received}")
-    notes = (
-        f"{len(others)} files in {folder} are passed over: {counted(others)}. Files that end in {endings} are read.",
-    )
-    return Rows(tuple(map(str, shown)), files=shown, notes=notes if others else ())
+    notes = (f"Passed over in {folder}: {counted(others)}. Files that end in {endings} are read.",)
+    return Rows(tuple(map(shown_path, found)), files=found, notes=notes if others else ())
 
 
 def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -160,5 +161,5 @@ def _contents(
 
         return read_rows, tf.identity
     with tf.device("/CPU:0"):
-        names = tf.constant(images)
+        names = tf.constant([os.fsencode(name) for name in images])  # bytes: names need not be UTF-8
     return lambda rows: tf.gather(names, rows), tf.io.read_file

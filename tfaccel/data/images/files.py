@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.folder_files import counted, files_below, passed_over
+from tfaccel.data.folder_files import class_folders, counted, files_below, passed_over
 from tfaccel.data.hugging_face import HUGGING_FACE, read_hugging_face_images
 from tfaccel.data.images.arrays import read_image_arrays
 from tfaccel.data.images.encoded import default_image_size
@@ -93,7 +92,7 @@ class _Files:
 def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> ImageSet:
     parts = [folder / name for name in ("train", "test")]
     present = [part for part in parts if part.is_dir()]
-    if len(present) == 1 and any(_class_folders(present[0])):
+    if len(present) == 1 and class_folders(present[0]):
         other = "test" if present[0].name == "train" else "train"
         raise DataError(f"{folder} has a folder {present[0].name!r} with classes, but no folder {other!r}. Add it.")
     is_split = len(present) == 2
@@ -117,12 +116,8 @@ def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> Ima
     )
 
 
-def _class_folders(folder: Path) -> Iterator[Path]:
-    return (entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith("."))
-
-
 def _class_names(folder: Path) -> tuple[str, ...]:
-    names = tuple(entry.name for entry in _class_folders(folder))
+    names = tuple(entry.name for entry in class_folders(folder))
     if len(names) < 2:
         found = f"one, {names[0]!r}" if names else "none"
         raise DataError(f"{folder} must have one sub-folder for each class, at least two. Received: {found}.")
@@ -132,7 +127,7 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 def _list_files(folder: Path, classes: tuple[str, ...]) -> _Files:
     paths: list[Path] = []
     labels: list[int] = []
-    unknown = sorted({entry.name for entry in _class_folders(folder)} - set(classes))
+    unknown = sorted({entry.name for entry in class_folders(folder)} - set(classes))
     if unknown:
         raise DataError(f"{folder} has the class {unknown[0]!r}, which the training images do not have.")
     for label, name in enumerate(classes):

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tfaccel.data.folder_files import counted, files_below
+from tfaccel.data.folder_files import class_folders, counted, files_below
 from tfaccel.data.inspection.findings import Finding, Progress
 from tfaccel.errors import DataError
 
@@ -59,9 +59,7 @@ def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFile
         if loose:
             text = f"{len(loose)} files are in no class folder (first {loose[0]})"
             findings.append(Finding("other files", str(root), text, "They are not used."))
-        for class_folder in sorted(entry for entry in root.iterdir() if entry.is_dir()):
-            if class_folder.name.startswith("."):
-                continue
+        for class_folder in class_folders(root):
             files = files_below(class_folder)
             found = [file for file in files if file.suffix.lower() in suffixes]
             others = [file for file in files if file.suffix.lower() not in suffixes]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.folder_files import files_below, passed_over
+from tfaccel.data.folder_files import class_folders, files_below, passed_over
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
 from tfaccel.data.texts.files import read_columns, read_text
 from tfaccel.data.texts.labelled_texts import LabelledTexts, labelled_texts
@@ -81,7 +81,7 @@ def read_labelled_texts(
 
 
 def _read_folder(folder: Path, bad_data: BadData) -> list[tuple[str, str]]:
-    classes = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+    classes = class_folders(folder)
     if not classes:
         raise DataError(f"{folder} must have one sub-folder of .txt files for each class. Received: none.")
     pairs: list[tuple[str, str]] = []

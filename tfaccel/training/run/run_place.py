@@ -8,7 +8,7 @@ from pathlib import Path
 from tfaccel.errors import RunDirError
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.known_names import did_you_mean
-from tfaccel.local_path import local_path
+from tfaccel.local_path import is_utf8, local_path, shown_path
 from tfaccel.training.run.run_identity import CONFIG_FILE, read_config
 from tfaccel.training.run.run_lock import own_files
 
@@ -32,6 +32,8 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
         hint = did_you_mean(resume, RESUME) if isinstance(resume, str) else ""
         raise RunDirError(f'`resume` must be "never", "auto" or "must". Received: resume={resume!r}.{hint}')
     path = local_path(path, RunDirError)
+    if not is_utf8(path):
+        raise RunDirError(f"The name of the run directory must be UTF-8. Received: {shown_path(path)}.")
     try:
         if path.exists() and not path.is_dir():
             raise RunDirError(f"The run directory is a file: {path}. Give the path of a directory.")
