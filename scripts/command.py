@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import TfaccelError, printable
 from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import MAX_COUNT
 
@@ -104,7 +104,7 @@ def one_line(error: BaseException) -> str:
         text = f"{named}{error.strerror}."
     if isinstance(error, MemoryError):
         text = f"There is not enough memory{f' ({text})' if text else ''}. {_LESS_MEMORY}"
-    return text or type(error).__name__
+    return printable(text) or type(error).__name__
 
 
 # TensorFlow's messages for files that it cannot write.

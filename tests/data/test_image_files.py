@@ -180,7 +180,7 @@ def test_names_that_are_not_utf_8(tmp_path, logical_devices):
     rows = sum(len(labels) for _, labels in [*batches.validation_data(1), *batches.train_data(1, seed=0, epoch=0)])
     assert rows == 10
     (tmp_path / "dog" / os.fsdecode(b"\xfc.png")).write_bytes(b"no image")
-    assert r"dog/\udcfc.png" in ascii(message_of(tmp_path))
+    assert r"dog/\udcfc.png" in message_of(tmp_path)
     (tmp_path / "dog").rename(tmp_path / os.fsdecode(b"H\xfcnd"))
     assert message_of(tmp_path) == rf"The name of the class folder {tmp_path}/H\xfcnd is not UTF-8. Rename it."
 

@@ -349,3 +349,28 @@ assert before and files() == before, (before, files())
         env={"PYTHONPATH": str(Path(__file__).parent)},
     )
     assert "no longer holds this run: it was moved" in child.stdout
+
+
+def test_files_have_the_modes_that_the_umask_says(tmp_path, run_python):
+    run_python(
+        f"""
+import os, pathlib
+os.umask(0o077)
+from tfaccel.exporting.export_folder import export_folder
+from tfaccel.files import write_text
+from tfaccel.training.run.run_dir import RunDir
+folder = pathlib.Path({str(tmp_path)!r})
+run = RunDir(folder / "run", {CONFIG!r})
+run.start({{}})
+run.add_row({{"epoch": 0}})
+run.close()
+with export_folder(folder / "out") as unfinished:
+    write_text(unfinished / "a.txt", "a")
+os.umask(0o022)
+write_text(folder / "b.txt", "b")
+"""
+    )
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes.pop("b.txt") == 0o644
+    assert {"config.json", "plan.json", "metrics.jsonl", "out", "a.txt", "checkpoints"} <= set(modes)
+    assert {name: mode for name, mode in modes.items() if mode & 0o077} == {}

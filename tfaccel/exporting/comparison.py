@@ -150,7 +150,8 @@ def _difference(own: np.ndarray, wanted: np.ndarray, name: str) -> tuple[float, 
         if not np.array_equal(wanted, own):
             raise ExportError(f"{name} is {own.tolist()}; the Keras model's is {wanted.tolist()}.")
         return 0.0, 0.0
-    wide, other = wanted.astype(np.float64), own.astype(np.float64)
+    kind = np.complex128 if "c" in (wanted.dtype.kind, own.dtype.kind) else np.float64
+    wide, other = wanted.astype(kind), own.astype(kind)
     if not np.array_equal(np.isnan(wide), np.isnan(other)):
         raise ExportError(f"{name} is NaN in other places than the Keras model's.")
     with np.errstate(invalid="ignore"):

@@ -128,8 +128,10 @@ class Exporter:
             rows |= {f"{RAW_MARK}{name}": array for name, array in raw.items()}
             of_raw = self._outputs(self._exact, rows_of_raw(raw_input, raw, self._rows))
             wanted |= {f"{RAW_MARK}{name}": value for name, value in self._raw_outputs(of_raw, raw_input).items()}
-        (self._folder / SERVING_PROGRAM).write_text(serving_command(self._place.name))
-        (self._folder / SERVING_PROGRAM).chmod(0o755)
+        program = self._folder / SERVING_PROGRAM
+        program.write_text(serving_command(self._place.name))
+        readable = program.stat().st_mode & 0o444
+        program.chmod(program.stat().st_mode | readable >> 2)  # who may read it may run it
         return self._with_edges(
             Comparison("saved_model", path, rows, wanted, tuple(self._signatures.functions)), self._names
         )
@@ -217,7 +219,7 @@ class Exporter:
             np.asarray(keras.ops.convert_to_numpy(value))
             for value in keras.tree.flatten(call_model(model, arguments, training=False))
         ]
-        return [value if value.dtype.kind in "biufSO" else value.astype(np.float32) for value in outputs]
+        return [value if value.dtype.kind in "biufcSO" else value.astype(np.float32) for value in outputs]
 
     def _raw_outputs(self, outputs: list[np.ndarray], raw_input: RawInput) -> dict[str, np.ndarray]:
         """The expected outputs of `serving_raw`, computed with NumPy."""

@@ -145,7 +145,7 @@ def _plain(value: np.ndarray) -> np.ndarray:
     """Texts as numpy writes them without pickling; half precision as float32."""
     if value.dtype == object:
         return np.array([bytes(item) for item in value.ravel()]).reshape(value.shape)
-    return value if value.dtype.kind in "biufS" else value.astype(np.float32)
+    return value if value.dtype.kind in "biufcS" else value.astype(np.float32)
 
 
 if __name__ == "__main__":
