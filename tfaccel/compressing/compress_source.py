@@ -27,6 +27,7 @@ from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import CompressionError, RunDirError
 from tfaccel.keras_file import check_members, check_no_code
 from tfaccel.local_path import local_path
+from tfaccel.models.declared_weights import load_model
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.private.private_api import all_layers, call_model
@@ -127,7 +128,7 @@ def loaded_model(given: keras.Model | str | os.PathLike[str]) -> keras.Model:
         raise CompressionError(f"There is no file {given}.")
     check_no_code(local_path(given, CompressionError))
     try:
-        return keras.saving.load_model(given, safe_mode=True)
+        return load_model(given, safe_mode=True)
     except Exception as error:  # Keras raises errors of many kinds for files that it cannot load
         text = " ".join(str(error).split())[:300]
         raise CompressionError(

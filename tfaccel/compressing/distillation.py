@@ -74,11 +74,11 @@ def distill(
     check_no_code(path)
 
     def build_model() -> Any:
-        import keras
+        from tfaccel.models.declared_weights import load_model
 
         student = workload.build_model()
         with _naming(path):
-            model = keras.models.load_model(path, compile=False, safe_mode=True)
+            model = load_model(path, compile=False, safe_mode=True)
         model.trainable = False
         return taught(student, model, temperature=temperature, alpha=alpha)
 

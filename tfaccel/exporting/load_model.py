@@ -114,10 +114,12 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
         )
     import_modules(modules)
     check_keras_file(file, modules=modules)
-    import keras
+    from tfaccel.models.declared_weights import load_model
 
     try:
-        model = keras.saving.load_model(file, compile=False, safe_mode=True)
+        model = load_model(file, compile=False, safe_mode=True)
+    except ExportError:
+        raise
     except Exception as error:  # Keras raises many kinds of errors for files that it cannot load.
         raise ExportError(f"Keras cannot load {file}: {_reason(error)}") from error
     return model

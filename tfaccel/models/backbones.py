@@ -145,9 +145,11 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
 
     if backbone.name in APPLICATIONS:
         return _application(backbone.name, image_size, pretrained=pretrained)
+    from tfaccel.models.declared_weights import load_model
+
     path = DIGITS_FILE if backbone.name == DIGITS else Path(backbone.name)
     try:
-        model = keras.models.load_model(path, compile=False, safe_mode=True)
+        model = load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras raises many kinds of errors for models that it cannot load.
         raise WorkloadError(f"Cannot load the backbone {path}: {str(error).splitlines()[0]}") from error
     if not pretrained:
