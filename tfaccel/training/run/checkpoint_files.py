@@ -35,16 +35,12 @@ _REPLACING = "-1"  # ends the name of a checkpoint that is about to take the pla
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # from file systems that cannot fsync a folder
 _BROKEN = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile)
 
-Checkpoint = tuple[dict[str, np.ndarray], dict[str, Any]]
+Arrays = dict[str, np.ndarray]
+Checkpoint = tuple[Arrays, dict[str, Any]]
 
 
 def save_checkpoint(
-    folder: Path,
-    arrays: dict[str, np.ndarray],
-    position: dict[str, Any],
-    *,
-    keep: int = 2,
-    run: RunIdentity | None = None,
+    folder: Path, arrays: Arrays, position: dict[str, Any], *, keep: int = 2, run: RunIdentity | None = None
 ) -> Path:
     """Writes a checkpoint; then deletes all but the newest `keep`, and the best.
 
@@ -76,8 +72,7 @@ def save_checkpoint(
             "dtypes": {name: str(array.dtype) for name, array in arrays.items()},
             "position": finite(position),
         }
-        if run is not None:
-            header[RUN_ID] = run.run_id
+        header |= {} if run is None else {RUN_ID: run.run_id}
         header["sha256_of_header"] = _digest_of_header(header)
         with (temporary / _HEADER).open("w", encoding="utf-8") as file:
             file.write(json.dumps(header, indent=1))
@@ -137,9 +132,9 @@ def load_newest(folder: Path, run: RunIdentity | None = None) -> Checkpoint | No
     for path in reversed(found):
         try:
             return _load(path, run)
-        except RunDirError:  # of another run
-            raise
         except _BROKEN as error:
+            if isinstance(error, RunDirError):  # of another run
+                raise
             reasons.append(f"{path.name}: {error}")
             if path != found[0]:
                 logger.warning("The checkpoint %s is broken (%s); an older one is used.", path, error)
@@ -171,9 +166,9 @@ def checkpoint_weights(folder: Path, name: str) -> list[np.ndarray]:
         )
     try:
         arrays, _ = _load(chosen, identity_of(folder.parent))
-    except RunDirError:
-        raise
     except _BROKEN as error:
+        if isinstance(error, RunDirError):
+            raise
         raise RunDirError(f"The checkpoint {chosen} is broken: {error}. Give another one.") from error
     return [arrays[f"weight/{i}"] for i in range(sum(key.startswith("weight/") for key in arrays))]
 
