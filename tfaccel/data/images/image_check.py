@@ -69,7 +69,7 @@ def check_image(content: bytes, name: str) -> ImageHeader:
     Raises:
         DataError: if it is not an image of a known format, or cannot be read; the message names it.
     """
-    from PIL import Image
+    from PIL import Image, ImageSequence
 
     try:
         with Image.open(io.BytesIO(content)) as image:
@@ -83,9 +83,8 @@ def check_image(content: bytes, name: str) -> ImageHeader:
             if kind == "PNG":
                 image.verify()
             elif kind == "GIF":
-                for frame in range(image.n_frames):
-                    image.seek(frame)
-                    image.load()
+                for frame in ImageSequence.Iterator(image):
+                    frame.load()
             else:
                 image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
                 image.load()
