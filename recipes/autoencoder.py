@@ -9,7 +9,7 @@ Command:
     tfaccel train --recipe=autoencoder --run_dir=runs/mine --data_dir=FOLDER
     tfaccel train --recipe=autoencoder --run_dir=runs/table --data_dir=FILE.csv
 
-    FOLDER has one subfolder of PNG or JPEG files per class; see the recipe image_classification. A table is a CSV or
+    FOLDER has one subfolder of image files per class; see the recipe image_classification. A table is a CSV or
     Parquet file; its numeric columns are used.
 
 Result: `latent_map.png`; `anomalies.csv`, all examples, most anomalous first (lowest bound on their log-likelihood);

@@ -10,7 +10,7 @@ Command:
     tfaccel train --recipe=gan --run_dir=runs/gan
     tfaccel train --recipe=gan --run_dir=runs/mine --data_dir=FOLDER
 
-    FOLDER has one subfolder of PNG or JPEG files per class; see the recipe image_classification.
+    FOLDER has one subfolder of image files per class; see the recipe image_classification.
 
 Result: `samples.png`, a column of generated images per class, and `samples.json`: the fraction of 100 generated images
 per class that a support vector machine, trained on the real training images, assigns to that class, next to its

@@ -10,7 +10,7 @@ Command:
     tfaccel train --recipe=image_classification --run_dir=runs/digits
     tfaccel train --recipe=image_classification --run_dir=runs/mine --data_dir=FOLDER
 
-    FOLDER has one subfolder of PNG or JPEG files per class, or `train` and `test` with such subfolders; or TFRecord
+    FOLDER has one subfolder of image files per class, or `train` and `test` with such subfolders; or TFRecord
     files with the features image/encoded, image/class/label and image/class/text. A `.npz` file with the arrays
     x_train, y_train, x_test and y_test also works, as does the name of a dataset: tfds:NAME or hf:NAME.
 

@@ -11,7 +11,7 @@ Command:
     tfaccel train --recipe=transfer_learning --run_dir=runs/mine --data_dir=FOLDER --backbone=MobileNetV2
     tfaccel train --recipe=transfer_learning --run_dir=runs/mine --data_dir=FOLDER --backbone=FILE.keras
 
-    FOLDER has one subfolder of PNG or JPEG files per class; see the recipe image_classification. ImageNet weights of
+    FOLDER has one subfolder of image files per class; see the recipe image_classification. ImageNet weights of
     Keras applications are downloaded once.
 
 Result: `comparison.json`, the test accuracy next to that of the same network trained from scratch for as many steps

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import TfaccelError, printable
+from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import MAX_COUNT
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _FILE_WIDTH = 10_000
+_ADDRESSES = ("address", "allowed_origins", "environment", "image", "set", "storage_path")  # flags that may hold a URL
 MAX_SECONDS = 10**8  # about three years; the operating system's timers support little more
 INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
@@ -61,6 +63,7 @@ def run_command(
         elif rest:
             raise TfaccelError(f"unexpected argument {rest[0]!r}. Flags are written --name=value.")
         check_numbers(values)
+        check_paths(values)
         status = main()
         sys.stdout.flush()
         return status
@@ -101,7 +104,7 @@ def one_line(error: BaseException) -> str:
         text = f"{named}{error.strerror}."
     if isinstance(error, MemoryError):
         text = f"There is not enough memory{f' ({text})' if text else ''}. {_LESS_MEMORY}"
-    return text or type(error).__name__
+    return printable(text) or type(error).__name__
 
 
 # TensorFlow's messages for files that it cannot write.
@@ -143,6 +146,23 @@ def check_numbers(values: flags.FlagValues) -> None:
                 continue
             if value > largest and (type(value) is int or is_time):
                 raise TfaccelError(f"--{flag.name} must be at most {largest}. Received: --{flag.name}={value}.")
+
+
+def check_paths(values: flags.FlagValues) -> None:
+    """Refuses paths with a scheme, such as --out=gs://bucket/report.json, for all flags that are no addresses.
+
+    The texts that a workload's own parameters take are not checked: they may be anything.
+
+    Raises:
+        TfaccelError: for such a path.
+    """
+    for module, defined in values.flags_by_module_dict().items():
+        for flag in defined:
+            if flag.name in _ADDRESSES or module.endswith(".workload_parameters"):
+                continue
+            for value in flag.value if isinstance(flag.value, list) else [flag.value]:
+                if isinstance(value, str):
+                    local_path(value, TfaccelError)
 
 
 def check_writable(flag: str, path: str | None) -> None:

@@ -83,6 +83,9 @@ def print_result(result: ExportResult) -> None:
             ", ".join(file.signatures),
         )
     console.print(table)
+    for file in result.files:
+        if file.differs:
+            print(f"\n{file.path} differs from the Keras model. {file.differs}")
     if result.float32_difference:
         print(
             "\nAll files except model.keras compute in float32, which changes outputs by at most "

@@ -4,6 +4,7 @@ Nothing heavy is imported before the subcommand is known, so `tfaccel --help` is
 """
 
 import difflib
+import io
 import sys
 from importlib import import_module
 
@@ -45,6 +46,8 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand; returns its exit status (2 for a command that does not exist)."""
     argv = list(sys.argv if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     if len(argv) < 2 or argv[1] in ("-h", "--help", "help"):
         print(usage())
         return 0 if len(argv) > 1 else 2

@@ -5,9 +5,9 @@ tfaccel predict --run_dir=runs/chapters --input=texts.txt --output=chapters.json
 tfaccel predict --model=runs/digits/compressed/model.tflite --input=photos --output=classes.csv
 tfaccel predict --model=digits --input=rows.npy --output=classes.csv       # a folder that `tfaccel export` wrote
 
-Depending on the model, the input is images (PNG, JPEG), texts (.txt: one per line; a folder: one per file; a table with
-a text column), tables (.csv, .parquet), arrays (.npy, .npz) or JSON lines (.jsonl: a text, a row of a table, or the
-model's inputs per line). Rows that cannot be predicted are reported and skipped, and the exit status is then 1:
+Depending on the model, the input is images (PNG, JPEG, BMP, GIF), texts (.txt: one per line; a folder: one per file; a
+table with a text column), tables (.csv, .parquet), arrays (.npy, .npz) or JSON lines (.jsonl: a text, a row of a table,
+or the model's inputs per line). Rows that cannot be predicted are reported and skipped, and the exit status is then 1:
 unreadable files, table rows without any value, and table rows with a missing value in a column that had none in
 training, or with an unknown category (--unknown_values).
 """

@@ -65,7 +65,7 @@ from tfaccel.scripts.workload_command import run_workload_command
 from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.run_dir import checked_place, resume_on
+from tfaccel.training.run.run_place import checked_place, resume_on
 from tfaccel.training.run.step_range import StepRange
 
 # Fields of the plan that are shown before training; others are shown only if the user set them.

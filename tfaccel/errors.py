@@ -1,6 +1,7 @@
 """Errors that tfaccel raises for users. Each message says what was received, what was expected and how to fix it."""
 
 from pathlib import Path
+from unicodedata import category
 
 
 class TfaccelError(Exception):
@@ -11,6 +12,25 @@ class TfaccelError(Exception):
     """
 
     exit_status = 2
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+def printable(text: str) -> str:
+    r"""A text without control characters: a name in a file from elsewhere may hold escape sequences for the terminal.
+
+    Example:
+        >>> printable("a\x1b[2Jb\n")
+        'a\\x1b[2Jb\n'
+    """
+    return "".join(
+        one.encode("unicode_escape").decode() if one not in "\n\t" and category(one) in _CONTROL else one
+        for one in text
+    )
+
+
+_CONTROL = ("Cc", "Cf", "Cs")  # control and format characters, and halves of characters
 
 
 class PlanError(TfaccelError, ValueError):

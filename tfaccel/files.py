@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,22 @@ from typing import Any
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yields a temporary path next to `path`, with the same suffix; renames it to `path` if the block succeeds."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the umask takes away what it must
     try:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def folder_beside(path: Path) -> Path:
+    """A new hidden folder next to `path`, to be renamed to it once it is complete."""
+    folder = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
+    folder.mkdir()
+    return folder
 
 
 def write_json(path: Path, value: Any) -> None:

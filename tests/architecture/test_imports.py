@@ -11,6 +11,7 @@ LAYERS = {
     "errors": 0,
     "files": 0,
     "keras_file": 0,
+    "local_path": 0,
     "known_names": 0,
     "tested_versions": 0,
     "hardware": 1,

@@ -1,5 +1,6 @@
 """Images from folders: what is listed, checked and split, and one clear message for everything that cannot be."""
 
+import os
 import re
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 from PIL import Image
 
 from tfaccel.data.images.files import read_image_set
+from tfaccel.data.images.image_data import ImageData
 from tfaccel.errors import DataError
+
+NO_IMAGE = "holds no image: no file that ends in .png, .jpg, .jpeg, .bmp, .gif."
 
 
 def save(path, *, size=(12, 10), mode="RGB", seed=0):
@@ -102,8 +106,10 @@ def test_two_classes_are_the_least(tmp_path):
 def test_class_without_images_is_named(tmp_path):
     make_classes(tmp_path)
     (tmp_path / "eel").mkdir()
-    (tmp_path / "eel" / "0.gif").write_bytes(b"GIF89a")
-    assert message_of(tmp_path) == f"The class folder {tmp_path / 'eel'} holds no PNG or JPEG image."
+    (tmp_path / "eel" / "0.webp").touch()
+    (tmp_path / "eel" / "below").mkdir()
+    (tmp_path / "eel" / "below" / "1.webp").touch()
+    assert message_of(tmp_path) == f"The class folder {tmp_path / 'eel'} {NO_IMAGE} Received: 2 .webp."
 
 
 def test_class_with_one_image_cannot_be_split(tmp_path):
@@ -120,7 +126,7 @@ def test_split_with_one_half_missing_is_refused(tmp_path):
 def test_classes_of_both_folders_must_be_the_same(tmp_path):
     make_classes(tmp_path / "train")
     make_classes(tmp_path / "test", classes=("cat",))
-    assert message_of(tmp_path) == f"The class folder {tmp_path / 'test' / 'dog'} holds no PNG or JPEG image."
+    assert message_of(tmp_path) == f"The class folder {tmp_path / 'test' / 'dog'} {NO_IMAGE}"
     make_classes(tmp_path / "test", classes=("dog", "eel"))
     assert "has the class 'eel', which the training images do not have" in message_of(tmp_path)
 
@@ -131,8 +137,8 @@ def test_no_image_is_named(tmp_path):
     bad.write_bytes(b"")
     advice = 'Or leave out what is damaged: on_bad_data="skip" (--on_bad_data=skip).'
     assert message_of(tmp_path) == f"Cannot read the image {bad}: it is not an image. Repair or remove it. {advice}"
-    Image.new("RGB", (8, 8)).save(bad, format="GIF")
-    assert message_of(tmp_path) == f"{bad} must be a PNG or JPEG image. Received: GIF. {advice}"
+    Image.new("RGB", (8, 8)).save(bad, format="TIFF")
+    assert message_of(tmp_path) == f"{bad} must be a PNG, JPEG, BMP, GIF or WebP image. Received: TIFF. {advice}"
 
 
 # JPEG has no checksums: changed bytes give another picture.
@@ -144,3 +150,43 @@ def test_damaged_image_is_named(tmp_path, suffix, damage):
     content[len(content) // 2] ^= 255
     bad.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
     assert re.match(rf"Cannot read the image {re.escape(str(bad))}: .+ Repair or remove it\.", message_of(tmp_path))
+
+
+def test_files_are_read_as_keras_reads_them_and_others_are_counted(tmp_path, caplog):
+    keras = pytest.importorskip("keras")
+    for name in ("cat", "dog"):
+        for place in ("0.png", "1.bmp", "2.GIF", "below/3.jpg", "below/deep/4.jpeg"):
+            save(tmp_path / name / place)
+    found = keras.utils.image_dataset_from_directory(tmp_path, shuffle=False, verbose=False).file_paths
+    for place in ("cat/5.webp", "cat/below/6.webp", "dog/notes.txt", "readme", "other.webp"):
+        (tmp_path / place).touch()
+    (tmp_path / "cat" / ".hidden").mkdir()
+    save(tmp_path / "cat" / ".hidden" / "7.png")
+    images = read_image_set(tmp_path)
+    assert sorted(name for part in images.load() for name in part.images) == sorted(found)
+    assert caplog.messages == [
+        f"Passed over in {tmp_path}: 3 .webp, 1 .txt, 1 without an ending (first: cat/5.webp). Files in "
+        "class folders that end in .png, .jpg, .jpeg, .bmp, .gif are read."
+    ]
+
+
+def test_names_that_are_not_utf_8(tmp_path, logical_devices):
+    make_classes(tmp_path)
+    name = os.fsdecode(b"M\xfcller.png")
+    (tmp_path / "cat" / "0.png").rename(tmp_path / "cat" / name)
+    images = read_image_set(tmp_path)
+    assert sum(name in file for part in images.load() for file in part.images) == 1
+    batches = ImageData(images)
+    rows = sum(len(labels) for _, labels in [*batches.validation_data(1), *batches.train_data(1, seed=0, epoch=0)])
+    assert rows == 10
+    (tmp_path / "dog" / os.fsdecode(b"\xfc.png")).write_bytes(b"no image")
+    assert r"dog/\udcfc.png" in message_of(tmp_path)
+    (tmp_path / "dog").rename(tmp_path / os.fsdecode(b"H\xfcnd"))
+    assert message_of(tmp_path) == rf"The name of the class folder {tmp_path}/H\xfcnd is not UTF-8. Rename it."
+
+
+def test_a_folder_beside_train_and_test_is_counted(tmp_path, caplog):
+    for part in ("train", "test", "val"):
+        make_classes(tmp_path / part, num_images=2)
+    assert read_image_set(tmp_path).num_train_images == 4
+    assert f"Passed over in {tmp_path}: 4 .png (first: val/cat/0.png)" in caplog.text

@@ -195,8 +195,8 @@ def test_classes_may_be_numbers_or_names_alone(tmp_path):
             r"image record 4 \(from 0\) of .*: it is not an image\.",
         ),
         (
-            pictures(4, **{"image/encoded": png(0, form="GIF")}),
-            r"record 0 .* must be a PNG or JPEG image\. Received: GIF",
+            pictures(4, **{"image/encoded": png(0, form="TIFF")}),
+            r"record 0 .* must be a PNG, JPEG, BMP, GIF or WebP image\. Received: TIFF",
         ),
     ],
 )

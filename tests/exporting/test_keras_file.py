@@ -181,3 +181,18 @@ def test_run_directory_that_is_none_is_refused(tmp_path):
 @pytest.mark.parametrize(("text", "name"), [("a b", "a_b"), ("../x", "x"), ("", "model"), ("\u00e4\u00f6", "model")])
 def test_names_fit_into_addresses(text, name):
     assert url_name(text) == name
+
+
+def test_layers_that_declare_more_weights_than_the_file_holds_are_refused(tmp_path, keras_file, logical_devices):
+    import keras
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2, name="d")])
+    model.save(tmp_path / "small.keras")
+    with zipfile.ZipFile(tmp_path / "small.keras") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    assert load_keras_model(tmp_path / "small.keras").count_params() == 4
+    large = members.pop("config.json").decode().replace('"units": 2', '"units": 150000000')
+    original = keras.layers.Layer.add_weight
+    with pytest.raises(ExportError, match=r"declare more weights than it holds. Layer 'd' asks for 150,000,000, and"):
+        load_keras_model(keras_file(large, list(members.items())))
+    assert keras.layers.Layer.add_weight is original

@@ -77,7 +77,14 @@ CASES = [
     case("autoencoder", "good.csv", NO_ENCODING, "--encoding=utf-99"),
     case("autoencoder", "latin.csv", WRONG_ENCODING),
     case("autoencoder", "few.csv", "A batch takes 64 examples, but there are 16 to train on."),
-    *(case(recipe, "empty_class", "The class folder empty_class/b holds no PNG or JPEG image.") for recipe in IMAGES),
+    *(
+        case(
+            recipe,
+            "empty_class",
+            "The class folder empty_class/b holds no image: no file that ends in .png, .jpg, .jpeg, .bmp, .gif.",
+        )
+        for recipe in IMAGES
+    ),
     *(
         case(recipe, "few", "examples, but there are 9 to train on. Use a global batch size of at most 9.")
         for recipe in IMAGES

@@ -128,3 +128,13 @@ def test_nothing_is_wrapped_where_there_is_no_terminal(monkeypatch, capsys):
     progress.close()
     (line,) = [line for line in sys.stderr.getvalue().splitlines() if line]
     assert line == "epoch 1/3  " + "  ".join(f"{name} {value:.4f}" for name, value in names.items())
+
+
+def test_errors_hold_no_escape_sequences():
+    from tfaccel.errors import ExportError
+    from tfaccel.scripts.command import one_line
+
+    error = ExportError("There is no class 'a\x1b[2J\x07\u202eb'.\nSecond line.")
+    assert str(error) == r"There is no class 'a\x1b[2J\x07\u202eb'." + "\nSecond line."
+    assert one_line(error) == r"There is no class 'a\x1b[2J\x07\u202eb'. Second line."
+    assert one_line(OSError(2, "No such file", "a\x1b[31m")) == r"a\x1b[31m: No such file."

@@ -1,6 +1,7 @@
 """`tfaccel predict`: images, texts, arrays and JSON lines, what cannot be read, and one clear line for bad input."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -35,6 +36,19 @@ def test_folder_of_images_with_one_that_is_broken(predict, runs, tmp_path):
     assert float(rows[0]["probability"]) == pytest.approx(1.0)
     assert list(rows[0]) == ["input", "class", "probability", "p(dark)", "p(light)"]
     assert out == "5 rows in out.csv (dark: 3, light: 2)\n"
+
+
+def test_names_that_are_not_utf_8_and_files_that_are_passed_over(predict, runs, tmp_path):
+    (tmp_path / "photos").mkdir()
+    for name in (b"M\xfcller.png", "Müller.png".encode(), b"a.bmp", b"b.gif"):
+        form = {"bmp": "BMP", "gif": "GIF"}.get(name[-3:].decode(), "PNG")
+        Image.new("L", (8, 8), 255).save(os.path.join(os.fsencode(tmp_path), b"photos", name), form)
+    (tmp_path / "photos" / "c.webp").touch()
+    status, out, err = predict(f"--run_dir={runs}/images", "--input=photos", "--output=out.csv")
+    assert "predict: Passed over in photos: 1 .webp. Files that end in .png" in err
+    assert {row["input"] for row in rows_of(tmp_path / "out.csv")} == {r"photos/M\xfcller.png", "photos/Müller.png"}
+    assert "cannot predict photos/a.bmp: " in err
+    assert (status, out) == (1, "2 rows in out.csv (light: 2)\n")
 
 
 def test_arrays_and_a_single_image_as_json_lines(predict, runs, tmp_path):
@@ -138,12 +152,16 @@ def test_saved_model_without_a_signature_is_named(predict, tmp_path, logical_dev
         ("images", ["--input=x.npy", "--output=o.csv", "--rows_at_once=0"], "--rows_at_once must be at least 1."),
         ("images", ["--input=x.npy", "--output=o.csv"], "pixels in x.npy must hold rows of shape (8, 8, 1), float32."),
         ("images", ["--input=bad.npy", "--output=o.csv"], "Cannot read bad.npy"),
-        ("images", ["--input=empty", "--output=o.csv"], "empty contains no files that end in .png, .jpg, .jpeg."),
+        (
+            "images",
+            ["--input=empty", "--output=o.csv"],
+            "empty contains no files that end in .png, .jpg",
+        ),
         ("images", ["--input=none", "--output=o.csv"], "Nothing could be predicted. First: none/a.png"),
         (
             "images",
             ["--input=a.txt", "--output=o.csv"],
-            "This model takes PNG and JPEG files, folders of them, or arrays",
+            "This model takes images (.png, .jpg, .jpeg, .bmp, .gif), folders of them, or arrays",
         ),
         ("texts", ["--input=a.csv", "--output=o.csv"], "has no column 'text'"),
         ("numbers", ["--input=empty", "--output=o.csv"], "This model takes neither images nor texts"),

@@ -117,7 +117,7 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or sta
         ([RECIPE, "--run_dir=run", "--data_dir=nowhere"], "There is no folder or file nowhere (`data_dir`)."),
         ([RECIPE, "--run_dir=run", "--data_dir=one_class"], "at least two. Received: one, 'cat'."),
         ([RECIPE, "--run_dir=run", "--data_dir=broken"], "Cannot read the image broken/dog/1.png: it is not an image."),
-        ([RECIPE, "--run_dir=run", "--data_dir=empty_class"], "The class folder empty_class/dog holds no PNG or JPEG"),
+        ([RECIPE, "--run_dir=run", "--data_dir=empty_class"], "The class folder empty_class/dog holds no image"),
         (
             [RECIPE, "--run_dir=run", "--logical_cpus=2", "--devices=CPU:0,CPU:1", "--global_batch_size=63"],
             "`global_batch_size` must be divisible by the number of replicas. Received: global_batch_size=63",

@@ -6,13 +6,17 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tfaccel.errors import RunDirError
 from tfaccel.files import finite, whole_file, write_json
+from tfaccel.training.run.checkpoint_files import checkpoint_weights, load_newest, save_checkpoint
 from tfaccel.training.run.run_dir import RunDir
 
 CONFIG = {"recipe": "small", "epochs": 3, "seed": 0}
@@ -21,6 +25,11 @@ CONFIG = {"recipe": "small", "epochs": 3, "seed": 0}
 def started(path):
     RunDir(path, CONFIG).start({"strategy": "none"})
     return path
+
+
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path):
+    with pytest.raises(RunDirError, match=r"must be UTF-8\. Received: .*/M\\xfcller"):
+        RunDir(tmp_path / os.fsdecode(b"M\xfcller"), CONFIG)
 
 
 def test_new_and_empty_directories_are_taken(tmp_path):
@@ -67,6 +76,7 @@ def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_pat
     run_python(
         f"""
 import os
+from tfaccel.training.run.checkpoint_files import checkpoint_weights, load_newest, save_checkpoint
 from tfaccel.training.run.run_dir import RunDir
 run_dir = RunDir({str(path)!r}, {CONFIG!r}, resume="auto")
 run_dir.start({{}})
@@ -80,6 +90,7 @@ os.kill(os.getpid(), 9)
 def test_two_processes_that_begin_at_once_leave_one_run(tmp_path):
     code = f"""
 import sys, time
+from tfaccel.training.run.checkpoint_files import checkpoint_weights, load_newest, save_checkpoint
 from tfaccel.training.run.run_dir import RunDir
 run_dir = RunDir({str(tmp_path / "run")!r}, {CONFIG!r})
 print("ready", flush=True)
@@ -199,3 +210,167 @@ def test_numbers_that_json_lacks_become_null():
         "a": [1.0, None],
         "b": [None, None, "x", 2],
     }
+
+
+@pytest.mark.parametrize("resume", ["never", "auto"])
+def test_a_run_that_was_killed_before_its_config_was_complete_can_be_started_again(tmp_path, run_python, resume):
+    run_python(
+        f"""
+import os
+from tfaccel.training.run.checkpoint_files import checkpoint_weights, load_newest, save_checkpoint
+from tfaccel.training.run.run_dir import RunDir
+original = os.replace
+def replace(source, target):
+    if str(target).endswith("config.json"):
+        os.kill(os.getpid(), 9)
+    original(source, target)
+run_dir = RunDir({str(tmp_path / "run")!r}, {CONFIG!r})
+os.replace = replace
+run_dir.start({{}})
+""",
+        check=False,
+    )
+    assert not (tmp_path / "run" / "config.json").exists()
+    assert any((tmp_path / "run").glob(".config-*"))
+    (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)  # as other versions leave it
+    run_dir = RunDir(tmp_path / "run", CONFIG, resume=resume)
+    run_dir.start({"strategy": "none"})
+    run_dir.close()
+    assert RunDir(tmp_path / "run", CONFIG, resume="auto").resumes
+
+
+def test_a_folder_of_checkpoints_without_a_config_is_refused(tmp_path):
+    (tmp_path / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    with pytest.raises(RunDirError, match="is not empty and holds no run of tfaccel"):
+        RunDir(tmp_path, CONFIG, resume="auto")
+
+
+def files_of(path):
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_run_leaves_a_directory_alone_that_another_run_has_taken(tmp_path):
+    path = tmp_path / "run"
+    first = RunDir(path, CONFIG)
+    first.start({})
+    save_checkpoint(first.checkpoints, {"x": np.zeros(3)}, {"step": 1}, run=first.identity)
+    path.rename(tmp_path / "moved")
+    with pytest.raises(RunDirError, match=r"The run directory .*/run is gone\. Training stops"):
+        first.add_row({"epoch": 0})
+    second = RunDir(path, CONFIG)
+    second.start({})
+    for step in (2, 3):
+        save_checkpoint(second.checkpoints, {"x": np.ones(3)}, {"step": step}, keep=2, run=second.identity)
+    (second.checkpoints / ".step_0000000004-1").mkdir()  # being written
+    before = files_of(path)
+    assert not first.is_own()
+    for write in (
+        lambda: save_checkpoint(first.checkpoints, {"x": np.zeros(3)}, {"step": 9}, keep=1, run=first.identity),
+        lambda: first.add_row({"epoch": 0}),
+        lambda: first.leave_out(0, 1, 1),
+        lambda: first.write_raw_input(object()),
+        lambda: first.write_result({}),
+        lambda: first.start({}),
+    ):
+        with pytest.raises(RunDirError, match=r"no longer holds this run: it was moved .*Training stops, and leaves"):
+            write()
+    assert files_of(path) == before
+    assert (second.checkpoints / ".step_0000000004-1").is_dir()
+    second.add_row({"epoch": 0})
+
+
+def test_a_checkpoint_of_another_run_is_not_continued(tmp_path):
+    runs = [RunDir(tmp_path / name, CONFIG) for name in "ab"]
+    for run in runs:
+        run.start({})
+        save_checkpoint(run.checkpoints, {"weight/0": np.zeros(3)}, {"step": 1}, run=run.identity)
+        run.close()
+    assert load_newest(runs[0].checkpoints, RunDir(tmp_path / "a", CONFIG, resume="auto").identity)[1] == {"step": 1}
+    save_checkpoint(runs[1].checkpoints, {"weight/0": np.ones(3)}, {"step": 2}, run=runs[1].identity)
+    shutil.move(runs[1].checkpoints / "step_0000000002", runs[0].checkpoints)
+    found = (
+        r"The checkpoint .*/a/checkpoints/step_0000000002 belongs to another run than .*/a, .*Move step_0000000002 away"
+    )
+    with pytest.raises(RunDirError, match=found):
+        load_newest(runs[0].checkpoints, RunDir(tmp_path / "a", CONFIG, resume="auto").identity)
+    with pytest.raises(RunDirError, match=found):
+        checkpoint_weights(runs[0].checkpoints, "step_0000000002")
+
+
+def test_a_copied_run_is_the_same_run(tmp_path):
+    run = RunDir(tmp_path / "a", CONFIG)
+    run.start({})
+    save_checkpoint(run.checkpoints, {"x": np.zeros(3)}, {"step": 1}, run=run.identity)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = RunDir(tmp_path / "b", CONFIG, resume="auto")
+    assert load_newest(copy.checkpoints, copy.identity)[1] == {"step": 1}
+
+
+def test_a_run_of_an_earlier_version_goes_on_without_an_id(tmp_path):
+    path = started(tmp_path / "run")
+    config = json.loads((path / "config.json").read_text())
+    write_json(path / "config.json", {name: value for name, value in config.items() if name != "run_id"})
+    save_checkpoint(path / "checkpoints", {"x": np.zeros(3)}, {"step": 1})
+    resumed = RunDir(path, CONFIG, resume="auto")
+    resumed.start({})
+    assert load_newest(resumed.checkpoints, resumed.identity)[1] == {"step": 1}
+    save_checkpoint(resumed.checkpoints, {"x": np.zeros(3)}, {"step": 2}, run=resumed.identity)
+    assert load_newest(resumed.checkpoints, resumed.identity)[1] == {"step": 2}
+
+
+def test_training_stops_when_its_directory_is_another_runs(run_python, tmp_path):
+    child = run_python(
+        f"""
+import keras, os, pathlib
+from tfaccel import RunDirError, train
+from tfaccel.training.run.run_dir import RunDir
+from train_workload import plan, workload
+
+path = pathlib.Path({str(tmp_path / "run")!r})
+def files():
+    return {{str(file): file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file()}}
+before = {{}}
+
+class Moves(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == 8:
+            path.rename(path.with_name("moved"))
+            other = RunDir(path, {{"recipe": "other"}})
+            other.start({{}})
+            other.close()
+            before.update(files())
+
+try:
+    train(workload(), plan("none"), run_dir=path, epochs=4, checkpoint_interval=3, callbacks=[Moves()], verbose=0)
+except RunDirError as error:
+    print(error)
+assert before and files() == before, (before, files())
+""",
+        env={"PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert "no longer holds this run: it was moved" in child.stdout
+
+
+def test_files_have_the_modes_that_the_umask_says(tmp_path, run_python):
+    run_python(
+        f"""
+import os, pathlib
+os.umask(0o077)
+from tfaccel.exporting.export_folder import export_folder
+from tfaccel.files import write_text
+from tfaccel.training.run.run_dir import RunDir
+folder = pathlib.Path({str(tmp_path)!r})
+run = RunDir(folder / "run", {CONFIG!r})
+run.start({{}})
+run.add_row({{"epoch": 0}})
+run.close()
+with export_folder(folder / "out") as unfinished:
+    write_text(unfinished / "a.txt", "a")
+os.umask(0o022)
+write_text(folder / "b.txt", "b")
+"""
+    )
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes.pop("b.txt") == 0o644
+    assert {"config.json", "plan.json", "metrics.jsonl", "out", "a.txt", "checkpoints"} <= set(modes)
+    assert {name: mode for name, mode in modes.items() if mode & 0o077} == {}

@@ -20,8 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import CompressionError, WorkloadError
 from tfaccel.keras_file import check_no_code
+from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 
@@ -73,11 +74,11 @@ def distill(
     check_no_code(path)
 
     def build_model() -> Any:
-        import keras
+        from tfaccel.training.private.private_weights import load_model
 
         student = workload.build_model()
         with _naming(path):
-            model = keras.models.load_model(path, compile=False, safe_mode=True)
+            model = load_model(path, compile=False, safe_mode=True)
         model.trainable = False
         return taught(student, model, temperature=temperature, alpha=alpha)
 
@@ -144,7 +145,7 @@ def teacher_file(teacher: str | os.PathLike[str]) -> Path:
     Raises:
         WorkloadError: if there is none.
     """
-    path = Path(teacher)
+    path = local_path(teacher, CompressionError)
     path = path / "model.keras" if path.is_dir() else path
     if not path.is_file():
         raise WorkloadError(f"There is no teacher {teacher}. Give a run directory or a .keras file.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,8 @@ from tfaccel.compressing.litert.archive import archive_of
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX
 from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import CompressionError
-from tfaccel.files import write_json
+from tfaccel.files import folder_beside, write_json
+from tfaccel.local_path import local_path
 
 REPORT = "report.json"
 PICTURE = "size_and_metric.png"
@@ -35,7 +35,7 @@ class OutcomeFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = local_path(path, CompressionError)
         if not str(path):
             raise CompressionError("`out_dir` must be a folder. Received an empty text.")
         parent = self.path.absolute().parent
@@ -54,7 +54,7 @@ class OutcomeFolder:
         """A temporary folder on the same disk, removed at the end."""
         place = self.path.resolve()
         place.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+        folder = folder_beside(place)
         try:
             (folder / VARIANTS).mkdir()
             yield folder
@@ -88,7 +88,6 @@ class OutcomeFolder:
                 with winner.open("ab") as file:
                     file.write(archive_of(raw_input))
         write_json(folder / REPORT, result.to_json())
-        folder.chmod(0o755)
         place = self.path.resolve()
         if place.exists():
             old = folder.with_name(f"{folder.name}-old")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 Place = Literal["auto", "memory", "disk", "none"]
 PLACES = ("auto", "memory", "disk", "none")
@@ -45,9 +46,10 @@ class CacheOptions:
     def path(self) -> Path | None:
         """The folder of disk caches, which may not exist yet; None for a user without a home directory."""
         if self.folder is not None:
-            return Path(self.folder)
+            return local_path(self.folder, DataError)
         try:
-            return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfaccel" / "examples"
+            place = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            return local_path(place, DataError) / "tfaccel" / "examples"
         except RuntimeError:  # HOME is not set, and the user's number is in no list of users
             return None
 

@@ -49,7 +49,7 @@ class RawInput:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInput(RawInput):
-    """PNG or JPEG images, whose pixel values from 0 to 255 the model takes.
+    """Encoded images, whose pixel values from 0 to 255 the model takes.
 
     Args:
         image_size: height and width, in pixels, that images are resized to.

@@ -20,6 +20,7 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.example_message import Value, encode_example
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
@@ -72,11 +73,12 @@ def write_tfrecords(
     """
     if num_shards < 1:
         raise DataError(f"`num_shards` must be at least 1. Received: num_shards={num_shards}.")
-    paths = [Path(folder) / f"{name}-{i:05d}-of-{num_shards:05d}.tfrecord" for i in range(num_shards)]
+    folder = local_path(folder, DataError)
+    paths = [folder / f"{name}-{i:05d}-of-{num_shards:05d}.tfrecord" for i in range(num_shards)]
     there = next((path for path in paths if path.exists()), None)
     if there is not None:
         raise DataError(f"The file {there} exists already. Remove it, or choose another folder or name.")
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as unfinished:
         num_examples = 0
         with contextlib.ExitStack() as stack:
@@ -106,7 +108,7 @@ def find_tfrecords(place: str | os.PathLike[str], bad_data: BadData | None = Non
         DataError: if one is missing.
     """
     bad_data = bad_data or BadData()
-    path = Path(place)
+    path = local_path(place, DataError)
     if path.is_dir():
         found = [entry for entry in path.iterdir() if _NAME.fullmatch(entry.name) and not entry.name.startswith(".")]
     elif path.exists():

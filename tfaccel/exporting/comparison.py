@@ -8,12 +8,14 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from tfaccel.errors import ExportError
-from tfaccel.exporting.fresh_process import packed
+from tfaccel.exporting.edge_rows import EdgeCase, first_difference, joined
+from tfaccel.exporting.fresh_process import ERROR, packed
 from tfaccel.processes.child import ProcessError, last_words, run_program
 
 TOLERANCE = 1e-4  # relative to the largest output, or to 1 if that is larger
@@ -34,6 +36,8 @@ class Comparison:
         rows: inputs: arrays by name.
         wanted: outputs of the Keras model.
         signatures: its signatures.
+        edges: rows of edge values, on which a difference is reported, not refused.
+        edge_names: names of the outputs for these.
     """
 
     kind: str
@@ -41,10 +45,13 @@ class Comparison:
     rows: Arrays
     wanted: Arrays
     signatures: tuple[str, ...] = ()
+    edges: tuple[EdgeCase, ...] = ()
+    edge_names: tuple[str, ...] = ()
 
 
-def differences(files: Sequence[Comparison], modules: Sequence[str] = ()) -> list[tuple[float, float]]:
-    """For each file, the largest absolute difference from the Keras model's outputs, and the largest absolute output.
+def differences(files: Sequence[Comparison], modules: Sequence[str] = ()) -> list[tuple[float, float, str]]:
+    """For each file, the largest absolute difference from the Keras model's outputs, the largest absolute output, and
+    what differs on edge values, in words.
 
     Args:
         files: each is loaded in a process that loads only its runtime.
@@ -53,26 +60,57 @@ def differences(files: Sequence[Comparison], modules: Sequence[str] = ()) -> lis
     Raises:
         ExportError: if a file cannot be used there, or differs by more than 1e-4 of the largest output (or of 1).
     """
-    found: dict[int, dict[str, np.ndarray]] = {}
+    found: dict[int, tuple[Arrays, Arrays]] = {}
     places = range(len(files))
     together = [place for place in places if files[place].kind in _OF_TENSORFLOW]
     groups = [[place] for place in places if place not in together]
     for group in [together, *groups] if together else groups:
         outputs = _outputs_of_fresh_process([files[place] for place in group], modules)
         found |= dict(zip(group, outputs, strict=True))
-    return [largest_difference(found[place], files[place].wanted, files[place].path.name) for place in places]
+    return [_compared(files[place], *found[place]) for place in places]
 
 
-def _outputs_of_fresh_process(files: Sequence[Comparison], modules: Sequence[str]) -> list[dict[str, np.ndarray]]:
+def _compared(file: Comparison, outputs: Arrays, of_edges: Arrays) -> tuple[float, float, str]:
+    try:
+        difference, size = largest_difference(outputs, file.wanted, file.path.name)
+    except ExportError as error:
+        raise ExportError(f"{error} Nothing was written. Please report this model.") from error
+    if ERROR in of_edges:
+        return difference, size, f"For edge values, {file.path.name} fails: {of_edges[ERROR]}"
+    compare = partial(largest_difference, file=file.path.name)
+    return difference, size, first_difference(list(file.edges), list(file.edge_names), of_edges, compare)
+
+
+def _outputs_of_fresh_process(files: Sequence[Comparison], modules: Sequence[str]) -> list[tuple[Arrays, Arrays]]:
+    """The outputs for the rows of each file, and for those of edge values."""
+    try:
+        return _outputs(files, modules, has_edges=True)
+    except ExportError:
+        if not any(file.edges for file in files):
+            raise
+    ended = {ERROR: np.array("it ends its process.")}
+    pairs = zip(files, _outputs(files, modules, has_edges=False), strict=True)
+    return [(outputs, ended if file.edges else {}) for file, (outputs, _) in pairs]
+
+
+def _outputs(files: Sequence[Comparison], modules: Sequence[str], *, has_edges: bool) -> list[tuple[Arrays, Arrays]]:
     with tempfile.TemporaryDirectory(prefix="tfaccel-check-") as folder:
-        jobs = []
+        jobs, may_fail = [], []
         for number, file in enumerate(files):
             names = [str(Path(folder, f"{kind}_{number}.npz")) for kind in ("rows", "outputs")]
             plain = {name: packed(array) if array.dtype == object else array for name, array in file.rows.items()}
             np.savez(names[0], **plain)  # type: ignore[arg-type]
             jobs.append([file.kind, str(file.path), *names])
-        _run(json.dumps({"jobs": jobs, "modules": list(modules)}), ", ".join(file.path.name for file in files))
-        return [_read(job[3]) for job in jobs]
+            edge_names = [f"{name}.edges" for name in names]
+            if file.edges and has_edges:
+                with open(edge_names[0], "wb") as target:
+                    np.savez(target, **joined(list(file.edges)))  # type: ignore[arg-type]
+                may_fail.append([file.kind, str(file.path), *edge_names])
+        order = {"jobs": jobs, "may_fail": may_fail, "modules": list(modules)}
+        _run(json.dumps(order), ", ".join(file.path.name for file in files))
+        edges = [f"{job[3]}.edges" for job in jobs]
+        of_edges = [_read(edge) if Path(edge).exists() else {} for edge in edges]
+        return list(zip([_read(job[3]) for job in jobs], of_edges, strict=True))
 
 
 def _run(order: str, names: str) -> None:
@@ -112,16 +150,17 @@ def _difference(own: np.ndarray, wanted: np.ndarray, name: str) -> tuple[float, 
         if not np.array_equal(wanted, own):
             raise ExportError(f"{name} is {own.tolist()}; the Keras model's is {wanted.tolist()}.")
         return 0.0, 0.0
-    wide, other = wanted.astype(np.float64), own.astype(np.float64)
+    kind = np.complex128 if "c" in (wanted.dtype.kind, own.dtype.kind) else np.float64
+    wide, other = wanted.astype(kind), own.astype(kind)
     if not np.array_equal(np.isnan(wide), np.isnan(other)):
         raise ExportError(f"{name} is NaN in other places than the Keras model's.")
     with np.errstate(invalid="ignore"):
         apart = np.where((wide == other) | np.isnan(wide), 0.0, np.abs(wide - other))
     difference = float(np.max(apart, initial=0.0))
     size = float(np.max(np.abs(wide[np.isfinite(wide)]), initial=0.0))
-    if not difference <= TOLERANCE * max(1.0, size):
+    tolerance = 0.0 if wanted.dtype.kind in "biu" else TOLERANCE * max(1.0, size)
+    if not difference <= tolerance:
         raise ExportError(
-            f"{name} differs by {difference:.3g} from the Keras model's, whose largest value is {size:.3g}. Nothing "
-            "was written. Please report this model."
+            f"{name} differs by {difference:.3g} from the Keras model's, whose largest value is {size:.3g}."
         )
     return difference, size

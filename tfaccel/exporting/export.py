@@ -14,6 +14,7 @@ from tfaccel.exporting.export_folder import export_folder, next_version
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, place_of_run, served_model, url_name
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import is_utf8, local_path, shown_path
 
 if TYPE_CHECKING:
     import keras
@@ -33,6 +34,10 @@ def export(
 ) -> ExportResult:
     """Writes a model in several formats, and compares each file in a fresh process with the Keras model.
 
+    The outputs must be the same for rows of the run's own data, or for random numbers where these cannot be had. They
+    are compared for edge values as well (negative, zero, positive and largest ones): what differs there is logged, and
+    recorded with the file.
+
     `out` gets `model.keras`; `saved_model/VERSION`, in TensorFlow Serving's layout, with the signature
     `serving_default`, if raw inputs are known also `serving_raw`, and warm-up requests; `model.tflite` with
     `run_litert.py`, which runs it on a device; `model.onnx`; `tensorflow_serving.sh`, which runs TensorFlow Serving's
@@ -47,8 +52,8 @@ def export(
         out: a new folder, or the folder of an earlier export.
         name: name under which clients request the model; None for the recipe's or the file's.
         version: version of the SavedModel; None for 1, or one more than the highest in `out`.
-        sample: an input batch of at least four rows to compare with; None for random numbers. Subclassed models need
-            one.
+        sample: an input batch of at least four rows to compare with; None for rows of the run's data, or random
+            numbers. Subclassed models need one.
         modules: your modules that define layers of a model in a file.
 
     Returns:
@@ -69,7 +74,9 @@ def export(
     """
     chosen = check_formats(formats)
     place = _place(run_or_model, name)
-    folder = Path(out)
+    folder = local_path(out, ExportError)
+    if not is_utf8(folder):
+        raise ExportError(f"The name of the folder must be UTF-8. Received: {shown_path(folder)}.")
     number = next_version(folder, version)
     if "litert" in chosen:
         check_litert()
@@ -87,9 +94,11 @@ def export(
         logger.info("Exporting submodel %s of %s", model.name, whole.name)
         place = ModelPlace(Path(), place.name, place.raw_input)
     from tfaccel.exporting.exporter import Exporter
+    from tfaccel.exporting.own_rows import rows_of_run
 
     with export_folder(folder) as unfinished:
-        exporter = Exporter(model, place, unfinished, sample=sample, modules=modules)
+        own_rows = rows_of_run(run_or_model) if sample is None and model is whole else None
+        exporter = Exporter(model, place, unfinished, sample=sample, own_rows=own_rows, modules=modules)
         result = exporter.write(chosen, folder=folder, version=number)
     logger.info("Exported to %s", folder)
     return result
@@ -120,7 +129,7 @@ def check_formats(formats: Sequence[str]) -> list[str]:
 def _place(run_or_model: Any, name: str | None) -> ModelPlace:
     """The location of the model, with the chosen name."""
     if isinstance(run_or_model, (str, os.PathLike)):
-        path = Path(run_or_model)
+        path = local_path(run_or_model, ExportError)
         found = place_of_run(path) if path.is_dir() else ModelPlace(path, url_name(path.stem))
     else:
         import keras

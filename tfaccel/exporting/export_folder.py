@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.saved_model_files import version_folders
+from tfaccel.files import folder_beside
 
 RESULT_FILE = "export.json"
 SAVED_MODEL_FOLDER = "saved_model"
@@ -49,12 +49,11 @@ def export_folder(out: Path) -> Iterator[Path]:
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+        unfinished = folder_beside(out)
     except OSError as error:
         raise ExportError(f"Cannot write to {out}: {error.strerror or error}.") from error
     try:
         yield unfinished
-        os.chmod(unfinished, 0o755)
         if out.is_dir() and any(out.iterdir()):
             _move(unfinished, out)
         else:

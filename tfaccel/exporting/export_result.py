@@ -20,6 +20,8 @@ class ExportedFile:
         max_difference: largest absolute difference between its outputs, in a fresh process, and the Keras model's.
         max_output: largest absolute output of the Keras model, for comparison.
         signatures: its signatures.
+        differs: what it gives otherwise than the Keras model for edge values (negative, zero, positive and largest
+            ones), in words; "" if nothing.
     """
 
     format: str
@@ -28,6 +30,7 @@ class ExportedFile:
     max_difference: float
     max_output: float
     signatures: tuple[str, ...] = ()
+    differs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

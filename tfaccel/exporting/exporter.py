@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from tfaccel.data.raw_input import RawInput
+from tfaccel.data.raw_input import ImageInput, RawInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.comparison import Comparison, differences
+from tfaccel.exporting.edge_rows import EdgeCase, edge_cases
 from tfaccel.exporting.export_folder import RESULT_FILE, SAVED_MODEL_FOLDER
 from tfaccel.exporting.export_result import ExportedFile, ExportResult
 from tfaccel.exporting.float32_model import float32_model
 from tfaccel.exporting.fresh_process import NEST, RAW_MARK
 from tfaccel.exporting.load_model import MODEL_FILE, ModelPlace
-from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw, sample_rows
+from tfaccel.exporting.sample_rows import NUM_ROWS, raw_rows, rows_of_raw, sample_rows, smallest_embedding
 from tfaccel.exporting.saved_model_files import serving_command, write_saved_model
 from tfaccel.exporting.signatures import DEFAULT, RAW, output_specs, signatures_of
 from tfaccel.training.private.private_api import call_model
@@ -41,6 +45,7 @@ class Exporter:
         place: its file, name and raw inputs.
         folder: an empty folder.
         sample: an input batch, or None.
+        own_rows: an input batch of the run's own data, or None.
         modules: the user's modules that define its layers.
 
     Raises:
@@ -48,12 +53,19 @@ class Exporter:
     """
 
     def __init__(
-        self, model: keras.Model, place: ModelPlace, folder: Path, *, sample: Any = None, modules: Sequence[str] = ()
+        self,
+        model: keras.Model,
+        place: ModelPlace,
+        folder: Path,
+        *,
+        sample: Any = None,
+        own_rows: Any = None,
+        modules: Sequence[str] = (),
     ) -> None:
         self._model, self._exact = model, float32_model(model)
         self._place, self._folder, self._modules = place, folder, modules
         self._signatures = signatures_of(self._exact, place.raw_input, sample=sample)
-        self._rows = self._rows_of(sample)
+        self._rows = self._rows_of_run(own_rows) if sample is None else self._rows_of(sample)
         self._names = list(output_specs_in_order(self._signatures.functions[DEFAULT]))
         self._wanted = self._outputs(self._exact, self._rows)
         self._version = 1
@@ -77,6 +89,9 @@ class Exporter:
         logger.info("Loading the files in a fresh process, and comparing them with the Keras model")
         pairs = zip(written, differences(written, self._modules), strict=True)
         files = [self._file(file, *found) for file, found in pairs]
+        for file in files:
+            if file.differs:
+                logger.warning("%s differs from the Keras model. %s", file.path, file.differs)
         result = ExportResult(
             name=self._place.name,
             version=version,
@@ -113,9 +128,13 @@ class Exporter:
             rows |= {f"{RAW_MARK}{name}": array for name, array in raw.items()}
             of_raw = self._outputs(self._exact, rows_of_raw(raw_input, raw, self._rows))
             wanted |= {f"{RAW_MARK}{name}": value for name, value in self._raw_outputs(of_raw, raw_input).items()}
-        (self._folder / SERVING_PROGRAM).write_text(serving_command(self._place.name))
-        (self._folder / SERVING_PROGRAM).chmod(0o755)
-        return Comparison("saved_model", path, rows, wanted, tuple(self._signatures.functions))
+        program = self._folder / SERVING_PROGRAM
+        program.write_text(serving_command(self._place.name))
+        readable = program.stat().st_mode & 0o444
+        program.chmod(program.stat().st_mode | readable >> 2)  # who may read it may run it
+        return self._with_edges(
+            Comparison("saved_model", path, rows, wanted, tuple(self._signatures.functions)), self._names
+        )
 
     def _write_litert(self) -> Comparison:
         from tfaccel.exporting import litert_program
@@ -128,7 +147,8 @@ class Exporter:
             )
         )
         shutil.copyfile(litert_program.__file__, self._folder / LITERT_PROGRAM)
-        return Comparison("litert", path, self._rows, dict(zip(self._names, self._wanted, strict=True)), (DEFAULT,))
+        wanted = dict(zip(self._names, self._wanted, strict=True))
+        return self._with_edges(Comparison("litert", path, self._rows, wanted, (DEFAULT,)), self._names)
 
     def _write_onnx(self) -> Comparison:
         from tfaccel.exporting.onnx_files import write_onnx
@@ -136,9 +156,23 @@ class Exporter:
         path = self._folder / ONNX_FILE
         write_onnx(path, self._exact)
         rows = {name: self._rows[name] for name in self._nest_order()}
-        return Comparison("onnx", path, rows, _numbered(self._wanted))
+        wanted = _numbered(self._wanted)
+        return self._with_edges(Comparison("onnx", path, rows, wanted), list(wanted))
 
-    def _file(self, file: Comparison, difference: float, size: float) -> ExportedFile:
+    def _with_edges(self, file: Comparison, names: Sequence[str]) -> Comparison:
+        """The comparison on edge values as well."""
+        cases = [replace(case, rows={name: case.rows[name] for name in self._nest_order()}) for case in self._edges]
+        return replace(file, edges=tuple(cases), edge_names=tuple(names))
+
+    @functools.cached_property
+    def _edges(self) -> list[EdgeCase]:
+        def outputs(rows: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+            with tf.device("/CPU:0"):  # where numbers that are no tokens are refused
+                return self._outputs(self._exact, rows)
+
+        return edge_cases(self._rows, outputs, highest=smallest_embedding(self._exact))
+
+    def _file(self, file: Comparison, difference: float, size: float, differs: str) -> ExportedFile:
         path = file.path
         num_bytes = sum(entry.stat().st_size for entry in [path, *path.rglob("*")] if entry.is_file())
         return ExportedFile(
@@ -148,12 +182,22 @@ class Exporter:
             max_difference=difference,
             max_output=size,
             signatures=file.signatures,
+            differs=differs,
         )
+
+    def _rows_of_run(self, own_rows: Any) -> dict[str, np.ndarray]:
+        """Rows of the run's own data if the model takes them, otherwise random ones."""
+        if own_rows is not None:
+            inputs, leaves, names = self._signatures.inputs, keras.tree.flatten(own_rows), self._nest_order()
+            specs = [inputs[name] for name in names]
+            if len(leaves) == len(specs) and all(map(_takes, specs, leaves)):
+                rows = self._rows_of(own_rows)
+                is_image = isinstance(self._place.raw_input, ImageInput)
+                return {name: np.clip(np.round(array), 0, 255) for name, array in rows.items()} if is_image else rows
+        return sample_rows(self._signatures.inputs, self._exact, self._place.raw_input)
 
     def _rows_of(self, sample: Any) -> dict[str, np.ndarray]:
         inputs = self._signatures.inputs
-        if sample is None:
-            return sample_rows(inputs, self._exact, self._place.raw_input)
         leaves, names = keras.tree.flatten(sample), self._nest_order()
         if len(leaves) != len(names):
             raise ExportError(
@@ -175,7 +219,7 @@ class Exporter:
             np.asarray(keras.ops.convert_to_numpy(value))
             for value in keras.tree.flatten(call_model(model, arguments, training=False))
         ]
-        return [value if value.dtype.kind in "biufSO" else value.astype(np.float32) for value in outputs]
+        return [value if value.dtype.kind in "biufcSO" else value.astype(np.float32) for value in outputs]
 
     def _raw_outputs(self, outputs: list[np.ndarray], raw_input: RawInput) -> dict[str, np.ndarray]:
         """The expected outputs of `serving_raw`, computed with NumPy."""
@@ -202,6 +246,12 @@ class Exporter:
             files = [shlex.quote(str(place / file)) for file in (LITERT_PROGRAM, LITERT_FILE)]
             commands["litert"] = f"python {files[0]} {files[1]} examples.npy"
         return commands
+
+
+def _takes(spec: tf.TensorSpec, leaf: Any) -> bool:
+    """Whether an input takes an array of at least four rows."""
+    array = np.asarray(leaf)
+    return len(array) >= NUM_ROWS and array.dtype.kind in "biuf" and spec.shape[1:].is_compatible_with(array.shape[1:])
 
 
 def output_specs_in_order(function: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.folder_files import counted, files_below
+from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
@@ -24,8 +26,9 @@ from tfaccel.exporting.json_lines import (
     texts_of_lines,
 )
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import shown_path
 
-IMAGE_SUFFIXES, TEXT_SUFFIXES, ARRAY_SUFFIXES = (".png", ".jpg", ".jpeg"), (".txt",), (".npy", ".npz")
+TEXT_SUFFIXES, ARRAY_SUFFIXES = (".txt",), (".npy", ".npz")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def read_rows(
 ) -> Rows:
     """Reads the rows in a file or folder.
 
-    A folder provides its PNG and JPEG files, or its `.txt` files, including subfolders, sorted by name. A `.txt` file
+    A folder provides its image files, or its `.txt` files, including subfolders, sorted by name. A `.txt` file
     provides one row per non-empty line; a table, its rows; a `.npy` or `.npz` file, the rows of its arrays; a `.jsonl`
     file, one row per line, which is a text, an object of the table's columns, or the model's inputs as in serving.
 
@@ -103,7 +106,7 @@ def read_rows(
             return _encoded(table, raw_input, tuple(str(row) for row in range(table.num_rows)), unknown_values)
         return _table(table, inputs, raw_input, text_column)
     if suffix in IMAGE_SUFFIXES and kind == "image":
-        return Rows((str(path),), files=(path,))
+        return Rows((shown_path(path),), files=(path,))
     if suffix in TEXT_SUFFIXES and kind == "text":
         lines = _lines(path, encoding)
         return Rows(tuple(f"{path}:{number}" for number, _ in lines), texts=tuple(text for _, text in lines))
@@ -113,7 +116,7 @@ def read_rows(
 def _taken(kind: str, inputs: Mapping[str, Any]) -> str:
     arrays = f"arrays (.npy, .npz, .jsonl) of {', '.join(f'{name} {_row(spec)}' for name, spec in inputs.items())}"
     of_kind = {
-        "image": "PNG and JPEG files, folders of them, or ",
+        "image": "images (.png, .jpg, .jpeg, .bmp, .gif), folders of them, or ",
         "text": ".txt files, folders of them, tables or JSON lines with texts, or ",
         "table": "tables (.csv, .parquet, .jsonl), or ",
     }
@@ -129,11 +132,15 @@ def _folder(folder: Path, kind: str) -> Rows:
     suffixes = {"image": IMAGE_SUFFIXES, "text": TEXT_SUFFIXES}.get(kind)
     if suffixes is None:
         raise DataError(f"This model takes neither images nor texts, which a folder could hold. Received: {folder}.")
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
-    shown = tuple(path for path in files if not path.name.startswith("."))
-    if not shown:
-        raise DataError(f"{folder} contains no files that end in {', '.join(suffixes)}.")
-    return Rows(tuple(map(str, shown)), files=shown)
+    every = files_below(folder)
+    found = tuple(file for file in every if file.suffix.lower() in suffixes)
+    others = [file for file in every if file.suffix.lower() not in suffixes]
+    endings = ", ".join(suffixes)
+    if not found:
+        received = f" Received: {counted(others)}." if others else ""
+        raise DataError(f"{folder} contains no files that end in {endings}.{received}")
+    notes = (f"Passed over in {folder}: {counted(others)}. Files that end in {endings} are read.",)
+    return Rows(tuple(map(shown_path, found)), files=found, notes=notes if others else ())
 
 
 def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:

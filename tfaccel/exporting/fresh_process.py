@@ -1,10 +1,11 @@
 """A program that runs exported models on rows, loading only the format's runtime.
 
-    python -m tfaccel.exporting.fresh_process '{"jobs": [[FORMAT, MODEL, ROWS.npz, OUTPUTS.npz], ...], "modules": []}'
+    python -m tfaccel.exporting.fresh_process \
+        '{"jobs": [[FORMAT, MODEL, ROWS.npz, OUTPUTS.npz], ...], "may_fail": [], "modules": []}'
 
 FORMAT is keras, saved_model, litert or onnx. ROWS has one array per input, by name; names with the prefix `raw:` are
 inputs of the signature serving_raw. OUTPUTS gets one array per output, by name, or by number if the format has its own
-names.
+names. "may_fail" lists more such jobs; an error of one of them is written in place of its outputs.
 """
 
 import json
@@ -17,6 +18,7 @@ import numpy as np
 
 RAW_MARK = "raw:"
 NEST = "nest:"
+ERROR = "error:"
 Arrays = dict[str, np.ndarray]
 
 
@@ -90,6 +92,12 @@ def main(arguments: list[str]) -> int:
     order = json.loads(arguments[0])
     for kind, path, rows_file, outputs_file in order["jobs"]:
         run(kind, path, (rows_file, outputs_file), order["modules"])
+    for kind, path, rows_file, outputs_file in order["may_fail"]:
+        try:
+            run(kind, path, (rows_file, outputs_file), order["modules"])
+        except Exception as error:  # of any runtime
+            with Path(outputs_file).open("wb") as target:
+                np.savez(target, **{ERROR: np.array(f"{type(error).__name__}: {error}"[:300])})  # type: ignore[arg-type]
     return 0
 
 
@@ -137,7 +145,7 @@ def _plain(value: np.ndarray) -> np.ndarray:
     """Texts as numpy writes them without pickling; half precision as float32."""
     if value.dtype == object:
         return np.array([bytes(item) for item in value.ravel()]).reshape(value.shape)
-    return value if value.dtype.kind in "biufS" else value.astype(np.float32)
+    return value if value.dtype.kind in "biufcS" else value.astype(np.float32)
 
 
 if __name__ == "__main__":

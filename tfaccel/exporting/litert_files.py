@@ -51,6 +51,8 @@ def litert_content(
     function, concrete = _of_one_example(signatures, model, rows)
     with tempfile.TemporaryDirectory(prefix="tfaccel-litert-") as folder, _quiet():
         archive = keras.export.ExportArchive()
+        for resource in signatures.resources:
+            archive.track(resource)
         archive.add_endpoint(DEFAULT, function)
         archive.write_out(folder, verbose=False)
         try:

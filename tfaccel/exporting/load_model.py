@@ -16,6 +16,7 @@ from tfaccel.compressing.litert.archive import is_litert_file, read_litert_raw_i
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import ExportError
 from tfaccel.keras_file import check_keras_file
+from tfaccel.local_path import local_path
 
 if TYPE_CHECKING:
     import keras
@@ -45,7 +46,7 @@ def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
     Raises:
         ExportError: if the folder is not a run directory, or its run is not finished.
     """
-    folder = Path(run_dir)
+    folder = local_path(run_dir, ExportError)
     if not (folder / "config.json").is_file():
         raise ExportError(
             f"{folder} is not a run directory: it has no config.json. Give a folder written by `tfaccel train`."
@@ -100,7 +101,7 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
         ...
         tfaccel.errors.ExportError: There is no file nowhere.keras.
     """
-    file = Path(path)
+    file = local_path(path, ExportError)
     if file.suffix.lower() in (".h5", ".hdf5"):
         raise ExportError(
             f"{file} is refused: models in HDF5 files may run code when they are loaded. If you trust it, load it with "
@@ -113,10 +114,12 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
         )
     import_modules(modules)
     check_keras_file(file, modules=modules)
-    import keras
+    from tfaccel.training.private.private_weights import load_model
 
     try:
-        model = keras.saving.load_model(file, compile=False, safe_mode=True)
+        model = load_model(file, compile=False, safe_mode=True)
+    except ExportError:
+        raise
     except Exception as error:  # Keras raises many kinds of errors for files that it cannot load.
         raise ExportError(f"Keras cannot load {file}: {_reason(error)}") from error
     return model

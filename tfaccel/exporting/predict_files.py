@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.images.image_check import check_image
+from tfaccel.data.images.image_check import IMAGE_SUFFIXES, check_image
 from tfaccel.errors import DataError
-from tfaccel.exporting.file_rows import IMAGE_SUFFIXES, Rows
+from tfaccel.exporting.file_rows import Rows
 from tfaccel.exporting.graph_error import graph_error_reason
 from tfaccel.exporting.predictor import Predictor
 from tfaccel.files import finite, whole_file

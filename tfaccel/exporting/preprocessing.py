@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfaccel.data.images.decoding import decoded
 from tfaccel.data.raw_input import ImageInput, TextInput
 from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, UNKNOWN, Vocabulary
 
@@ -21,7 +22,7 @@ def preprocessing(
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.TensorSpec, list[Any]]:
     """Builds the function that converts raw inputs to tensors; returns it with its input spec and lookup tables.
 
-    The function takes a tensor of strings, of shape (rows,): the bytes of PNG or JPEG files, or texts in UTF-8. It
+    The function takes a tensor of strings, of shape (rows,): the bytes of image files, or texts in UTF-8. It
     preprocesses them as in training: images are resized with antialiasing and rounded, texts split into the same
     tokens.
     """
@@ -36,8 +37,7 @@ def _image_decoder(raw_input: ImageInput) -> Callable[[tf.Tensor], tf.Tensor]:
     size, num_channels = raw_input.image_size, raw_input.num_channels
 
     def image(content: tf.Tensor) -> tf.Tensor:
-        decoded = tf.io.decode_image(content, channels=num_channels, expand_animations=False)
-        resized = tf.round(tf.image.resize(decoded, [size, size], antialias=True))
+        resized = tf.round(tf.image.resize(decoded(content, num_channels), [size, size], antialias=True))
         return tf.ensure_shape(resized, [size, size, num_channels])
 
     return lambda contents: tf.map_fn(image, contents, fn_output_signature=tf.float32)

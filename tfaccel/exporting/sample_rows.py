@@ -39,8 +39,7 @@ def sample_rows(
         ExportError: for an input that is neither numeric nor boolean.
     """
     rng = np.random.default_rng(0)
-    sizes = [layer.input_dim for layer in all_layers(model) if isinstance(layer, keras.layers.Embedding)]
-    highest = min(sizes, default=2)
+    highest = smallest_embedding(model) or 2
     rows = {}
     for name, spec in sorted(inputs.items()):
         shape = (num_rows, *(_UNKNOWN_LENGTH if size is None else size for size in spec.shape[1:]))
@@ -58,6 +57,12 @@ def sample_rows(
                 f"The input {name!r} of the model holds {spec.dtype.name}. Give a batch: export(..., sample=x)."
             )
     return rows
+
+
+def smallest_embedding(model: keras.Model) -> int | None:
+    """How many tokens the smallest embedding of a model has; None without embeddings."""
+    sizes = [layer.input_dim for layer in all_layers(model) if isinstance(layer, keras.layers.Embedding)]
+    return min(sizes, default=None)
 
 
 def raw_rows(raw_input: RawInput | None, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.preprocessing import preprocessing
 from tfaccel.exporting.table_preprocessing import table_preprocessing
+from tfaccel.models.lookup_tables import lookup_tables
 from tfaccel.training.private.private_api import call_model
 
 DEFAULT, RAW = "serving_default", "serving_raw"
@@ -73,6 +74,7 @@ def signatures_of(model: keras.Model, raw_input: RawInput | None = None, *, samp
     if isinstance(raw_input, TableInput):
         made[RAW], resources = _table_function(model, raw_input, names_nest)
     functions = {name: concrete for name, (_, concrete) in made.items()}
+    resources = [*resources, *lookup_tables(model)]
     return Signatures(functions, {name: function for name, (function, _) in made.items()}, resources, names_nest)
 
 

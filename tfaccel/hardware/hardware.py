@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.json_fields import check_count, check_known, check_text, quoted, record_from_json, texts_from_json
+from tfaccel.local_path import local_path
 
 DEVICE_KINDS = ("CPU", "GPU", "TPU")
 CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
@@ -224,7 +224,7 @@ class Hardware:
             HardwareError: if the file cannot be read, is not JSON, or does not describe a machine; it names the file.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(local_path(path, HardwareError).read_text(encoding="utf-8"))
             return cls.from_json(data["hardware"] if isinstance(data, dict) and "hardware" in data else data)
         except OSError as error:
             raise HardwareError(f"Cannot read the hardware file {str(path)!r}: {error.strerror or error}.") from error

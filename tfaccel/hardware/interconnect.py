@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.hardware import DEVICE_KINDS
 from tfaccel.hardware.json_fields import check_count, check_text, quoted, record_from_json
+from tfaccel.local_path import local_path
 
 _OF_A_MACHINE = {"hardware", "devices", "cpu_model"}  # in a file that describes a machine
 
@@ -99,7 +99,7 @@ class Interconnect:
             HardwareError: if the file cannot be read, or describes no interconnect; it names the file.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = json.loads(local_path(path, HardwareError).read_text(encoding="utf-8"))
             if isinstance(data, dict) and "interconnect" not in data and not _OF_A_MACHINE.isdisjoint(data):
                 raise HardwareError(
                     'It describes a machine, but not what connects machines. Add an "interconnect" object with name, '

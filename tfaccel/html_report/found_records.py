@@ -10,9 +10,10 @@ from typing import Any
 
 from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.comparison.gate_table import cells, notes_of, sensitivity_cells
-from tfaccel.errors import RunDirError, SearchError
+from tfaccel.errors import ReportError, RunDirError, SearchError
 from tfaccel.html_report.blocks import Picture
 from tfaccel.html_report.run_record import RunRecord, read_mapping, read_pictures, read_rows, read_run
+from tfaccel.local_path import local_path
 from tfaccel.tuning.objective import Objective, checked_objective
 from tfaccel.tuning.search_result import SearchResult
 from tfaccel.tuning.trial_row import STATUSES, TrialRow, best_row, pareto_front
@@ -106,7 +107,7 @@ def find_records(run_dirs: Sequence[str | os.PathLike[str]]) -> Records:
 
 
 def _checked(given: str | os.PathLike[str]) -> Path:
-    path = Path(given)
+    path = local_path(given, ReportError)
     try:
         if not str(given) or not path.exists():
             raise RunDirError(f"There is no run directory {str(given)!r}. {WHAT_ONE_HOLDS}")

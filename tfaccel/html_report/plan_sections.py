@@ -6,13 +6,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 
 from tfaccel.errors import ReportError, TfaccelError
 from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Message, Section, Table
 from tfaccel.html_report.figures import COLORS, GOOD, Bar, bar_figure
 from tfaccel.html_report.run_record import RunRecord
 from tfaccel.html_report.texts import number_of, setting_text, words_of
+from tfaccel.local_path import local_path
 from tfaccel.measuring.report import HEADINGS, Report, described
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.override_flags import FieldExplanation, explain
@@ -73,7 +73,7 @@ def read_autotune_report(path: str | os.PathLike[str]) -> Report:
         ReportError: if it cannot be read, or holds something else.
     """
     try:
-        return _checked(Report.from_json(json.loads(Path(path).read_text(encoding="utf-8"))))
+        return _checked(Report.from_json(json.loads(local_path(path, ReportError).read_text(encoding="utf-8"))))
     except OSError as error:
         raise ReportError(f"Cannot read the autotune report {str(path)!r}: {error.strerror or error}.") from error
     except _DAMAGES as error:

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import ReportError
@@ -14,6 +13,7 @@ from tfaccel.html_report.blocks import Block, Card, Cards, Chart, LegendEntry, M
 from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Series, line_figure, with_logarithmic_axes
 from tfaccel.html_report.run_record import RunRecord
 from tfaccel.html_report.texts import NONE, number_of, plain_number, seconds_text, value_text
+from tfaccel.local_path import local_path
 from tfaccel.planning.kept_rooflines import kept_roofline
 
 _GIGA = 1e9
@@ -93,7 +93,7 @@ def read_roofline(path: str | os.PathLike[str]) -> RooflineRecord:
         ReportError: if it cannot be read, or holds something else.
     """
     try:
-        return _record(json.loads(Path(path).read_text(encoding="utf-8")))
+        return _record(json.loads(local_path(path, ReportError).read_text(encoding="utf-8")))
     except OSError as error:
         raise ReportError(f"Cannot read the roofline {str(path)!r}: {error.strerror or error}.") from error
     except _DAMAGES as error:

@@ -16,6 +16,7 @@ from tfaccel.html_report.texts import number_of
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import NO_METRICS
+from tfaccel.training.run.run_identity import RUN_ID
 
 POSITION = ("epoch", "step", "seconds")  # keys of a row of metrics.jsonl that say where it stands
 _MAX_EPOCHS = 2**53  # browsers count exactly up to here
@@ -128,7 +129,7 @@ def read_run(path: Path, name: str) -> RunRecord:
     return RunRecord(
         path=path,
         name=name,
-        config=config,
+        config={name: value for name, value in config.items() if name != RUN_ID},
         rows=tuple(map(_flat, rows)),
         last_metrics=_metrics_of(rows[-1]) if rows else {},
         result=result,

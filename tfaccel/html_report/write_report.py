@@ -27,6 +27,7 @@ from tfaccel.html_report.summary_sections import (
     settings_section,
     summary_section,
 )
+from tfaccel.local_path import local_path
 from tfaccel.measuring.report import Report
 
 logger = logging.getLogger("tfaccel")
@@ -166,7 +167,7 @@ def checked_output(output: str | os.PathLike[str]) -> Path:
         ...
         tfaccel.errors.ReportError: The report is an HTML file: its name must end in .html. Received: 'model.keras'.
     """
-    target = Path(output)
+    target = local_path(output, ReportError)
     if target.suffix.lower() not in _SUFFIXES:
         raise ReportError(f"The report is an HTML file: its name must end in .html. Received: {str(output)!r}.")
     folder = target.absolute().parent

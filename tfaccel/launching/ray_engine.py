@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import LaunchError
@@ -21,6 +20,7 @@ from tfaccel.launching.ray_connection import ADDRESS_VARIABLE, check_ray_is_inst
 from tfaccel.launching.ray_options import RayOptions
 from tfaccel.launching.ray_worker import num_active_workers, run_worker
 from tfaccel.launching.worker_places import WorkerPlace
+from tfaccel.local_path import local_path
 from tfaccel.processes.exit_status import DONE, INTERRUPTED, PERMANENT, RETRY
 from tfaccel.processes.quiet_start import without_notes
 
@@ -69,7 +69,7 @@ def run_on_ray(
     check_ray_is_installed()
     if options.address is None and not os.environ.get(ADDRESS_VARIABLE):  # nodes of another cluster have their own
         found_command(job.command)
-    folder = Path(options.log_dir)
+    folder = local_path(options.log_dir, LaunchError)
     if folder.exists() and not folder.is_dir():
         raise LaunchError(f"The folder for logs {folder} cannot be created: there is a file of that name.")
     with connected(job, options.address, seconds=options.connect_seconds) as places:
@@ -130,7 +130,7 @@ class _Run:
         with without_notes(wants_gpus=False):
             from ray.train.tensorflow import TensorflowTrainer
         job, options = self._job, self._options
-        log_dir = Path(options.log_dir).absolute()
+        log_dir = local_path(options.log_dir, LaunchError).absolute()
         resources: dict[str, float] = {"CPU": job.cores_per_worker or 1}
         if job.gpus_per_worker:
             resources["GPU"] = job.gpus_per_worker

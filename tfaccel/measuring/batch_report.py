@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
+from tfaccel.errors import ReportError
+from tfaccel.local_path import local_path
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.memory_estimate import mebibytes
 
@@ -149,4 +150,4 @@ class BatchReport:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the report as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")

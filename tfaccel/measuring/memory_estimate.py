@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
-from tfaccel.errors import PlanError
+from tfaccel.errors import PlanError, ReportError
+from tfaccel.local_path import local_path
 
 HEADINGS = (
     "replica batch",
@@ -180,7 +180,7 @@ class MemoryEstimate:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the estimate as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def mebibytes(num_bytes: int) -> str:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.costs.model_cost import HOST, LayerCost, StepCost
+from tfaccel.errors import ReportError
+from tfaccel.local_path import local_path
 from tfaccel.planning.machine_ceilings import MachineCeilings, compute_dtype, num_limited_devices
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.performance import INPUT_BOUND_FROM
@@ -226,4 +227,4 @@ class Roofline:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the roofline as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import WorkloadError
 from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import local_path
 
 if TYPE_CHECKING:
     import keras
@@ -97,7 +98,7 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
         known = (DIGITS, *APPLICATIONS)
         hint = did_you_mean(text, known) or f" Backbones: {', '.join(known)}, or the path of a .keras file."
         raise WorkloadError(f"There is no backbone {text!r}.{hint}")
-    path = DIGITS_FILE if text == DIGITS else Path(text)
+    path = DIGITS_FILE if text == DIGITS else local_path(text, WorkloadError)
     if text != DIGITS and zipfile.is_zipfile(path):
         check_no_code(path)
     shape = _input_shape(path)
@@ -144,9 +145,11 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
 
     if backbone.name in APPLICATIONS:
         return _application(backbone.name, image_size, pretrained=pretrained)
+    from tfaccel.training.private.private_weights import load_model
+
     path = DIGITS_FILE if backbone.name == DIGITS else Path(backbone.name)
     try:
-        model = keras.models.load_model(path, compile=False, safe_mode=True)
+        model = load_model(path, compile=False, safe_mode=True)
     except Exception as error:  # Keras raises many kinds of errors for models that it cannot load.
         raise WorkloadError(f"Cannot load the backbone {path}: {str(error).splitlines()[0]}") from error
     if not pretrained:

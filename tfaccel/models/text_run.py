@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import keras
 
 import tfaccel.models.language_model
 import tfaccel.models.sequence_to_sequence  # noqa: F401  Importing registers the layers.
 from tfaccel.data.texts.vocabulary import Vocabulary
+from tfaccel.errors import RunDirError
+from tfaccel.local_path import local_path
 
 
 def load_text_model(run_dir: str | os.PathLike[str], *vocabularies: str) -> tuple[keras.Model, list[Vocabulary]]:
@@ -22,5 +23,6 @@ def load_text_model(run_dir: str | os.PathLike[str], *vocabularies: str) -> tupl
     Raises:
         DataError: if a vocabulary is missing or invalid.
     """
-    found = [Vocabulary.load(Path(run_dir) / f"{name}.json") for name in vocabularies]
-    return keras.models.load_model(Path(run_dir) / "model.keras", compile=False), found
+    folder = local_path(run_dir, RunDirError)
+    found = [Vocabulary.load(folder / f"{name}.json") for name in vocabularies]
+    return keras.models.load_model(folder / "model.keras", compile=False), found

@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import PlanError
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import local_path
 from tfaccel.planning.plan_checks import check_plan
 from tfaccel.planning.plan_fields import check_fields
 
@@ -188,7 +188,7 @@ class Plan:
         Raises:
             PlanError: if the file cannot be written.
         """
-        target = Path(path)
+        target = local_path(path, PlanError)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             temporary.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
@@ -205,7 +205,7 @@ class Plan:
             PlanError: if the file cannot be read, is not JSON, or does not hold a plan; the message names the file.
         """
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(local_path(path, PlanError).read_text(encoding="utf-8")))
         except OSError as error:
             raise PlanError(f"Cannot read the plan file {str(path)!r}: {error.strerror or error}.") from error
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

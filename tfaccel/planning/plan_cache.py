@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import PlanError, TfaccelError
 from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
@@ -57,7 +58,7 @@ def cache_dir() -> Path | None:
     None, with one warning, for a user who has no home directory, as in some containers: nothing is kept then.
     """
     try:
-        return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tfaccel")
+        return local_path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tfaccel", PlanError)
     except RuntimeError:  # HOME is not set, and the user's number is in no list of users
         _warn_of_no_home()
         return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import RunDirError, WorkloadError
+from tfaccel.local_path import local_path
 from tfaccel.planning.load_workload import load_workload
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE, list_recipes
 from tfaccel.planning.workload import Workload
@@ -29,7 +30,7 @@ def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
         ...
         tfaccel.errors.RunDirError: There is no run directory no/such/run. Give the directory of a finished run.
     """
-    path = Path(run_dir)
+    path = local_path(run_dir, RunDirError)
     if not path.is_dir():
         problem = f"{path} is a file" if path.exists() else f"There is no run directory {path}"
         raise RunDirError(f"{problem}. Give the directory of a finished run.")

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal, Self
 
-from tfaccel.errors import PlanError
+from tfaccel.errors import PlanError, ReportError
 from tfaccel.hardware.interconnect import Interconnect
+from tfaccel.local_path import local_path
 from tfaccel.planning.all_reduce import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 
@@ -167,7 +167,7 @@ class ScalingEstimate:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the estimate as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def scaling_rows(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 
-from tfaccel.errors import DataError
+from tfaccel.errors import DataError, ReportError
 from tfaccel.files import whole_file
+from tfaccel.local_path import local_path
 
 
 def save_anomalies(
@@ -43,7 +43,10 @@ def save_anomalies(
             f"Received: {len(names)} names, {len(classes)} classes, {len(scores)} scores."
         )
     order = np.argsort(scores, kind="stable")
-    with whole_file(Path(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with (
+        whole_file(local_path(path, ReportError)) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["rank", "example", "class", "score"])
         writer.writerows([i + 1, names[row], classes[row], f"{scores[row]:.4f}"] for i, row in enumerate(order))

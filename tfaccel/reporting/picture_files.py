@@ -10,7 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
+from tfaccel.errors import ReportError
 from tfaccel.files import whole_file
+from tfaccel.local_path import local_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +60,7 @@ def saved(draw: Callable[P, Figure]) -> Callable[Concatenate[str | PathLike[str]
             logger.warning("Skipping %s because matplotlib is not installed: pip install matplotlib", Path(path).name)
             return
         figure = draw(*args, **kwargs)
-        with whole_file(Path(path)) as temporary:
+        with whole_file(local_path(path, ReportError)) as temporary:
             figure.savefig(temporary, format="png")
 
     return save

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfaccel.exporting.saved_model_files import is_version
 from tfaccel.serving.json_text import write_json
-from tfaccel.serving.messages import Answer, Request, Send, error_answer
+from tfaccel.serving.messages import Answer, BodyRoom, Request, Send, error_answer
 from tfaccel.serving.metrics import CONTENT_TYPE, Metrics
 from tfaccel.serving.model_api import ModelApi
 from tfaccel.serving.models import Models
@@ -35,11 +35,11 @@ class App:
     """
 
     def __init__(self, models: Models, metrics: Metrics) -> None:
-        self._models, self._metrics = models, metrics
+        self._models, self._metrics, self._room = models, metrics, BodyRoom()
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         """Answers one request."""
-        request = Request(scope["method"], scope["path"], dict(scope["headers"]), receive)
+        request = Request(scope["method"], scope["path"], dict(scope["headers"]), receive, self._room)
         try:
             answer = await self._answer(request)
         except RequestError as error:

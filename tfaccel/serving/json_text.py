@@ -113,6 +113,9 @@ def predictions(outputs: Mapping[str, np.ndarray], *, in_rows: bool) -> dict[str
         outputs: arrays by name.
         in_rows: whether the request was in row format.
 
+    Raises:
+        RequestError: 400, for complex numbers.
+
     Example:
         >>> predictions({"a": np.array([1, 2]), "b": np.array([b"x", b"y"], object)}, in_rows=True)
         {'predictions': [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]}
@@ -134,6 +137,12 @@ def _plain(name: str, array: np.ndarray) -> Any:
         return np.ascontiguousarray(array) if array.ndim else array.item()
     if array.dtype.kind in "OS":
         return _texts(array.tolist(), is_binary=name.endswith(_BINARY_SUFFIX))
+    if array.dtype.kind == "c":
+        raise RequestError(
+            400,
+            f"The output {name!r} is {array.dtype.name}, and JSON has no complex numbers. Request it with gRPC, or "
+            "export a model that returns real and imaginary parts.",
+        )
     return _plain(name, array.astype(np.float32))
 
 

@@ -17,9 +17,27 @@ _MIN_COMPRESSED_BYTES = 1024  # smaller answers are not compressed
 _LARGE_BYTES = 64 * 2**10  # larger bodies are compressed in a thread
 _GZIP = 31  # zlib's number for the format
 _CLOSE = {"Connection": "close"}
+_BODIES_AT_ONCE = 16  # bodies of the largest size that may be arriving at once
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+
+
+@dataclass
+class BodyRoom:
+    """The bytes of all bodies that are arriving, which share one limit: clients may stop short of what they announce.
+
+    Attributes:
+        taken: bytes that have arrived of bodies that are not complete.
+    """
+
+    taken: int = 0
+
+    def take(self, num_bytes: int, max_bytes: int) -> None:
+        """Raises RequestError, 429, if bodies would take more than that of so many bodies of `max_bytes`."""
+        if self.taken + num_bytes > _BODIES_AT_ONCE * max_bytes:
+            raise RequestError(429, "The bodies of other requests are taking all room for bodies; try again.", _CLOSE)
+        self.taken += num_bytes
 
 
 @dataclass(frozen=True)
@@ -31,19 +49,22 @@ class Request:
         path: the path without the query string.
         headers: by lower-case name.
         receive: returns the body, in parts.
+        room: what the bodies of all requests share.
     """
 
     method: str
     path: str
     headers: Mapping[bytes, bytes]
     receive: Receive
+    room: BodyRoom = field(default_factory=BodyRoom)
 
     async def body(self, max_bytes: int, seconds: float) -> bytes:
         """The body, with or without a known length, decompressed if needed.
 
         Raises:
-            RequestError: 413, if it is too large (of the rest, at most 64 MiB is read); 408, if
-                it takes too long; 400, if it ends too early; 415, if it is compressed otherwise than with gzip.
+            RequestError: 413, if it is too large (of the rest, at most 64 MiB is read); 408, if it takes too long; 429,
+                if other bodies take all room; 400, if it ends too early; 415, if it is compressed otherwise than with
+                gzip.
         """
         encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding not in (b"identity", b"gzip", b"x-gzip", b""):
@@ -64,7 +85,16 @@ class Request:
             if int(announced) <= _MAX_DISCARDED_BYTES and not waits:
                 await self._discard()  # clients that are still writing would not see the answer
             raise _too_large(max_bytes)
-        parts, length = [], 0
+        parts: list[bytes] = []
+        try:
+            await self._receive_parts(parts, max_bytes)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            self.room.taken -= sum(map(len, parts))
+
+    async def _receive_parts(self, parts: list[bytes], max_bytes: int) -> None:
+        """Adds the parts of the body, whose bytes are taken from the room."""
+        length = 0
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
@@ -72,6 +102,7 @@ class Request:
             part = message.get("body", b"")
             length += len(part)
             if length <= max_bytes:
+                self.room.take(len(part), max_bytes)
                 parts.append(part)
             elif length > max_bytes + _MAX_DISCARDED_BYTES:
                 break
@@ -79,7 +110,6 @@ class Request:
                 break
         if length > max_bytes:
             raise _too_large(max_bytes)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _discard(self) -> None:
         message = await self.receive()

@@ -17,6 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from tfaccel.errors import ServeError
 from tfaccel.exporting.load_model import url_name
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, holds_model, no_saved_model, version_folders
+from tfaccel.local_path import local_path
 from tfaccel.serving.version_policy import VersionPolicy
 
 _PACKAGE = "tfaccel.serving_config"
@@ -78,7 +79,7 @@ def _checked(config: Any, file: Path) -> ModelConfig:
         raise ServeError(f"{place}: a name must have letters, digits, '-', '_' and '.' only.")
     if config.model_platform not in ("", _PLATFORM):
         raise ServeError(f"{place}: model_platform must be {_PLATFORM!r}. Received: {config.model_platform!r}.")
-    folder = file.parent / config.base_path
+    folder = file.parent / local_path(config.base_path, ServeError)
     if not config.base_path or not folder.is_dir():
         raise ServeError(f"{place}: base_path must be a folder of versions. Received: {config.base_path!r}.")
     if not (folder / GRAPH_FILE).is_file() and not any(map(holds_model, version_folders(folder).values())):

@@ -106,6 +106,7 @@ def _trained(
     final = {name: values[-1] for name, values in history.items()}
     if validation is not None:
         final = {name: float(v) for name, v in model.evaluate(validation, verbose=0, return_dict=True).items()}
+    directory.check_held()
     with whole_file(directory.model_file) as temporary:
         model.save(temporary)
     return {

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import check_names
+from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, shortened
 
 _COUNT, _FRACTION = "a count", "a fraction"
@@ -152,6 +153,7 @@ def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
         >>> data_place("tfds:mnist"), data_place("/data/../images"), data_place(None)
         ('tfds:mnist', '/images', None)
     """
-    if data_dir is None or str(data_dir).startswith(NAMED_DATA_SETS):
-        return None if data_dir is None else str(data_dir)
-    return os.path.abspath(data_dir)
+    if data_dir is None:
+        return None
+    place = local_path(data_dir, WorkloadError)
+    return str(data_dir) if str(data_dir).startswith(NAMED_DATA_SETS) else os.path.abspath(place)

@@ -29,7 +29,8 @@ from tfaccel.training.run.plan_of_run import plan_of_run
 from tfaccel.training.run.refused_run import nothing_left_if_refused
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_config import check_resumable, config_of_run, scaling_of_run
-from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, resume_on
+from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
+from tfaccel.training.run.run_place import resume_on
 from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime

@@ -12,9 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import ClusterError, LaunchError, PlanError
+from tfaccel.errors import ClusterError, LaunchError, PlanError, RunDirError
 from tfaccel.files import write_json
 from tfaccel.launching.worker_group import WorkerGroup
+from tfaccel.local_path import local_path
 from tfaccel.planning.deferred import DeferredItems
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.plan import Plan
@@ -22,7 +23,7 @@ from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.exit_status import DONE, INTERRUPTED, RETRY
 from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.run_dir import checked_place
+from tfaccel.training.run.run_place import checked_place
 
 logger = logging.getLogger("tfaccel")
 
@@ -65,7 +66,7 @@ def train_on_workers(
             "plan, for one that suits each worker's machine."
         )
     checked_place(run_dir, arguments["resume"])
-    path = Path(run_dir).absolute()
+    path = local_path(run_dir, RunDirError).absolute()
     folder = path.with_name(f"{path.name}-logs")
     is_new = not folder.exists()
     try:

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import ReportError, WorkloadError
+from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, check_seed
 
 EXPONENTIAL, LINEAR = "exponential", "linear"
@@ -148,7 +148,7 @@ class LearningRateReport:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the report as a JSON file."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
     def save_picture(self, path: str | PathLike[str]) -> None:
         """Draws the losses over the tested rates, with the suggestion, as a PNG file.

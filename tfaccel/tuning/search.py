@@ -184,6 +184,7 @@ def search(
             if chosen.retrain and result.best is not None:
                 best = supervisor.retrain(read_hyperparameters(directory.path, result.best.trial_id))
                 result = result.with_best_model(best["run_dir"], best["final"], time.perf_counter() - started)
+    directory.check_held()
     write_json(directory.path / "search.json", result.to_json())
     _draw(directory.path, result)
     return result

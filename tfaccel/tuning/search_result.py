@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
+from tfaccel.local_path import local_path
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.trial_row import (
@@ -59,7 +60,7 @@ class SearchResult:
     ) -> Self:
         """The result of these trials."""
         return cls(
-            run_dir=str(Path(run_dir)),
+            run_dir=str(local_path(run_dir, SearchError)),
             algorithm=options.algorithm,
             objective=objective,
             rows=tuple(rows),

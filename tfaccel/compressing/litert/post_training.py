@@ -32,6 +32,7 @@ from tfaccel.compressing.mask_values import COPY, best_mask_value, copy_with_mas
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.compressing.output_error import relative_error
 from tfaccel.errors import CompressionError
+from tfaccel.models.lookup_tables import lookup_tables
 from tfaccel.training.private.private_api import all_layers, tf_variable
 
 # Recurrent layers are unrolled up to this many steps; each adds a dozen operations to the file.
@@ -71,7 +72,11 @@ class Converter:
 
         self._function = traced(model, signature, named)
         module = tf.Module()
-        module.kept = [*(tf_variable(variable) for variable in model.variables), *self._function.graph.variables]
+        module.kept = [
+            *(tf_variable(variable) for variable in model.variables),
+            *self._function.graph.variables,
+            *lookup_tables(model),
+        ]
         with quiet_conversion():
             tf.saved_model.save(module, self._folder, signatures={SIGNATURE_KEY: self._function})
 

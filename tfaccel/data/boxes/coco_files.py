@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfaccel.data.bad_data import SKIP_ADVICE, BadData
-from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.bad_data import BadData
+from tfaccel.data.boxes.boxed_images import BoxedImages
+from tfaccel.data.boxes.coco_images import BoxesOfFile, CocoPart, boxes_of_file
 from tfaccel.data.images.image_set import TEST_FRACTION
 from tfaccel.errors import DataError, WorkloadError
+from tfaccel.local_path import local_path
 
 _LISTS = ("images", "annotations", "categories")
 _FIELDS = {
@@ -21,7 +24,6 @@ _FIELDS = {
     "annotations": ("id", "image_id", "category_id", "bbox"),
     "categories": ("id", "name"),
 }
-_SLACK = 1.0  # pixels by which a box may exceed its image: annotation tools round
 _MAX_BYTES = 2**31
 
 
@@ -32,11 +34,16 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
     the same) is held out for testing. File names in it are relative to the folder, or to its sub-folders `images`,
     `train` and `test`. Images are scaled to fit into a square and padded with black. Crowds (`iscrowd`) are ignored.
 
+    The `width` and `height` that a file says of an image are compared with those of the image. They also tell whether
+    the boxes of a photo with an EXIF orientation were drawn on the photo as it is shown; then it is turned. All files
+    are opened and checked here; pixels are read on use.
+
     Args:
         data_dir: the folder.
         image_size: height and width of the square in pixels: a multiple of 16, since detectors halve images four times.
-        bad_data: what to do with images that are missing or cannot be decoded, and images with an invalid annotation;
-            they are left out with all their boxes. A damaged JSON file is always an error.
+        bad_data: what to do with images that are missing, cannot be decoded or have another size than the file says,
+            and images with an invalid annotation; they are left out with all their boxes. A damaged JSON file is always
+            an error.
 
     Raises:
         WorkloadError: for another image size.
@@ -45,7 +52,7 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
     bad_data = bad_data or BadData()
     if image_size < 32 or image_size % 16:
         raise WorkloadError(f"`image_size` must be a multiple of 16, at least 32. Received: image_size={image_size!r}.")
-    folder = Path(data_dir)
+    folder = local_path(data_dir, DataError)
     if not folder.is_dir():
         raise DataError(f"There is no folder {folder} (`data_dir`).")
     names = [name for name in ("train.json", "test.json") if (folder / name).exists()]
@@ -56,30 +63,29 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
     classes = _classes(contents[0], paths[0])
     if any(_classes(content, path) != classes for content, path in zip(contents, paths, strict=True)):
         raise DataError(f"{paths[0]} and {paths[1]} must have the same categories.")
-    listed = [_objects(content, path, classes, bad_data) for content, path in zip(contents, paths, strict=True)]
-    if bad_data.skips:
-        listed = [_readable(part, folder, image_size, bad_data) for part in listed]
+    found = [_objects(content, path, classes, bad_data) for content, path in zip(contents, paths, strict=True)]
+    listed = [_placed(part, folder, bad_data) for part in found]
     bad_data.finish(sum(map(len, listed)), "images")
     if len(listed) == 1:
         listed = _split(listed[0], paths[0])
     if not all(listed):
         raise DataError(f"{paths[0]} and {paths[-1]} must each have an image that can be read.")
-    most = max(1, *(len(boxes) for part in listed for _, boxes in part))
+    most = max(1, *(len(image.labels) for part in listed for image in part))
     num_bytes = sum(map(len, listed)) * image_size**2 * 3
     if num_bytes > _MAX_BYTES:
         raise DataError(
             f"The images take {num_bytes:,} bytes in memory at {image_size} pixels. Use a smaller image_size."
         )
-    train, test = (_load(part, folder, image_size, most, bad_data) for part in listed)
+    train, test = (CocoPart(part, image_size, most) for part in listed)
     return BoxedImages(
         class_names=tuple(classes.values()),
         image_size=image_size,
         num_channels=3,
         most_objects=most,
-        num_train_images=len(train.images),
-        num_test_images=len(test.images),
-        train=lambda seed, epoch: train,
-        test=lambda: test,
+        num_train_images=len(listed[0]),
+        num_test_images=len(listed[1]),
+        train=train,
+        test=test,
     )
 
 
@@ -104,11 +110,24 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
             missing = [f for f in _FIELDS[name] if not isinstance(entry, dict) or f not in entry]
             if missing:
                 raise DataError(f"Entry {number} (from 0) of {name!r} in {path} has no {missing[0]!r}.")
+        check_ids(name, entries, path)
         ids = [entry["id"] for entry in entries]
         if len(set(map(str, ids))) < len(ids):
             twice = next(i for i in ids if ids.count(i) > 1)
             raise DataError(f"Two entries of {name!r} in {path} have the id {twice!r}.")
     return content
+
+
+def check_ids(name: str, entries: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Raises DataError for an id that is no whole number or text, such as {"$oid": "65f1"} of a MongoDB export."""
+    for number, entry in enumerate(entries):
+        for field in _FIELDS[name]:
+            is_id = field.endswith("id") and field in entry
+            if is_id and (type(entry[field]) is bool or not isinstance(entry[field], int | str)):
+                raise DataError(
+                    f"The {field!r} of entry {number} (from 0) of {name!r} in {path} must be a whole number or a text. "
+                    f"Received: {entry[field]!r:.80}."
+                )
 
 
 def _classes(content: dict[str, list[dict[str, Any]]], path: Path) -> dict[Any, str]:
@@ -153,69 +172,19 @@ def _objects(
     return [listed for image, listed in found.items() if image not in damaged]
 
 
-def _readable(listed: _Listed, folder: Path, image_size: int, bad_data: BadData) -> _Listed:
+def _placed(listed: _Listed, folder: Path, bad_data: BadData) -> list[BoxesOfFile]:
     """The images that can be decoded, and whose boxes are inside."""
-    return [
-        (entry, objects)
-        for entry, objects in listed
-        if bad_data.tried(partial(_row, entry, objects, folder, image_size), entry["json"], entry["number"]) is not None
-    ]
+    found = []
+    for entry, objects in listed:
+        image = bad_data.tried(partial(boxes_of_file, entry, objects, folder), entry["json"], entry["number"])
+        if image is not None:
+            found.append(image)
+    return found
 
 
-def _split(listed: _Listed, path: Path) -> list[_Listed]:
+def _split(listed: list[BoxesOfFile], path: Path) -> list[list[BoxesOfFile]]:
     if len(listed) < 2:
         raise DataError(f"{path} has one image; it needs at least two, one to train on and one to test with.")
     order = np.random.default_rng(0).permutation(len(listed))
     num_test = max(1, round(TEST_FRACTION * len(listed)))
     return [[listed[i] for i in sorted(order[num_test:])], [listed[i] for i in sorted(order[:num_test])]]
-
-
-def _load(listed: _Listed, folder: Path, image_size: int, most: int, bad_data: BadData) -> BoxedSplit:
-    images = np.zeros((len(listed), image_size, image_size, 3), np.uint8)
-    boxes = np.zeros((len(listed), most, 4), np.float32)
-    labels = np.full((len(listed), most), NO_OBJECT, np.int64)
-    for row, (entry, objects) in enumerate(listed):
-        try:
-            pixels, corners = _row(entry, objects, folder, image_size)
-        except DataError as error:
-            raise error if bad_data.skips else DataError(f"{error} {SKIP_ADVICE}") from error
-        images[row, : pixels.shape[0], : pixels.shape[1]] = pixels
-        boxes[row, : len(objects)] = corners
-        labels[row, : len(objects)] = [label for _, label in objects]
-    return BoxedSplit(images, boxes, labels)
-
-
-def _row(
-    entry: dict[str, Any], objects: list[tuple[list[float], int]], folder: Path, image_size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels of an image, and the corners of its boxes in them."""
-    pixels, scale, size = _image(entry, folder, image_size)
-    corners = np.zeros((len(objects), 4), np.float32)
-    for place, ((left, top, width, height, name), _) in enumerate(objects):
-        right, bottom = left + width, top + height
-        if min(left, top) < -_SLACK or right > size[0] + _SLACK or bottom > size[1] + _SLACK:
-            raise DataError(
-                f"Annotation {name!r} in {entry['json']} lies outside its image {entry['file_name']} of "
-                f"{size[0]}x{size[1]} pixels: bbox={[left, top, width, height]} (left, top, width, height)."
-            )
-        corners[place] = np.clip(np.array([left, top, right, bottom]) * scale, 0, image_size)
-    return pixels, corners
-
-
-def _image(entry: dict[str, Any], folder: Path, image_size: int) -> tuple[np.ndarray, float, tuple[int, int]]:
-    """The pixels of an image, its scale factor, and its original width and height."""
-    from PIL import Image
-
-    places = [folder / part / str(entry["file_name"]) for part in (".", "images", "train", "test")]
-    path = next((place for place in places if place.is_file()), None)
-    if path is None:
-        raise DataError(
-            f"Image {entry['id']!r} in {entry['json']}: there is no file {entry['file_name']!r} in {folder}."
-        )
-    try:
-        with Image.open(path) as image:
-            scale = image_size / max(image.size)
-            size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
-            return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR)), scale, image.size
-    except Exception as error:  # Pillow raises errors of many kinds for corrupt files.
-        raise DataError(f"Cannot read the image {path}: {error}. Repair or remove it.") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tfaccel.data.cache_choice import CacheOptions
 from tfaccel.data.example_cache import gathered
+from tfaccel.data.images.decoding import decoded
 from tfaccel.data.images.image_set import EncodedImages, ImageSet, ImageSplit
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.pipeline import AUTOMATIC, Augmentation, Pipeline
@@ -138,8 +140,7 @@ def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[
     content, read_content = _contents(images)
 
     def image(item: tf.Tensor) -> tf.Tensor:
-        decoded = tf.io.decode_image(read_content(item), channels=num_channels, expand_animations=False)
-        resized = tf.image.resize(decoded, [size, size], antialias=True)
+        resized = tf.image.resize(decoded(read_content(item), num_channels), [size, size], antialias=True)
         return tf.ensure_shape(tf.cast(tf.round(resized), tf.uint8), [size, size, num_channels])
 
     return lambda rows: tf.map_fn(image, content(rows), fn_output_signature=tf.uint8)
@@ -160,5 +161,5 @@ def _contents(
 
         return read_rows, tf.identity
     with tf.device("/CPU:0"):
-        names = tf.constant(images)
+        names = tf.constant([os.fsencode(name) for name in images])  # bytes: names need not be UTF-8
     return lambda rows: tf.gather(names, rows), tf.io.read_file

@@ -65,7 +65,7 @@ def default_image_size(headers: Sequence[ImageHeader]) -> int:
     """The median of the images' longer sides, at most 64 pixels.
 
     Example:
-        >>> default_image_size([ImageHeader(20, True), ImageHeader(30, True), ImageHeader(90, True)])
+        >>> default_image_size([ImageHeader(20, 10), ImageHeader(9, 30), ImageHeader(90, 90)])
         30
     """
     median = int(np.median([header.longer_side for header in headers]))

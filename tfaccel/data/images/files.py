@@ -1,26 +1,28 @@
-"""Image sets from users' data: a folder of PNG and JPEG files for each class, and other sources."""
+"""Image sets from users' data: a folder of image files for each class, and other sources."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
+from tfaccel.data.folder_files import class_folders, counted, files_below, passed_over
 from tfaccel.data.hugging_face import HUGGING_FACE, read_hugging_face_images
 from tfaccel.data.images.arrays import read_image_arrays
 from tfaccel.data.images.encoded import default_image_size
-from tfaccel.data.images.image_check import ImageHeader, ImageToCheck, readable_images
+from tfaccel.data.images.image_check import IMAGE_SUFFIXES, ImageHeader, ImageToCheck, readable_images
 from tfaccel.data.images.image_set import ImageSet, ImageSplit, check_image_size, split_rows
 from tfaccel.data.images.tfrecords import read_tfrecord_images
 from tfaccel.data.tfds_sets import TFDS, read_tfds_images
 from tfaccel.data.tfrecord_files import find_tfrecords
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
-_SUFFIXES = (".png", ".jpg", ".jpeg")
+logger = logging.getLogger("tfaccel")
 
 
 def read_image_set(
@@ -28,7 +30,8 @@ def read_image_set(
 ) -> ImageSet:
     """Reads and validates the images of a folder, a `.npz` file, TFRecord files or a named dataset.
 
-    A folder has one sub-folder for each class, or `train` and `test` with one sub-folder for each class in both.
+    A folder has one sub-folder for each class, or `train` and `test` with one sub-folder for each class in both. Each
+    holds PNG, JPEG, BMP or GIF files, also in folders below it; how many other files are passed over is logged.
     Without `test`, a stratified fifth of the images, always the same, is held out for testing. Every file is opened
     and checked here; pixels are read on use.
 
@@ -56,7 +59,7 @@ def read_image_set(
         >>> images.class_names, images.image_size, images.num_channels, images.num_train_images
         (('cat', 'dog'), 24, 3, 2)
     """
-    path, bad_data = Path(data_dir), bad_data or BadData()
+    path, bad_data = local_path(data_dir, DataError), bad_data or BadData()
     if image_size is not None:
         check_image_size(image_size)
     for start, read in ((TFDS, read_tfds_images), (HUGGING_FACE, read_hugging_face_images)):
@@ -89,12 +92,15 @@ class _Files:
 def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> ImageSet:
     parts = [folder / name for name in ("train", "test")]
     present = [part for part in parts if part.is_dir()]
-    if len(present) == 1 and any(_class_folders(present[0])):
+    if len(present) == 1 and class_folders(present[0]):
         other = "test" if present[0].name == "train" else "train"
         raise DataError(f"{folder} has a folder {present[0].name!r} with classes, but no folder {other!r}. Add it.")
     is_split = len(present) == 2
     classes = _class_names(present[0] if is_split else folder)
     listed = [_list_files(part, classes) for part in (present if is_split else [folder])]
+    others = passed_over(folder, (path for files in listed for path in files.paths), IMAGE_SUFFIXES)
+    if others:
+        logger.warning(others)
     checked = [files.readable(bad_data) for files in listed]
     listed = [files for files, _ in checked]
     headers = [header for _, of_files in checked for header in of_files]
@@ -110,12 +116,8 @@ def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> Ima
     )
 
 
-def _class_folders(folder: Path) -> Iterator[Path]:
-    return (entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith("."))
-
-
 def _class_names(folder: Path) -> tuple[str, ...]:
-    names = tuple(entry.name for entry in _class_folders(folder))
+    names = tuple(entry.name for entry in class_folders(folder))
     if len(names) < 2:
         found = f"one, {names[0]!r}" if names else "none"
         raise DataError(f"{folder} must have one sub-folder for each class, at least two. Received: {found}.")
@@ -125,14 +127,18 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 def _list_files(folder: Path, classes: tuple[str, ...]) -> _Files:
     paths: list[Path] = []
     labels: list[int] = []
-    unknown = sorted({entry.name for entry in _class_folders(folder)} - set(classes))
+    unknown = sorted({entry.name for entry in class_folders(folder)} - set(classes))
     if unknown:
         raise DataError(f"{folder} has the class {unknown[0]!r}, which the training images do not have.")
     for label, name in enumerate(classes):
-        entries = sorted((folder / name).iterdir()) if (folder / name).is_dir() else []
-        found = [entry for entry in entries if entry.suffix.lower() in _SUFFIXES and not entry.name.startswith(".")]
+        every = files_below(folder / name) if (folder / name).is_dir() else []
+        found = [file for file in every if file.suffix.lower() in IMAGE_SUFFIXES]
         if not found:
-            raise DataError(f"The class folder {folder / name} holds no PNG or JPEG image.")
+            received = f" Received: {counted(every)}." if every else ""
+            raise DataError(
+                f"The class folder {folder / name} holds no image: no file that ends in {', '.join(IMAGE_SUFFIXES)}."
+                f"{received}"
+            )
         paths += found
         labels += [label] * len(found)
     return _Files(tuple(paths), np.array(labels, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Whether PNG and JPEG images can be decoded, found out without TensorFlow."""
+"""Whether images can be decoded by TensorFlow, found out without it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.errors import DataError
 
-_FORMATS = ("PNG", "JPEG", "MPO")  # MPO: a JPEG followed by more images, as phones write it
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")  # as Keras reads them
+_WITH_END = ("PNG", "JPEG", "MPO")  # MPO: a JPEG followed by more images, as phones write it
+_FORMATS = (*_WITH_END, "BMP", "GIF", "WEBP")
 _GREY_MODES = ("1", "L", "LA", "I", "I;16")
 _NUM_CHECKING_THREADS = 8
 _END_OF_PNG = b"\0\0\0\0IEND\xae\x42\x60\x82"  # the last chunk: its length, name and checksum
 _START_OF_JPEG, _END_OF_JPEG = b"\xff\xd8", b"\xff\xd9"
+_ORIENTATION = 0x112  # the EXIF tag
 _FILL, _SCAN = 0xFF, 0xDA
 _NEXT_MARKER = re.compile(rb"\xff(?![\x00\xd0-\xd7\xff])")  # in a scan; the others are data
 
@@ -27,12 +30,20 @@ class ImageHeader:
     """What the header of an image file says.
 
     Args:
-        longer_side: in pixels.
-        is_grey: whether the image is grayscale.
+        width, height: in pixels, as stored.
+        is_grey: whether the image is grayscale, and can be decoded to one channel.
+        orientation: how it is shown, as EXIF numbers it: 1 as stored; from 5 on, width and height change places.
     """
 
-    longer_side: int
-    is_grey: bool
+    width: int
+    height: int
+    is_grey: bool = False
+    orientation: int = 1
+
+    @property
+    def longer_side(self) -> int:
+        """In pixels."""
+        return max(self.width, self.height)
 
 
 @dataclass(frozen=True)
@@ -56,17 +67,24 @@ def check_image(content: bytes, name: str) -> ImageHeader:
     """Checks the bytes of an image: PNG files to the end; JPEG files are decoded at an eighth of their size.
 
     Raises:
-        DataError: if it is not a PNG or JPEG image, or cannot be read; the message names it.
+        DataError: if it is not an image of a known format, or cannot be read; the message names it.
     """
-    from PIL import Image
+    from PIL import Image, ImageSequence
 
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.format not in _FORMATS:
-                raise DataError(f"{name} must be a PNG or JPEG image. Received: {image.format}.")
-            header = ImageHeader(max(image.size), image.mode in _GREY_MODES)
-            if image.format == "PNG":
+                raise DataError(f"{name} must be a PNG, JPEG, BMP, GIF or WebP image. Received: {image.format}.")
+            kind = str(image.format)
+            is_grey = kind in _WITH_END and image.mode in _GREY_MODES
+            header = ImageHeader(*image.size, is_grey=is_grey, orientation=_orientation(content, kind))
+            if kind == "BMP" and not _is_plain_bmp(content, image.mode):
+                raise DataError(f"{name} is a BMP image that TensorFlow cannot decode. Save it with 24 bits per pixel.")
+            if kind == "PNG":
                 image.verify()
+            elif kind == "GIF":
+                for frame in ImageSequence.Iterator(image):
+                    frame.load()
             else:
                 image.draft(None, (max(1, image.width // 8), max(1, image.height // 8)))
                 image.load()
@@ -75,9 +93,32 @@ def check_image(content: bytes, name: str) -> ImageHeader:
     except Exception as error:  # Pillow raises errors of many kinds for corrupt files.
         reason = "it is not an image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
         raise DataError(f"Cannot read the image {name}: {reason}. Repair or remove it.") from error
-    if not is_complete(content):  # Pillow decodes such images all the same, TensorFlow does not.
+    if kind in _WITH_END and not is_complete(content):  # Pillow decodes such images all the same, TensorFlow does not.
         raise DataError(f"Cannot read the image {name}: it ends early. Repair or remove it.")
     return header
+
+
+def _orientation(content: bytes, kind: str) -> int:
+    """The EXIF orientation of an image; 1 if it has none."""
+    from PIL import Image
+
+    if kind not in ("PNG", "JPEG", "MPO", "WEBP") or (kind == "PNG" and b"eXIf" not in content):
+        return 1
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # EXIF data may be damaged in many ways; the pixels need not be.
+        return 1
+    return int(found) if found in range(2, 9) else 1
+
+
+def _is_plain_bmp(content: bytes, mode: str) -> bool:
+    """Whether a BMP file has no palette of colors and is not compressed."""
+    header_bytes, bits, compression = (
+        int.from_bytes(content[i:j], "little") for i, j in ((14, 18), (28, 30), (30, 34))
+    )
+    has_known_bits = bits in (24, 32) or (bits == 8 and mode == "L")
+    return header_bytes >= 40 and has_known_bits and compression in ((0, 3) if bits == 32 else (0,))
 
 
 def is_complete(content: bytes) -> bool:

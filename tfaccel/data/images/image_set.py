@@ -15,7 +15,7 @@ TEST_FRACTION = 0.2
 
 
 class EncodedImages(ABC):
-    """Images as bytes of PNG or JPEG files from any storage; read by index, from any thread."""
+    """Images as bytes of image files from any storage; read by index, from any thread."""
 
     @abstractmethod
     def __len__(self) -> int:

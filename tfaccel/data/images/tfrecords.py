@@ -29,7 +29,7 @@ class ImageFeatures:
     """The names of the features of an example that hold an image and its class.
 
     Args:
-        image: the bytes of a PNG or JPEG file.
+        image: the bytes of an image file (PNG, JPEG, BMP, GIF or WebP).
         label: the class as an integer, or "" for none.
         text: the name of the class, or "" for none.
     """
@@ -75,7 +75,7 @@ def read_tfrecord_images(
 ) -> ImageSet:
     """The images of TFRecord files; every record is read and validated.
 
-    A record is a `tf.train.Example` with a PNG or JPEG image and its class, under the names of `ImageFeatures` or
+    A record is a `tf.train.Example` with an encoded image and its class, under the names of `ImageFeatures` or
     those of TensorFlow Datasets (`image`, `label`). If some file names contain train and the others test (or
     validation), those are the parts; otherwise a stratified fifth of the images is held out for testing.
 

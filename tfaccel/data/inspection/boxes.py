@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.boxes.coco_files import check_ids
+from tfaccel.data.boxes.coco_images import TURNED, orientation_of_boxes
 from tfaccel.data.inspection.checks import balance, copies, memory, part_sizes
 from tfaccel.data.inspection.findings import Examples, Finding, InspectionReport, Progress, no_progress
 from tfaccel.data.inspection.images import SmallImage, read_or_finding
@@ -51,6 +53,9 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
     names, parts, boxes, labels, box_parts = [], [], [], [], []
     for part, path in files.items():
         content = json.loads(path.read_text(encoding="utf-8"))
+        for name in _LISTS:
+            check_ids(name, _entries(content, name), path)
+        with_boxes = {entry.get("image_id") for entry in _entries(content, "annotations")}
         classes = {entry.get("id"): str(entry.get("name")) for entry in _entries(content, "categories")}
         known = {entry.get("id"): entry for entry in _entries(content, "images")}
         sizes = {}
@@ -66,7 +71,7 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
             if isinstance(read, Finding):
                 findings.append(read)
             else:
-                sizes[key] = read.shape[:2]
+                sizes[key] = _size(entry, read, str(file), findings, has_boxes=key in with_boxes)
                 images.append(read)
                 names.append(str(file))
                 parts.append(part)
@@ -102,6 +107,18 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
         memory_bytes=free,
         findings=(*findings, *(one for one in found if one.kind != "one class"), *of_memory),
     )
+
+
+def _size(
+    entry: Mapping[str, Any], image: SmallImage, file: str, findings: list[Finding], *, has_boxes: bool
+) -> tuple[int, ...]:
+    """Height and width of an image as its boxes were drawn; adds a finding if the file says something else."""
+    try:
+        orientation = orientation_of_boxes(entry, image.header, file, has_boxes=has_boxes)
+    except DataError as error:
+        findings.append(Finding("other size", file, str(error), "Training refuses it."))
+        return image.shape[:2]
+    return image.shape[1::-1] if orientation in TURNED else image.shape[:2]
 
 
 def _boxes(

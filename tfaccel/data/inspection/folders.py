@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from tfaccel.data.folder_files import class_folders, counted, files_below
 from tfaccel.data.inspection.findings import Finding, Progress
 from tfaccel.errors import DataError
 
@@ -58,14 +59,13 @@ def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFile
         if loose:
             text = f"{len(loose)} files are in no class folder (first {loose[0]})"
             findings.append(Finding("other files", str(root), text, "They are not used."))
-        for class_folder in sorted(entry for entry in root.iterdir() if entry.is_dir()):
-            if class_folder.name.startswith("."):
-                continue
-            files = sorted(entry for entry in class_folder.iterdir() if not entry.name.startswith("."))
-            found = [file for file in files if file.is_file() and file.suffix.lower() in suffixes]
-            others = [file.name for file in files if file not in found]
+        for class_folder in class_folders(root):
+            files = files_below(class_folder)
+            found = [file for file in files if file.suffix.lower() in suffixes]
+            others = [file for file in files if file.suffix.lower() not in suffixes]
             if others:
-                text = f"{len(others)} entries do not end in {', '.join(suffixes)} (first {others[0]})"
+                first = others[0].relative_to(class_folder)
+                text = f"{len(others)} files do not end in {', '.join(suffixes)}: {counted(others)} (first {first})"
                 findings.append(Finding("other files", str(class_folder), text, "They are not used."))
             if not found:
                 findings.append(Finding("empty class", str(class_folder), "it holds no file to use", "Remove it."))

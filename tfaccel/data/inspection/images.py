@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.data.images.arrays import read_image_arrays
+from tfaccel.data.images.image_check import ImageHeader, check_image
 from tfaccel.data.inspection.checks import balance, copies, memory, part_sizes
 from tfaccel.data.inspection.findings import Examples, Finding, InspectionReport, Progress, no_progress
 from tfaccel.data.inspection.folders import LabelledFiles, read_labelled_files
 from tfaccel.data.inspection.label_errors import probable_label_errors
+from tfaccel.errors import DataError
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _SMALL_SIZE = 16  # height and width, in pixels, of the images for the classifier
 _NUM_TREES = 200
 _NUM_ANGLES, _NUM_CELLS = 8, 4  # orientation bins of edges, and cells along each side
@@ -24,8 +25,9 @@ _EVERY = 50  # images between two progress reports
 
 @dataclass(frozen=True)
 class SmallImage:
-    """The data kept of one image: a checksum of its pixels, its shape, and a thumbnail."""
+    """The data kept of one image: its header, a checksum of its pixels, its shape, and a thumbnail."""
 
+    header: ImageHeader
     key: bytes
     shape: tuple[int, ...]
     small: np.ndarray
@@ -56,8 +58,8 @@ def read_or_finding(file: Path) -> SmallImage | Finding:
     """The data kept of an image, or a finding if it cannot be read."""
     try:
         return _read(file)
-    except Exception as error:  # Pillow raises errors of many kinds for corrupt files.
-        reason = "it is not an image" if type(error).__name__ == "UnidentifiedImageError" else str(error)
+    except (OSError, DataError) as error:
+        reason = str(error).removeprefix(f"Cannot read the image {file}: ").removesuffix(". Repair or remove it.")
         return Finding("unreadable file", str(file), reason, "Repair or remove it.")
 
 
@@ -86,14 +88,15 @@ def inspect_image_arrays(path: Path, *, progress: Progress = no_progress) -> Ins
 def _read(file: Path) -> SmallImage:
     from PIL import Image
 
-    with Image.open(file) as opened:
-        opened.load()
-        is_grey = opened.mode in ("1", "L", "LA", "I", "I;16")
-        pixels = np.asarray(opened.convert("L" if is_grey else "RGB"))
-        small = opened.convert("RGB").resize((_SMALL_SIZE, _SMALL_SIZE), Image.Resampling.BOX)
-    shape = (*pixels.shape[:2], 1 if is_grey else 3)
-    key = hashlib.sha1(repr(shape).encode() + pixels.tobytes()).digest()
-    return SmallImage(key, shape, np.asarray(small, dtype=np.float32).reshape(-1) / 255)
+    from tfaccel.data.images.decoding import pixels
+
+    content = file.read_bytes()
+    header = check_image(content, str(file))
+    array = pixels(content, 1 if header.is_grey else 3, name=str(file))
+    thumbnail = Image.fromarray(array[..., 0] if header.is_grey else array).convert("RGB")
+    small = thumbnail.resize((_SMALL_SIZE, _SMALL_SIZE), Image.Resampling.BOX)
+    key = hashlib.sha1(repr(array.shape).encode() + array.tobytes()).digest()
+    return SmallImage(header, key, array.shape, np.asarray(small, dtype=np.float32).reshape(-1) / 255)
 
 
 def _small(array: np.ndarray) -> np.ndarray:

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
+from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.inspection.boxes import coco_files, inspect_coco
 from tfaccel.data.inspection.findings import InspectionReport, Progress, no_progress
 from tfaccel.data.inspection.folders import list_labelled_files
-from tfaccel.data.inspection.images import IMAGE_SUFFIXES, inspect_image_arrays, inspect_image_files
+from tfaccel.data.inspection.images import inspect_image_arrays, inspect_image_files
 from tfaccel.data.inspection.table import inspect_tables
 from tfaccel.data.inspection.texts import TEXT_SUFFIXES, inspect_text_file, inspect_text_files, inspect_text_tables
 from tfaccel.data.tables.column_kinds import kinds_from_text
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 _TABLE_SUFFIXES = CSV_SUFFIXES + PARQUET_SUFFIXES
 
@@ -54,7 +56,7 @@ def inspect_data(
         >>> [(finding.kind, finding.where) for finding in report.findings]
         [('constant column', 'legs'), ('missing values', 'age')]
     """
-    place = Path(path)
+    place = local_path(path, DataError)
     if not place.exists():
         raise DataError(f"There is no file or folder {place}.")
     if place.is_file() and place.suffix.lower() == ".npz":

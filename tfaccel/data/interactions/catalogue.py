@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Catalogue:
             DataError: if the file is missing or does not hold a catalogue.
         """
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(local_path(path, DataError).read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise DataError(f"There is no file {path}. Was this folder left by a finished run?") from error
         except (OSError, ValueError, KeyError, TypeError) as error:

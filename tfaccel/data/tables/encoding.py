@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +15,7 @@ from tfaccel.data.tables.dates import DatePart
 from tfaccel.data.tables.hashing import hash_buckets
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
 
@@ -177,7 +177,7 @@ class TableEncoding:
             DataError: if the file cannot be read.
         """
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(local_path(path, DataError).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"Cannot read how tables are encoded from {path}: {error}.") from error
 

@@ -15,6 +15,7 @@ from tfaccel.data.bad_data import BadData, always_fail
 from tfaccel.data.csv_rows import KEEP_BYTES, csv_rows
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -48,7 +49,7 @@ def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8", bad_dat
         ...     read_table(path).column("age").values.tolist()
         ['3', None]
     """
-    file = Path(path)
+    file = local_path(path, DataError)
     if not file.exists():
         raise DataError(f"There is no file {file}.")
     suffix = file.suffix.lower()

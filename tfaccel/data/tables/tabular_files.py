@@ -18,6 +18,7 @@ from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.tabular_set import TabularSet, make_tabular_set
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import local_path
 
 EMBEDDED_TARGET = "target"
 _LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabetes": "load_diabetes"}
@@ -64,7 +65,7 @@ def read_tables(
     Raises:
         DataError: if a table cannot be read, or lacks a column.
     """
-    path, bad_data = Path(data_dir), bad_data or BadData()
+    path, bad_data = local_path(data_dir, DataError), bad_data or BadData()
     files = [_part(path, "train"), _part(path, "test")] if path.is_dir() else [path]
     tables = [read_table(file, encoding=options.encoding, bad_data=bad_data) for file in files]
     if options.target is None:

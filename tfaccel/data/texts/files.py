@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from tfaccel.data.bad_data import SKIP_ADVICE, BadData
 from tfaccel.data.csv_rows import KEEP_BYTES, csv_rows, text_damage
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import local_path
 
 _TEST_FRACTION = 0.1
 
@@ -33,7 +33,7 @@ def read_text(path: str | os.PathLike[str], *, keeps_damage: bool = False) -> st
         ...     read_text(path)
         'one\\ntwo\\n'
     """
-    path = Path(path)
+    path = local_path(path, DataError)
     if path.is_dir():
         raise DataError(f"Expected a text file. Received the folder {path}.")
     try:

@@ -1,5 +1,6 @@
 """Labeled texts: passages of CPython's documentation, or a user's file, folder or named dataset."""
 
+import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -8,10 +9,16 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
+from tfaccel.data.folder_files import class_folders, files_below, passed_over
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
 from tfaccel.data.texts.files import read_columns, read_text
 from tfaccel.data.texts.labelled_texts import LabelledTexts, labelled_texts
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
+
+logger = logging.getLogger("tfaccel")
+
+_SUFFIXES = (".txt",)
 
 
 def documentation_passages() -> LabelledTexts:
@@ -51,6 +58,7 @@ def read_labelled_texts(
     """
     columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column}
     bad_data = bad_data or BadData()
+    path = local_path(data_dir, DataError)
     if str(data_dir).startswith("tfds:"):
         from tfaccel.data.tfds_sets import read_tfds_texts
 
@@ -59,7 +67,6 @@ def read_labelled_texts(
         from tfaccel.data.hugging_face import read_hugging_face_texts
 
         return read_hugging_face_texts(str(data_dir), **columns)
-    path = Path(data_dir)
     if path.is_dir():
         pairs = _read_folder(path, bad_data)
     elif path.exists():
@@ -74,15 +81,20 @@ def read_labelled_texts(
 
 
 def _read_folder(folder: Path, bad_data: BadData) -> list[tuple[str, str]]:
-    classes = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
+    classes = class_folders(folder)
     if not classes:
         raise DataError(f"{folder} must have one sub-folder of .txt files for each class. Received: none.")
     pairs: list[tuple[str, str]] = []
+    used: list[Path] = []
     for entry in classes:
-        files = [file for file in sorted(entry.iterdir()) if file.suffix.lower() == ".txt"]
+        files = files_below(entry, _SUFFIXES)
+        used += files
         if not files:
             raise DataError(f"The class folder {entry} holds no .txt file.")
         texts = [bad_data.tried(partial(read_text, file), file) for file in files]
         pairs += [(text, entry.name) for text in texts if text is not None]
+    others = passed_over(folder, used, _SUFFIXES)
+    if others:
+        logger.warning(others)
     bad_data.finish(len(pairs), "texts")
     return pairs

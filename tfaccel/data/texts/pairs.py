@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -14,6 +13,7 @@ from tfaccel.data.texts.documentation import Topic, documentation_topics
 from tfaccel.data.texts.files import read_aligned_lines, read_columns
 from tfaccel.data.texts.vocabulary import END, NUM_SPECIAL_TOKENS, START, Vocabulary, padded, split_text
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 TEST_PART = 0.1
 
@@ -65,7 +65,7 @@ def read_translations(data_dir: str | os.PathLike[str], *, bad_data: BadData | N
     Raises:
         DataError: if a file cannot be read, or the lines are not aligned (the line is named).
     """
-    folder = Path(data_dir)
+    folder = local_path(data_dir, DataError)
     if not folder.is_dir():
         raise DataError(f"`data_dir` must be a folder with source.txt and target.txt. Received: {folder}.")
     lines = read_aligned_lines(folder / "source.txt", folder / "target.txt", bad_data)

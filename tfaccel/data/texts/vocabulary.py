@@ -7,12 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 PADDING, UNKNOWN, START, END = 0, 1, 2, 3
 NUM_SPECIAL_TOKENS = 4
@@ -115,7 +115,7 @@ class Vocabulary:
             DataError: if the file is missing or does not hold a vocabulary.
         """
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(local_path(path, DataError).read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise DataError(f"There is no file {path}. Was this folder left by a finished run?") from error
         except (ValueError, TypeError) as error:

@@ -24,6 +24,7 @@ import numpy as np
 from tfaccel.data.stored_arrays import check_archive
 from tfaccel.errors import RunDirError
 from tfaccel.files import finite
+from tfaccel.training.run.run_identity import RUN_ID, RunIdentity, identity_of
 
 logger = logging.getLogger("tfaccel")
 
@@ -34,10 +35,13 @@ _REPLACING = "-1"  # ends the name of a checkpoint that is about to take the pla
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # from file systems that cannot fsync a folder
 _BROKEN = (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile)
 
-Checkpoint = tuple[dict[str, np.ndarray], dict[str, Any]]
+Arrays = dict[str, np.ndarray]
+Checkpoint = tuple[Arrays, dict[str, Any]]
 
 
-def save_checkpoint(folder: Path, arrays: dict[str, np.ndarray], position: dict[str, Any], *, keep: int = 2) -> Path:
+def save_checkpoint(
+    folder: Path, arrays: Arrays, position: dict[str, Any], *, keep: int = 2, run: RunIdentity | None = None
+) -> Path:
     """Writes a checkpoint; then deletes all but the newest `keep`, and the best.
 
     At any moment, what has a visible name is complete, and the newest of these is this checkpoint or the one before.
@@ -48,10 +52,14 @@ def save_checkpoint(folder: Path, arrays: dict[str, np.ndarray], position: dict[
         position: JSON-serializable; its `step` names the checkpoint. Its `monitored`, if there is one, has the `name`,
             `direction` and `value` that decide which checkpoint is the best.
         keep: number of the newest checkpoints to keep.
+        run: the run, whose id is saved; None for arrays of no run.
 
     Raises:
         OSError: if it cannot be written. Earlier checkpoints are then untouched.
+        RunDirError: if the run directory holds another run by now, which is left as it is.
     """
+    if run is not None:
+        run.check()
     folder.mkdir(exist_ok=True)
     _tidy(folder)
     final = folder / f"step_{position['step']:010d}"
@@ -64,10 +72,13 @@ def save_checkpoint(folder: Path, arrays: dict[str, np.ndarray], position: dict[
             "dtypes": {name: str(array.dtype) for name, array in arrays.items()},
             "position": finite(position),
         }
+        header |= {} if run is None else {RUN_ID: run.run_id}
         header["sha256_of_header"] = _digest_of_header(header)
         with (temporary / _HEADER).open("w", encoding="utf-8") as file:
             file.write(json.dumps(header, indent=1))
             _sync_file(file)
+        if run is not None:
+            run.check()
         _commit(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -104,20 +115,26 @@ def best_checkpoint(paths: Sequence[Path]) -> Path | None:
     return best
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
+def load_newest(folder: Path, run: RunIdentity | None = None) -> Checkpoint | None:
     """Arrays and position of the newest complete checkpoint; None if there is no checkpoint.
 
     A broken one is named in a warning, and the one before is used.
 
+    Args:
+        folder: the folder of checkpoints.
+        run: the run that is to be continued; None not to ask whose checkpoint it is.
+
     Raises:
-        RunDirError: if there are checkpoints, and all of them are broken.
+        RunDirError: if there are checkpoints, and all of them are broken; or if it belongs to another run.
     """
     found = checkpoints(folder)
     reasons = []
     for path in reversed(found):
         try:
-            return _load(path)
+            return _load(path, run)
         except _BROKEN as error:
+            if isinstance(error, RunDirError):  # of another run
+                raise
             reasons.append(f"{path.name}: {error}")
             if path != found[0]:
                 logger.warning("The checkpoint %s is broken (%s); an older one is used.", path, error)
@@ -137,7 +154,7 @@ def checkpoint_weights(folder: Path, name: str) -> list[np.ndarray]:
         name: "best", or the name of a checkpoint.
 
     Raises:
-        RunDirError: if there is no such checkpoint, or it is broken.
+        RunDirError: if there is no such checkpoint, or it is broken, or belongs to another run.
     """
     found = checkpoints(folder)
     by_name = {path.name: path for path in found} | {"best": best_checkpoint(found)}
@@ -148,8 +165,10 @@ def checkpoint_weights(folder: Path, name: str) -> list[np.ndarray]:
             f"{', '.join(repr(key) for key, path in by_name.items() if path) or 'none, since there are none'}."
         )
     try:
-        arrays, _ = _load(chosen)
+        arrays, _ = _load(chosen, identity_of(folder.parent))
     except _BROKEN as error:
+        if isinstance(error, RunDirError):
+            raise
         raise RunDirError(f"The checkpoint {chosen} is broken: {error}. Give another one.") from error
     return [arrays[f"weight/{i}"] for i in range(sum(key.startswith("weight/") for key in arrays))]
 
@@ -263,8 +282,10 @@ def _header_of(path: Path) -> dict[str, Any]:
     return header
 
 
-def _load(path: Path) -> Checkpoint:
+def _load(path: Path, run: RunIdentity | None) -> Checkpoint:
     header = _header_of(path)
+    if run is not None:
+        run.check_checkpoint(path, header.get(RUN_ID))
     with (path / _ARRAYS).open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != header["sha256"]:
             raise ValueError(f"the SHA-256 of its {_ARRAYS} does not match")

@@ -12,6 +12,7 @@ import numpy as np
 from tfaccel.errors import RunDirError
 from tfaccel.training.run.checkpoint_files import save_checkpoint
 from tfaccel.training.run.run_dir import RESUME_BY_ARGUMENT
+from tfaccel.training.run.run_identity import RunIdentity
 
 logger = logging.getLogger("tfaccel")
 
@@ -28,10 +29,14 @@ class CheckpointWriter:
         folder: the folder of checkpoints.
         keep: number of the newest checkpoints to keep, besides the best.
         resume_by: how the user resumes the run, for messages.
+        run: the run, if the folder is in a run directory.
     """
 
-    def __init__(self, folder: Path, *, keep: int = 2, resume_by: str = RESUME_BY_ARGUMENT) -> None:
-        self._folder, self._keep, self._resume_by = folder, keep, resume_by
+    def __init__(
+        self, folder: Path, *, keep: int = 2, resume_by: str = RESUME_BY_ARGUMENT, run: RunIdentity | None = None
+    ) -> None:
+        self._folder, self._resume_by = folder, resume_by
+        self._how: dict[str, Any] = {"keep": keep, "run": run}
         self._is_first = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._writing: Future[Path] | None = None
@@ -52,7 +57,7 @@ class CheckpointWriter:
             self._is_first = False
             size = sum(array.nbytes for array in copies.values()) / 1e6
             logger.info("A checkpoint holds %.1f MB. While it is written, its copy takes as much memory.", size)
-        self._writing = self._thread.submit(save_checkpoint, self._folder, copies, position, keep=self._keep)
+        self._writing = self._thread.submit(save_checkpoint, self._folder, copies, position, **self._how)
 
     def wait(self) -> bool:
         """Waits until the newest checkpoint is written; returns whether it is.

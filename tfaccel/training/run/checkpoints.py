@@ -84,7 +84,9 @@ class Checkpoints(keras.callbacks.Callback):
         self._trained = self._epoch, self._in_epoch  # the epoch and the number of its steps, after the last step
         self._saved = self._position if restored else None  # the position of the newest checkpoint
         self._due_at = 0.0  # clock time from which the next checkpoint after an epoch is due
-        self._writer = CheckpointWriter(run_dir.checkpoints, keep=options.keep, resume_by=run_dir.resume_by)
+        self._writer = CheckpointWriter(
+            run_dir.checkpoints, keep=options.keep, resume_by=run_dir.resume_by, run=run_dir.identity
+        )
 
     @property
     def step(self) -> int:
@@ -172,6 +174,7 @@ class Checkpoints(keras.callbacks.Callback):
             "monitored": self._monitored if step_in_epoch == 0 else None,
         }
         if self._run_dir.writes:
+            self._run_dir.check_held()
             if self._options.place_of_data is not None:
                 position["data"], more = self._options.place_of_data(step_in_epoch)
                 arrays.update({f"data/{name}": array for name, array in more.items()})

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import RunDirError, TfaccelError
 from tfaccel.hardware.hardware import Cluster, Hardware
+from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cached_plan
@@ -70,7 +71,7 @@ def plan_and_origin(
         return default_plan(hardware, workload, **fixed), "by rules, as always with several workers"
     if resume != "never":
         rules = default_plan(hardware, workload, **fixed)
-        file = Path(run_dir) / "plan.json"
+        file = local_path(run_dir, RunDirError) / "plan.json"
         saved = _saved_plan(file)
         if saved is not None:
             places = [(plan.strategy, plan.devices, plan.num_workers) for plan in (saved, rules)]

@@ -21,7 +21,7 @@ def nothing_left_if_refused(directory: RunDir) -> Iterator[None]:
     try:
         yield
     except (PlanError, WorkloadError):
-        if is_new and not directory.rows and not any(directory.checkpoints.glob("*")):
+        if is_new and directory.is_own() and not directory.rows and not any(directory.checkpoints.glob("*")):
             for name in ("config.json", "plan.json"):
                 (directory.path / name).unlink(missing_ok=True)
             for folder in (directory.checkpoints, directory.tensorboard):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import keras
 
 from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_counts
 
 EXACT, REPLAY, RESTART = DATA_MODES = ("exact", "replay", "restart")
@@ -101,7 +101,7 @@ class Resume(keras.callbacks.Callback):
         if state not in STATE_MODES:
             hint = did_you_mean(state, STATE_MODES) if isinstance(state, str) else ""
             raise WorkloadError(f'`state` must be "exact" or "restart". Received: state={state!r}.{hint}')
-        self.directory = Path(directory)
+        self.directory = local_path(directory, RunDirError)
         self.save_freq, self.keep, self.data, self.state = save_freq, keep, data, state
 
     def on_train_begin(self, logs: Any = None) -> None:

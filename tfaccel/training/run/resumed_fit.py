@@ -65,7 +65,8 @@ class ResumedFit:
         self._checkpoints: Checkpoints | None = None
         self._directory = RunDir(resume.directory, {"training": "tfaccel.fit"}, resume="auto")
         self._directory.resume_by = self._directory.continue_by = _AGAIN
-        found = load_newest(self._directory.checkpoints) if self._directory.resumes else None
+        directory = self._directory
+        found = load_newest(directory.checkpoints, directory.identity) if directory.resumes else None
         self._restored = checkpoint_of_chief(found, replicas)
         self.order_seed: int = (
             new_order_seed(replicas) if self._restored is None else self._restored[1]["data"]["order_seed"]
@@ -136,7 +137,7 @@ class ResumedFit:
             raise
         except Exception:
             trained = self._restored is not None or (self._checkpoints is not None and self._checkpoints.step > 0)
-            if self._directory.writes and not trained:
+            if self._directory.writes and not trained and self._directory.is_own():
                 shutil.rmtree(self._directory.checkpoints, ignore_errors=True)
                 (self._directory.path / "config.json").unlink(missing_ok=True)
             raise

@@ -13,18 +13,15 @@ from typing import Any
 
 from tfaccel.errors import RunDirError
 from tfaccel.files import write_json, write_json_lines
-from tfaccel.hardware.hardware import Cluster
-from tfaccel.known_names import did_you_mean
-from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
+from tfaccel.training.run.run_identity import CONFIG_FILE, RUN_ID, RunIdentity, read_config
+from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock
+from tfaccel.training.run.run_place import checked_place
 
 _LEFT_OUT_FILE = "left_out.json"
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved
-RESUME = ("never", "auto", "must")
 RESUME_BY_ARGUMENT = 'resume="auto" (--resume=auto)'
 CONTINUE_BY_COMMAND = 'the same command with --resume=auto (resume="auto")'
-_MUST = 'resume="must" (--resume=must) continues a run'
-_OR_START = 'Check the path, or start the run with resume="auto" (--resume=auto).'
 LEFT_OUT = "left_out"  # the key of the number of batches that were left out in an epoch
 WORKERS = "workers"  # the key of the times of each worker
 NO_METRICS = ("epoch", "step", "seconds", LEFT_OUT, PERFORMANCE, WORKERS)  # keys of a row that are not metrics
@@ -54,9 +51,10 @@ class RunDir:
         self.continue_by = CONTINUE_BY_COMMAND  # what the user does after a stop
         self.resumes = False
         self.built: dict[str, Any] | None = None  # see `built_settings`; of the run that this directory holds
+        self.identity: RunIdentity | None = None  # None for a new run until `make`
         self._lock: RunLock | None = None
         self.rows: list[dict[str, Any]] = []
-        if (self.path / "config.json").exists():
+        if (self.path / CONFIG_FILE).exists():
             self._check_holds_this_run()
             self.resumes = True
         self._seen = self._content()
@@ -133,7 +131,7 @@ class RunDir:
 
     def _content(self) -> tuple[tuple[str, int], ...]:
         """The files of a run and their modification times."""
-        files = [self.path / "config.json", self.path / "result.json", *self.path.glob("checkpoints/step_*")]
+        files = [self.path / CONFIG_FILE, self.path / "result.json", *self.path.glob("checkpoints/step_*")]
         return tuple(sorted((file.name, file.stat().st_mtime_ns) for file in files if file.exists()))
 
     def _cannot_be_written(self, error: OSError) -> RunDirError:
@@ -143,13 +141,19 @@ class RunDir:
         """Creates the directory with `config.json`, folders, and JSON files by name.
 
         Raises:
-            RunDirError: if it cannot be written.
+            RunDirError: if it cannot be written, or holds another run by now.
         """
+        if self.identity is not None:
+            self.identity.check()
+        self.identity = self.identity or RunIdentity(self.path)
+        known = {} if self.identity.run_id is None else {RUN_ID: self.identity.run_id}
         try:
-            for folder in (self.path, *folders):
-                folder.mkdir(parents=True, exist_ok=True)
-            for name, data in {"config": self.config, **files}.items():
+            self.path.mkdir(parents=True, exist_ok=True)
+            # The config comes first: without it, a directory with folders is not that of a run; see `run_place`.
+            for name, data in {"config": {**self.config, **known}, **files}.items():
                 write_json(self.path / f"{name}.json", data)
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._cannot_be_written(error) from error
 
@@ -169,6 +173,7 @@ class RunDir:
     def leave_out(self, epoch: int, step: int, accumulation_steps: int) -> None:
         """Notes the epoch and step, from 0, of a batch that is left out when the run goes on."""
         if self.writes:
+            self.check_held()
             write_json(self.path / _LEFT_OUT_FILE, [*self.left_out(), [epoch, step, accumulation_steps]])
 
     def left_out(self) -> list[list[int]]:
@@ -186,12 +191,18 @@ class RunDir:
         return {name: [row.get(name) for row in self.rows] for name in names}
 
     def check_held(self) -> None:
-        """Raises RunDirError if another process has taken the directory, because this one was suspended for long."""
+        """Raises RunDirError if the directory is another's, taken while this process was suspended, or moved away."""
         if self._lock is not None and self._lock.taken_by is not None:
             raise RunDirError(
                 f"Another run ({self._lock.taken_by}) has taken over the run directory {self.path}, because this "
                 f"process was suspended for more than {STALE_SECONDS:g} seconds. That run continues; this one ends."
             )
+        if self.writes and self.identity is not None:
+            self.identity.check()
+
+    def is_own(self) -> bool:
+        """Whether the directory holds what this run has written, and nothing that another run has."""
+        return self.identity is not None and self.identity.holds()
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Adds the metrics of one epoch."""
@@ -213,15 +224,18 @@ class RunDir:
     def write_raw_input(self, raw_input: Any) -> None:
         """Writes the description of raw inputs, if there is one."""
         if self.writes and raw_input is not None:
+            self.check_held()
             write_json(self.path / "raw_input.json", raw_input.to_json())
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Writes the outcome of the run."""
         if self.writes:
+            self.check_held()
             write_json(self.path / "result.json", result)
 
     def _check_holds_this_run(self) -> None:
-        found = _read_config(self.path)
+        found = read_config(self.path)
+        self.identity = RunIdentity(self.path, found.pop(RUN_ID, None))
         self.built = found.pop("built", None)
         found, wanted = _flat(found), _flat(json.loads(json.dumps(self.config)))
         for name in sorted({*found, *wanted}):
@@ -234,57 +248,6 @@ class RunDir:
             f"The run directory {self.path} holds another run: {name} is {there!r} there and {here!r} here. Choose "
             "a new directory, or resume with the same settings."
         )
-
-
-def resume_on(cluster: Cluster | None, resume: str) -> str:
-    """`resume` as it applies to this process: only the chief must find a run; the others may not see its files."""
-    return "auto" if resume == "must" and cluster is not None and not cluster.is_chief else resume
-
-
-def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
-    """Checks that a run may start or resume at a path, as far as possible without the run's config.
-
-    Raises:
-        RunDirError: if it is a file, or a directory that holds other files or a run that may not be resumed.
-    """
-    if resume not in RESUME:
-        hint = did_you_mean(resume, RESUME) if isinstance(resume, str) else ""
-        raise RunDirError(f'`resume` must be "never", "auto" or "must". Received: resume={resume!r}.{hint}')
-    path = Path(path)
-    try:
-        if path.exists() and not path.is_dir():
-            raise RunDirError(f"The run directory is a file: {path}. Give the path of a directory.")
-        is_empty = not path.is_dir() or own_files([file.name for file in path.iterdir()])
-    except OSError as error:
-        raise RunDirError(f"The run directory {path} cannot be read: {error.strerror}. Choose another one.") from error
-    there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise RunDirError(f"The run directory {path} cannot be created: {there} is not a writable folder.")
-    if is_empty:
-        if resume == "must":
-            raise RunDirError(f"{_MUST}, and the run directory {path} holds none. {_OR_START}")
-        return path
-    if not (path / "config.json").exists():
-        raise RunDirError(f"The run directory {path} is not empty and holds no run of tfaccel. Choose a new directory.")
-    if resume == "never":
-        raise RunDirError(
-            f"The run directory {path} already holds a run. Choose a new one, or resume that run: "
-            'resume="auto" (--resume=auto).'
-        )
-    _read_config(path)
-    if resume == "must" and not (path / "result.json").exists() and not any(path.glob("checkpoints/step_*")):
-        raise RunDirError(f"{_MUST}, and the one in {path} was stopped before its first checkpoint. {_OR_START}")
-    return path
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
-    try:
-        found = dict(json.loads(file.read_text()))
-        found["options"] = dict(found.get("options", {}))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
-    return found
 
 
 def _nothing() -> None:

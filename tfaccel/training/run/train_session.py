@@ -83,7 +83,7 @@ class TrainSession:
         interval, self._keep = options.checkpoint_interval, options.keep_checkpoints
         self._interval = None if interval is None else interval * plan.accumulation_steps
         self._rates: ScaledRates | None = None
-        self._begin_from(load_newest(run_dir.checkpoints) if run_dir.resumes else None)
+        self._begin_from(load_newest(run_dir.checkpoints, run_dir.identity) if run_dir.resumes else None)
 
     def _begin_from(self, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
         self._stored, self._parts = restored, 1
@@ -202,6 +202,7 @@ class TrainSession:
                 if isinstance(callback, TrainingProgress | ProfileSteps | Checkpoints):
                     callback.close()
         if engine.replicas.is_chief:
+            self._run_dir.check_held()
             with workload_schedule(model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                 model.save(temporary)
         workers = utilization.workers_of_run()

@@ -1,0 +1,134 @@
+"""Exported files are compared on the run's own data and on edge values, and a file that differs there is marked."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tfaccel.exporting.edge_rows import edge_cases
+from tfaccel.exporting.export import export
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+
+def integer_model(operation):
+    import keras
+
+    class Integers(keras.layers.Layer):
+        def call(self, x):
+            return operation(x)
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    inputs = keras.Input((3,), dtype="int32", name="numbers")
+    return keras.Model(inputs, Integers()(inputs))
+
+
+@pytest.mark.parametrize("name", ["floor_divide", pytest.param("mod", marks=pytest.mark.slow)])
+def test_integers_that_a_format_divides_otherwise_mark_its_file(tmp_path, name, caplog, monkeypatch):
+    import keras
+
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")  # which tf2onnx changes
+
+    model = integer_model(lambda x: getattr(keras.ops, name)(x, 4))
+    result = export(model, ["saved_model", "litert", "onnx"], out=tmp_path / "out", name="numbers")
+    marks = {file.format: file.differs for file in result.files}
+    assert marks["saved_model"] == ""
+    assert marks["onnx"].startswith("For negative values of numbers: model.onnx: output 0 differs by ")
+    assert f"model.onnx differs from the Keras model. {marks['onnx']}" in caplog.text
+    found = json.loads((tmp_path / "out" / "export.json").read_text())["files"]
+    assert {file["format"]: file["differs"] for file in found} == marks
+
+
+def test_a_file_that_fails_on_edge_values_is_marked(tmp_path):
+    import keras
+
+    model = integer_model(lambda x: keras.ops.floor_divide(x, 4))
+    model.compile()
+    from tfaccel.exporting import comparison
+
+    ordinary = export(model, ["saved_model"], out=tmp_path / "out", name="numbers").files[0]
+    assert ordinary.differs == ""
+    found = {"error:": np.array("RuntimeError: no")}
+    file = comparison.Comparison("onnx", tmp_path / "model.onnx", {}, {"0": np.zeros(1)})
+    assert comparison._compared(file, {"0": np.zeros(1)}, found)[2] == (
+        "For edge values, model.onnx fails: RuntimeError: no"
+    )
+
+
+def test_cases_are_those_that_the_model_takes():
+    def outputs(rows):
+        if rows["tokens"].min() < 0 or rows["tokens"].max() >= 50:
+            raise ValueError
+        return [rows["tokens"]]
+
+    rows = {"tokens": np.ones((4, 2), np.int32), "x": np.ones((4, 1), np.float32), "flag": np.ones((4, 1), bool)}
+    cases = {case.name: case.rows for case in edge_cases(rows, outputs, highest=50)}
+    assert list(cases) == [
+        "negative values of x",
+        *(f"zero values of {names}" for names in ("tokens, x, flag", "tokens", "x", "flag")),
+        *("positive values of x", "largest values of x", "largest values of flag"),
+        *("last values of tokens, x, flag", "last values of tokens"),
+    ]
+    assert (cases["negative values of x"]["x"] < 0).all()
+    assert (cases["negative values of x"]["tokens"] == 1).all()
+    assert (cases["last values of tokens"]["tokens"] == 49).all()
+    assert cases["largest values of x"]["x"].min() > np.iinfo(np.int32).max
+    assert not cases["zero values of flag"]["flag"].any()
+    unsigned = {"x": np.ones((4, 1), np.uint8)}
+    names = [case.name for case in edge_cases(unsigned, lambda rows: [rows["x"]])]
+    assert names == [f"{kind} values of x" for kind in ("zero", "positive", "largest")]
+
+
+def test_integers_are_compared_exactly():
+    from tfaccel.errors import ExportError
+    from tfaccel.exporting.comparison import largest_difference
+
+    wanted = {"a": np.array([2_000_000_000, 1])}
+    with pytest.raises(ExportError, match=r"differs by 1 from"):
+        largest_difference({"a": np.array([2_000_000_000, 2])}, wanted, "f")
+
+
+@pytest.mark.slow
+def test_the_rows_are_of_the_runs_own_data(tmp_path, run_python):
+    child = run_python(
+        f"""
+from tfaccel import train, load_run
+from tfaccel.planning.load_workload import load_workload
+from tfaccel.exporting.own_rows import rows_of_run
+from tfaccel.exporting.exporter import Exporter
+from tfaccel.exporting.load_model import place_of_run, load_keras_model
+import numpy as np, pathlib
+from tfaccel.recipes.image_classification import workload
+folder = pathlib.Path({str(tmp_path)!r})
+workload.run(run_dir=folder / "run", epochs=1, verbose=0)
+rows = rows_of_run(folder / "run")
+(folder / "out").mkdir()
+model = load_keras_model(folder / "run" / "model.keras")
+exporter = Exporter(model, place_of_run(folder / "run"), folder / "out", own_rows=rows)
+found = next(iter(exporter._rows.values()))
+expected = next(iter(workload().validation_data(4)))[0].numpy()
+assert np.array_equal(found, np.round(expected)), (found.shape, expected.shape)
+assert rows_of_run(folder) is None
+wrong = Exporter(model, place_of_run(folder / "run"), folder / "out", own_rows=np.zeros((4, 3)))
+assert next(iter(wrong._rows.values())).shape == found.shape
+"""
+    )
+    assert child.returncode == 0
+
+
+def test_a_model_with_a_lookup_is_exported_or_refused_by_name(tmp_path):
+    import keras
+
+    from tfaccel.errors import ExportError
+
+    inputs = keras.Input((3,), dtype="int64", name="ids")
+    lookup = keras.layers.IntegerLookup(vocabulary=[5, 7, 9], name="lookup")
+    x = keras.layers.Flatten()(keras.layers.Embedding(5, 4)(lookup(inputs)))
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    sample = np.array([[5, 7, 9], [9, 1, 2], [5, 5, 5], [7, 0, -1]])
+    result = export(model, ["keras", "saved_model"], out=tmp_path / "out", name="ids", sample=sample)
+    assert [file.max_difference < 1e-5 < file.max_output for file in result.files] == [True, True]
+    with pytest.raises(ExportError, match=r"LiteRT does not support these layers of the model: 'lookup'"):
+        export(model, ["litert"], out=tmp_path / "other", name="ids", sample=sample)

@@ -1,0 +1,115 @@
+"""A path with a scheme, such as gs://bucket/run, is refused wherever a user gives one, and nothing is written."""
+
+from pathlib import Path
+
+import pytest
+
+import tfaccel
+from tfaccel.data.boxes.coco_files import read_coco
+from tfaccel.data.images.files import read_image_set
+from tfaccel.data.inspection.inspect_data import inspect_data
+from tfaccel.data.series.series_set import read_series
+from tfaccel.data.tables.files import read_table
+from tfaccel.data.texts.files import read_text
+from tfaccel.data.texts.labels import read_labelled_texts
+from tfaccel.data.tfrecord_files import find_tfrecords
+from tfaccel.errors import TfaccelError
+from tfaccel.local_path import local_path
+from tfaccel.scripts.main import main
+from tfaccel.training.recipe_options import data_place
+from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.run_place import checked_place
+
+PLACE = "gs://bucket/run"
+COMMAND_LINES = [
+    "train --recipe=tabular_regression --run_dir={}",
+    "train --recipe=tabular_regression --data_dir={} --run_dir=run",
+    "train --recipe=tabular_regression --plan={} --run_dir=run",
+    "tune --recipe=tabular_regression --run_dir={}",
+    "autotune --recipe=tabular_regression --write={}",
+    "autotune --recipe=tabular_regression --report={}",
+    "plan --recipe=tabular_regression --write={}",
+    "plan --recipe=tabular_regression --hardware={}",
+    "estimate-memory --recipe=tabular_regression --out={}",
+    "find-batch-size --recipe=tabular_regression --out={}",
+    "lr-find --recipe=tabular_regression --picture={}.png",
+    "roofline --recipe=tabular_regression --report={}",
+    "launch --num_workers=2 --log_dir={} -- true",
+    "compress --run_dir={}",
+    "compress --run_dir=run --out_dir={}",
+    "export --run_dir=run --out={}",
+    "export --model={} --out=out",
+    "predict --run_dir=run --input={} --output=a.csv",
+    "predict --run_dir=run --input=a.csv --output={}.csv",
+    "serve --model={}",
+    "serve --model_config_file={}",
+    "inspect-data --data_dir={}",
+    "report {}",
+    "report run --output={}",
+    "benchmark engine --out={}",
+]
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_a_command_refuses_it(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["tfaccel", *line.format(PLACE).split()]) == 2
+    found = capsys.readouterr()
+    assert "is not a local path. tfaccel reads and writes local files only. Mount the bucket" in found.err
+    assert not found.out
+    assert found.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_addresses_are_no_paths(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    line = "launch --num_workers=2 --engine=ray --storage_path=s3://bucket --address=ray://x:1 -- no_such_command"
+    assert main(["tfaccel", *line.split()]) == 2
+    assert "local path" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda place: RunDir(place, {}),
+        lambda place: checked_place(place, "auto"),
+        lambda place: tfaccel.Resume(place),
+        lambda place: tfaccel.train("tabular_regression", run_dir=place),
+        lambda place: tfaccel.search("tabular_regression", run_dir=place),
+        lambda place: tfaccel.export("run", out=place),
+        lambda place: tfaccel.export(place, out="out"),
+        lambda place: tfaccel.compress(place),
+        lambda place: tfaccel.load_run(place),
+        lambda place: tfaccel.write_report(place),
+        lambda place: tfaccel.write_report("run", output=place),
+        lambda place: tfaccel.Plan.load(place),
+        lambda place: tfaccel.Hardware.load(place),
+        inspect_data,
+        data_place,
+        read_image_set,
+        lambda place: read_coco(place, image_size=64),
+        read_table,
+        lambda place: read_series(place, time_column="t"),
+        read_text,
+        read_labelled_texts,
+        find_tfrecords,
+    ],
+)
+@pytest.mark.parametrize("place", [PLACE, Path(PLACE), "s3://bucket/run", "hf://datasets/x", "file:///data"])
+def test_python_refuses_it(call, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TfaccelError, match="is not a local path"):
+        call(place)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["runs/a", "/a:/b", "C:/runs", "./gs:/a", "a:b", "tfds:mnist", "hf:owner/name"])
+def test_other_paths_are_local(place):
+    assert local_path(place, TfaccelError) == Path(place)
+
+
+def test_advice_fits_the_scheme():
+    with pytest.raises(TfaccelError, match=r"Leave out file://"):
+        local_path("file:///data", TfaccelError)
+    with pytest.raises(TfaccelError, match=r"named hf:OWNER/NAME"):
+        local_path("hf://datasets/a", TfaccelError)

@@ -1,0 +1,82 @@
+"""The files of a folder that are read, and what is passed over."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from tfaccel.errors import DataError
+from tfaccel.local_path import is_utf8, shown_path
+
+
+def files_below(folder: Path, suffixes: Collection[str] | None = None) -> list[Path]:
+    """The files in a folder and its sub-folders, sorted; without hidden ones.
+
+    Args:
+        folder: the folder. Links to folders in it are not followed.
+        suffixes: the endings of the files to list, in lowercase; None for all.
+
+    Raises:
+        OSError: if a folder cannot be read.
+    """
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in found if suffixes is None or file.suffix.lower() in suffixes)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def passed_over(folder: Path, used: Iterable[Path], suffixes: Collection[str]) -> str:
+    """One line that counts the files of a folder that are not used; "" if there is none.
+
+    Args:
+        folder: the folder.
+        used: the files that are used.
+        suffixes: their endings.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     for file in ("a.txt", "b.md", "c.md"):
+        ...         Path(name, file).touch()
+        ...     passed_over(Path(name), [Path(name, "a.txt")], [".txt"]).partition(": ")[2]
+        '2 .md (first: b.md). Files in class folders that end in .txt are read.'
+    """
+    known = set(used)
+    others = [file for file in files_below(folder) if file not in known]
+    if not others:
+        return ""
+    return (
+        f"Passed over in {folder}: {counted(others)} (first: {others[0].relative_to(folder)}). "
+        f"Files in class folders that end in {', '.join(suffixes)} are read."
+    )
+
+
+def class_folders(folder: Path) -> list[Path]:
+    """The sub-folders of a folder, each of which is named after a class; without hidden ones.
+
+    Raises:
+        DataError: if a name is not UTF-8.
+    """
+    found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    for entry in found:
+        if not is_utf8(entry):
+            raise DataError(f"The name of the class folder {shown_path(entry)} is not UTF-8. Rename it.")
+    return found
+
+
+def counted(files: Iterable[Path]) -> str:
+    """How many files there are of each ending, the most frequent first.
+
+    Example:
+        >>> counted([Path("a.webp"), Path("b.WEBP"), Path("c"), Path("d.txt"), Path("e.txt"), Path("f.txt")])
+        '3 .txt, 2 .webp, 1 without an ending'
+    """
+    counts = Counter(file.suffix.lower() or "without an ending" for file in files)
+    return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common())

@@ -1,0 +1,59 @@
+"""Paths that users give: local ones only."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from tfaccel.errors import TfaccelError
+
+# One slash is enough: `Path` makes one of two. A single letter is a drive of Windows.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+
+
+def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path:
+    """A path that a user gave.
+
+    Raises:
+        TfaccelError: of the given type, for a path with a scheme, such as gs://bucket/run: Python would take it for a
+            local folder named `gs:`.
+
+    Example:
+        >>> local_path("runs/digits", TfaccelError).name
+        'digits'
+        >>> local_path("gs://bucket/run", TfaccelError)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.TfaccelError: 'gs://bucket/run' is not a local path. tfaccel reads and writes local files only...
+    """
+    text = os.fspath(given)
+    found = _SCHEME.match(text) if isinstance(text, str) else None
+    if found is None:
+        return Path(text)
+    if found[1] == "file":
+        advice = "Leave out file:// and give the path alone."
+    elif found[1] == "hf":
+        advice = "A dataset of the Hugging Face Hub is named hf:OWNER/NAME; download other files first."
+    else:
+        advice = "Mount the bucket as a folder (with gcsfuse or s3fs, say), or copy the files."
+    raise error(f"{str(given)!r} is not a local path. tfaccel reads and writes local files only. {advice}")
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether the name of a file is UTF-8. Linux allows any bytes; Python gives each other byte as half a character."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shown_path(path: Path) -> str:
+    r"""The name of a file as text that can be written anywhere.
+
+    Example:
+        >>> shown_path(Path("M\udcfcller.png")), shown_path(Path("M\xfcller.png"))
+        ('M\\xfcller.png', 'Müller.png')
+    """
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
