@@ -82,6 +82,20 @@ def test_gaps_are_counted(tmp_path):
     assert series.times[20:22].tolist() == [20.0, 31.0]
 
 
+def test_gaps_are_not_filled_from_a_later_part(tmp_path):
+    columns = {"t": int, "x": lambda row: "" if 25 <= row < 35 else row if row < 35 else 1000}
+    series = read_series(write(tmp_path / "s.csv", columns), time_column="t")
+    assert (series.num_fitted, series.num_train) == (29, 32)
+    assert series.values[25:32, 0].tolist() == [24] * 7
+    assert series.values[32:36, 0].tolist() == [268, 512, 756, 1000]  # From the last known value to the next one.
+    columns["x"] = lambda row: "" if row == 28 else row if row < 29 else 1000
+    series = read_series(write(tmp_path / "s.csv", columns), time_column="t")
+    assert series.values[27:30, 0].tolist() == [27, 27, 1000]  # Calibration is later than what models are fitted to.
+    columns["x"] = lambda row: "" if row < 30 else row
+    with pytest.raises(DataError, match=r"Column 'x' of .* holds no number in its first 29 rows, to train on\."):
+        read_series(write(tmp_path / "s.csv", columns), time_column="t")
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [

@@ -113,7 +113,8 @@ def read_series(
 ) -> SeriesSet:
     """The series in a CSV or Parquet file, with a row for each time; the last fifth of the rows is for testing.
 
-    Missing values are linearly interpolated. Columns without numbers are ignored.
+    Missing values are linearly interpolated; at the end of the training part, where later values must stay unknown, the
+    last value is repeated. Columns without numbers are ignored.
 
     Args:
         path: the file.
@@ -169,7 +170,9 @@ def read_series(
         "num_gaps": int(np.sum(steps > _UNEVEN * np.median(steps))) if len(steps) else 0,
         "ignored": [column.name for column in ignored],
     }
-    filled = np.stack([_filled(name, n, table) for name, n in zip(names, numbers, strict=True)], axis=1)
+    num_train = round((1 - TEST_PART) * table.num_rows)
+    ends = (num_train - round(CALIBRATION_PART * num_train), num_train, table.num_rows)
+    filled = np.stack([_filled(name, n, table, ends) for name, n in zip(names, numbers, strict=True)], axis=1)
     return SeriesSet(
         source=table.source,
         names=names,
@@ -177,7 +180,7 @@ def read_series(
         report=report,
         times=times,
         targets=tuple(names.index(name) for name in wanted) or tuple(range(len(names))),
-        num_train=round((1 - TEST_PART) * len(filled)),
+        num_train=num_train,
     )
 
 
@@ -231,8 +234,15 @@ def _date(text: str | None, row: int, name: str, source: str) -> float:
     return (moment.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
 
 
-def _filled(name: str, numbers: np.ndarray, table: Table) -> np.ndarray:
-    is_there = ~np.isnan(numbers)
-    if not is_there.any():
+def _filled(name: str, numbers: np.ndarray, table: Table, ends: tuple[int, ...]) -> np.ndarray:
+    """The numbers with gaps interpolated; no part, given by the row after its last, is filled from a later part."""
+    known = ~np.isnan(numbers)
+    if not known.any():
         raise DataError(f"Column {name!r} of {table.source} holds no number.")
-    return np.interp(np.arange(len(numbers)), np.flatnonzero(is_there), numbers[is_there])
+    if not known[: ends[0]].any():
+        raise DataError(f"Column {name!r} of {table.source} holds no number in its first {ends[0]} rows, to train on.")
+    filled = numbers.copy()
+    for end in ends:
+        known = ~np.isnan(filled[:end])
+        filled[:end] = np.interp(np.arange(end), np.flatnonzero(known), filled[:end][known])
+    return filled
