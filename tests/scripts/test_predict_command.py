@@ -68,6 +68,16 @@ def test_texts_by_line_by_file_and_by_column(predict, runs, tmp_path):
     assert [row["class"] for row in rows_of(tmp_path / "3.csv")] == ["yes", "no"]
 
 
+def test_a_text_file_has_a_row_for_each_line(predict, runs, tmp_path):
+    (tmp_path / "texts.txt").write_text("\ufeffgood\n\u2028 bad\x85 bad\fbad\ngood", encoding="utf-8")
+    assert predict(f"--run_dir={runs}/texts", "--input=texts.txt", "--output=1.csv")[0] == 0
+    assert [(row["input"], row["class"]) for row in rows_of(tmp_path / "1.csv")] == [
+        ("texts.txt:1", "yes"),
+        ("texts.txt:2", "no"),
+        ("texts.txt:3", "yes"),
+    ]
+
+
 def test_nothing_gets_a_class_without_a_probability(predict, runs, tmp_path):
     (tmp_path / "texts.jsonl").write_text('"good"\n"  "\n')
     status, _, err = predict(f"--run_dir={runs}/texts", "--input=texts.jsonl", "--output=1.csv")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.csv_rows import codec_of
 from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
@@ -138,8 +139,8 @@ def _folder(folder: Path, kind: str) -> Rows:
 
 def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
     try:
-        lines = path.read_text(encoding=encoding).splitlines()
-    except (OSError, UnicodeError, LookupError) as error:
+        lines = path.read_text(encoding=codec_of(encoding)).split("\n")
+    except (OSError, UnicodeError) as error:
         raise DataError(f"Cannot read {path} as a text in {encoding}: {error}. Give its --encoding.") from error
     found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import os
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.bad_data import BadData, always_fail
-from tfaccel.data.csv_rows import KEEP_BYTES, csv_rows
+from tfaccel.data.csv_rows import KEEP_BYTES, codec_of, csv_rows
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 
@@ -57,20 +56,10 @@ def read_table(path: str | os.PathLike[str], *, encoding: str = "utf-8", bad_dat
             f"A table must be a file that ends in {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}. Received: {file}."
         )
     bad_data = bad_data or always_fail()
-    table = _read_csv(file, _codec(encoding), bad_data) if suffix in CSV_SUFFIXES else _read_parquet(file, bad_data)
+    table = _read_csv(file, codec_of(encoding), bad_data) if suffix in CSV_SUFFIXES else _read_parquet(file, bad_data)
     if table.num_rows == 0:
         raise DataError(f"{file} has a header, but no rows.")
     return table
-
-
-def _codec(encoding: str) -> str:
-    try:
-        name = codecs.lookup(str(encoding)).name
-    except LookupError as error:
-        raise DataError(
-            f"There is no encoding {encoding!r}. Common ones: utf-8, utf-16, latin-1, cp1252, shift_jis, gb18030."
-        ) from error
-    return "utf-8-sig" if name == "utf-8" else name  # which skips the byte order mark that spreadsheets write
 
 
 def _read_csv(path: Path, encoding: str, bad_data: BadData) -> Table:
