@@ -234,6 +234,58 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
     assert set(outputs["label"].numpy()) <= {b"no", b"yes"} and outputs["probabilities"].shape == (4, 2)
 
 
+ODD_COLUMNS = [
+    "class",
+    "% change",
+    "self",
+    "_id",
+    "__doc__",
+    "\u5e74\u9f62",
+    "None",
+    "lambda",
+    "a.b",
+    "a b",
+    "a_b",
+    "a_b_9",
+    "1",
+    "",
+]
+
+
+def test_columns_of_any_name_are_served(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    from tfaccel.exporting.signatures import column_names, signatures_of
+
+    numeric = tuple(NumericColumn(name, 0.0, 1.0, False) for name in ODD_COLUMNS)
+    raw_input = TableInput.of(TableEncoding(numeric=numeric, categorical=(), target="y"))
+    numbers = keras.Input((len(numeric),), name="numbers")
+    weights = np.arange(1.0, len(numeric) + 1)[:, np.newaxis]
+    dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(weights), use_bias=False)
+    model = keras.Model({"numbers": numbers}, dense(numbers))
+    names = column_names(raw_input)
+    assert len(set(names)) == len(names)
+    function = signatures_of(model, raw_input).functions["serving_raw"]
+    module = tf.Module()
+    module.function, module.kept = function, [variable.value for variable in model.variables]
+    tf.saved_model.save(module, str(tmp_path), signatures={"serving_raw": function})
+    loaded = tf.saved_model.load(str(tmp_path)).signatures["serving_raw"]
+    for place, name in enumerate(names):  # Each name stands for its own column.
+        row = {other: tf.constant([float(other == name)]) for other in names}
+        assert next(iter(loaded(**row).values())).numpy().item() == place + 1
+
+
+def test_inputs_of_any_name_are_served():
+    import keras
+
+    from tfaccel.exporting.signatures import signatures_of
+
+    inputs = {name: keras.Input((2,), name=name) for name in ("class", "self", "_id")}
+    model = keras.Model(inputs, keras.layers.Concatenate()(list(inputs.values())))
+    assert list(signatures_of(model).inputs) == ["inputs_class", "inputs_id", "inputs_self"]
+
+
 def test_raw_inputs_that_do_not_fit_are_refused():
     from tfaccel.exporting.signatures import signatures_of
 
