@@ -109,6 +109,17 @@ def test_rows_without_target_are_left_out_and_rows_are_named_as_in_the_file():
         made(pets(kind=kinds, weight=weights))
 
 
+def test_none_is_a_class_and_a_category_but_no_number():
+    kinds = [("cat", "NONE", "dog")[row % 3] for row in range(ROWS)]
+    colors = [("red", "None", None)[row % 3] for row in range(ROWS)]
+    data = made(pets(kind=kinds, color=colors, weight=["none", *pets().column("weight").values[1:]]))
+    assert (data.encoding.class_names, data.report.rows_without_target) == (("NONE", "cat", "dog"), 0)
+    assert data.encoding.categorical[0].categories == ("None", "red")
+    assert data.report.imputed["weight"]["num_rows"] == 6
+    data = made(pets(kind=["1.5", "none", "3"] * 20), classification=False)
+    assert data.report.rows_without_target == 20
+
+
 def test_kinds_that_are_given_win():
     data = made(pets(), column_kinds="weight=ignored,chip=categorical")
     assert data.report.ignored["weight"] == "set by you"

@@ -157,7 +157,7 @@ def test_hashed_ids_in_the_graph_are_those_of_training():
     users, genres = ["anna", " bert ", "", "none", "\u00c4ffchen"], ["b", "c", "", "b", " b"]
     encode, _, _ = table_preprocessing(encoding, ["user", "genre"])
     found = encode(user=tf.constant(users), genre=tf.constant(genres))["categories"].numpy().tolist()
-    texts = {"user": ["anna", "bert", None, None, "\u00c4ffchen"], "genre": ["b", "c", None, "b", "b"]}
+    texts = {"user": ["anna", "bert", None, "none", "\u00c4ffchen"], "genre": ["b", "c", None, "b", "b"]}
     columns = tuple(Column(name, np.array(values, dtype=object)) for name, values in texts.items())
     assert found == encoding.encode(Table("views", columns))["categories"].tolist()
     assert TableEncoding.from_json(encoding.to_json()) == encoding
@@ -201,7 +201,7 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
             Column("age in years", np.array(ages) / 3),
             Column(
                 "kind",
-                np.array(["cat", "cat", "none", None, None, None, None, "Cat", "\u00c4ffchen", "dog"], dtype=object),
+                np.array(["cat", "cat", "none", "NONE", None, None, None, "Cat", "\u00c4ffchen", "dog"], dtype=object),
             ),
         ),
     )

@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from predict_runs import in_empty_folder, rows_of, write_runs
+from predict_runs import TEXTS, in_empty_folder, rows_of, write_runs
+
+from tfaccel.data.inspection.inspect_data import inspect_data
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,19 @@ def test_a_text_file_has_a_row_for_each_line(predict, runs, tmp_path):
         ("texts.txt:2", "no"),
         ("texts.txt:3", "yes"),
     ]
+
+
+def test_texts_of_tables_are_those_of_training(predict, runs, tmp_path):
+    from tfaccel.data.texts.files import read_columns
+    from tfaccel.exporting.file_rows import read_rows
+
+    lines = [f"{word},x" for word in ("None", "NA", "?", "null", " good\u2028bad ", '"two\r\nlines"')]
+    (tmp_path / "t.csv").write_bytes("\r\n".join(["text,label", *lines]).encode())
+    trained_on, _ = read_columns(tmp_path / "t.csv", ("text", "label"))
+    assert list(read_rows(tmp_path / "t.csv", {}, TEXTS).texts) == trained_on
+    assert trained_on[:4] == ["None", "NA", "?", "null"]
+    report = inspect_data(tmp_path / "t.csv", text_column="text")
+    assert not [finding for finding in report.findings if finding.kind == "empty text"]
 
 
 def test_nothing_gets_a_class_without_a_probability(predict, runs, tmp_path):

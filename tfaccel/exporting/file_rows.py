@@ -99,7 +99,7 @@ def read_rows(
     if suffix in JSON_LINES_SUFFIXES:
         return _json_lines(path, inputs, raw_input, text_column, unknown_values)
     if suffix in CSV_SUFFIXES + PARQUET_SUFFIXES:
-        table = read_table(path, encoding=encoding)
+        table = read_table(path, encoding=encoding, texts=(text_column,) if kind == "text" else ())
         if isinstance(raw_input, TableInput):
             return _encoded(table, raw_input, tuple(str(row) for row in range(table.num_rows)), unknown_values)
         return _table(table, inputs, raw_input, text_column)

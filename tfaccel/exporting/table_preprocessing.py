@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ from tfaccel.data.tables.column_kinds import NUMERIC
 from tfaccel.data.tables.dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, DatePart, is_valid, parts_of
 from tfaccel.data.tables.encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn, TableEncoding
 from tfaccel.data.tables.hashing import HASH_KEY
+from tfaccel.data.tables.values import MISSING, NO_VALUE
 
-_MISSING = r"|na|n/a|nan|null|none|\?"  # texts that mean a missing value, as in files
+_MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # lowercase texts that mean a missing value, as in files
+_MISSING_DATE = f"{_MISSING_CATEGORY}|{NO_VALUE}"
 
 
 def table_preprocessing(
@@ -50,7 +53,7 @@ def _numbers(date: DatePart | None, values: tf.Tensor) -> tf.Tensor:
         return values
     pattern, groups = PATTERNS[date.order]
     plain = tf.strings.strip(values)
-    is_date, is_missing = tf.strings.regex_full_match(plain, pattern), _is_missing(plain)
+    is_date, is_missing = tf.strings.regex_full_match(plain, pattern), _is_missing(plain, _MISSING_DATE)
     numbers = [_group(plain, is_date, pattern, group) for group in (*groups, HOUR_GROUP, MINUTE_GROUP)]
     is_date &= is_valid(*numbers)
     message = f"The column {date.column} holds dates with year, month and day in the order {date.order}."
@@ -65,8 +68,8 @@ def _group(texts: tf.Tensor, is_date: tf.Tensor, pattern: str, group: int) -> tf
     return tf.strings.to_number(tf.where(is_date & (found != ""), found, "0"), tf.int64)
 
 
-def _is_missing(plain: tf.Tensor) -> tf.Tensor:
-    return tf.strings.regex_full_match(tf.strings.lower(plain), _MISSING)
+def _is_missing(plain: tf.Tensor, pattern: str) -> tf.Tensor:
+    return tf.strings.regex_full_match(tf.strings.lower(plain), pattern)
 
 
 def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
@@ -78,7 +81,7 @@ def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
 
 def _codes(texts: tf.Tensor, column: CategoricalColumn, table: tf.lookup.StaticHashTable | None) -> tf.Tensor:
     plain = tf.strings.strip(texts)
-    is_missing = _is_missing(plain)
+    is_missing = _is_missing(plain, _MISSING_CATEGORY)
     if table is None:
         buckets = tf.strings.to_hash_bucket_strong(plain, column.num_buckets, key=HASH_KEY)
         codes = buckets + tf.constant(NUM_SPECIAL_CODES, tf.int64)

@@ -13,7 +13,6 @@ from tfaccel.data.inspection.label_errors import probable_label_errors
 from tfaccel.data.inspection.outliers import outliers
 from tfaccel.data.inspection.target import tells_the_target
 from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, IGNORED, NUMERIC, check_kinds, kind_of, numbers_of
-from tfaccel.data.tables.dates import could_be_either
 from tfaccel.data.tables.table import Column, Table
 
 _HIGH_CORRELATION = 0.98
@@ -144,7 +143,7 @@ def _inspect_column(
 
 
 def _of_distinct_texts(column: Column, num_distinct: int) -> Finding:
-    if could_be_either(column.texts().tolist()):
+    if column.has_ambiguous_dates:
         text = "day and month of its dates are ambiguous"
         return Finding("dates of two readings", column.name, text, "Write them as 2024-05-31; else it is not used.")
     text = f"{num_distinct} different texts in {len(column.values)} rows"

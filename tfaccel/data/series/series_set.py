@@ -190,7 +190,7 @@ def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:
     has_dates = False
     for row, text in enumerate(column.texts().tolist(), 1):
         try:
-            times.append(float(text))
+            times.append(float("" if "_" in text else text))
         except (TypeError, ValueError):
             times.append(_date(text, row, column.name, source))
             has_dates = True

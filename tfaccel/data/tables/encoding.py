@@ -82,14 +82,14 @@ class CategoricalColumn:
             >>> colors.codes(Column("color", np.array(["red", None, "pink"], dtype=object))).tolist()
             [3, 0, 1]
         """
-        texts = column.texts().tolist()
-        known: dict[Any, int] = {name: code for code, name in enumerate(self.categories, NUM_SPECIAL_CODES)}
+        places, texts = column.codes
+        names = texts.to_pylist()
         if self.num_buckets is not None:
-            names = list(dict.fromkeys(text for text in texts if text is not None))
-            buckets = (hash_buckets(names, self.num_buckets) + NUM_SPECIAL_CODES).tolist()
-            known = dict(zip(names, buckets, strict=True))
-        known[None] = MISSING_CODE
-        return np.array([known.get(text, OTHER_CODE) for text in texts], dtype=np.int32)
+            found = (hash_buckets(names, self.num_buckets) + NUM_SPECIAL_CODES).tolist()
+        else:
+            known = {name: code for code, name in enumerate(self.categories, NUM_SPECIAL_CODES)}
+            found = [known.get(name, OTHER_CODE) for name in names]
+        return np.array([*found, MISSING_CODE], dtype=np.int32)[places]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def _numbers(column: NumericColumn, table: Table) -> np.ndarray:
             )
         return numbers
     check_dates(source, column.date.order, table.source, advice="; the model was trained on dates there")
-    return column.date.numbers(source.texts().tolist())
+    return source.dates(column.date.order)[column.date.part]
 
 
 def _numeric_of_json(data: Mapping[str, Any]) -> NumericColumn:

@@ -38,8 +38,8 @@ def class_numbers(
     if len(texts) == 0:
         raise DataError(f"No row of {source} has a value in the target column {column.name!r}.")
     found = set(texts.tolist())
-    is_number = len(numbers_of(column)[1]) == 0
-    names = known or tuple(sorted(found, key=(lambda text: float(text)) if is_number else str))
+    is_number = not np.isnan(numbers_of(column)[0]).any()
+    names = known or tuple(sorted(found, key=lambda text: (float(text) if is_number else 0.0, text)))
     unknown = sorted(found - set(names))
     if unknown:
         hint = did_you_mean(unknown[0], names) or f" Classes: {', '.join(names[:10])}."
