@@ -275,8 +275,9 @@ def test_columns_of_unequal_length_are_refused():
         Table("t", (texts("a"), Column("y", np.zeros(2))))
 
 
-EXAMPLES = "tables.table tables.values tables.dates tables.files tables.column_kinds tables.encoding tables.options"
-EXAMPLES += " tables.report tables.targets tables.features images.class_balance tables.tabular_set tables.tabular_files"
+EXAMPLES = "tables.table tables.precision tables.values tables.dates tables.files tables.column_kinds tables.encoding"
+EXAMPLES += " tables.options tables.report tables.targets tables.features images.class_balance"
+EXAMPLES += " tables.tabular_set tables.tabular_files"
 
 
 @pytest.mark.parametrize("name", EXAMPLES.split())

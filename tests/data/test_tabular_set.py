@@ -109,6 +109,38 @@ def test_rows_without_target_are_left_out_and_rows_are_named_as_in_the_file():
         made(pets(kind=kinds, weight=weights))
 
 
+def milliseconds(rows, step=1000):
+    return [str(1_700_000_000_000 + step * row) for row in range(rows)]
+
+
+def test_numbers_that_float32_would_merge_are_centered_first():
+    data = made(pets(weight=milliseconds(ROWS)))
+    column = data.encoding.numeric[0]
+    assert column.offset == column.center
+    numbers = np.concatenate([part.inputs["numbers"][:, 0] for part in (data.train, data.test)])
+    assert len(np.unique(numbers)) == ROWS
+    assert np.array_equal(np.sort(numbers), 1000 * np.arange(ROWS) + 1_700_000_000_000 - column.center)
+    assert data.report.merged == {}
+    assert TableEncoding.from_json(json.loads(json.dumps(data.encoding.to_json()))) == data.encoding
+    # Numbers that need no offset are the model's inputs as they are.
+    assert [column.offset for column in made(embedded_table("wine"), target="target").encoding.numeric] == [0.0] * 13
+    far = [str(row * 10**9 if row < 40 else 4 * 10**10 + row) for row in range(ROWS)]  # more than seven digits
+    report = made(pets(weight=far)).report
+    count = report.merged["weight"]
+    assert count > 5
+    text = f"Column 'weight': {count} of its distinct values differ from others by less than float32 can hold."
+    assert text in report.lines()
+
+
+def test_targets_that_float32_would_merge_are_refused():
+    message = r"column 'kind' of pets\.csv are around 1\.7e\+12 and vary by 1\.73e\+04: float32, .* is too coarse"
+    with pytest.raises(DataError, match=message):
+        made(pets(kind=milliseconds(ROWS)), classification=False)
+    prices = [str(100_000_000 * (row % 7) + row) for row in range(ROWS)]
+    data = made(pets(kind=prices), classification=False)
+    assert data.report.merged["kind"] > 0
+
+
 def test_none_is_a_class_and_a_category_but_no_number():
     kinds = [("cat", "NONE", "dog")[row % 3] for row in range(ROWS)]
     colors = [("red", "None", None)[row % 3] for row in range(ROWS)]

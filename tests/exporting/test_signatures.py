@@ -234,6 +234,25 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
     assert set(outputs["label"].numpy()) <= {b"no", b"yes"} and outputs["probabilities"].shape == (4, 2)
 
 
+def test_numbers_less_an_offset_are_served_in_float64():
+    import tensorflow as tf
+
+    from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw
+    from tfaccel.exporting.table_preprocessing import table_preprocessing
+
+    times = 1_700_000_000_000 + 1000.0 * np.arange(60)
+    column = NumericColumn.of("when", times)
+    raw_input = TableInput.of(TableEncoding(numeric=(column,), categorical=(), target="y"))
+    encode, specs, _ = table_preprocessing(raw_input.encoding, ["when"])
+    assert specs["when"].dtype == tf.float64
+    wanted = raw_input.encoding.encode(Table("t", (Column("when", times),)))["numbers"]
+    found = tf.function(encode).get_concrete_function(**specs)(when=tf.constant(times, tf.float64))["numbers"]
+    assert np.array_equal(found, wanted)
+    assert len(np.unique(wanted)) == 60
+    raw = raw_rows(raw_input, {"numbers": wanted[:4]})
+    assert np.array_equal(rows_of_raw(raw_input, raw, {})["numbers"], [*wanted[:3], [np.nan]], equal_nan=True)
+
+
 ODD_COLUMNS = [
     "class",
     "% change",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,8 +16,11 @@ from tfaccel.data.series.double_pendulum import double_pendulum
 from tfaccel.data.tables.bad_rows import kinds_of_columns, without_bad_values
 from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, kind_of
 from tfaccel.data.tables.files import read_table
+from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
+
+logger = logging.getLogger("tfaccel")
 
 TEST_PART = 0.2
 CALIBRATION_PART = 0.1  # the end of the training part
@@ -172,6 +176,10 @@ def read_series(
     }
     num_train = round((1 - TEST_PART) * table.num_rows)
     ends = (num_train - round(CALIBRATION_PART * num_train), num_train, table.num_rows)
+    for name, n in zip(names, numbers, strict=True):
+        num_merged = check_float32(n, name, table.source)
+        if num_merged:
+            logger.warning(f"{num_merged} distinct values of column {name!r} of {table.source} are merged by float32.")
     filled = np.stack([_filled(name, n, table, ends) for name, n in zip(names, numbers, strict=True)], axis=1)
     return SeriesSet(
         source=table.source,

@@ -22,6 +22,7 @@ from tfaccel.data.tables.column_kinds import (
 from tfaccel.data.tables.dates import DatePart
 from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
 from tfaccel.data.tables.options import TableOptions
+from tfaccel.data.tables.precision import lost_in_float32
 from tfaccel.data.tables.report import TableReport
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.targets import class_numbers, target_numbers
@@ -134,6 +135,7 @@ def make_tabular_set(
         categorical=tuple(c.name for c in encoding.categorical),
         ignored=columns.ignored,
         imputed=_imputed(encoding, (train_rows, test_rows)),
+        merged=_merged(encoding, train_rows, table.column(target), classification),
         rare=rare,
         class_counts=dict(zip(names, counts, strict=True)),
         class_weights={} if weights is None else dict(zip(names, weights.tolist(), strict=True)),
@@ -240,6 +242,14 @@ def _encoding(
         numeric=tuple(numeric), categorical=tuple(categorical), target=target, class_names=class_names
     )
     return encoding, rare
+
+
+def _merged(encoding: TableEncoding, rows: Table, target: Column, classification: bool) -> dict[str, int]:
+    numbers = {one.name: rows.column(one.name).values - one.offset for one in encoding.numeric if one.date is None}
+    if not classification:
+        numbers[target.name] = target.numbers[0]
+    counts = {name: lost_in_float32(values)[0] for name, values in numbers.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _imputed(encoding: TableEncoding, parts: tuple[Table, Table]) -> dict[str, dict[str, object]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfaccel.data.tables.column_kinds import as_numbers, numbers_of
+from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
@@ -69,7 +70,8 @@ def target_numbers(column: Column, source: str) -> np.ndarray:
     """The numbers to predict, float32, with NaN for missing values.
 
     Raises:
-        DataError: if the column holds text (row and column are named), or all numbers are equal.
+        DataError: if the column holds text (row and column are named), all numbers are equal, or float32 is too coarse
+            for them.
 
     Example:
         >>> target_numbers(Column("price", np.array(["3", None, "4.5"], dtype=object)), "pets.csv").tolist()
@@ -85,4 +87,5 @@ def target_numbers(column: Column, source: str) -> np.ndarray:
     numbers = as_numbers(column, source)
     if len(np.unique(present)) < 2:
         raise DataError(f"The target column {column.name!r} of {source} must hold at least two different numbers.")
+    check_float32(numbers, column.name, source)
     return numbers.astype(np.float32)
