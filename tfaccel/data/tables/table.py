@@ -230,5 +230,7 @@ class Table:
 
     def rows(self, numbers: np.ndarray) -> Table:
         """The table of these rows, given by indices or a mask."""
+        if numbers.dtype == bool and numbers.all():
+            return self
         places = None if self.places is None else self.places[numbers]
         return Table(self.source, tuple(column.rows(numbers) for column in self.columns), places)
