@@ -107,6 +107,11 @@ def test_gaps_are_not_filled_from_a_later_part(tmp_path):
         ({"t": lambda row: "" if row else 1, "x": float}, {}, "must hold times, but row 2 below the header has None."),
         ({"t": int, "x": lambda row: "a" if row == 7 else row}, {}, "Column 'x' of {path} holds numbers, but row 8"),
         ({"t": int, "x": lambda row: 17 * 10**11 + row}, {}, "are around 1.7e+12 and vary by 11.5: float32, in which"),
+        (
+            {"t": int, "x": int, "y": lambda row: f"{row} %"},
+            {},
+            "Column 'y' of {path} holds numbers such as '0 %'. Write",
+        ),
         ({"t": int, "x": lambda row: "ab"[row % 2]}, {}, "{path} has no column of numbers beside 't'."),
         ({"t": int, "x": lambda row: "", "y": int}, {"target": "x"}, "Column 'x' of {path} holds no number."),
     ],

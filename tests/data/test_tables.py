@@ -275,8 +275,8 @@ def test_columns_of_unequal_length_are_refused():
         Table("t", (texts("a"), Column("y", np.zeros(2))))
 
 
-EXAMPLES = "tables.table tables.precision tables.values tables.dates tables.files tables.column_kinds tables.encoding"
-EXAMPLES += " tables.options tables.report tables.targets tables.features images.class_balance"
+EXAMPLES = "tables.table tables.precision tables.notations tables.values tables.dates tables.files tables.column_kinds"
+EXAMPLES += " tables.encoding tables.options tables.report tables.targets tables.features images.class_balance"
 EXAMPLES += " tables.tabular_set tables.tabular_files"
 
 

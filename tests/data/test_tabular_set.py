@@ -141,6 +141,49 @@ def test_targets_that_float32_would_merge_are_refused():
     assert data.report.merged["kind"] > 0
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        *(
+            ["1,5", "2,75"],
+            ["1.234,50", "12,00"],
+            ["1,234", "12,345,678.9"],
+            ["$1,200.00", "$3"],
+            ["\u20ac 3,50", "4 \u20ac"],
+        ),
+        *(
+            ["5%", "7.5 %"],
+            ["1 234", "5"],
+            ["1\u202f234", "5"],
+            ["1'234.5", "7"],
+            ["(1,200)", "300"],
+            ["3 EUR", "5 EUR"],
+        ),
+        *(["5/31/24", "6/1/24"], ["31.12.24", "01.01.25 14:00"]),
+    ],
+)
+def test_numbers_and_dates_in_other_notations_are_named(texts):
+    kind = "dates" if texts[0] in ("5/31/24", "31.12.24") else "numbers"
+    for rows in (texts * 30, [*texts * 29, "x", "y"]):
+        with pytest.raises(
+            DataError, match=re.escape(f"pets.csv holds {kind} such as {texts[0]!r} in column 'color'.")
+        ):
+            made(pets(color=rows))
+    assert "color" in made(pets(color=texts * 30), column_kinds="color=categorical").report.categorical
+    if kind == "numbers":
+        with pytest.raises(
+            DataError, match=re.escape(f"column 'kind' of pets.csv holds numbers such as {texts[0]!r}. W")
+        ):
+            made(pets(kind=texts * 30), classification=False)
+
+
+@pytest.mark.parametrize(
+    "texts", [["1.2.3", "1.10.0"], ["192.168.0.1", "10.0.0.1"], ["a%", "5 %"], ["555 1234", "5 5"]]
+)
+def test_other_texts_are_categories(texts):
+    assert "color" in made(pets(color=texts * 30)).report.categorical
+
+
 def test_none_is_a_class_and_a_category_but_no_number():
     kinds = [("cat", "NONE", "dog")[row % 3] for row in range(ROWS)]
     colors = [("red", "None", None)[row % 3] for row in range(ROWS)]

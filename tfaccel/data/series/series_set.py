@@ -16,6 +16,7 @@ from tfaccel.data.series.double_pendulum import double_pendulum
 from tfaccel.data.tables.bad_rows import kinds_of_columns, without_bad_values
 from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, kind_of
 from tfaccel.data.tables.files import read_table
+from tfaccel.data.tables.notations import NUMBERS_ADVICE, unread_notation
 from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
@@ -163,6 +164,12 @@ def read_series(
         if column.name != time_column:
             is_number = column.name in wanted or (kind_of(column) == NUMERIC and not column.missing.all())
             (used if is_number else ignored).append(column)
+    wrong = next((column for column in ignored if unread_notation(column).startswith("numbers")), None)
+    if wrong is not None:
+        notation = unread_notation(wrong)
+        raise DataError(
+            f"Column {wrong.name!r} of {table.source} holds {notation}. {NUMBERS_ADVICE}, or remove the column."
+        )
     if not used:
         raise DataError(f"{table.source} has no column of numbers beside {time_column!r}.")
     numbers = [as_numbers(column, table.source) for column in used]

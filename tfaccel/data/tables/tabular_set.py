@@ -21,6 +21,7 @@ from tfaccel.data.tables.column_kinds import (
 )
 from tfaccel.data.tables.dates import DatePart
 from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.data.tables.notations import check_notations
 from tfaccel.data.tables.options import TableOptions
 from tfaccel.data.tables.precision import lost_in_float32
 from tfaccel.data.tables.report import TableReport
@@ -155,11 +156,13 @@ def _labelled(table: Table, target: str, classification: bool) -> np.ndarray:
 
 
 def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Columns:
-    kinds, ignored = {}, {}
+    kinds, ignored, taken_for_texts = {}, {}, []
     for column in table.columns:
         if column.name == target:
             continue
         kind = given[column.name] if column.name in given else kind_of(column)
+        if kind in (CATEGORICAL, IGNORED) and column.name not in given:
+            taken_for_texts.append(column)
         distinct = _num_distinct(column, kind)
         if kind == IGNORED:
             ignored[column.name] = _why_ignored(column, is_given=column.name in given)
@@ -167,6 +170,7 @@ def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Colum
             ignored[column.name] = "all its values are equal" if distinct else "it holds no value"
         else:
             kinds[column.name] = kind
+    check_notations(taken_for_texts, table.source)
     orders = {name: order_of_dates(table.column(name), table.source) for name, kind in kinds.items() if kind == DATE}
     return _Columns(_with_numbers(table, kinds), kinds, ignored, orders)
 

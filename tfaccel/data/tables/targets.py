@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfaccel.data.tables.column_kinds import as_numbers, numbers_of
+from tfaccel.data.tables.notations import NUMBERS_ADVICE, unread_notation
 from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column
 from tfaccel.errors import DataError
@@ -79,6 +80,9 @@ def target_numbers(column: Column, source: str) -> np.ndarray:
     """
     numbers, wrong = numbers_of(column)
     present = numbers[~np.isnan(numbers)]
+    notation = unread_notation(column) if len(wrong) else ""
+    if notation.startswith("numbers"):
+        raise DataError(f"The target column {column.name!r} of {source} holds {notation}. {NUMBERS_ADVICE}.")
     if len(wrong) > len(present):
         raise DataError(
             f"The target column {column.name!r} of {source} holds texts, but numbers are predicted. "
