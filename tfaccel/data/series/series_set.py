@@ -123,7 +123,8 @@ def read_series(
 
     Args:
         path: the file.
-        time_column: the column with the times: numbers, or ISO 8601 dates.
+        time_column: the column with the times: numbers, or ISO 8601 dates. With offsets from UTC, the hour that the end
+            of daylight saving repeats is in order.
         target: the column to forecast, or several separated by commas; None for all.
         encoding: of a CSV file.
         bad_data: what to do with damaged rows, including those with a damaged time; what is left out is a gap.
@@ -200,22 +201,32 @@ def read_series(
 
 
 def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """Strictly increasing times: as dates if they are dates, and as numbers (seconds for dates)."""
-    times: list[float] = []
-    has_dates = False
-    for row, text in enumerate(column.texts().tolist(), 1):
+    """Strictly increasing times: as dates if they are dates, and as numbers (seconds for dates).
+
+    Dates with one offset from UTC are returned as local time, dates with several, as of daylight saving, in UTC.
+    """
+    texts = column.texts().tolist()
+    seconds, offsets = np.zeros(len(texts)), []
+    for row, text in enumerate(texts):
         try:
-            times.append(float("" if "_" in text else text))
+            seconds[row] = float("" if "_" in text else text)
         except (TypeError, ValueError):
-            times.append(_date(text, row, column.name, source))
-            has_dates = True
-        if len(times) > 1 and not times[-1] > times[-2]:
+            seconds[row], offset = _date(text, row + 1, column.name, source)
+            offsets.append(offset)
+            if (offset is None) != (offsets[0] is None):
+                raise DataError(
+                    f"Column {column.name!r} of {source} has {text!r} in row {row + 1} below the header. Either all "
+                    "times must have an offset from UTC, or none."
+                ) from None
+        if row and not seconds[row] > seconds[row - 1]:
             raise DataError(
-                f"Column {column.name!r} of {source} must rise from row to row, but row {row} below the header has "
-                f"{text!r} after {column.texts()[row - 2]!r}. Sort the rows, and keep one of each time."
+                f"Column {column.name!r} of {source} must rise from row to row, but row {row + 1} below the header has "
+                f"{text!r} after {texts[row - 1]!r}. Sort the rows, and keep one of each time."
             )
-    seconds = np.array(times)
-    return (seconds * 1000).astype("datetime64[ms]") if has_dates else seconds, seconds
+    if not offsets:
+        return seconds, seconds
+    local = offsets[0] if offsets[0] is not None and len(set(offsets)) == 1 else 0.0
+    return ((seconds + local) * 1000).astype("datetime64[ms]"), seconds
 
 
 def _with_times(table: Table, time_column: str, bad_data: BadData) -> Table:
@@ -238,7 +249,8 @@ def _with_times(table: Table, time_column: str, bad_data: BadData) -> Table:
     return table.rows(np.array(kept, np.int64))
 
 
-def _date(text: str | None, row: int, name: str, source: str) -> float:
+def _date(text: str | None, row: int, name: str, source: str) -> tuple[float, float | None]:
+    """The seconds of a date since 1970, in UTC if it says its offset; and this offset in seconds."""
     try:
         moment = datetime.fromisoformat(text or "")
     except ValueError as error:
@@ -246,7 +258,9 @@ def _date(text: str | None, row: int, name: str, source: str) -> float:
             f"Column {name!r} of {source} must hold times, but row {row} below the header has {text!r}. "
             "Write numbers, or dates such as 2024-05-31 or 2024-05-31T14:00."
         ) from error
-    return (moment.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
+    offset = moment.utcoffset()
+    seconds = (moment.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
+    return (seconds, None) if offset is None else (seconds - offset.total_seconds(), offset.total_seconds())
 
 
 def _filled(name: str, numbers: np.ndarray, table: Table, ends: tuple[int, ...]) -> np.ndarray:
