@@ -2,7 +2,6 @@
 
     tfaccel benchmark engine
     tfaccel benchmark engine --figures=mlp_loop,mlp_fit --repetitions=9 --out=engine.json
-    tfaccel benchmark recipes --figures=image_classification
     tfaccel benchmark samplers --out=benchmarks/samplers.json
     tfaccel benchmark compress --out=benchmarks/compress.json
     tfaccel benchmark serve --figures=image_classification,soak
@@ -11,11 +10,7 @@
     tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
     tfaccel benchmark choice --out=benchmarks/choice.json
     tfaccel benchmark peers --out=benchmarks/peers.json
-    tfaccel benchmark workers --out=benchmarks/workers.json
     tfaccel benchmark optimizer_state --repetitions=3 --out=benchmarks/optimizer_state.json
-    tfaccel benchmark faults --out=benchmarks/faults.json
-    tfaccel benchmark stages --out=benchmarks/stages.json
-    tfaccel benchmark tables --out=benchmarks/tables.json
     tfaccel benchmark faults --figures=killed_of_two,goodput --scale=0.3
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
