@@ -13,7 +13,7 @@ Command:
     tfaccel train --recipe=sequence_forecasting --run_dir=runs/pendulum_gru --model=gru
     tfaccel train --recipe=sequence_forecasting --run_dir=runs/mine --data_dir=sales.csv --time_column=day
 
-    The file is CSV or Parquet (`pip install 'tfaccel[data]'`) with one row per time step; the model's inputs are all
+    The file is CSV or Parquet with one row per time step; the model's inputs are all
     its numeric columns.
 
 Expected result on a double pendulum (4,000 samples of 0.05 s, the last 800 for testing; 24 steps ahead), the mean

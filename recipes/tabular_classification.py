@@ -11,7 +11,7 @@ Command:
     tfaccel train --recipe=tabular_classification --run_dir=runs/wine --data=wine
     tfaccel train --recipe=tabular_classification --run_dir=runs/mine --data_dir=customers.csv --target=stays
 
-    The data are a CSV or Parquet file (`pip install 'tfaccel[data]'`), or a folder with the tables `train` and `test`.
+    The data are a CSV or Parquet file, or a folder with the tables `train` and `test`.
 
 Expected result:
     On breast cancer (scikit-learn's 569 rows; a stratified 114 are held out for testing): 97.4 % accuracy with each of

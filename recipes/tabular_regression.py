@@ -11,7 +11,7 @@ Command:
     tfaccel train --recipe=tabular_regression --run_dir=runs/diabetes
     tfaccel train --recipe=tabular_regression --run_dir=runs/mine --data_dir=houses.csv --target=price
 
-    The data are a CSV or Parquet file (`pip install 'tfaccel[data]'`), or a folder with the tables `train` and `test`.
+    The data are a CSV or Parquet file, or a folder with the tables `train` and `test`.
 
 Expected result on diabetes (scikit-learn's 442 rows; 89, stratified by the target, are held out for testing):
     R² 0.499, the median of five seeds (0.482 to 0.502), in 3 s of CPU time on two cores of an AMD EPYC, in float32.

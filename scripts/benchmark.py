@@ -2,7 +2,6 @@
 
     tfaccel benchmark engine
     tfaccel benchmark engine --figures=mlp_loop,mlp_fit --repetitions=9 --out=engine.json
-    tfaccel benchmark recipes --figures=image_classification
     tfaccel benchmark samplers --out=benchmarks/samplers.json
     tfaccel benchmark compress --out=benchmarks/compress.json
     tfaccel benchmark serve --figures=image_classification,soak
@@ -11,10 +10,7 @@
     tfaccel benchmark settings --recipes=gan,translation --seeds=3 --out=benchmarks/settings.json
     tfaccel benchmark choice --out=benchmarks/choice.json
     tfaccel benchmark peers --out=benchmarks/peers.json
-    tfaccel benchmark workers --out=benchmarks/workers.json
     tfaccel benchmark optimizer_state --repetitions=3 --out=benchmarks/optimizer_state.json
-    tfaccel benchmark faults --out=benchmarks/faults.json
-    tfaccel benchmark stages --out=benchmarks/stages.json
     tfaccel benchmark faults --figures=killed_of_two,goodput --scale=0.3
 
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
@@ -40,8 +36,9 @@ under Ray; twenty-five minutes), `faults` (each row of the matrix of faults: how
 ends bit-equal to one that was not disturbed; and the goodput of a ten-minute job; an hour and a half),
 `checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
 epoch; three minutes per repetition), `optimizer_state` (weights, bytes of slots, and memory and step time of two
-workers, with sharded slots and replicated ones; five minutes, and two per repetition) and `stages` (pipeline stages on
-logical CPUs: weights, memory and placement of four kinds of models, and the time of an epoch; six minutes).
+workers, with sharded slots and replicated ones; five minutes, and two per repetition), `stages` (pipeline stages on
+logical CPUs: weights, memory and placement of four kinds of models, and the time of an epoch; six minutes) and `tables`
+(from a file to arrays to train on, with tfaccel and with pandas and scikit-learn; half a minute; needs pandas).
 `gpu` is for machines with a GPU: see `tfaccel benchmark gpu --help`.
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
@@ -68,6 +65,7 @@ from tfaccel.benchmarks.search_suite import SEARCHES, run_search_suite
 from tfaccel.benchmarks.serve_suite import SERVE_FIGURES, run_serve_suite
 from tfaccel.benchmarks.stages_suite import STAGES_FIGURES, run_stages_suite
 from tfaccel.benchmarks.suite_options import SuiteOptions
+from tfaccel.benchmarks.tables_suite import TABLES_FIGURES, run_tables_suite
 from tfaccel.benchmarks.workers_suite import WORKERS_FIGURES, run_workers_suite
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
@@ -81,13 +79,14 @@ from tfaccel.scripts.settings_table import SETTINGS_FLAGS, print_settings, run_s
 GPU_SUITE = "gpu"
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
-    *("settings", "choice", "peers", "workers", "faults", "checkpoints", "optimizer_state", "stages"),
+    *("settings", "choice", "peers", "workers", "faults", "checkpoints", "optimizer_state", "stages", "tables"),
     GPU_SUITE,
 )
 _RUNS = {
     "serve": run_serve_suite,
     "checkpoints": run_checkpoints_suite,
     "stages": run_stages_suite,
+    "tables": run_tables_suite,
     "faults": run_faults_suite,
     "optimizer_state": run_optimizer_state_suite,
     "workers": run_workers_suite,
@@ -271,6 +270,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "faults": FAULT_FIGURES,
         "checkpoints": CHECKPOINT_FIGURES,
         "stages": STAGES_FIGURES,
+        "tables": TABLES_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:

@@ -3,10 +3,13 @@
 import doctest
 import importlib
 import re
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
 
+from tfaccel.data import BadData
 from tfaccel.data.series.double_pendulum import derivative, double_pendulum, energy
 from tfaccel.data.series.seasons import season_length, seasonal_naive
 from tfaccel.data.series.series_set import pendulum_series, read_series
@@ -82,6 +85,39 @@ def test_gaps_are_counted(tmp_path):
     assert series.times[20:22].tolist() == [20.0, 31.0]
 
 
+def test_gaps_are_not_filled_from_a_later_part(tmp_path):
+    columns = {"t": int, "x": lambda row: "" if 25 <= row < 35 else row if row < 35 else 1000}
+    series = read_series(write(tmp_path / "s.csv", columns), time_column="t")
+    assert (series.num_fitted, series.num_train) == (29, 32)
+    assert series.values[25:32, 0].tolist() == [24] * 7
+    assert series.values[32:36, 0].tolist() == [268, 512, 756, 1000]  # From the last known value to the next one.
+    columns["x"] = lambda row: "" if row == 28 else row if row < 29 else 1000
+    series = read_series(write(tmp_path / "s.csv", columns), time_column="t")
+    assert series.values[27:30, 0].tolist() == [27, 27, 1000]  # Calibration is later than what models are fitted to.
+    columns["x"] = lambda row: "" if row < 30 else row
+    with pytest.raises(DataError, match=r"Column 'x' of .* holds no number in its first 29 rows, to train on\."):
+        read_series(write(tmp_path / "s.csv", columns), time_column="t")
+
+
+def test_daylight_saving_ends_in_order(tmp_path):
+    zone, start = ZoneInfo("Europe/Berlin"), datetime(2024, 10, 26, 20, tzinfo=UTC)
+    columns = {"t": lambda row: (start + timedelta(hours=row)).astimezone(zone).isoformat(), "x": float}
+    for bad in (None, BadData("skip")):
+        series = read_series(write(tmp_path / "s.csv", columns), time_column="t", bad_data=bad)
+        assert series.report["num_gaps"] == 0
+        assert series.values[:, 0].tolist() == list(range(40))
+        assert set(np.diff(series.times).astype("timedelta64[m]").astype(int)) == {60}
+        assert str(series.times[0]) == "2024-10-26T20:00:00.000"
+    columns["t"] = lambda row: (
+        f"2024-06-01T{row % 24:02}:00+02:00" if row < 24 else f"2024-06-02T{row % 24:02}:00+02:00"
+    )
+    series = read_series(write(tmp_path / "s.csv", columns), time_column="t")
+    assert str(series.times[0]) == "2024-06-01T00:00:00.000"  # One offset: local time.
+    columns["t"] = lambda row: f"2024-06-{1 + row // 24:02}T{row % 24:02}:00" + ("Z" if row == 7 else "")
+    with pytest.raises(DataError, match=r"has '2024-06-01T07:00Z' in row 8 .* Either all times must have an offset"):
+        read_series(write(tmp_path / "s.csv", columns), time_column="t")
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
@@ -92,6 +128,12 @@ def test_gaps_are_counted(tmp_path):
         ({"t": lambda row: "May 5", "x": float}, {}, "must hold times, but row 1 below the header has 'May 5'."),
         ({"t": lambda row: "" if row else 1, "x": float}, {}, "must hold times, but row 2 below the header has None."),
         ({"t": int, "x": lambda row: "a" if row == 7 else row}, {}, "Column 'x' of {path} holds numbers, but row 8"),
+        ({"t": int, "x": lambda row: 17 * 10**11 + row}, {}, "are around 1.7e+12 and vary by 11.5: float32, in which"),
+        (
+            {"t": int, "x": int, "y": lambda row: f"{row} %"},
+            {},
+            "Column 'y' of {path} holds numbers such as '0 %'. Write",
+        ),
         ({"t": int, "x": lambda row: "ab"[row % 2]}, {}, "{path} has no column of numbers beside 't'."),
         ({"t": int, "x": lambda row: "", "y": int}, {"target": "x"}, "Column 'x' of {path} holds no number."),
     ],

@@ -6,11 +6,15 @@ import importlib
 import re
 
 import numpy as np
+import pyarrow
 import pytest
 
+from tfaccel.data import BadData
+from tfaccel.data.tables import csv_file
 from tfaccel.data.tables.column_kinds import as_numbers, check_kinds, kind_of, kinds_from_text
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.targets import class_numbers
 from tfaccel.errors import DataError
 
 
@@ -86,7 +90,6 @@ def test_missing_file_and_unknown_suffix(tmp_path):
 
 
 def test_parquet(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
     columns = {"age": [3, None, 5], "city": ["Köln", None, "Bonn"], "new": [True, False, None]}
@@ -103,20 +106,114 @@ def test_parquet(tmp_path):
         read_table(tmp_path / "broken.parquet")
 
 
-def test_parquet_without_pyarrow_names_the_command(run_python, tmp_path):
-    write(tmp_path / "t.parquet", "PAR1")
-    code = """
-import sys
-sys.modules["pyarrow"] = None
-from tfaccel.data.tables.files import read_table
-from tfaccel.errors import DataError
-try:
-    read_table(sys.argv[1])
-except DataError as error:
-    print(error)
-"""
-    said = run_python(code, tmp_path / "t.parquet").stdout
-    assert "needs pyarrow, which is not installed. Install it: pip install 'tfaccel[data]'." in said
+def test_integers_keep_all_digits(tmp_path):
+    from pyarrow import parquet
+
+    ids = [1234567890123456000 + number for number in range(40)]
+    parquet.write_table(
+        pyarrow.table({"id": ids, "size": pyarrow.array(ids, pyarrow.uint64())}), tmp_path / "t.parquet"
+    )
+    write(tmp_path / "t.csv", "\n".join(["id,size", *(f"{number},{number}" for number in ids)]))
+    (tmp_path / "t.jsonl").write_text("\n".join(f'{{"id": {number}, "size": {number}}}' for number in ids))
+    from tfaccel.exporting.json_lines import json_lines, table_of_lines
+
+    lines = table_of_lines(tmp_path / "t.jsonl", json_lines(tmp_path / "t.jsonl"))
+    for table in (read_table(tmp_path / "t.parquet"), read_table(tmp_path / "t.csv"), lines):
+        for name in ("id", "size"):
+            assert table.column(name).texts().tolist() == [str(number) for number in ids]
+            names, classes = class_numbers(table.column(name), "t")
+            assert (names[0], classes.tolist()) == (str(ids[0]), list(range(40)))
+            with pytest.raises(
+                DataError, match=r"holds the integers 1234567890123456000 and 12345678901234560\d\d, which"
+            ):
+                as_numbers(table.column(name), "t")
+    assert Column("id", np.array([9007199254740991.0, 0.1, 1e300])).texts().tolist() == [
+        "9007199254740991",
+        "0.1",
+        "1e+300",
+    ]
+    assert as_numbers(texts("9007199254740992", "-18014398509481984"), "").tolist() == [2.0**53, -(2.0**54)]
+
+
+def test_every_kind_of_parquet_column_is_read_as_from_csv(tmp_path):
+    from datetime import date, datetime, timedelta, timezone
+    from decimal import Decimal
+
+    from pyarrow import parquet
+
+    zone = timezone(timedelta(hours=2))
+    columns = {
+        "binary": pyarrow.array([b"red", b"blau"], pyarrow.binary()),
+        "price": pyarrow.array([Decimal("12.50"), None]),
+        "day": pyarrow.array([date(2024, 5, 31), None]),
+        "when": pyarrow.array([datetime(2024, 5, 31, 14), datetime(2024, 6, 1)], pyarrow.timestamp("us")),
+        "there": pyarrow.array([datetime(2024, 5, 31, 14, tzinfo=zone), None], pyarrow.timestamp("ms", "+02:00")),
+        "kind": pyarrow.array(["cat", " dog "]).dictionary_encode(),
+        "nothing": pyarrow.nulls(2),
+        "size": pyarrow.array([1.5, float("nan")], pyarrow.float32()),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet")
+    assert {column.name: column.texts().tolist() for column in table.columns} == {
+        "binary": ["red", "blau"],
+        "price": ["12.50", None],
+        "day": ["2024-05-31", None],
+        "when": ["2024-05-31 14:00:00.000000", "2024-06-01 00:00:00.000000"],
+        "there": ["2024-05-31 14:00:00.000+0200", None],
+        "kind": ["cat", "dog"],
+        "nothing": [None, None],
+        "size": ["1.5", None],
+    }
+    assert [kind_of(table.column(name)) for name in ("day", "when", "there")] == ["date"] * 3
+    parquet.write_table(pyarrow.table({"x": pyarrow.array([b"\xff"], pyarrow.binary())}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"Column 'x' of .* holds binary, which cannot be read as texts"):
+        read_table(tmp_path / "t.parquet")
+
+
+def test_markers_of_missing_values(tmp_path):
+    markers = ["", "NA", "n/a", "NaN", "-nan", "+NaN", "NULL", "?", "#N/A", "#NA", "<NA>"]
+    table = read_table(write(tmp_path / "t.csv", "\n".join(["x,y", *(f"{marker},1" for marker in markers)])))
+    assert table.column("x").values.tolist() == [None] * len(markers)
+    table = read_table(
+        write(tmp_path / "t.csv", "\n".join(["x,y", *(f"{marker},1" for marker in markers)])), texts=["x"]
+    )
+    assert table.column("x").values.tolist() == [None, *markers[1:]]
+    numbers = texts("1", "2", "None", "NONE", "3_45", "+5", "\u0663")
+    assert numbers.numbers[0][[0, 1, 5, 6]].tolist() == [1, 2, 5, 3]
+    assert numbers.numbers[1].tolist() == [4]  # Underscores are Python's own notation; none is no number, but a gap.
+    assert kind_of(texts("1", "2", "none", "#4")) == "categorical"
+    assert kind_of(texts("1", "2", "none")) == "numeric"
+    assert kind_of(texts("2024-05-31", "none", "None")) == "date"
+
+
+def test_files_of_spreadsheets(tmp_path):
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+        path = write(tmp_path / "t.csv", "sep=;\r\nstadt;gr\u00f6\u00dfe\r\nK\u00f6ln, am Rhein;3\r\n", encoding)
+        table = read_table(path)
+        assert table.names == ("stadt", "gr\u00f6\u00dfe")
+        assert table.column("stadt").values.tolist() == ["K\u00f6ln, am Rhein"]
+        assert table.places.tolist() == [3]
+    with pytest.raises(DataError, match=r"line 4: it has 1 fields, but the header has 2\."):
+        read_table(write(tmp_path / "t.csv", "sep=|\na|b\n1|2\n3\n"))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_both_ways_of_reading_a_file_agree(tmp_path, seed):
+    """Arrow reads well-formed files and Python's csv module finds the damage in others."""
+    rng = np.random.default_rng(seed)
+    parts = ["a", '"', '""', ",", "\n", "\r\n", " ", "x\u2028y", '"b,\n"', "NA", "", "\n\n", '"",', ";"]
+    content = "u,v\n" + "".join(rng.choice(parts, size=rng.integers(1, 14)))
+    path = write(tmp_path / "t.csv", content)
+    text = csv_file._Text.read(path, "utf-8-sig", BadData("skip"))
+    found = text.fields_by_arrow(path)
+    bad = BadData("skip", 0.99)
+    names, columns, places = text.fields_by_rows(path, bad)
+    if found is None:
+        assert bad.num_skipped or '"' in content
+    else:
+        assert not bad.num_skipped
+        assert (found[0], found[2].tolist()) == (names, places.tolist())
+        assert [one.to_pylist() for one in found[1]] == [one.to_pylist() for one in columns]
 
 
 def test_reading_needs_neither_tensorflow_nor_scikit_learn(run_python, tmp_path):
@@ -178,8 +275,9 @@ def test_columns_of_unequal_length_are_refused():
         Table("t", (texts("a"), Column("y", np.zeros(2))))
 
 
-EXAMPLES = "tables.table tables.files tables.column_kinds tables.encoding tables.options tables.report"
-EXAMPLES += " tables.targets tables.features images.class_balance tables.tabular_set tables.tabular_files"
+EXAMPLES = "tables.table tables.precision tables.notations tables.values tables.dates tables.files tables.column_kinds"
+EXAMPLES += " tables.encoding tables.options tables.report tables.targets tables.features images.class_balance"
+EXAMPLES += " tables.tabular_set tables.tabular_files"
 
 
 @pytest.mark.parametrize("name", EXAMPLES.split())

@@ -109,6 +109,92 @@ def test_rows_without_target_are_left_out_and_rows_are_named_as_in_the_file():
         made(pets(kind=kinds, weight=weights))
 
 
+def milliseconds(rows, step=1000):
+    return [str(1_700_000_000_000 + step * row) for row in range(rows)]
+
+
+def test_numbers_that_float32_would_merge_are_centered_first():
+    data = made(pets(weight=milliseconds(ROWS)))
+    column = data.encoding.numeric[0]
+    assert column.offset == column.center
+    numbers = np.concatenate([part.inputs["numbers"][:, 0] for part in (data.train, data.test)])
+    assert len(np.unique(numbers)) == ROWS
+    assert np.array_equal(np.sort(numbers), 1000 * np.arange(ROWS) + 1_700_000_000_000 - column.center)
+    assert data.report.merged == {}
+    assert TableEncoding.from_json(json.loads(json.dumps(data.encoding.to_json()))) == data.encoding
+    # Numbers that need no offset are the model's inputs as they are.
+    assert [column.offset for column in made(embedded_table("wine"), target="target").encoding.numeric] == [0.0] * 13
+    far = [str(row * 10**9 if row < 40 else 4 * 10**10 + row) for row in range(ROWS)]  # more than seven digits
+    report = made(pets(weight=far)).report
+    count = report.merged["weight"]
+    assert count > 5
+    text = f"Column 'weight': {count} of its distinct values differ from others by less than float32 can hold."
+    assert text in report.lines()
+
+
+def test_targets_that_float32_would_merge_are_refused():
+    message = r"column 'kind' of pets\.csv are around 1\.7e\+12 and vary by 1\.73e\+04: float32, .* is too coarse"
+    with pytest.raises(DataError, match=message):
+        made(pets(kind=milliseconds(ROWS)), classification=False)
+    prices = [str(100_000_000 * (row % 7) + row) for row in range(ROWS)]
+    data = made(pets(kind=prices), classification=False)
+    assert data.report.merged["kind"] > 0
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        *(
+            ["1,5", "2,75"],
+            ["1.234,50", "12,00"],
+            ["1,234", "12,345,678.9"],
+            ["$1,200.00", "$3"],
+            ["\u20ac 3,50", "4 \u20ac"],
+        ),
+        *(
+            ["5%", "7.5 %"],
+            ["1 234", "5"],
+            ["1\u202f234", "5"],
+            ["1'234.5", "7"],
+            ["(1,200)", "300"],
+            ["3 EUR", "5 EUR"],
+        ),
+        *(["5/31/24", "6/1/24"], ["31.12.24", "01.01.25 14:00"]),
+    ],
+)
+def test_numbers_and_dates_in_other_notations_are_named(texts):
+    kind = "dates" if texts[0] in ("5/31/24", "31.12.24") else "numbers"
+    for rows in (texts * 30, [*texts * 29, "x", "y"]):
+        with pytest.raises(
+            DataError, match=re.escape(f"pets.csv holds {kind} such as {texts[0]!r} in column 'color'.")
+        ):
+            made(pets(color=rows))
+    assert "color" in made(pets(color=texts * 30), column_kinds="color=categorical").report.categorical
+    if kind == "numbers":
+        with pytest.raises(
+            DataError, match=re.escape(f"column 'kind' of pets.csv holds numbers such as {texts[0]!r}. W")
+        ):
+            made(pets(kind=texts * 30), classification=False)
+
+
+@pytest.mark.parametrize(
+    "texts", [["1.2.3", "1.10.0"], ["192.168.0.1", "10.0.0.1"], ["a%", "5 %"], ["555 1234", "5 5"]]
+)
+def test_other_texts_are_categories(texts):
+    assert "color" in made(pets(color=texts * 30)).report.categorical
+
+
+def test_none_is_a_class_and_a_category_but_no_number():
+    kinds = [("cat", "NONE", "dog")[row % 3] for row in range(ROWS)]
+    colors = [("red", "None", None)[row % 3] for row in range(ROWS)]
+    data = made(pets(kind=kinds, color=colors, weight=["none", *pets().column("weight").values[1:]]))
+    assert (data.encoding.class_names, data.report.rows_without_target) == (("NONE", "cat", "dog"), 0)
+    assert data.encoding.categorical[0].categories == ("None", "red")
+    assert data.report.imputed["weight"]["num_rows"] == 6
+    data = made(pets(kind=["1.5", "none", "3"] * 20), classification=False)
+    assert data.report.rows_without_target == 20
+
+
 def test_kinds_that_are_given_win():
     data = made(pets(), column_kinds="weight=ignored,chip=categorical")
     assert data.report.ignored["weight"] == "set by you"

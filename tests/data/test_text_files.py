@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tfaccel.data.texts.files import read_aligned_lines, read_columns, read_text
+from tfaccel.data import BadData
+from tfaccel.data.texts.files import read_aligned_lines, read_columns, read_text, whole_lines
 from tfaccel.data.texts.labels import read_labelled_texts
 from tfaccel.data.texts.pairs import TextPairs, read_summaries, read_translations
 from tfaccel.errors import DataError
@@ -13,6 +14,16 @@ from tfaccel.errors import DataError
 def test_text_has_newlines_and_no_mark_at_its_start(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffÄ\r\nb\rc".encode())
     assert read_text(tmp_path / "a.txt") == "Ä\nb\nc"
+
+
+def test_only_newlines_end_lines(tmp_path):
+    odd = "one\u2028two\x85three\ffour\x1cfive"
+    (tmp_path / "a.txt").write_text(f"{odd}\nsix\n", encoding="utf-8")
+    assert whole_lines(tmp_path / "a.txt", BadData()) == [f"{odd}\n", "six\n"]
+    (tmp_path / "a.csv").write_text(f"label,text\ngood,{odd}\nbad,six\n", encoding="utf-8")
+    assert read_columns(tmp_path / "a.csv", ("text", "label")) == ([odd, "six"], ["good", "bad"])
+    (tmp_path / "a.csv").write_text('label,text\ngood,"a\u2028b\n\nc"\n', encoding="utf-8")
+    assert read_columns(tmp_path / "a.csv", ("text", "label"))[0] == ["a\u2028b\n\nc"]
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_hashed_ids_in_the_graph_are_those_of_training():
     users, genres = ["anna", " bert ", "", "none", "\u00c4ffchen"], ["b", "c", "", "b", " b"]
     encode, _, _ = table_preprocessing(encoding, ["user", "genre"])
     found = encode(user=tf.constant(users), genre=tf.constant(genres))["categories"].numpy().tolist()
-    texts = {"user": ["anna", "bert", None, None, "\u00c4ffchen"], "genre": ["b", "c", None, "b", "b"]}
+    texts = {"user": ["anna", "bert", None, "none", "\u00c4ffchen"], "genre": ["b", "c", None, "b", "b"]}
     columns = tuple(Column(name, np.array(values, dtype=object)) for name, values in texts.items())
     assert found == encoding.encode(Table("views", columns))["categories"].tolist()
     assert TableEncoding.from_json(encoding.to_json()) == encoding
@@ -201,7 +201,7 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
             Column("age in years", np.array(ages) / 3),
             Column(
                 "kind",
-                np.array(["cat", "cat", "none", None, None, None, None, "Cat", "\u00c4ffchen", "dog"], dtype=object),
+                np.array(["cat", "cat", "none", "NONE", None, None, None, "Cat", "\u00c4ffchen", "dog"], dtype=object),
             ),
         ),
     )
@@ -232,6 +232,77 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
     assert np.isnan(again["numbers"]).tolist() == [[False, False]] * 3 + [[True, True]]
     outputs = functions["serving_raw"](**{name: tf.constant(values.tolist()) for name, values in raw.items()})
     assert set(outputs["label"].numpy()) <= {b"no", b"yes"} and outputs["probabilities"].shape == (4, 2)
+
+
+def test_numbers_less_an_offset_are_served_in_float64():
+    import tensorflow as tf
+
+    from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw
+    from tfaccel.exporting.table_preprocessing import table_preprocessing
+
+    times = 1_700_000_000_000 + 1000.0 * np.arange(60)
+    column = NumericColumn.of("when", times)
+    raw_input = TableInput.of(TableEncoding(numeric=(column,), categorical=(), target="y"))
+    encode, specs, _ = table_preprocessing(raw_input.encoding, ["when"])
+    assert specs["when"].dtype == tf.float64
+    wanted = raw_input.encoding.encode(Table("t", (Column("when", times),)))["numbers"]
+    found = tf.function(encode).get_concrete_function(**specs)(when=tf.constant(times, tf.float64))["numbers"]
+    assert np.array_equal(found, wanted)
+    assert len(np.unique(wanted)) == 60
+    raw = raw_rows(raw_input, {"numbers": wanted[:4]})
+    assert np.array_equal(rows_of_raw(raw_input, raw, {})["numbers"], [*wanted[:3], [np.nan]], equal_nan=True)
+
+
+ODD_COLUMNS = [
+    "class",
+    "% change",
+    "self",
+    "_id",
+    "__doc__",
+    "\u5e74\u9f62",
+    "None",
+    "lambda",
+    "a.b",
+    "a b",
+    "a_b",
+    "a_b_9",
+    "1",
+    "",
+]
+
+
+def test_columns_of_any_name_are_served(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    from tfaccel.exporting.signatures import column_names, signatures_of
+
+    numeric = tuple(NumericColumn(name, 0.0, 1.0, False) for name in ODD_COLUMNS)
+    raw_input = TableInput.of(TableEncoding(numeric=numeric, categorical=(), target="y"))
+    numbers = keras.Input((len(numeric),), name="numbers")
+    weights = np.arange(1.0, len(numeric) + 1)[:, np.newaxis]
+    dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(weights), use_bias=False)
+    model = keras.Model({"numbers": numbers}, dense(numbers))
+    names = column_names(raw_input)
+    assert len(set(names)) == len(names)
+    function = signatures_of(model, raw_input).functions["serving_raw"]
+    module = tf.Module()
+    module.function, module.kept = function, [variable.value for variable in model.variables]
+    tf.saved_model.save(module, str(tmp_path), signatures={"serving_raw": function})
+    loaded = tf.saved_model.load(str(tmp_path)).signatures["serving_raw"]
+    for place, name in enumerate(names):  # Each name stands for its own column.
+        row = {other: tf.constant([float(other == name)]) for other in names}
+        assert next(iter(loaded(**row).values())).numpy().item() == place + 1
+
+
+def test_inputs_of_any_name_are_served():
+    import keras
+
+    from tfaccel.exporting.signatures import signatures_of
+
+    inputs = {name: keras.Input((2,), name=name) for name in ("class", "self", "_id")}
+    model = keras.Model(inputs, keras.layers.Concatenate()(list(inputs.values())))
+    assert list(signatures_of(model).inputs) == ["inputs_class", "inputs_id", "inputs_self"]
 
 
 def test_raw_inputs_that_do_not_fit_are_refused():

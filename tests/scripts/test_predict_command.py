@@ -6,7 +6,9 @@ import os
 import numpy as np
 import pytest
 from PIL import Image
-from predict_runs import in_empty_folder, rows_of, write_runs
+from predict_runs import TEXTS, in_empty_folder, rows_of, write_runs
+
+from tfaccel.data.inspection.inspect_data import inspect_data
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,29 @@ def test_texts_by_line_by_file_and_by_column(predict, runs, tmp_path):
     assert [row["class"] for row in rows_of(tmp_path / "2.csv")] == ["no"]
     assert predict(run, "--input=table.csv", "--text_column=review", "--output=3.csv")[0] == 0
     assert [row["class"] for row in rows_of(tmp_path / "3.csv")] == ["yes", "no"]
+
+
+def test_a_text_file_has_a_row_for_each_line(predict, runs, tmp_path):
+    (tmp_path / "texts.txt").write_text("\ufeffgood\n\u2028 bad\x85 bad\fbad\ngood", encoding="utf-8")
+    assert predict(f"--run_dir={runs}/texts", "--input=texts.txt", "--output=1.csv")[0] == 0
+    assert [(row["input"], row["class"]) for row in rows_of(tmp_path / "1.csv")] == [
+        ("texts.txt:1", "yes"),
+        ("texts.txt:2", "no"),
+        ("texts.txt:3", "yes"),
+    ]
+
+
+def test_texts_of_tables_are_those_of_training(predict, runs, tmp_path):
+    from tfaccel.data.texts.files import read_columns
+    from tfaccel.exporting.file_rows import read_rows
+
+    lines = [f"{word},x" for word in ("None", "NA", "?", "null", " good\u2028bad ", '"two\r\nlines"')]
+    (tmp_path / "t.csv").write_bytes("\r\n".join(["text,label", *lines]).encode())
+    trained_on, _ = read_columns(tmp_path / "t.csv", ("text", "label"))
+    assert list(read_rows(tmp_path / "t.csv", {}, TEXTS).texts) == trained_on
+    assert trained_on[:4] == ["None", "NA", "?", "null"]
+    report = inspect_data(tmp_path / "t.csv", text_column="text")
+    assert not [finding for finding in report.findings if finding.kind == "empty text"]
 
 
 def test_nothing_gets_a_class_without_a_probability(predict, runs, tmp_path):

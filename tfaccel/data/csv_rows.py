@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
 import re
@@ -12,6 +13,25 @@ from tfaccel.errors import DataError
 
 KEEP_BYTES = "surrogateescape"  # how bytes that cannot be decoded become characters, which `text_damage` finds
 _DAMAGE = re.compile("[\0\udc80-\udcff]")
+
+
+def codec_of(encoding: str) -> str:
+    """Python's name of an encoding; in UTF-8, the mark that some programs put first is passed over.
+
+    Raises:
+        DataError: if there is none.
+
+    Example:
+        >>> codec_of("latin1"), codec_of("UTF-8")
+        ('iso8859-1', 'utf-8-sig')
+    """
+    try:
+        name = codecs.lookup(str(encoding)).name
+    except LookupError as error:
+        raise DataError(
+            f"There is no encoding {encoding!r}. Common ones: utf-8, utf-16, latin-1, cp1252, shift_jis, gb18030."
+        ) from error
+    return "utf-8-sig" if name == "utf-8" else name
 
 
 def text_damage(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.csv_rows import codec_of
 from tfaccel.data.folder_files import counted, files_below
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.raw_input import RawInput, TableInput
@@ -101,7 +102,7 @@ def read_rows(
     if suffix in JSON_LINES_SUFFIXES:
         return _json_lines(path, inputs, raw_input, text_column, unknown_values)
     if suffix in CSV_SUFFIXES + PARQUET_SUFFIXES:
-        table = read_table(path, encoding=encoding)
+        table = read_table(path, encoding=encoding, texts=(text_column,) if kind == "text" else ())
         if isinstance(raw_input, TableInput):
             return _encoded(table, raw_input, tuple(str(row) for row in range(table.num_rows)), unknown_values)
         return _table(table, inputs, raw_input, text_column)
@@ -145,8 +146,8 @@ def _folder(folder: Path, kind: str) -> Rows:
 
 def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
     try:
-        lines = path.read_text(encoding=encoding).splitlines()
-    except (OSError, UnicodeError, LookupError) as error:
+        lines = path.read_text(encoding=codec_of(encoding)).split("\n")
+    except (OSError, UnicodeError) as error:
         raise DataError(f"Cannot read {path} as a text in {encoding}: {error}. Give its --encoding.") from error
     found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:

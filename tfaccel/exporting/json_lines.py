@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 
 from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.values import clean_texts, number_text
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 
@@ -88,9 +90,8 @@ def table_of_lines(path: Path, lines: Sequence[Line]) -> Table:
         names |= dict.fromkeys(row)
     columns = []
     for name in names:
-        values = np.empty(len(lines), dtype=object)
-        values[:] = [_text(row.get(name)) for _, row in lines]
-        columns.append(Column(name, values))
+        texts = pyarrow.array([_text(row.get(name)) for _, row in lines], pyarrow.string())
+        columns.append(Column(name, clean_texts(texts)))
     return Table(str(path), tuple(columns))
 
 
@@ -98,8 +99,8 @@ def _text(value: Any) -> str | None:
     """Formats a field as in a CSV file; None if it is missing."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return None
-    text = f"{value:.15g}" if isinstance(value, float) else str(value).strip()
-    return text or None
+    text = number_text(value) if isinstance(value, float) and np.isfinite(value) else str(value)
+    return text.encode(errors="replace").decode()  # JSON can hold halves of a character.
 
 
 def arrays_of_lines(path: Path, lines: Sequence[Line], inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES, check_image
+from tfaccel.data.texts.files import plain_lines
 from tfaccel.errors import DataError
 from tfaccel.exporting.file_rows import Rows
 from tfaccel.exporting.graph_error import graph_error_reason
@@ -108,7 +109,7 @@ def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[
         try:
             contents[name] = file.read_bytes()
             if file.suffix.lower() not in IMAGE_SUFFIXES:
-                contents[name].decode()
+                contents[name] = plain_lines(contents[name].decode()).encode()
         except (OSError, UnicodeDecodeError) as error:
             unreadable[name] = str(error)
             contents.pop(name, None)

@@ -107,6 +107,8 @@ def _columns(raw_input: TableInput, rows: Mapping[str, np.ndarray]) -> dict[str,
             found[column.source] = _dates(column.date.order, len(rows["numbers"]))
             continue
         numbers = rows["numbers"][:, place].copy()
+        if column.offset:
+            numbers = numbers.astype(np.float64) + column.offset
         numbers[NUM_ROWS - 1 :] = np.nan
         found[column.name] = numbers
     for place, kind in enumerate(encoding.categorical):

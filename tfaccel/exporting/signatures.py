@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ def signatures_of(model: keras.Model, raw_input: RawInput | None = None, *, samp
     """
     nest = _input_nest(model, sample)
     paths = [(_path(path), spec) for path, spec in keras.tree.flatten_with_path(nest)]
-    names = distinct_names([path or _own_name(spec.name) for path, spec in paths], "inputs")
+    names = argument_names([path or _own_name(spec.name) for path, spec in paths], "inputs")
     specs = {
         name: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype, name=name)
         for name, (_, spec) in zip(names, paths, strict=True)
@@ -100,7 +101,29 @@ def distinct_names(names: Sequence[str], fallback: str) -> list[str]:
     """
     plain = [re.sub(r"\W", "_", name, flags=re.ASCII) for name in names]
     plain = [f"{fallback}_{name}" if name[:1].isdigit() else name or fallback for name in plain]
-    return [f"{name}_{place}" if plain.count(name) > 1 else name for place, name in enumerate(plain)]
+    taken = {name for name in plain if plain.count(name) == 1}
+    found = []
+    for place, name in enumerate(plain):
+        if plain.count(name) > 1:
+            name = f"{name}_{place}"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+        found.append(name)
+    return found
+
+
+def argument_names(names: Sequence[str], fallback: str) -> list[str]:
+    """Makes names unique and valid as arguments of functions: also no keywords and no leading underscore.
+
+    Example:
+        >>> argument_names(["class", "% change", "_id", "id", "self"], "column")
+        ['column_class', 'column_change', 'column_id', 'id', 'column_self']
+    """
+    plain = [re.sub(r"\W", "_", name, flags=re.ASCII) for name in names]
+    is_free = [not (keyword.iskeyword(name) or name == "self" or name.startswith("_")) for name in plain]
+    named = zip(plain, is_free, strict=True)
+    return distinct_names([name if free else f"{fallback}_{name.lstrip('_')}" for name, free in named], fallback)
 
 
 def traced(call: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, Any]:
@@ -216,7 +239,7 @@ def _table_function(model: keras.Model, raw_input: TableInput, names_nest: Any) 
 
 def column_names(raw_input: TableInput) -> list[str]:
     """The names of a table's columns in `serving_raw`, in the order of the encoding's `sources`."""
-    return distinct_names(list(raw_input.encoding.sources), "column")
+    return argument_names(list(raw_input.encoding.sources), "column")
 
 
 def _columns_of(raw_input: TableInput) -> dict[str, Sequence[Any]]:

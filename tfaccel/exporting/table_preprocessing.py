@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfaccel.data.tables.column_kinds import NUMERIC
-from tfaccel.data.tables.dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, DatePart, is_valid, parts_of
-from tfaccel.data.tables.encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn, TableEncoding
+from tfaccel.data.tables.dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, is_valid, parts_of
+from tfaccel.data.tables.encoding import (
+    MISSING_CODE,
+    NUM_SPECIAL_CODES,
+    OTHER_CODE,
+    CategoricalColumn,
+    NumericColumn,
+    TableEncoding,
+)
 from tfaccel.data.tables.hashing import HASH_KEY
+from tfaccel.data.tables.values import MISSING, NO_VALUE
 
-_MISSING = r"|na|n/a|nan|null|none|\?"  # texts that mean a missing value, as in files
+_MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # lowercase texts that mean a missing value, as in files
+_MISSING_DATE = f"{_MISSING_CATEGORY}|{NO_VALUE}"
 
 
 def table_preprocessing(
@@ -21,8 +31,9 @@ def table_preprocessing(
 ) -> tuple[Callable[..., dict[str, tf.Tensor]], dict[str, tf.TensorSpec], list[Any]]:
     """Builds the function that encodes a table's columns; returns it with its input specs and lookup tables.
 
-    The function takes one tensor of shape (rows,) per column, by name: float32 for numbers, with NaN for missing ones;
-    strings for dates and categories, with "" for missing ones. It computes the same as `TableEncoding.encode`.
+    The function takes one tensor of shape (rows,) per column, by name: float32 for numbers, or float64 if the column
+    has an offset, with NaN for missing ones; strings for dates and categories, with "" for missing ones. It computes
+    the same as `TableEncoding.encode`.
 
     Args:
         encoding: the columns.
@@ -33,10 +44,13 @@ def table_preprocessing(
         name_of[source]: tf.TensorSpec((None,), tf.float32 if kind == NUMERIC else tf.string, name=name_of[source])
         for source, kind in encoding.sources.items()
     }
+    for column in encoding.numeric:
+        if column.offset:
+            specs[name_of[column.source]] = tf.TensorSpec((None,), tf.float64, name=name_of[column.source])
     tables = {name_of[column.name]: _table(column) for column in encoding.categorical if column.num_buckets is None}
 
     def encode(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
-        numbers = [_numbers(column.date, columns[name_of[column.source]]) for column in encoding.numeric]
+        numbers = [_numbers(column, columns[name_of[column.source]]) for column in encoding.numeric]
         codes = [_codes(columns[name_of[one.name]], one, tables.get(name_of[one.name])) for one in encoding.categorical]
         parts = {"numbers": numbers, "categories": codes}
         return {name: tf.stack(values, axis=1) for name, values in parts.items() if values}
@@ -44,13 +58,14 @@ def table_preprocessing(
     return encode, specs, list(tables.values())
 
 
-def _numbers(date: DatePart | None, values: tf.Tensor) -> tf.Tensor:
-    """Returns numbers unchanged, and the requested part of dates; an invalid date is an error."""
+def _numbers(column: NumericColumn, values: tf.Tensor) -> tf.Tensor:
+    """Returns numbers less their offset, and the requested part of dates; an invalid date is an error."""
+    date = column.date
     if date is None:
-        return values
+        return tf.cast(values - column.offset, tf.float32) if column.offset else values
     pattern, groups = PATTERNS[date.order]
     plain = tf.strings.strip(values)
-    is_date, is_missing = tf.strings.regex_full_match(plain, pattern), _is_missing(plain)
+    is_date, is_missing = tf.strings.regex_full_match(plain, pattern), _is_missing(plain, _MISSING_DATE)
     numbers = [_group(plain, is_date, pattern, group) for group in (*groups, HOUR_GROUP, MINUTE_GROUP)]
     is_date &= is_valid(*numbers)
     message = f"The column {date.column} holds dates with year, month and day in the order {date.order}."
@@ -65,8 +80,8 @@ def _group(texts: tf.Tensor, is_date: tf.Tensor, pattern: str, group: int) -> tf
     return tf.strings.to_number(tf.where(is_date & (found != ""), found, "0"), tf.int64)
 
 
-def _is_missing(plain: tf.Tensor) -> tf.Tensor:
-    return tf.strings.regex_full_match(tf.strings.lower(plain), _MISSING)
+def _is_missing(plain: tf.Tensor, pattern: str) -> tf.Tensor:
+    return tf.strings.regex_full_match(tf.strings.lower(plain), pattern)
 
 
 def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
@@ -78,7 +93,7 @@ def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
 
 def _codes(texts: tf.Tensor, column: CategoricalColumn, table: tf.lookup.StaticHashTable | None) -> tf.Tensor:
     plain = tf.strings.strip(texts)
-    is_missing = _is_missing(plain)
+    is_missing = _is_missing(plain, _MISSING_CATEGORY)
     if table is None:
         buckets = tf.strings.to_hash_bucket_strong(plain, column.num_buckets, key=HASH_KEY)
         codes = buckets + tf.constant(NUM_SPECIAL_CODES, tf.int64)

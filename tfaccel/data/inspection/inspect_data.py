@@ -64,9 +64,10 @@ def inspect_data(
     files = _table_files(place)
     if files:
         tables = {}
+        natural = () if text_column is None else tuple(filter(None, (text_column, target)))
         for number, (part, file) in enumerate(files.items()):
             progress(f"Reading {file.name}", number, len(files))
-            table = read_table(file, encoding=encoding)
+            table = read_table(file, encoding=encoding, texts=natural)
             tables[part] = Table(file.name, table.columns)
         if text_column is not None:
             return inspect_text_tables(

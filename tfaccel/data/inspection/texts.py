@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tfaccel.data.csv_rows import codec_of
 from tfaccel.data.inspection.checks import balance, copies, memory, part_sizes
 from tfaccel.data.inspection.findings import Examples, Finding, InspectionReport, Progress, no_progress
 from tfaccel.data.inspection.folders import LabelledFiles, read_labelled_files
@@ -35,7 +36,7 @@ def inspect_text_files(
 
     def read(file: Path) -> str | Finding:
         try:
-            return file.read_text(encoding=encoding)
+            return file.read_text(encoding=codec_of(encoding))
         except UnicodeDecodeError as error:
             text = f"it is not written in {encoding} (byte {error.object[error.start]:#04x} at {error.start})"
             return Finding("unreadable file", str(file), text, "Fix it, or give its --encoding.")
@@ -63,14 +64,12 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
     """
     progress("Text", 0, 1)
     try:
-        text = path.read_text(encoding=encoding)
-    except LookupError as error:
-        raise DataError(f"There is no encoding {encoding!r}. Common ones: utf-8, utf-16, latin-1, cp1252.") from error
+        text = path.read_text(encoding=codec_of(encoding))
     except (OSError, UnicodeError) as error:
         raise DataError(f"Cannot read {path}: {error}. Fix it, or give its --encoding.") from error
     if not text.strip():
         raise DataError(f"{path} holds no text.")
-    findings, lines, counts = [], text.splitlines(), Counter(text)
+    findings, lines, counts = [], text.removesuffix("\n").split("\n"), Counter(text)
     odd = {mark: count for mark, count in counts.items() if _is_odd(mark)}
     if odd:
         shown = ", ".join(f"U+{ord(mark):04X} {count} times" for mark, count in sorted(odd.items()))

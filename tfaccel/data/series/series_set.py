@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,8 +16,12 @@ from tfaccel.data.series.double_pendulum import double_pendulum
 from tfaccel.data.tables.bad_rows import kinds_of_columns, without_bad_values
 from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, kind_of
 from tfaccel.data.tables.files import read_table
+from tfaccel.data.tables.notations import NUMBERS_ADVICE, unread_notation
+from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
+
+logger = logging.getLogger("tfaccel")
 
 TEST_PART = 0.2
 CALIBRATION_PART = 0.1  # the end of the training part
@@ -113,11 +118,13 @@ def read_series(
 ) -> SeriesSet:
     """The series in a CSV or Parquet file, with a row for each time; the last fifth of the rows is for testing.
 
-    Missing values are linearly interpolated. Columns without numbers are ignored.
+    Missing values are linearly interpolated; at the end of the training part, where later values must stay unknown, the
+    last value is repeated. Columns without numbers are ignored.
 
     Args:
         path: the file.
-        time_column: the column with the times: numbers, or ISO 8601 dates.
+        time_column: the column with the times: numbers, or ISO 8601 dates. With offsets from UTC, the hour that the end
+            of daylight saving repeats is in order.
         target: the column to forecast, or several separated by commas; None for all.
         encoding: of a CSV file.
         bad_data: what to do with damaged rows, including those with a damaged time; what is left out is a gap.
@@ -158,6 +165,12 @@ def read_series(
         if column.name != time_column:
             is_number = column.name in wanted or (kind_of(column) == NUMERIC and not column.missing.all())
             (used if is_number else ignored).append(column)
+    wrong = next((column for column in ignored if unread_notation(column).startswith("numbers")), None)
+    if wrong is not None:
+        notation = unread_notation(wrong)
+        raise DataError(
+            f"Column {wrong.name!r} of {table.source} holds {notation}. {NUMBERS_ADVICE}, or remove the column."
+        )
     if not used:
         raise DataError(f"{table.source} has no column of numbers beside {time_column!r}.")
     numbers = [as_numbers(column, table.source) for column in used]
@@ -169,7 +182,13 @@ def read_series(
         "num_gaps": int(np.sum(steps > _UNEVEN * np.median(steps))) if len(steps) else 0,
         "ignored": [column.name for column in ignored],
     }
-    filled = np.stack([_filled(name, n, table) for name, n in zip(names, numbers, strict=True)], axis=1)
+    num_train = round((1 - TEST_PART) * table.num_rows)
+    ends = (num_train - round(CALIBRATION_PART * num_train), num_train, table.num_rows)
+    for name, n in zip(names, numbers, strict=True):
+        num_merged = check_float32(n, name, table.source)
+        if num_merged:
+            logger.warning(f"{num_merged} distinct values of column {name!r} of {table.source} are merged by float32.")
+    filled = np.stack([_filled(name, n, table, ends) for name, n in zip(names, numbers, strict=True)], axis=1)
     return SeriesSet(
         source=table.source,
         names=names,
@@ -177,27 +196,37 @@ def read_series(
         report=report,
         times=times,
         targets=tuple(names.index(name) for name in wanted) or tuple(range(len(names))),
-        num_train=round((1 - TEST_PART) * len(filled)),
+        num_train=num_train,
     )
 
 
 def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:
-    """Strictly increasing times: as dates if they are dates, and as numbers (seconds for dates)."""
-    times: list[float] = []
-    has_dates = False
-    for row, text in enumerate(column.texts().tolist(), 1):
+    """Strictly increasing times: as dates if they are dates, and as numbers (seconds for dates).
+
+    Dates with one offset from UTC are returned as local time, dates with several, as of daylight saving, in UTC.
+    """
+    texts = column.texts().tolist()
+    seconds, offsets = np.zeros(len(texts)), []
+    for row, text in enumerate(texts):
         try:
-            times.append(float(text))
+            seconds[row] = float("" if "_" in text else text)
         except (TypeError, ValueError):
-            times.append(_date(text, row, column.name, source))
-            has_dates = True
-        if len(times) > 1 and not times[-1] > times[-2]:
+            seconds[row], offset = _date(text, row + 1, column.name, source)
+            offsets.append(offset)
+            if (offset is None) != (offsets[0] is None):
+                raise DataError(
+                    f"Column {column.name!r} of {source} has {text!r} in row {row + 1} below the header. Either all "
+                    "times must have an offset from UTC, or none."
+                ) from None
+        if row and not seconds[row] > seconds[row - 1]:
             raise DataError(
-                f"Column {column.name!r} of {source} must rise from row to row, but row {row} below the header has "
-                f"{text!r} after {column.texts()[row - 2]!r}. Sort the rows, and keep one of each time."
+                f"Column {column.name!r} of {source} must rise from row to row, but row {row + 1} below the header has "
+                f"{text!r} after {texts[row - 1]!r}. Sort the rows, and keep one of each time."
             )
-    seconds = np.array(times)
-    return (seconds * 1000).astype("datetime64[ms]") if has_dates else seconds, seconds
+    if not offsets:
+        return seconds, seconds
+    local = offsets[0] if offsets[0] is not None and len(set(offsets)) == 1 else 0.0
+    return ((seconds + local) * 1000).astype("datetime64[ms]"), seconds
 
 
 def _with_times(table: Table, time_column: str, bad_data: BadData) -> Table:
@@ -220,7 +249,8 @@ def _with_times(table: Table, time_column: str, bad_data: BadData) -> Table:
     return table.rows(np.array(kept, np.int64))
 
 
-def _date(text: str | None, row: int, name: str, source: str) -> float:
+def _date(text: str | None, row: int, name: str, source: str) -> tuple[float, float | None]:
+    """The seconds of a date since 1970, in UTC if it says its offset; and this offset in seconds."""
     try:
         moment = datetime.fromisoformat(text or "")
     except ValueError as error:
@@ -228,11 +258,20 @@ def _date(text: str | None, row: int, name: str, source: str) -> float:
             f"Column {name!r} of {source} must hold times, but row {row} below the header has {text!r}. "
             "Write numbers, or dates such as 2024-05-31 or 2024-05-31T14:00."
         ) from error
-    return (moment.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
+    offset = moment.utcoffset()
+    seconds = (moment.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds()
+    return (seconds, None) if offset is None else (seconds - offset.total_seconds(), offset.total_seconds())
 
 
-def _filled(name: str, numbers: np.ndarray, table: Table) -> np.ndarray:
-    is_there = ~np.isnan(numbers)
-    if not is_there.any():
+def _filled(name: str, numbers: np.ndarray, table: Table, ends: tuple[int, ...]) -> np.ndarray:
+    """The numbers with gaps interpolated; no part, given by the row after its last, is filled from a later part."""
+    known = ~np.isnan(numbers)
+    if not known.any():
         raise DataError(f"Column {name!r} of {table.source} holds no number.")
-    return np.interp(np.arange(len(numbers)), np.flatnonzero(is_there), numbers[is_there])
+    if not known[: ends[0]].any():
+        raise DataError(f"Column {name!r} of {table.source} holds no number in its first {ends[0]} rows, to train on.")
+    filled = numbers.copy()
+    for end in ends:
+        known = ~np.isnan(filled[:end])
+        filled[:end] = np.interp(np.arange(end), np.flatnonzero(known), filled[:end][known])
+    return filled

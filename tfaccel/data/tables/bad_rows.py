@@ -8,7 +8,6 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.tables.column_kinds import DATE, NUMERIC, kind_of, numbers_of
-from tfaccel.data.tables.dates import date_order, date_parts
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 
@@ -57,9 +56,5 @@ def _wrong_rows(column: Column, kind: str | None) -> np.ndarray:
     """The rows of values that are not of this kind."""
     if kind == NUMERIC:
         return np.sort(numbers_of(column)[1])
-    texts = column.texts().tolist() if kind == DATE else []
-    order = date_order(texts)
-    if order is None:
-        return np.zeros(0, np.int64)
-    is_date = ~np.isnan(date_parts(texts, order)["year"])
-    return np.array([row for row, text in enumerate(texts) if text is not None and not is_date[row]], np.int64)
+    order = column.date_order if kind == DATE else None
+    return np.zeros(0, np.int64) if order is None else column.wrong_dates(order)

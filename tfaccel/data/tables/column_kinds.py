@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tfaccel.data.tables.dates import date_order, date_parts
 from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.values import merged_integers
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 
@@ -50,17 +50,7 @@ def numbers_of(column: Column) -> tuple[np.ndarray, np.ndarray]:
         >>> numbers_of(Column("age", np.array(["3", None, "three"], dtype=object)))
         (array([ 3., nan, nan]), array([2]))
     """
-    if not column.is_text:
-        return column.values, np.flatnonzero(np.isinf(column.values))
-    numbers = np.full(len(column.values), np.nan)
-    wrong = []
-    for row, text in enumerate(column.values.tolist()):
-        if text is not None:
-            try:
-                numbers[row] = float(text)
-            except ValueError:
-                wrong.append(row)
-    return numbers, np.array(wrong + np.flatnonzero(np.isinf(numbers)).tolist(), dtype=np.int64)
+    return column.numbers
 
 
 def kind_of(column: Column) -> str:
@@ -72,15 +62,15 @@ def kind_of(column: Column) -> str:
     """
     if not column.is_text:
         return NUMERIC
-    present = [text for text in column.values.tolist() if text is not None]
-    if not present:
+    strings = column.strings
+    num_present = len(strings) - strings.null_count
+    numbers, wrong = column.numbers
+    num_numbers = len(numbers) - int(np.isnan(numbers).sum())
+    if num_numbers >= _MOSTLY_NUMBERS * (num_numbers + len(wrong)) and (num_numbers or not num_present):
         return NUMERIC
-    _, wrong = numbers_of(column)
-    if len(present) - len(wrong) >= _MOSTLY_NUMBERS * len(present):
-        return NUMERIC
-    if date_order(present) is not None:
+    if column.date_order is not None:
         return DATE
-    if len(present) > _FEW_ROWS and len(set(present)) >= _MOSTLY_DISTINCT * len(present):
+    if num_present > _FEW_ROWS and column.num_distinct >= _MOSTLY_DISTINCT * num_present:
         return IGNORED
     return CATEGORICAL
 
@@ -94,7 +84,7 @@ def as_numbers(column: Column, source: str, *, advice: str | None = None) -> np.
         advice: what to do other than fixing the row; None to suggest another kind for the column.
 
     Raises:
-        DataError: if a value is not a finite number; the message names row and column.
+        DataError: if a value is not a finite number (row and column are named), or float64 would merge integers.
 
     Example:
         >>> as_numbers(Column("age", np.array(["3", "three"], dtype=object)), "pets.csv")
@@ -110,6 +100,15 @@ Fix the row, or say what the column is: --column_kinds=age=categorical.
             f"Column {column.name!r} of {source} holds numbers, but row {row + 1} below the header has "
             f"{column.values[row]!r}. Fix the row{_other_kind(column.name) if advice is None else advice}."
         )
+    merged = (
+        merged_integers(column.codes[1].to_pylist()) if column.is_text and np.any(np.abs(numbers) >= 2.0**53) else None
+    )
+    if merged is not None:
+        raise DataError(
+            f"Column {column.name!r} of {source} holds the integers {merged[0]} and {merged[1]}, which are one number "
+            f"in float64. If it holds ids, say --column_kinds={column.name}=categorical, or =ignored. Else subtract a "
+            "constant from it."
+        )
     return numbers
 
 
@@ -123,9 +122,9 @@ def order_of_dates(column: Column, source: str) -> str:
         >>> order_of_dates(Column("born", np.array(["31.05.2024", "01.06.2024"], dtype=object)), "pets.csv")
         'dmy'
     """
-    texts = column.texts().tolist()
-    order = date_order(texts)
+    order = column.date_order
     if order is None:
+        texts = column.texts().tolist()
         raise DataError(
             f"Column {column.name!r} of {source} holds no dates that can be read. Write them as 2024-05-31, "
             f"2024-05-31 14:00, 31.05.2024 or 5/31/2024 (with some day after the 12th). Received: {texts[0]!r} ..."
@@ -136,13 +135,11 @@ def order_of_dates(column: Column, source: str) -> str:
 
 def check_dates(column: Column, order: str, source: str, *, advice: str = "") -> None:
     """Raises DataError, which names row and column, if a value is not a date in this order."""
-    texts = column.texts().tolist()
-    is_date = ~np.isnan(date_parts(texts, order)["year"])
-    wrong = [row for row, text in enumerate(texts) if text is not None and not is_date[row]]
-    if wrong:
+    wrong = column.wrong_dates(order)
+    if len(wrong):
         raise DataError(
             f"Column {column.name!r} of {source} holds dates, but row {wrong[0] + 1} below the header has "
-            f"{texts[wrong[0]]!r}. Fix the row{advice}."
+            f"{column.texts()[wrong[0]]!r}. Fix the row{advice}."
         )
 
 

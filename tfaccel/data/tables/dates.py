@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow
+from pyarrow import compute
+
+from tfaccel.data.tables.values import NO_VALUE
 
 _TIME = r"(?:[T ]\s*([0-9]{1,2}):([0-9]{2})(?::[0-9]{2}(?:\.[0-9]+)?)?\s*(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?"
 _SIGN = r"[-/.]"
@@ -42,62 +46,93 @@ class DatePart:
     order: str
     part: str
 
-    def numbers(self, texts: Sequence[str | None]) -> np.ndarray:
-        """The part of each date; NaN for missing or invalid dates.
 
-        Example:
-            >>> DatePart("day", "dmy", "weekday").numbers(["31.05.2024", None])
-            array([ 4., nan])
-        """
-        return date_parts(texts, self.order)[self.part]
+@dataclass(frozen=True)
+class DatesOfTexts:
+    """What texts are as dates.
+
+    Args:
+        order: the order of year, month and day; None if fewer than four fifths are dates, or it is ambiguous.
+        is_ambiguous: whether they are dates whose day and month are ambiguous.
+        parts: order -> the parts of the dates, as far as they were needed.
+    """
+
+    order: str | None
+    is_ambiguous: bool
+    parts: Mapping[str, Mapping[str, np.ndarray]]
+
+
+def dates_of_texts(texts: pyarrow.StringArray, counts: np.ndarray) -> DatesOfTexts:
+    """Finds the order of the dates in a column.
+
+    If day and month are ambiguous, dates with dots are read day first; with other separators the order is None.
+
+    Args:
+        texts: the distinct texts of the column.
+        counts: how many rows have each.
+    """
+    is_value = compute.not_equal(compute.utf8_lower(texts), NO_VALUE).to_numpy(zero_copy_only=False)
+    counts = np.where(is_value, counts, 0)
+    total = int(counts.sum())
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    fits: dict[str, int] = {}
+    for order in PATTERNS:
+        parts[order] = date_parts(texts, order)
+        fits[order] = int(counts[~np.isnan(parts[order][YEAR])].sum())
+        if fits[order] == total and order == "ymd":  # A date with the year first is none in another order.
+            return DatesOfTexts(order if total else None, False, parts)
+    most = max(fits.values())
+    if most < _MOSTLY_DATES * total:
+        return DatesOfTexts(None, False, parts)
+    best = [order for order in PATTERNS if fits[order] == most]
+    if len(best) == 1:
+        return DatesOfTexts(best[0], False, parts)
+    has_dot = compute.match_substring(texts, ".").to_numpy(zero_copy_only=False)
+    is_dotted = counts[has_dot].sum() > total / 2
+    return DatesOfTexts("dmy" if is_dotted else None, not is_dotted, parts)
 
 
 def date_order(texts: Sequence[str | None]) -> str | None:
-    """The order of year, month and day in the dates of a column; None if it does not hold dates.
-
-    If day and month are ambiguous, dates with dots are read day first; with other separators the result is None.
+    """The order of year, month and day in these dates; None if they are not dates, or ambiguous.
 
     Example:
         >>> date_order(["2024-05-31", "2024-06-01T14:00"]), date_order(["05/31/2024"]), date_order(["5/6/2024", "tea"])
         ('ymd', 'mdy', None)
     """
-    present = [text for text in texts if text is not None]
-    if not present:
-        return None
-    fits = {order: int(np.sum(~np.isnan(date_parts(present, order)[YEAR]))) for order in PATTERNS}
-    most = max(fits.values())
-    if most < _MOSTLY_DATES * len(present):
-        return None
-    best = [order for order in PATTERNS if fits[order] == most]
-    if len(best) == 1:
-        return best[0]
-    return "dmy" if sum("." in text for text in present) > len(present) / 2 else None
+    return _dates_of(texts).order
 
 
 def could_be_either(texts: Sequence[str | None]) -> bool:
-    """Whether a column holds dates whose day and month are ambiguous.
+    """Whether these are dates whose day and month are ambiguous.
 
     Example:
         >>> could_be_either(["05/06/2024", "07/08/2024"])
         True
     """
-    present = [text for text in texts if text is not None]
-    if not present or date_order(present) is not None:
-        return False
-    return int(np.sum(~np.isnan(date_parts(present, "dmy")[YEAR]))) >= _MOSTLY_DATES * len(present)
+    return _dates_of(texts).is_ambiguous
 
 
-def date_parts(texts: Sequence[str | None], order: str) -> dict[str, np.ndarray]:
+def _dates_of(texts: Sequence[str | None]) -> DatesOfTexts:
+    present = pyarrow.array(texts, pyarrow.string()).drop_null()
+    return dates_of_texts(present, np.ones(len(present), np.int64))
+
+
+def date_parts(texts: Sequence[str | None] | pyarrow.StringArray, order: str) -> dict[str, np.ndarray]:
     """All parts of dates, float64; NaN for missing or invalid dates."""
     pattern, groups = PATTERNS[order]
-    fields = np.zeros((5, len(texts)), np.int64)
-    for row, text in enumerate(texts):
-        found = re.fullmatch(pattern, text.strip()) if text is not None else None
-        if found is not None:
-            numbers = (*groups, HOUR_GROUP, MINUTE_GROUP)
-            fields[:, row] = [int(found[number] or 0) for number in numbers]
+    counter = iter(range(1, 10))
+    named = re.sub(r"\((?!\?)", lambda _: f"(?P<group_{next(counter)}>", pattern)
+    given = texts if isinstance(texts, pyarrow.Array) else pyarrow.array(texts, pyarrow.string())
+    found = compute.extract_regex(compute.utf8_trim_whitespace(given), f"^{named}$")
+    if found.null_count == len(found):
+        return dict.fromkeys(PARTS, np.full(len(found), np.nan))
+    fields = []
+    for group in (*groups, HOUR_GROUP, MINUTE_GROUP):
+        digits = compute.struct_field(found, f"group_{group}")
+        digits = compute.if_else(compute.equal(digits, ""), "0", digits).fill_null("0")
+        fields.append(compute.cast(digits, pyarrow.int64()).to_numpy(zero_copy_only=False))
     is_date = is_valid(*fields)
-    parts = parts_of(list(fields), sine=np.sin, cosine=np.cos)
+    parts = parts_of(fields, sine=np.sin, cosine=np.cos)
     return {name: np.where(is_date, np.asarray(values, np.float64), np.nan) for name, values in parts.items()}
 
 

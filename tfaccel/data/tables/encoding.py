@@ -13,6 +13,7 @@ import numpy as np
 from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates
 from tfaccel.data.tables.dates import DatePart
 from tfaccel.data.tables.hashing import hash_buckets
+from tfaccel.data.tables.precision import lost_in_float32
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
@@ -22,7 +23,7 @@ MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
 
 @dataclass(frozen=True)
 class NumericColumn:
-    """A column of numbers: the model takes them unscaled, with NaN for missing values.
+    """A column of numbers: the model takes them unscaled, less their offset, with NaN for missing values.
 
     Args:
         name: the column's name.
@@ -30,6 +31,8 @@ class NumericColumn:
         scale: the standard deviation of the training rows, above 0.
         has_missing: whether training rows have missing values, so that the model gets a feature for them.
         date: the part of the dates in another column that the numbers are; None for a column of numbers.
+        offset: subtracted in float64, before the numbers become the model's float32. It is the center if float32 would
+            merge the numbers as they are, such as times in milliseconds, and 0 otherwise.
     """
 
     name: str
@@ -37,6 +40,7 @@ class NumericColumn:
     scale: float
     has_missing: bool
     date: DatePart | None = None
+    offset: float = 0.0
 
     @property
     def source(self) -> str:
@@ -48,7 +52,9 @@ class NumericColumn:
         """The description of a column, computed from its training rows, which are not all missing."""
         missing = np.isnan(values)
         present = values[~missing]
-        return cls(name, float(np.median(present)), float(np.std(present)) or 1.0, bool(missing.any()), date)
+        center = float(np.median(present))
+        offset = center if any(lost_in_float32(present)) else 0.0
+        return cls(name, center, float(np.std(present)) or 1.0, bool(missing.any()), date, offset)
 
 
 @dataclass(frozen=True)
@@ -82,14 +88,14 @@ class CategoricalColumn:
             >>> colors.codes(Column("color", np.array(["red", None, "pink"], dtype=object))).tolist()
             [3, 0, 1]
         """
-        texts = column.texts().tolist()
-        known: dict[Any, int] = {name: code for code, name in enumerate(self.categories, NUM_SPECIAL_CODES)}
+        places, texts = column.codes
+        names = texts.to_pylist()
         if self.num_buckets is not None:
-            names = list(dict.fromkeys(text for text in texts if text is not None))
-            buckets = (hash_buckets(names, self.num_buckets) + NUM_SPECIAL_CODES).tolist()
-            known = dict(zip(names, buckets, strict=True))
-        known[None] = MISSING_CODE
-        return np.array([known.get(text, OTHER_CODE) for text in texts], dtype=np.int32)
+            found = (hash_buckets(names, self.num_buckets) + NUM_SPECIAL_CODES).tolist()
+        else:
+            known = {name: code for code, name in enumerate(self.categories, NUM_SPECIAL_CODES)}
+            found = [known.get(name, OTHER_CODE) for name in names]
+        return np.array([*found, MISSING_CODE], dtype=np.int32)[places]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,17 +192,18 @@ def _numbers(column: NumericColumn, table: Table) -> np.ndarray:
     """The numbers of a column, or of the dates in one."""
     source = table.column(column.source)
     if column.date is None:
-        numbers = as_numbers(source, table.source, advice="; the model was trained on numbers there")
+        given = as_numbers(source, table.source, advice="; the model was trained on numbers there")
+        numbers = given - column.offset
         with np.errstate(over="ignore"):
             too_large = np.flatnonzero(np.isinf(numbers.astype(np.float32)))
         if len(too_large):
             raise DataError(
-                f"Column {column.name!r} of {table.source} has {numbers[too_large[0]]:g} in row {too_large[0] + 1} "
+                f"Column {column.name!r} of {table.source} has {given[too_large[0]]:g} in row {too_large[0] + 1} "
                 "below the header, which float32 cannot hold. Fix the row."
             )
         return numbers
     check_dates(source, column.date.order, table.source, advice="; the model was trained on dates there")
-    return column.date.numbers(source.texts().tolist())
+    return source.dates(column.date.order)[column.date.part]
 
 
 def _numeric_of_json(data: Mapping[str, Any]) -> NumericColumn:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tfaccel.data.tables.column_kinds import CATEGORICAL
 from tfaccel.data.tables.encoding import OTHER_CODE, TableEncoding
 from tfaccel.data.tables.table import Table
 
@@ -78,7 +79,10 @@ def gaps_of(encoding: TableEncoding, table: Table) -> TableGaps:
         >>> gaps_of(encoding, table).reasons()
         {1: 'it has no value in any column that the model takes'}
     """
-    missing_of = {source: table.column(source).missing for source in encoding.sources}
+    missing_of = {}
+    for source, kind in encoding.sources.items():
+        column = table.column(source)
+        missing_of[source] = (column if kind == CATEGORICAL else column.without_no_value()).missing
     may_miss = {column.source for column in encoding.numeric if column.has_missing}
     may_miss |= {column.name for column in encoding.categorical if column.has_missing}
     fill = {column.source: f"the median, {column.center:g}," for column in encoding.numeric if column.date is None}

@@ -16,8 +16,9 @@ def table_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
 
     Numbers are centered on the median and divided by the standard deviation of the training rows. Missing values become
     the median, and a column that has them gets a second feature that indicates where. All of this is float32, under
-    mixed precision too: raw numbers may need more than 16 bits. Only built-in layers and operations of Keras are used,
-    so that a saved model loads anywhere.
+    mixed precision too: raw numbers may need more than 16 bits. From those that need more than 32,
+    `TableEncoding.encode` has subtracted an offset. Only built-in layers and operations of Keras are used, so that a
+    saved model loads anywhere.
 
     Returns:
         Inputs by name, as returned by `TableEncoding.encode`; and the feature tensor.
@@ -78,7 +79,7 @@ def column_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], dict[str, An
 
 def _scaled(encoding: TableEncoding, numbers: Any) -> Any:
     scale = layers.Normalization(
-        mean=[column.center for column in encoding.numeric],
+        mean=[column.center - column.offset for column in encoding.numeric],
         variance=[column.scale**2 for column in encoding.numeric],
         dtype="float32",
         name="scale",

@@ -19,6 +19,8 @@ class TableReport:
         numeric, categorical: the columns that are used.
         ignored: column -> why it is not used.
         imputed: column -> {"value": the replacement of missing values, "num_rows": number of such rows in both parts}.
+        merged: column or target -> number of distinct values that float32 merges with others, though its error is
+            small beside their variation.
         rare: column -> the categories that are merged because few training rows have them.
         class_counts: class -> training rows; empty for regression.
         class_weights: class -> weight of each of its rows; empty if all weights are equal.
@@ -33,6 +35,7 @@ class TableReport:
     categorical: tuple[str, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict, hash=False)
     imputed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    merged: Mapping[str, int] = field(default_factory=dict, hash=False)
     rare: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     class_counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     class_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -62,6 +65,10 @@ class TableReport:
             f"Column {name!r}: {len(rare)} rare categories are merged ({', '.join(rare[:5])}"
             f"{' ...' if len(rare) > 5 else ''})."
             for name, rare in self.rare.items()
+        ]
+        lines += [
+            f"Column {name!r}: {count} of its distinct values differ from others by less than float32 can hold."
+            for name, count in self.merged.items()
         ]
         if self.class_weights:
             weights = ", ".join(f"{name} {weight:.3g}" for name, weight in self.class_weights.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -20,9 +19,11 @@ from tfaccel.data.tables.column_kinds import (
     kind_of,
     order_of_dates,
 )
-from tfaccel.data.tables.dates import DatePart, could_be_either, date_parts
+from tfaccel.data.tables.dates import DatePart
 from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.data.tables.notations import check_notations
 from tfaccel.data.tables.options import TableOptions
+from tfaccel.data.tables.precision import lost_in_float32
 from tfaccel.data.tables.report import TableReport
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.targets import class_numbers, target_numbers
@@ -99,7 +100,7 @@ def make_tabular_set(
     target = table.column(options.target or "").name
     check_kinds(options.kinds, table)
     columns = _read_columns(table, target, options.kinds)
-    labelled = ~table.column(target).missing
+    labelled = _labelled(table, target, classification)
     train_rows = columns.table.rows(labelled)
     num_without = int(np.sum(~labelled))
     goal = table.rows(labelled).column(target)
@@ -113,7 +114,7 @@ def make_tabular_set(
         test_rows, test_targets = train_rows.rows(test), targets[test]
         train_rows, targets = train_rows.rows(train), targets[train]
     else:
-        labelled = ~test_table.column(target).missing
+        labelled = _labelled(test_table, target, classification)
         num_without += int(np.sum(~labelled))
         test_rows = _with_numbers(test_table, columns.kinds).rows(labelled)
         goal = test_table.rows(labelled).column(target)
@@ -135,6 +136,7 @@ def make_tabular_set(
         categorical=tuple(c.name for c in encoding.categorical),
         ignored=columns.ignored,
         imputed=_imputed(encoding, (train_rows, test_rows)),
+        merged=_merged(encoding, train_rows, table.column(target), classification),
         rare=rare,
         class_counts=dict(zip(names, counts, strict=True)),
         class_weights={} if weights is None else dict(zip(names, weights.tolist(), strict=True)),
@@ -148,36 +150,52 @@ def make_tabular_set(
     )
 
 
+def _labelled(table: Table, target: str, classification: bool) -> np.ndarray:
+    column = table.column(target)
+    return ~(column if classification else column.without_no_value()).missing
+
+
 def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Columns:
-    kinds, ignored = {}, {}
+    kinds, ignored, taken_for_texts = {}, {}, []
     for column in table.columns:
         if column.name == target:
             continue
         kind = given[column.name] if column.name in given else kind_of(column)
-        distinct = len({text for text in column.texts().tolist() if text is not None})
+        if kind in (CATEGORICAL, IGNORED) and column.name not in given:
+            taken_for_texts.append(column)
+        distinct = _num_distinct(column, kind)
         if kind == IGNORED:
             ignored[column.name] = _why_ignored(column, is_given=column.name in given)
         elif distinct < 2:
             ignored[column.name] = "all its values are equal" if distinct else "it holds no value"
         else:
             kinds[column.name] = kind
+    check_notations(taken_for_texts, table.source)
     orders = {name: order_of_dates(table.column(name), table.source) for name, kind in kinds.items() if kind == DATE}
     return _Columns(_with_numbers(table, kinds), kinds, ignored, orders)
+
+
+def _num_distinct(column: Column, kind: str) -> int:
+    """The number of distinct values; of numbers at most 2, which is fast."""
+    numbers, wrong = column.numbers
+    if kind != NUMERIC or len(wrong):
+        return column.num_distinct
+    known = numbers[~np.isnan(numbers)]
+    return len(np.unique([known.min(), known.max()])) if len(known) else 0
 
 
 def _why_ignored(column: Column, *, is_given: bool) -> str:
     if is_given:
         return "set by you"
-    if could_be_either(column.texts().tolist()):
+    if column.has_ambiguous_dates:
         return "day and month of its dates are ambiguous; write them as 2024-05-31"
     return "nearly all its texts are distinct"
 
 
 def _date_columns(column: Column, order: str) -> list[NumericColumn]:
     """The parts of dates that vary among the training rows; the first indicates missing dates."""
-    texts = column.texts().tolist()
     found: list[NumericColumn] = []
-    for part, numbers in date_parts(texts, order).items():
+    for part, numbers in column.dates(order).items():
         if np.nanmax(numbers) > np.nanmin(numbers):
             made = NumericColumn.of(f"{column.name} ({part})", numbers, date=DatePart(column.name, order, part))
             found.append(replace(made, has_missing=made.has_missing and not found))
@@ -187,7 +205,12 @@ def _date_columns(column: Column, order: str) -> list[NumericColumn]:
 def _with_numbers(table: Table, kinds: Mapping[str, str]) -> Table:
     """The columns that have a kind, numeric ones as numbers; a table without usable columns keeps them all."""
     used = [table.column(name) for name in kinds]
-    columns = (Column(c.name, as_numbers(c, table.source)) if kinds[c.name] == NUMERIC else c for c in used)
+    columns = []
+    for column in used:
+        kind = kinds[column.name]
+        numbers = as_numbers(column, table.source) if kind == NUMERIC else None
+        dates = column.without_no_value() if kind == DATE else column
+        columns.append(dates if numbers is None else Column(column.name, numbers))
     return Table(table.source, tuple(columns) or table.columns)
 
 
@@ -204,7 +227,9 @@ def _encoding(
             missing, num_buckets = bool(column.missing.any()), options.num_buckets[name]
             categorical.append(CategoricalColumn(name, (), missing, has_rare=False, num_buckets=num_buckets))
         elif kind == CATEGORICAL:
-            counts = Counter(text for text in column.texts().tolist() if text is not None)
+            places, strings = column.codes
+            texts = strings.to_pylist()
+            counts = dict(zip(texts, np.bincount(places[places >= 0], minlength=len(texts)).tolist(), strict=True))
             kept = tuple(sorted(text for text, count in counts.items() if count >= options.min_category_rows))
             has_missing, has_rare = bool(column.missing.any()), len(kept) < len(counts)
             categorical.append(CategoricalColumn(name, kept, has_missing, has_rare))
@@ -221,6 +246,14 @@ def _encoding(
         numeric=tuple(numeric), categorical=tuple(categorical), target=target, class_names=class_names
     )
     return encoding, rare
+
+
+def _merged(encoding: TableEncoding, rows: Table, target: Column, classification: bool) -> dict[str, int]:
+    numbers = {one.name: rows.column(one.name).values - one.offset for one in encoding.numeric if one.date is None}
+    if not classification:
+        numbers[target.name] = target.numbers[0]
+    counts = {name: lost_in_float32(values)[0] for name, values in numbers.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _imputed(encoding: TableEncoding, parts: tuple[Table, Table]) -> dict[str, dict[str, object]]:

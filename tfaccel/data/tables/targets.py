@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tfaccel.data.tables.column_kinds import as_numbers, numbers_of
+from tfaccel.data.tables.notations import NUMBERS_ADVICE, unread_notation
+from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
@@ -38,8 +40,8 @@ def class_numbers(
     if len(texts) == 0:
         raise DataError(f"No row of {source} has a value in the target column {column.name!r}.")
     found = set(texts.tolist())
-    is_number = len(numbers_of(column)[1]) == 0
-    names = known or tuple(sorted(found, key=(lambda text: float(text)) if is_number else str))
+    is_number = not np.isnan(numbers_of(column)[0]).any()
+    names = known or tuple(sorted(found, key=lambda text: (float(text) if is_number else 0.0, text)))
     unknown = sorted(found - set(names))
     if unknown:
         hint = did_you_mean(unknown[0], names) or f" Classes: {', '.join(names[:10])}."
@@ -69,7 +71,8 @@ def target_numbers(column: Column, source: str) -> np.ndarray:
     """The numbers to predict, float32, with NaN for missing values.
 
     Raises:
-        DataError: if the column holds text (row and column are named), or all numbers are equal.
+        DataError: if the column holds text (row and column are named), all numbers are equal, or float32 is too coarse
+            for them.
 
     Example:
         >>> target_numbers(Column("price", np.array(["3", None, "4.5"], dtype=object)), "pets.csv").tolist()
@@ -77,6 +80,9 @@ def target_numbers(column: Column, source: str) -> np.ndarray:
     """
     numbers, wrong = numbers_of(column)
     present = numbers[~np.isnan(numbers)]
+    notation = unread_notation(column) if len(wrong) else ""
+    if notation.startswith("numbers"):
+        raise DataError(f"The target column {column.name!r} of {source} holds {notation}. {NUMBERS_ADVICE}.")
     if len(wrong) > len(present):
         raise DataError(
             f"The target column {column.name!r} of {source} holds texts, but numbers are predicted. "
@@ -85,4 +91,5 @@ def target_numbers(column: Column, source: str) -> np.ndarray:
     numbers = as_numbers(column, source)
     if len(np.unique(present)) < 2:
         raise DataError(f"The target column {column.name!r} of {source} must hold at least two different numbers.")
+    check_float32(numbers, column.name, source)
     return numbers.astype(np.float32)

@@ -1,5 +1,6 @@
 """Text read from files: whole files, their lines, and the columns of CSV files. Text is UTF-8."""
 
+import io
 import os
 from collections.abc import Callable
 
@@ -57,7 +58,17 @@ def read_text(path: str | os.PathLike[str], *, keeps_damage: bool = False) -> st
         )
     if not text.strip():
         raise DataError(f"{path} holds no text.")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return plain_lines(text)
+
+
+def plain_lines(text: str) -> str:
+    """A text with newlines as line endings, and without the mark that some programs put first."""
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _lines_of(text: str) -> list[str]:
+    """Lines with their ends. Only a newline ends one: `str.splitlines` also splits at U+2028, U+0085 and form feeds."""
+    return list(io.StringIO(text, newline="\n"))
 
 
 def whole_lines(path: str | os.PathLike[str], bad_data: BadData) -> list[str]:
@@ -66,7 +77,7 @@ def whole_lines(path: str | os.PathLike[str], bad_data: BadData) -> list[str]:
     Raises:
         DataError: as `read_text` does, if damaged lines are not left out.
     """
-    lines = read_text(path, keeps_damage=bad_data.skips).splitlines(keepends=True)
+    lines = _lines_of(read_text(path, keeps_damage=bad_data.skips))
     wrong = {number: text_damage(line) for number, line in enumerate(lines, start=1)}
     for number, damage in wrong.items():
         if damage:
@@ -138,7 +149,7 @@ def read_columns(
             places.append(names.index(column))
         return lambda row: _wrong_with(row, len(names), dict(zip(columns, places, strict=True)))
 
-    lines = read_text(path, keeps_damage=bad_data.skips).splitlines(keepends=True)
+    lines = _lines_of(read_text(path, keeps_damage=bad_data.skips))
     found = [row for _, row in csv_rows(lines, path, bad_data, check_header=check_header)]
     bad_data.finish(len(found), "rows")
     if not found:

@@ -1,0 +1,68 @@
+"""Numbers and dates in notations that are not read, named so that users can rewrite them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from pyarrow import compute
+
+from tfaccel.data.tables.table import Column
+from tfaccel.data.tables.values import numbers_of_texts
+from tfaccel.errors import DataError
+
+_DIGITS = r"(?:[0-9]{1,3}(?:[.,'’ \x{a0}\x{202f}][0-9]{3})+(?:[.,][0-9]+)?|[0-9]+(?:[.,][0-9]+)?)"
+_UNIT = r"(?:\p{Sc}|%|‰|USD|EUR|GBP|CHF|JPY)"
+# Decimal commas, thousands separators, currencies and percentages; accountants put negative numbers in parentheses.
+_NUMBER = rf"^[+\-−]?\(?{_UNIT}?\s*[+\-−]?{_DIGITS}\s*{_UNIT}?\)?$"
+_DATE = r"^[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{2}(?:[T ].*)?$"
+_KINDS = {_NUMBER: "numbers", _DATE: "dates"}
+_MOSTLY = 0.8  # fraction of the rows
+_MOST_NAMED = 5
+NUMBERS_ADVICE = "Write numbers with a decimal point, and without thousands separators and units"
+
+
+def unread_notation(column: Column) -> str:
+    """What a column of texts holds if it is numbers or dates in a notation that is not read; else "".
+
+    Example:
+        >>> unread_notation(Column("price", np.array(["1.234,50", "2,5", None], dtype=object)))
+        "numbers such as '1.234,50'"
+        >>> unread_notation(Column("color", np.array(["red", "5 %"], dtype=object)))
+        ''
+    """
+    if not column.is_text:
+        return ""
+    places, texts = column.codes
+    counts = np.bincount(places[places >= 0], minlength=len(texts))
+    is_number = ~np.isnan(numbers_of_texts(texts)[0])
+    for pattern, kind in _KINDS.items():
+        fits = compute.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+        unread = np.flatnonzero(fits & ~is_number)
+        if len(unread) and counts[fits].sum() >= _MOSTLY * counts.sum():
+            return f"{kind} such as {texts[int(unread[0])].as_py()!r}"
+    return ""
+
+
+def check_notations(columns: Iterable[Column], source: str) -> None:
+    """Raises DataError for columns of numbers or dates in a notation that is not read.
+
+    Args:
+        columns: those that are taken for texts.
+        source: where they are from, for messages.
+
+    Example:
+        >>> check_notations([Column("rate", np.array(["5 %", "7 %"], dtype=object))], "t.csv")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.DataError: t.csv holds numbers such as '5 %' in column 'rate'. Write numbers as 1234.5 and \
+dates as 2024-05-31, or say what the column is: --column_kinds=rate=categorical, or =ignored.
+    """
+    found = {column.name: notation for column in columns if (notation := unread_notation(column))}
+    if found:
+        named = [f"{notation} in column {name!r}" for name, notation in list(found.items())[:_MOST_NAMED]]
+        more = f" and {len(found) - len(named)} more columns" if len(found) > len(named) else ""
+        raise DataError(
+            f"{source} holds {', '.join(named)}{more}. Write numbers as 1234.5 and dates as 2024-05-31, or say what "
+            f"the column is: --column_kinds={next(iter(found))}=categorical, or =ignored."
+        )
