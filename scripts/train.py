@@ -254,6 +254,8 @@ def _print_result(result: TrainResult) -> None:
         table.add_row("MFU", unknown if mfu is None else f"{mfu:.2f}")
     if result.bottleneck is not None:
         table.add_row("limit", result.bottleneck.text)
+    for proof in (result.proof or {}).values():
+        table.add_row("proof", proof["text"])
     if result.left_out_batches:
         table.add_row("left out", f"{result.left_out_batches} batches whose loss or gradients were not finite")
     folder = Path(result.run_dir)  # the chief's folder, which other workers may not see

@@ -97,6 +97,7 @@ def _verdict(run: RunRecord) -> Message:
     bottleneck = run.result_data.get("bottleneck")
     limit = bottleneck.get("text") if isinstance(bottleneck, dict) else None
     lines = [verdict.text(), *([f"Speed: {limit}."] if isinstance(limit, str) and limit else [])]
+    lines += [f"Proof: {proof['text']}." for proof in (run.result.proof or {}).values()]
     left_out = run.result.left_out_batches
     if left_out:
         lines.append(f"{left_out} batches were left out: their loss or gradients were not finite.")

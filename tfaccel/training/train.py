@@ -297,5 +297,6 @@ def _result(
         workload_key=workload_key,
         bad_data=None if workload.bad_data is None or not workload.bad_data.skips else workload.bad_data.to_json(),
         workers=outcome.workers,
+        proof=outcome.proof,
         left_out_batches=sum(row.get(LEFT_OUT) or 0 for row in directory.rows),
     )

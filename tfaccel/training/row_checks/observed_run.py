@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.global_batch import Share, global_losses, replica_share
+from tfaccel.training.steps.global_batch import Share, global_losses, keeps_values, replica_share
 from tfaccel.training.steps.merged_metrics import NotedResults, metrics_in
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of, variables_of
 from tfaccel.training.steps.overrides import instance_attributes
@@ -68,7 +68,7 @@ def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = Fals
         kind: "train", "test" or "predict".
         still: also run layers that draw random numbers in training, such as dropout, in inference mode.
     """
-    run, share = Run(), Share(1.0, 1, data=data, weighs_gradients=True)
+    run, share = Run(), Share(1.0, 1, data=data, weighs_gradients=True, keeps_values=keeps_values(model))
     num_rows = num_rows_of(data)
 
     def observe(what: str, values: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,6 +18,7 @@ from tfaccel.training.row_checks.first_step import StepProof
 from tfaccel.training.row_checks.proof import Proof, refusal_of
 from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss
+from tfaccel.training.steps.global_batch import keep_values, keeps_values
 from tfaccel.training.steps.gradient_update import take_rows_as_same
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
@@ -55,6 +57,10 @@ class StepChecks:
         self._begun: tuple[str, StepProof] | None = None
         self._merged: list[tuple[keras.optimizers.Optimizer, keras.Variable]] = []
 
+    def to_json(self) -> dict[str, Any] | None:
+        """What comparing first steps with one device's has shown, by kind of step; None if nothing was compared."""
+        return {kind: asdict(proof) | {"text": str(proof)} for kind, proof in self.proofs.items()} or None
+
     @contextlib.contextmanager
     def turned(self, on: bool) -> Iterator[None]:
         """Within the block, all checks are on or off."""
@@ -87,7 +93,7 @@ class StepChecks:
         if own and self.is_to_be_proven(kind):  # which knows the variables outside of the model that the step moves
             self._begun = kind, self._proof_of(kind, feed, data)
         try:
-            check_rows(model, self._engine.replicas, data, kind)
+            self._look_at_rows(kind, data)
         except CoupledRowsError as error:
             if not (self.is_to_be_proven(kind) and self._gather_loss(kind, data)):
                 raise
@@ -97,6 +103,20 @@ class StepChecks:
             if self._begun is not None:
                 self._begun[1].put_back()
         self._rows_checked.update((kind,) if own or kind == "predict" else ("train", "test"))
+
+    def _look_at_rows(self, kind: str, data: Any) -> None:
+        """Checks a few rows; a step may sum the values of a loss that is not reduced, or take their mean."""
+        model, replicas = self._engine.model, self._engine.replicas
+        try:
+            check_rows(model, replicas, data, kind)
+        except CoupledRowsError as error:
+            self._engine.forget_graphs()
+            keep_values(model, not keeps_values(model))
+            try:
+                check_rows(model, replicas, data, kind)
+            except CoupledRowsError:
+                keep_values(model, not keeps_values(model))
+                raise error from None
 
     def forget_batch(self) -> None:
         """Takes note that the batch that was looked at is not used."""

@@ -46,6 +46,8 @@ class TrainResult:
             measured of the same; empty in runs of earlier versions.
         bad_data: the examples that were left out because they are damaged, in all and by file, as
             `tfaccel.data.BadData.to_json` returns them; None if damaged data are an error.
+        proof: with several replicas in one process, what comparing the first step with one device's has shown: kind of
+            step ("train", "test") -> number of variables, largest difference and a text; None if nothing was compared.
     """
 
     recipe: str
@@ -66,6 +68,7 @@ class TrainResult:
     left_out_batches: int = 0
     workload_key: str = ""
     bad_data: dict[str, Any] | None = None
+    proof: dict[str, Any] | None = None
 
     @property
     def verdict(self) -> FitVerdict:

@@ -66,6 +66,7 @@ class Outcome:
     performance: Performance | None
     workers: tuple[WorkerTimes, ...] = ()
     learning_rate_scaling: dict[str, Any] | None = None
+    proof: dict[str, Any] | None = None
 
 
 class TrainSession:
@@ -208,7 +209,8 @@ class TrainSession:
         workers = utilization.workers_of_run()
         engine.replicas.wait_for_all_workers()
         scaled = None if self._rates is None else self._rates.to_json()
-        return Outcome(self._run_dir.history(), final, times, utilization.of_run(), workers, scaled)
+        proof = engine.checks.to_json()
+        return Outcome(self._run_dir.history(), final, times, utilization.of_run(), workers, scaled, proof)
 
     def _restore(self, model: keras.Model, engine: Engine) -> None:
         if self._restored is not None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,7 @@ class Share:
         gathers: whether the step gathers rows over the replicas.
         bad: numbers above 0 for losses and gradients that are not finite, if batches are left out.
         observe: called with the kind and the values of each loss before its reduction.
+        keeps_values: whether the values of a loss that is not reduced are left as they are; see `keep_values`.
     """
 
     row_weight: Any
@@ -61,6 +63,7 @@ class Share:
     gathers: bool = False
     bad: list[tf.Tensor] = field(default_factory=list)
     observe: Callable[[str, Any], None] | None = None
+    keeps_values: bool = False
 
     @property
     def num_rows(self) -> int | None:
@@ -93,6 +96,24 @@ def current_share() -> Share | None:
     return getattr(_current, "share", None)
 
 
+# Models whose steps do not sum the values of a loss that is not reduced.
+_keeps_values: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+def keep_values(model: keras.Model, keeps: bool = True) -> None:
+    """Decides how the values of losses with `reduction=None` are passed to a model's own code.
+
+    What a step makes of them is unknown: their sum needs values that are divided by the replica's fraction of the rows;
+    their mean, or a gradient of all of them, needs the values as they are.
+    """
+    (_keeps_values.add if keeps else _keeps_values.discard)(model)
+
+
+def keeps_values(model: keras.Model) -> bool:
+    """Whether they are passed as they are."""
+    return model in _keeps_values
+
+
 @contextlib.contextmanager
 def global_losses(model: keras.Model) -> Iterator[None]:
     """While tracing a step of several replicas: losses and loss trackers are computed over the global batch.
@@ -112,6 +133,9 @@ def _reduce(
     original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any
 ) -> Any:
     share = current_share()
+    is_kept = share is not None and share.keeps_values and reduction in (None, "none") and len(values.shape) > 0
+    if is_kept:
+        return original(values, sample_weight, mask, reduction, dtype)
     if share is not None and share.observe is not None:
         unreduced = reduction in (None, "none") and len(values.shape) > 0
         share.observe("unreduced loss" if unreduced else "loss", values)
@@ -225,7 +249,7 @@ def _update_mean(
     values, weight = tf.convert_to_tensor(values), tf.cast(share.row_weight, tf.float32)
     if len(values.shape) == 0:
         return original(metric, values, weight * share.num_replicas if sample_weight is None else sample_weight)
-    if any(metric is tracker for tracker in loss_trackers):
+    if not share.keeps_values and any(metric is tracker for tracker in loss_trackers):
         values = values * tf.cast(weight, values.dtype)
     return original(metric, values, sample_weight)
 

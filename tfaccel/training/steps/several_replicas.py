@@ -24,6 +24,7 @@ from tfaccel.training.steps.global_batch import (
     Share,
     current_share,
     global_losses,
+    keeps_values,
     replica_share,
     weighted_by_rows,
     zero_if_borrowed,
@@ -206,6 +207,7 @@ class SeveralReplicas:
                 data=data,
                 may_gather=may_gather,
                 weighs_gradients=weighs_gradients,
+                keeps_values=keeps_values(self._model),
             )
             with replica_share(share):
                 return step(data)
@@ -282,7 +284,9 @@ class SeveralReplicas:
         counted_by_first: list[int] = []
 
         def count(data: Any, row_weight: Any, denominators: None) -> tf.Tensor:
-            share = Share(row_weight, self._replicas.num_replicas, counting=True)
+            share = Share(
+                row_weight, self._replicas.num_replicas, counting=True, keeps_values=keeps_values(self._model)
+            )
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
             frozen = [(v, tf.identity(private_api.tf_variable(v))) for v in variables_of(self._model)]
             with replica_share(share), keras.StatelessScope(state_mapping=frozen, collect_losses=True):
