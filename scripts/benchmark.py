@@ -37,8 +37,9 @@ ends bit-equal to one that was not disturbed; and the goodput of a ten-minute jo
 `checkpoints` (how long a save blocks training, what regular checkpoints cost, and how long it takes to get back into an
 epoch; three minutes per repetition), `optimizer_state` (weights, bytes of slots, and memory and step time of two
 workers, with sharded slots and replicated ones; five minutes, and two per repetition), `stages` (pipeline stages on
-logical CPUs: weights, memory and placement of four kinds of models, and the time of an epoch; six minutes) and `tables`
-(from a file to arrays to train on, with tfaccel and with pandas and scikit-learn; half a minute; needs pandas).
+logical CPUs: weights, memory and placement of four kinds of models, and the time of an epoch; six minutes), `tables`
+(from a file to arrays to train on, with tfaccel and with pandas and scikit-learn; half a minute; needs pandas) and
+`proof` (what comparing the first step with one device's adds to the first call; six minutes per repetition).
 `gpu` is for machines with a GPU: see `tfaccel benchmark gpu --help`.
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
@@ -58,6 +59,7 @@ from tfaccel.benchmarks.choice_suite import CHOICE_FIGURES, run_choice_suite
 from tfaccel.benchmarks.faults_suite import FAULT_FIGURES, run_faults_suite
 from tfaccel.benchmarks.optimizer_state_suite import OPTIMIZER_STATE_FIGURES, run_optimizer_state_suite
 from tfaccel.benchmarks.peers_suite import PEERS_FIGURES, run_peers_suite
+from tfaccel.benchmarks.proof_suite import PROOF_FIGURES, run_proof_suite
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.sampler_suite import SAMPLER_FIGURES, run_sampler_suite
 from tfaccel.benchmarks.scaling_suite import SCALING_FIGURES, run_scaling_suite
@@ -80,6 +82,7 @@ GPU_SUITE = "gpu"
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
     *("settings", "choice", "peers", "workers", "faults", "checkpoints", "optimizer_state", "stages", "tables"),
+    "proof",
     GPU_SUITE,
 )
 _RUNS = {
@@ -87,6 +90,7 @@ _RUNS = {
     "checkpoints": run_checkpoints_suite,
     "stages": run_stages_suite,
     "tables": run_tables_suite,
+    "proof": run_proof_suite,
     "faults": run_faults_suite,
     "optimizer_state": run_optimizer_state_suite,
     "workers": run_workers_suite,
@@ -271,6 +275,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "checkpoints": CHECKPOINT_FIGURES,
         "stages": STAGES_FIGURES,
         "tables": TABLES_FIGURES,
+        "proof": PROOF_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:
