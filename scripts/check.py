@@ -13,6 +13,7 @@ Exit status 1 if tfaccel differs from one device.
 """
 
 import json
+import sys
 from functools import partial
 from typing import Any
 
@@ -90,3 +91,7 @@ def print_result(script: str, found: CheckResult) -> None:
     table_console().print(table)
     if found.causes:
         print(f"In this script: {'; '.join(found.causes)}.")
+
+
+if __name__ == "__main__":
+    sys.exit(run(["check", *sys.argv[1:]]))

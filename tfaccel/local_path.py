@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tfaccel.errors import TfaccelError
 
-# One slash is enough: `Path` makes one of two. A single letter is a drive of Windows.
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+# One slash is enough: `Path` makes one of two. A single letter is a drive of Windows, and hf:/folder a data set that
+# was saved from the Hugging Face Hub.
+_SCHEME = re.compile(r"(?!hf:/[^/])([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
 def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path:

@@ -84,7 +84,7 @@ def counting():
 
 
 REFUSED = {
-    "rows are counted": (counting, r"device: 1 variable \(sequential/counts/seen\), by up to 0\.5 of its size"),
+    "rows are counted": (counting, r"device: 1 variable \(sequential\w*/counts/seen\), by up to 0\.5 of its size"),
     "weights are moved by hand": (MovesWeights, r"2 variables \(.*/kernel.*\) and logs \(loss\)|2 variables"),
     "gradients are clipped by hand": (ClipsByHand, r"`global_clipnorm`"),
     "an outer variable is moved": (AdaptsOuterVariable, r"scale"),

@@ -31,6 +31,7 @@ def save_anomalies(
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_anomalies(f"{folder}/a.csv", ["x", "y"], ["cat", "cat"], np.array([-1.0, -5.5])).tolist()
         ...     Path(f"{folder}/a.csv").read_text().splitlines()

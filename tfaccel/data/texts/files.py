@@ -28,6 +28,7 @@ def read_text(path: str | os.PathLike[str], *, keeps_damage: bool = False) -> st
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder, "a.txt")
         ...     _ = path.write_text("one\\ntwo\\n")
@@ -100,6 +101,7 @@ def read_text_parts(
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder, "a.txt")
         ...     _ = path.write_text("one two three four five.")
@@ -133,6 +135,7 @@ def read_columns(
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder, "a.csv")
         ...     _ = path.write_text("label,text\\ngood,It works.\\n")

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api
+from tfaccel.training.steps.host_embeddings import tables_on_host
 from tfaccel.training.steps.model_parts import optimizers_of, unlisted_variables, variables_of
 from tfaccel.training.steps.replicas import Replicas, is_distributed
 
@@ -32,7 +33,9 @@ def replicas_of(model: keras.Model) -> Replicas:
             f"{_name_of(tf.distribute.get_strategy())}. Call tfaccel outside of any scope, which it needs no more than "
             "Keras does once the model is built, or build the model inside this scope."
         )
-    odd = [one.path for one in _outside(model.weights, strategy)] if replicas.num_replicas > 1 else []
+    on_host = tables_on_host(model)  # once for all replicas, which share them
+    weights = [one for one in model.weights if id(one) not in on_host]
+    odd = [one.path for one in _outside(weights, strategy)] if replicas.num_replicas > 1 else []
     if odd:
         raise PlanError(
             f"{len(odd)} of the model's {len(model.weights)} weights, such as {odd[0]!r}, were created outside the "
