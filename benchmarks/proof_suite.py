@@ -52,9 +52,8 @@ def first_call(family: str, checks: bool) -> dict[str, Any]:
     x, y = (array[: chosen.global_batch_size] for array in chosen.arrays())
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = chosen.build_model()
-        model.compile(
-            keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True), ["accuracy"]
-        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
     started = time.perf_counter()
     fit(model, x, y, batch_size=chosen.global_batch_size, verbose=0, check_rows=checks)
     seconds = time.perf_counter() - started

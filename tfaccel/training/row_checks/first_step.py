@@ -14,8 +14,8 @@ inference mode; then all is put back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,7 @@ class StepProof:
         kind: "train" or "test".
         any_rows: whether the engine traces steps for any number of rows.
         combine_slices: of the optimizer's update; see `gradients.densify`.
+        traced_in: the contexts in which the engine traces its steps, with fused kernels for example.
     """
 
     def __init__(
@@ -72,10 +73,12 @@ class StepProof:
         *,
         any_rows: bool = True,
         combine_slices: CombineSlices | None = None,
+        traced_in: Sequence[Callable[[keras.Model], contextlib.AbstractContextManager[None]]] = (),
     ) -> None:
         self._model, self._replicas, self._data, self._kind = model, replicas, data, kind
         self._one = OneReplica(model, replicas, jit_compile=False, combine_slices=combine_slices)
         self._combine_slices = combine_slices
+        self._traced_in = traced_in
         self._graphs: list[Any] = []
         self._known: Proof | None = None
         self._before: _State | None = None
@@ -132,7 +135,13 @@ class StepProof:
     # --- Steps --------------------------------------------------------------------------------------------------------
 
     def _traced(self, run: Callable[[Any], Any], specs: Any) -> Callable[[Any], Any]:
-        function = tf.function(run, autograph=False).get_concrete_function(specs)
+        def traced(data: Any) -> Any:
+            with contextlib.ExitStack() as stack:
+                for context in self._traced_in:
+                    stack.enter_context(context(self._model))
+                return run(data)
+
+        function = tf.function(traced, autograph=False).get_concrete_function(specs)
         self._graphs.append(function.graph)
         return function
 
@@ -208,8 +217,14 @@ class StepProof:
         tolerance = Tolerance.of_model(self._model)
         found: dict[str, float] = {}
         number, largest = 0, 0.0
-        for name, first, copies, has_slots in self._compared_variables():
+        compared = list(self._compared_variables())
+        steps = [_step(before.values[id(first)], one.values[id(first)]) for _, first, *_ in compared]
+        largest_steps: dict[str, float] = {}  # by the last word of a name: of all first moments, say
+        for (name, *_), step in zip(compared, steps, strict=True):
+            largest_steps[_last_word(name)] = max(step, largest_steps.get(_last_word(name), 0.0))
+        for name, first, copies, has_slots in compared:
             place = id(first)
+            tolerance = replace(tolerance, scale=largest_steps[_last_word(name)])
             values = (before.values[place], one.values[place], again.values[place])
             number += 1
             for copy in copies:
@@ -250,6 +265,17 @@ class StepProof:
     def _proof(self, **fields: Any) -> Proof:
         num_rows = num_rows_of(self._data)
         return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, num_rows=num_rows, **fields)
+
+
+def _step(before: np.ndarray, after: np.ndarray) -> float:
+    """How far a variable has moved."""
+    if after.dtype.kind not in "fiu" and after.dtype.name != "bfloat16":
+        return 0.0
+    return float(np.abs(after.astype(np.float64) - before.astype(np.float64)).max(initial=0.0))
+
+
+def _last_word(name: str) -> str:
+    return name.rpartition("_")[2]
 
 
 @dataclass

@@ -179,7 +179,13 @@ class StepChecks:
         combine = densify if self._engine.options.sum_duplicate_indices else None
         any_rows = _takes_any_rows(feed)
         return StepProof(
-            self._engine.model, self._engine.replicas, data, kind, any_rows=any_rows, combine_slices=combine
+            self._engine.model,
+            self._engine.replicas,
+            data,
+            kind,
+            any_rows=any_rows,
+            combine_slices=combine,
+            traced_in=self._engine.contexts(trains=kind == "train"),
         )
 
     def _merge_rows(self, kind: str, data: Any, found: Proof) -> bool:

@@ -11,8 +11,10 @@ import tensorflow as tf
 
 _SPREADS = 50.0  # differences of more than so many times the rounding that was seen are not rounding
 _MAX_ROUNDING = 1e-2  # of the step; what the order of the rows moves by more is not only rounding
+_NOTHING = 1e-6
 _EPSILON = 2e-6  # of the value itself
 _NOISY_ELEMENTS = 4.0
+_MAX_TOGETHER = 0.02  # of the step, of all elements of a weight that has slots
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,12 @@ class Tolerance:
     Attributes:
         of_step: relative to the largest change of any element in the step.
         of_value: relative to a log's value.
+        scale: the largest step of variables of the same kind; what is nothing beside it is rounding.
     """
 
     of_step: float
     of_value: float
+    scale: float = 0.0
 
     @classmethod
     def of_model(cls, model: keras.Model) -> Tolerance:
@@ -35,7 +39,7 @@ class Tolerance:
             return cls(0.1, 0.02)
         if tf.config.list_logical_devices("GPU"):
             return cls(2e-2, 1e-2)
-        return cls(5e-4, 1e-4) if model.jit_compile else cls(1e-4, 2e-5)
+        return cls(5e-4, 1e-4)
 
     def of_log(self, many: Any, one: Any) -> tuple[bool, float]:
         """Whether two logs differ, and by how much."""
@@ -53,8 +57,9 @@ def difference(
     """Compares a variable.
 
     An optimizer such as Adam divides a gradient by its own size, so that a gradient that is nothing but rounding moves
-    a weight by a whole step. Such elements are known: the order of the rows moves them, too. They are left out, and no
-    fault can hide there: the optimizer's slots, which hold the gradient itself, are compared without leaving out any.
+    a weight by up to a whole step. A weight that has slots therefore differs only if its elements do by more than a
+    fraction of the step together, and more of them than the order of the rows moves, too. No fault can hide there: the
+    slots, which hold the gradient itself, are compared element by element.
 
     Args:
         before: its value before the step.
@@ -79,10 +84,11 @@ def difference(
         return False, 0.0
     step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
     distance = np.abs(many - one)
-    floor = tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
+    floor = _NOTHING * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
     allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * step))
-    relative = float(distance.max()) / max(step, float(np.abs(one).max()), 1e-12)
+    relative = float(distance.max()) / max(step, tolerance.scale, float(np.abs(one).max()), 1e-12)
     num_far = int((distance > allowed).sum())
     if has_slots:
-        return num_far > _NOISY_ELEMENTS * int((rounding > floor).sum()), relative
+        together = float(np.linalg.norm(distance)) > _MAX_TOGETHER * float(np.linalg.norm(one - before))
+        return together and num_far > _NOISY_ELEMENTS * int((rounding > floor).sum()), relative
     return num_far > 0, relative

@@ -139,7 +139,7 @@ class Engine:
                     watch_loss=trains and self.options.stop_at_non_finite_loss,
                     leaves_out=trains and self.options.leaves_out,
                     times_input=trains and self.options.times_input,
-                    traced_in=self._contexts(trains=trains),
+                    traced_in=self.contexts(trains=trains),
                 ),
             )
             self._kinds[kind] = known
@@ -154,9 +154,7 @@ class Engine:
         """The graphs that were traced for one kind of step on batches of arrays."""
         return [function.graph for function in self._kinds[kind].functions.values() if hasattr(function, "graph")]
 
-    def _contexts(
-        self, *, trains: bool
-    ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
+    def contexts(self, *, trains: bool) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
         staged = () if self.stages is None else (self.stages.traced,)
         if not trains:
