@@ -242,3 +242,12 @@ def test_rounding_is_no_difference_and_a_fault_in_few_elements_is():
     assert difference(before, one, one, one * 1.002, exact, has_slots=False)[0]
     counts = np.array([4, 5])
     assert difference(counts, counts, counts, counts + 1, exact, has_slots=False) == (True, 1.0)
+
+
+def test_fused_batch_normalization_by_replica_is_left_out():
+    """Its statistics are meant to be those of a replica; fused kernels must not bring it back into training mode."""
+    with scope_of(2):
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(3)])
+        model.compile("adam", CROSS_ENTROPY)
+    fit(model, X, LABELS, batch_size=8, verbose=0)
+    assert engine_of(model).checks.proofs["train"].holds

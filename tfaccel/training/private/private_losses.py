@@ -66,6 +66,23 @@ def loss_reduction(
             tf.GradientTape.gradient = original_gradient
 
 
+@contextlib.contextmanager
+def losses_of_one_device() -> Iterator[None]:
+    """While tracing in the scope of a strategy: Keras does not divide losses by the number of replicas."""
+    from keras.src.losses import loss as loss_module
+
+    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    with patch_lock:
+        saved = {name: private_part(loss_module, name) for name in names}
+        try:
+            for name in names:
+                setattr(loss_module, name, lambda value: value)
+            yield
+        finally:
+            for name, value in saved.items():
+                setattr(loss_module, name, value)
+
+
 def _calls(tape: tf.GradientTape, function: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
     return function(original, tape, *args, **kwargs)
 

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
+from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.row_checks.observed_run import draws, inference_call, num_rows_of
 from tfaccel.training.row_checks.proof import Proof
@@ -79,6 +80,7 @@ class StepProof:
         self._one = OneReplica(model, replicas, jit_compile=False, combine_slices=combine_slices)
         self._combine_slices = combine_slices
         self._traced_in = traced_in
+        self._still = self._still_layers()
         self._graphs: list[Any] = []
         self._known: Proof | None = None
         self._before: _State | None = None
@@ -91,9 +93,9 @@ class StepProof:
         optimizer = optimizers_of(self._model).get("optimizer")
         if self._kind == "train" and optimizer is not None:
             build_optimizer(optimizer, self._model.trainable_variables, self._replicas.strategy)
-        specs, used, still = _specs(self._data, any_rows=any_rows), list[bool](), self._still_layers()
-        with noting_stateful_random(used, current_replica), tf.summary.record_if(False), _in_inference_mode(still):
-            with tf.Graph().as_default():  # leaves the caller's strategy scope, in which Keras scales losses
+        specs, used, still = _specs(self._data, any_rows=any_rows), list[bool](), self._still
+        with noting_stateful_random(used, current_replica), tf.summary.record_if(False):
+            with losses_of_one_device():
                 self._step_of_one = self._traced(self._run_one, specs)
             step_of_several = self._traced(self._run_several, specs) if still else None
         self.take_state()
@@ -139,6 +141,7 @@ class StepProof:
             with contextlib.ExitStack() as stack:
                 for context in self._traced_in:
                     stack.enter_context(context(self._model))
+                stack.enter_context(_in_inference_mode(self._still))
                 return run(data)
 
         function = tf.function(traced, autograph=False).get_concrete_function(specs)
