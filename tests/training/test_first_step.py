@@ -10,6 +10,7 @@ import tensorflow as tf
 from replica_models import assert_equal, scope_of, trained
 
 from tfaccel.errors import CoupledRowsError
+from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 from tfaccel.training.row_checks.variable_difference import Tolerance, difference
 from tfaccel.training.steps.engine import engine_of
@@ -153,6 +154,31 @@ def test_position_embeddings_are_those_of_one_device_however_they_are_written(na
 
     data = tf.data.Dataset.from_tensor_slices((TOKENS, TOKENS)).batch(8)
     assert_equal(trained(make, num_replicas, data), trained(make, 0, data))
+
+
+class CountsEvaluatedRows(CountsRows):
+    def call(self, x, training=False):
+        return super().call(x, training=not training)
+
+
+def test_a_refused_evaluation_takes_back_nothing_that_training_has_proven():
+    """Position embeddings were merged for training; an evaluation that differs must leave them so."""
+
+    def two_fits(num_replicas):
+        keras.utils.set_random_seed(0)
+        with scope_of(num_replicas):
+            model = keras.Sequential([Positions(INDICES["last size"]), CountsEvaluatedRows(), layers.Dense(10)])
+            model.compile(keras.optimizers.Adam(0.05), CROSS_ENTROPY)
+        data = tf.data.Dataset.from_tensor_slices((TOKENS, TOKENS)).batch(8)
+        fit(model, data, shuffle=False, verbose=0)
+        if num_replicas:
+            with pytest.raises(CoupledRowsError, match="seen"):
+                evaluate(model, data, verbose=0)
+        fit(model, data, shuffle=False, epochs=3, verbose=0)
+        return model.get_weights()
+
+    for many, one in zip(two_fits(2), two_fits(0), strict=True):
+        np.testing.assert_allclose(many, one, atol=1e-4)
 
 
 def test_the_proof_is_logged_and_kept_and_changes_nothing(caplog):

@@ -16,7 +16,6 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from tfaccel.parity.private_fit import Done, replace_fit
 from tfaccel.processes.connection import end_with_parent
 from tfaccel.training.fit import fit
 from tfaccel.training.private import private_api
-from tfaccel.training.row_checks.observed_run import draws, inference_call
+from tfaccel.training.row_checks.observed_run import draws, in_inference_mode
 from tfaccel.training.runtime import set_seeds
 
 _DEFAULT_BATCH_SIZE = 32
@@ -61,7 +60,8 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
     given = {name: value for name, value in arguments.items() if name not in _LEFT_OUT}
     given |= {"epochs": 1, "verbose": 0, "shuffle": False} | _cut(given, order["num_steps"])
     train: Any = fit if order["way"] == "tfaccel" else keras.Model.fit
-    with _in_inference_mode(model) as num_still:
+    still = [layer for layer in private_api.all_layers(model) if layer is not model and draws(layer)]
+    with in_inference_mode(still):
         history = train(model, **given)
         weights = {f"{place}:{one.path}": np.asarray(one) for place, one in enumerate(model.weights)}
         started = time.perf_counter()
@@ -71,7 +71,7 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
     found = {
         "losses": {name: float(values[-1]) for name, values in history.history.items()},
         "steps_per_second": order["num_steps"] / (time.perf_counter() - started),
-        "causes": _causes(model, given, num_still),
+        "causes": _causes(model, given, len(still)),
     }
     partial = Path(order["out"] + ".partial")
     partial.write_text(json.dumps(found))
@@ -94,15 +94,6 @@ def _cut(given: dict[str, Any], num_steps: int) -> dict[str, Any]:
         return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:wanted], value)
 
     return {name: first(given[name]) for name in ("x", "y", "sample_weight") if given.get(name) is not None}
-
-
-@contextlib.contextmanager
-def _in_inference_mode(model: keras.Model) -> Iterator[int]:
-    """Within the block, layers that draw random numbers draw none; yields how many there are."""
-    layers = [layer for layer in private_api.all_layers(model) if layer is not model and draws(layer)]
-    for layer in layers:
-        layer.call = inference_call(layer)
-    yield len(layers)
 
 
 def _causes(model: keras.Model, given: dict[str, Any], num_still: int) -> list[str]:

@@ -27,7 +27,7 @@ from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import noting_stateful_random
-from tfaccel.training.row_checks.observed_run import draws, inference_call, num_rows_of
+from tfaccel.training.row_checks.observed_run import draws, in_inference_mode, num_rows_of
 from tfaccel.training.row_checks.proof import Proof
 from tfaccel.training.row_checks.variable_difference import Tolerance, difference
 from tfaccel.training.steps.batch_statistics import layers_alike
@@ -41,11 +41,10 @@ from tfaccel.training.steps.model_parts import (
     variables_of,
 )
 from tfaccel.training.steps.one_replica import OneReplica
-from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replica_state import seed_variables
 from tfaccel.training.steps.replicas import Replicas, current_replica
 from tfaccel.training.steps.several_replicas import SeveralReplicas
-from tfaccel.training.steps.step_graphs import logs_of, metric_results
+from tfaccel.training.steps.step_graphs import as_tensors, logs_of, metric_results
 
 _BATCHES = IteratorBatches()
 
@@ -141,7 +140,7 @@ class StepProof:
             with contextlib.ExitStack() as stack:
                 for context in self._traced_in:
                     stack.enter_context(context(self._model))
-                stack.enter_context(_in_inference_mode(self._still))
+                stack.enter_context(in_inference_mode(self._still))
                 return run(data)
 
         function = tf.function(traced, autograph=False).get_concrete_function(specs)
@@ -149,14 +148,14 @@ class StepProof:
         return function
 
     def _run_one(self, data: Any) -> Any:
-        return _tensors((self._one.train if self._kind == "train" else self._one.test)(_BATCHES, data))
+        return as_tensors((self._one.train if self._kind == "train" else self._one.test)(_BATCHES, data))
 
     def _run_several(self, data: Any) -> Any:
         steps = SeveralReplicas(self._model, self._replicas, jit_compile=False, combine_slices=self._combine_slices)
         logs = (steps.train if self._kind == "train" else steps.test)(_BATCHES, data)
         with self._replicas.strategy.scope():
             own = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
-        return _tensors(own), _tensors(metric_results(self._model, self._replicas))
+        return as_tensors(own), as_tensors(metric_results(self._model, self._replicas))
 
     def _ran_by_one(self, data: Any) -> tuple[dict[str, Any], _State]:
         """The logs and the state after a step of one device, from the state before and with new metrics."""
@@ -254,8 +253,7 @@ class StepProof:
         own = [v for one in optimizers for v in (*accumulators_by_replica(one), *seeds_of(one))]
         own += [*self._model.metrics_variables, *seed_variables(self._model), *untracked_variables(self._model)]
         left_out = {id(variable) for variable in own}
-        slots = [v for one in optimizers_of(self._model).values() for v in one.variables]
-        shapes = [tuple(slot.shape) for slot in slots if slot.shape.rank] if slots else []
+        shapes = {tuple(slot.shape) for one in optimizers for slot in one.variables if slot.shape.rank}
         trained = {id(variable) for variable in self._model.trainable_variables}
         for variable in self._of_model:
             if id(variable) in left_out or variable.dtype == "string":
@@ -296,14 +294,6 @@ class _State:
             variable.assign(self.values[id(variable)])
 
 
-@contextlib.contextmanager
-def _in_inference_mode(layers: list[keras.layers.Layer]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(instance_attributes(layer, {"call": inference_call(layer)}))
-        yield
-
-
 def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
@@ -323,10 +313,6 @@ def _reversed(data: Any) -> Any:
         return tf.reverse(leaf, [0]) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
 
     return keras.tree.map_structure(of, data)
-
-
-def _tensors(logs: Any) -> Any:
-    return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}
 
 
 def _flat(logs: dict[str, Any]) -> Iterator[tuple[str, Any]]:

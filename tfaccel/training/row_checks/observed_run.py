@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,10 +81,13 @@ def observed_run(model: keras.Model, data: Any, kind: str, *, still: bool = Fals
     with contextlib.ExitStack() as stack:
         stack.enter_context(global_losses(model))
         stack.enter_context(replica_share(share))
-        for layer in private_api.all_layers(model):
-            # The plan and the user decide over which rows BatchNormalization computes its statistics.
-            if isinstance(layer, keras.layers.BatchNormalization) or (still and draws(layer)):
-                stack.enter_context(instance_attributes(layer, {"call": inference_call(layer)}))
+        # The plan and the user decide over which rows BatchNormalization computes its statistics.
+        layers = [
+            layer
+            for layer in private_api.all_layers(model)
+            if isinstance(layer, keras.layers.BatchNormalization) or (still and draws(layer))
+        ]
+        stack.enter_context(in_inference_mode(layers))
         for metric in metrics_in(model):
             stack.enter_context(instance_attributes(metric, {"update_state": _noting(metric, run)}))
         for name, optimizer in optimizers_of(model).items():
@@ -137,9 +140,16 @@ def draws(layer: keras.layers.Layer) -> bool:
     return draws and "training" in inspect.signature(layer.call).parameters
 
 
-def inference_call(layer: keras.layers.Layer) -> Callable[..., Any]:
-    """A layer's `call`, always in inference mode."""
+@contextlib.contextmanager
+def in_inference_mode(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Within the block, these layers run in inference mode, whatever mode they are called in."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(instance_attributes(layer, {"call": _inference_call(layer)}))
+        yield
 
+
+def _inference_call(layer: keras.layers.Layer) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(type(layer).call).bind(layer, *args, **kwargs)
         bound.arguments["training"] = False

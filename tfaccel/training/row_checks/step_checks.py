@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -55,7 +56,7 @@ class StepChecks:
         self.proofs: dict[str, Proof] = {}
         self._coupling: CoupledRowsError | None = None
         self._begun: tuple[str, StepProof] | None = None
-        self._merged: list[tuple[keras.optimizers.Optimizer, keras.Variable]] = []
+        self._undone: list[Callable[[], None]] = []  # takes back what was changed since the last proof
 
     def to_json(self) -> dict[str, Any] | None:
         """What comparing first steps with one device's has shown, by kind of step; None if nothing was compared."""
@@ -163,6 +164,7 @@ class StepChecks:
             self._undo(kind)
             raise self._coupling or CoupledRowsError(refusal_of(engine.model, found))
         self._coupling = None
+        self._undone.clear()  # what was changed is proven, whatever later steps of another kind show
         logger.info("%s", found)
         self.proofs[kind] = found
         return result
@@ -194,17 +196,18 @@ class StepChecks:
         steps = self._engine.steps_of(kind)
         if kind != "train" or not isinstance(steps, SeveralReplicas):
             return False
-        self._merged = [(one, variable) for one, variable in steps.own_rows if variable.path in found.differing]
-        for optimizer, variable in self._merged:
+        merged = [(one, variable) for one, variable in steps.own_rows if variable.path in found.differing]
+        for optimizer, variable in merged:
             take_rows_as_same(optimizer, [variable], same=True)
-        return bool(self._merged)
+            self._undone.append(partial(take_rows_as_same, optimizer, [variable], same=False))
+        return bool(merged)
 
     def _undo(self, kind: str) -> None:
         """Takes back what was changed to make a step equal, and did not."""
         self._rows_checked.discard(kind)
-        gather_loss(self._engine.model, False)
-        for optimizer, variable in self._merged:
-            take_rows_as_same(optimizer, [variable], same=False)
+        for undo in self._undone:
+            undo()
+        self._undone.clear()
         self._engine.forget_graphs()
 
     def _gather_loss(self, kind: str, data: Any, found: Proof | None = None) -> bool:
@@ -218,6 +221,7 @@ class StepChecks:
         if gathers_loss(model) or not can_gather(data):
             return False
         gather_loss(model)
+        self._undone.append(partial(gather_loss, model, False))
         logger.info(GATHERS_LOSS, type(model).__name__)
         return True
 

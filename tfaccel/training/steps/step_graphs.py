@@ -176,14 +176,14 @@ class StepGraphs:
                     finite = self._steps_are_finite()
                     bad = (bad[0].write(step, ~finite),)
                     if keep_logs and earlier and own_logs:
-                        own_logs = _chosen(finite, _tensors(own_logs), earlier)
+                        own_logs = _chosen(finite, as_tensors(own_logs), earlier)
                 else:
                     finite = self._loss_is_finite() if watch_loss else tf.constant(True)
                 if times_input:
                     with tf.device("/CPU:0"):
                         waited = (waited[0] + clock.waited(state, finite),)
                 flags = (*flags[1:], finite)
-                return step + 1, state, (_tensors(own_logs) if keep_logs else ()), flags, waited, bad
+                return step + 1, state, (as_tensors(own_logs) if keep_logs else ()), flags, waited, bad
 
             def go_on(step: tf.Tensor, state: Any, logs: Any, flags: Any, *others: Any) -> tf.Tensor:
                 del logs, others
@@ -256,7 +256,8 @@ def metric_results(model: keras.Model, replicas: Replicas) -> dict[str, tf.Tenso
         return model.get_metrics_result()
 
 
-def _tensors(logs: Any) -> Any:
+def as_tensors(logs: Any) -> Any:
+    """The logs of a step as tensors; an empty dictionary for none."""
     return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}
 
 
