@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfaccel import Plan, Workload, fit
-from tfaccel.training.row_checks.micro_batches import what_depends_on_micro_batches
+from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_accumulation import why_epochs_differ
 from tfaccel.training.steps.replicas import Replicas
 

@@ -24,9 +24,7 @@ from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 from tfaccel.training.predict import predict
-from tfaccel.training.row_checks.row_check import check_rows
 from tfaccel.training.steps.merged_metrics import GATHERED
-from tfaccel.training.steps.replicas import Replicas
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

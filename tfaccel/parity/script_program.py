@@ -28,7 +28,7 @@ from tfaccel.parity.private_fit import Done, replace_fit
 from tfaccel.processes.connection import end_with_parent
 from tfaccel.training.fit import fit
 from tfaccel.training.private import private_api
-from tfaccel.training.row_checks.observed_run import draws, in_inference_mode
+from tfaccel.training.proof.still_layers import draws, in_inference_mode
 from tfaccel.training.runtime import set_seeds
 
 _DEFAULT_BATCH_SIZE = 32

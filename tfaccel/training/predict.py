@@ -101,13 +101,12 @@ def engine_predict(
     executions: list[Any] = []
     done = 0
     feed = source.feed()
-    with engine.checks.turned(check_rows):
-        engine.checks.check_rows("predict", feed)
     while not feed.exhausted and (source.epoch_limit is None or done < source.epoch_limit):
         callbacks.on_predict_batch_begin(done)
-        batches = [_to_host(engine.predict(feed))]
-        while len(batches) < source.steps_per_execution and not feed.exhausted:
-            batches.append(_to_host(engine.predict(feed)))
+        batches: list[Any] = []
+        while len(batches) < source.steps_per_execution and not (batches and feed.exhausted):
+            with engine.checks.turned(check_rows):
+                batches.append(_to_host(engine.checks.predict(feed)))
         done += len(batches)
         executions.append(_joined(batches))
         last = whole_executions(done, source.steps_per_execution) - 1

@@ -120,7 +120,7 @@ class RateSweep:
         model.reset_metrics()
         left, loss = self._batches_per_step, float("nan")
         while left > 0:
-            result = self._engine.run("train", self._batches(), left, loop=self._batches_per_step > 1)
+            result = self._engine.checks.run("train", self._batches(), left, loop=self._batches_per_step > 1)
             left -= result.num_steps
             self._num_batches += result.num_steps
             if "loss" not in result.logs:
@@ -139,11 +139,9 @@ class RateSweep:
             return self._feed
         if self._feed is not None:
             self._source.epoch_end(self._num_batches)
-        is_first, self._num_batches, self._feed = self._feed is None, 0, self._source.feed()
+        self._num_batches, self._feed = 0, self._source.feed()
         if self._feed.exhausted:
             raise DataError("The data contain no batches, or can be read only once. Give arrays or a dataset.")
-        if is_first:
-            self._engine.checks.check_rows("train", self._feed)
         return self._feed
 
 

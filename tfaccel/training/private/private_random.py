@@ -7,6 +7,7 @@ variables cannot be created.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -120,3 +121,99 @@ def refusing_unseeded_random(
         instance_attributes(random_seed, guarded(random_seed, "get_seed")),
     ):
         yield
+
+
+_STILL = 0.9  # what is drawn from [0, 1): dropout keeps all of it
+_STILL_NORMAL = 0.3
+
+
+@contextlib.contextmanager
+def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """While tracing: operations that draw random numbers give constants, the same ones for any number of rows.
+
+    Args:
+        used: a list to which True is appended for each such operation.
+        when: whether constants replace the numbers; they are recorded in either case.
+    """
+    from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops
+    from tensorflow.python.ops import gen_stateless_random_ops_v2 as gen_stateless_random_ops_v2
+
+    modules = (gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops, gen_stateless_random_ops_v2)
+    with patch_lock, contextlib.ExitStack() as stack:
+        for module in modules:
+            found = {name: _still(getattr(module, name), used, when) for name in dir(module) if name in _CONSTANTS}
+            stack.enter_context(instance_attributes(module, found))
+        yield
+
+
+def _still(original: Callable[..., Any], used: list[bool], when: Callable[[], bool]) -> Callable[..., Any]:
+    constants, signature = _CONSTANTS[original.__name__], inspect.signature(original)
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        used.append(True)
+        if not when():
+            return original(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return constants(bound.arguments)
+
+    return draw
+
+
+def _filled(of: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], tf.Tensor]:
+    """Constants of the shape that an operation is asked for, with a value made from its arguments."""
+
+    def constants(given: dict[str, Any]) -> tf.Tensor:
+        value = tf.convert_to_tensor(of(given))
+        value = tf.cast(value, given.get("dtype", value.dtype))
+        return tf.broadcast_to(value, given["shape"])
+
+    return constants
+
+
+def _most_likely(given: dict[str, Any]) -> tf.Tensor:
+    best = tf.argmax(given["logits"], axis=-1, output_type=given["output_dtype"])
+    return tf.repeat(best[:, None], given["num_samples"], axis=1)
+
+
+def _by_parameter(given: dict[str, Any]) -> tf.Tensor:
+    """Gamma and Poisson numbers for each parameter: the shape of the parameters comes last."""
+    parameter = tf.convert_to_tensor(next(given[name] for name in ("alpha", "rate") if name in given))
+    value = tf.cast(parameter, given.get("dtype", parameter.dtype))
+    return tf.broadcast_to(value, tf.concat([given["shape"], tf.cast(tf.shape(value), given["shape"].dtype)], axis=0))
+
+
+def _between(given: dict[str, Any]) -> Any:
+    low, high = (tf.convert_to_tensor(given[name]) for name in ("minval", "maxval"))
+    return low + (high - low) * 9 // 10
+
+
+_normal = _filled(lambda given: _STILL_NORMAL)
+_uniform = _filled(lambda given: _STILL)
+_any_number = _filled(lambda given: 9)
+_shuffled = dict.fromkeys(("random_shuffle", "stateless_shuffle"), lambda given: tf.identity(given["value"]))
+_CONSTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    **dict.fromkeys(("random_standard_normal", "truncated_normal"), _normal),
+    **dict.fromkeys(("stateless_random_normal", "stateless_random_normal_v2"), _normal),
+    **dict.fromkeys(("stateless_truncated_normal", "stateless_truncated_normal_v2"), _normal),
+    **dict.fromkeys(("stateful_standard_normal_v2", "stateful_truncated_normal"), _normal),
+    **dict.fromkeys(("random_uniform", "stateless_random_uniform", "stateless_random_uniform_v2"), _uniform),
+    "stateful_uniform": _uniform,
+    **dict.fromkeys(("random_uniform_int", "stateless_random_uniform_int"), _filled(_between)),
+    **dict.fromkeys(("stateless_random_uniform_int_v2", "stateful_uniform_int"), _filled(_between)),
+    **dict.fromkeys(("stateless_random_uniform_full_int", "stateless_random_uniform_full_int_v2"), _any_number),
+    **dict.fromkeys(("stateful_uniform_full_int", "non_deterministic_ints"), _any_number),
+    **dict.fromkeys(("multinomial", "stateless_multinomial"), _most_likely),
+    **dict.fromkeys(("random_gamma", "random_poisson_v2"), _by_parameter),
+    **dict.fromkeys(("stateless_random_gamma_v2", "stateless_random_gamma_v3"), _filled(lambda given: given["alpha"])),
+    "stateless_random_poisson": _filled(lambda given: given["lam"]),
+    **dict.fromkeys(
+        ("stateless_random_binomial", "stateful_random_binomial"),
+        _filled(lambda given: tf.math.floor(given["counts"] * given["probs"])),
+    ),
+    **dict.fromkeys(
+        ("parameterized_truncated_normal", "stateless_parameterized_truncated_normal"),
+        _filled(lambda given: given["means"]),
+    ),
+    **_shuffled,
+}

@@ -24,7 +24,7 @@ from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.row_checks.micro_batches import what_depends_on_micro_batches
+from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_accumulation import why_epochs_differ
 from tfaccel.training.steps.model_parts import has_own_train_step, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas

@@ -19,7 +19,7 @@ from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
-from tfaccel.training.row_checks.micro_batches import what_depends_on_micro_batches
+from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_accumulation import why_epochs_differ
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.workload_fit import build_for

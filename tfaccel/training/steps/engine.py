@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api
-from tfaccel.training.row_checks.step_checks import StepChecks
+from tfaccel.training.proof.step_checks import StepChecks
 from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.stages.staged_steps import staged_steps
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
@@ -154,9 +154,19 @@ class Engine:
         """The graphs that were traced for one kind of step on batches of arrays."""
         return [function.graph for function in self._kinds[kind].functions.values() if hasattr(function, "graph")]
 
-    def contexts(self, *, trains: bool) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
+    @property
+    def has_state_of_keras(self) -> bool:
+        """Whether every replica has the slots and embeddings that Keras has on one device."""
+        options = self.options
+        places = (options.embedding_updates, options.embeddings_on, self.optimizer_state)
+        are_places_of_keras = places == ("keras", "device", "replicated") and self.stages is None
+        return are_places_of_keras and options.optimizer_slots_dtype == FLOAT32
+
+    def contexts(
+        self, *, trains: bool, on_one_device: bool = False
+    ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
-        staged = () if self.stages is None else (self.stages.traced,)
+        staged = () if self.stages is None or on_one_device else (self.stages.traced,)
         if not trains:
             return (*staged, host_lookups)
         fuses = self.options.fused_kernels and not (self.model.jit_compile or self.on_tpu)
@@ -178,10 +188,15 @@ class Engine:
         together = getattr(self.steps_of("train"), "micro_batches", None) if self.stages is not None else None
         return (1, 1) if together is None else (together.number, int(together.num_left()))
 
-    def new_steps(self) -> OneReplica | SeveralReplicas | WholeStep:
-        """Steps that nothing has been traced from yet."""
+    def noted_results(self, kind: str) -> Collection[str]:
+        """The logs of a traced custom step that are results of metrics."""
+        noted = getattr(self.steps_of(kind), "noted_results", None)
+        return () if noted is None else noted.of_logs
+
+    def new_steps(self, *, compiles: bool = True) -> OneReplica | SeveralReplicas | WholeStep:
+        """Steps that nothing has been traced from yet; without `compiles`, XLA does not compile them."""
         model, options = self.model, self.options
-        jit_compile = xla_compiles(model)
+        jit_compile = compiles and xla_compiles(model)
         if self.on_tpu or options.whole_step:
             if options.leaves_out:
                 raise PlanError(NOT_ON_TPUS)

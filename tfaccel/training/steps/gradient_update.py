@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_api
-from tfaccel.training.row_checks.batch_dependence import is_same_on_all_replicas
+from tfaccel.training.steps.batch_dependence import is_same_on_all_replicas
 from tfaccel.training.steps.global_batch import current_share
 from tfaccel.training.steps.gradients import (
     CombineSlices,
@@ -125,6 +125,9 @@ class GradientUpdate:
         self._num_contributors = self.replicas.num_replicas if num_contributors is None else num_contributors
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         kept, kept_variables = [g for g, _ in present], [v for _, v in present]
+        if _plain:
+            self._on_each_replica(descend, self.replicas.sum(kept), kept_variables)
+            return
         first = self.replicas.local_results(kept)[0]
         self.saw_sparse_gradients |= any(isinstance(g, tf.IndexedSlices) for g in first)
         if self.accumulation_steps == 1:
@@ -278,6 +281,31 @@ def take_rows_as_same(optimizer: keras.optimizers.Optimizer, variables: list[ker
     """Decides for later traces whether the `IndexedSlices` of variables have the same indices on all replicas."""
     known = _same_rows.setdefault(optimizer, set())
     (known.update if same else known.difference_update)(id(variable) for variable in variables)
+
+
+_plain: list[bool] = []  # one for each `plain_descent` block
+
+
+@contextlib.contextmanager
+def plain_descent() -> Iterator[None]:
+    """While tracing: every update subtracts the gradients from the weights, and leaves the optimizer as it is."""
+    _plain.append(True)
+    try:
+        yield
+    finally:
+        _plain.pop()
+
+
+def is_plain() -> bool:
+    """Whether a `plain_descent` block is active."""
+    return bool(_plain)
+
+
+def descend(gradients: Any, variables: Any) -> None:
+    """Subtracts gradients from weights."""
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if gradient is not None:
+            variable.assign_sub(tf.cast(tf.convert_to_tensor(gradient), variable.dtype))
 
 
 def build_optimizer(

@@ -8,7 +8,6 @@ is updated on every replica with the rows of the whole global batch (`GATHERED`)
 from __future__ import annotations
 
 import contextlib
-import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,14 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_api, private_losses
-from tfaccel.training.row_checks.numbers_alike import are_close
+from tfaccel.training.private import private_api
 from tfaccel.training.steps.gather_rows import gather_nest
-from tfaccel.training.steps.global_batch import Share, replica_share
+from tfaccel.training.steps.global_batch import replica_share
 from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
-
-logger = logging.getLogger("tfaccel")
 
 GATHERED: weakref.WeakSet[keras.metrics.Metric] = weakref.WeakSet()
 
@@ -73,7 +69,7 @@ def own_results(metrics: list[keras.metrics.Metric], replicas: Replicas) -> list
 
 def _first_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
     with replicas.local(metric.variables, 0):
-        return _result(metric)
+        return result_of(metric)
 
 
 def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
@@ -85,10 +81,10 @@ def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
         mapping += [(v, tf.cast(state[replica], v.dtype)) for v, state in zip(one.variables, states, strict=True)]
     with keras.StatelessScope(state_mapping=mapping):
         metric.merge_state(twins)
-        return _result(metric)
+        return result_of(metric)
 
 
-def _result(metric: keras.metrics.Metric) -> Any:
+def result_of(metric: keras.metrics.Metric) -> Any:
     """A copy of the current result: a metric may return a variable, whose value changes later."""
     return keras.tree.map_structure(
         lambda value: tf.identity(keras.ops.convert_to_tensor(value)), left_by_user(metric, "result")()
@@ -176,51 +172,3 @@ class NotedResults:
                 result = metric.result()
             logs[name] = result if key is None else result[key]
         return logs
-
-
-def mark_gathered(model: keras.Model, updates: list[tuple[keras.metrics.Metric, Any, Any]], num_rows: int) -> None:
-    """Adds metrics whose states do not add up to `GATHERED`.
-
-    Args:
-        model: the model that the metrics belong to; the metrics of its losses are never gathered.
-        updates: recorded `update_state` calls, as metric, args and kwargs.
-        num_rows: number of rows in the batch that the arguments come from.
-    """
-    of_losses = {id(tracker) for tracker in private_losses.loss_trackers(model)}
-    for metric, args, kwargs in updates:
-        if merges_itself(metric) or metric in GATHERED or not metric.variables or id(metric) in of_losses:
-            continue
-        tensors = [v for v in keras.tree.flatten((args, kwargs)) if isinstance(v, tf.Tensor)]
-        by_row = [v for v in tensors if v.shape.rank and v.shape[0] == num_rows]
-        if not by_row or len(by_row) < len([v for v in tensors if v.shape.rank]) or _adds_up(metric, args, kwargs):
-            continue
-        GATHERED.add(metric)
-        logger.info("Metric %s is not a sum over the rows: every replica updates it with all rows.", metric.name)
-
-
-def _adds_up(metric: keras.metrics.Metric, args: Any, kwargs: Any) -> bool:
-    """Whether summing the states of two half batches gives the result of the whole batch."""
-    variables = [private_api.tf_variable(v) for v in metric.variables]
-
-    def states(rows: slice, share: Share | None) -> list[Any]:
-        def own(value: Any) -> Any:
-            return value[rows] if isinstance(value, tf.Tensor) and value.shape.rank else value
-
-        some_args, some_kwargs = keras.tree.map_structure(own, (args, kwargs))
-        metric.reset_state()
-        with replica_share(share):
-            left_by_user(metric, "update_state")(*some_args, **some_kwargs)
-        return [tf.identity(variable) for variable in variables]
-
-    before = [tf.identity(variable) for variable in variables]
-    size = next(v for v in keras.tree.flatten((args, kwargs)) if isinstance(v, tf.Tensor) and v.shape.rank).shape[0]
-    halves = [slice(None, size // 2), slice(size // 2, None)]
-    parts = [states(half, Share(0.5, 2)) for half in halves]
-    states(slice(None), None)
-    whole = keras.tree.flatten(_result(metric))
-    for variable, one, other in zip(variables, *parts, strict=True):
-        variable.assign(one + other)
-    merged = keras.tree.flatten(_result(metric))
-    for variable, value in zip(variables, before, strict=True):
-        variable.assign(value)
-    return all(map(are_close, merged, whole))

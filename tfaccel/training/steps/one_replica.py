@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.data.feeds import GraphBatches
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.gradient_update import build_optimizer
+from tfaccel.training.steps.gradient_update import build_optimizer, descend, is_plain
 from tfaccel.training.steps.gradients import CombineSlices
 from tfaccel.training.steps.left_out import OneReplicaGuard
 from tfaccel.training.steps.model_parts import optimizers_of, variables_of
@@ -120,6 +120,9 @@ class OneReplica:
             trainable = None if trainable_variables is None else list(trainable_variables)
             if trainable is not None and (not self._replicas.is_default or _have_values(trainable)):
                 build(trainable)
+            if is_plain():
+                descend(gradients, self._model.trainable_variables if trainable is None else trainable)
+                return
             gradients = gradients if self._combine_slices is None else self._combine_slices(list(gradients))
             with self._replicas.local(optimizer.variables, 0), private_api.one_learning_rate(optimizer):
                 left_by_user(optimizer, "apply")(gradients, trainable)

@@ -153,6 +153,22 @@ class Replicas:
         values = self.strategy.experimental_distribute_values_from_function(share)
         return [int(total) for total in self.strategy.reduce("SUM", values, axis=None).numpy()]
 
+    def sum_arrays_over_workers(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """The sums over all workers of each array; every worker gets the same answer."""
+        if self.num_workers == 1 or not arrays:
+            return arrays
+        flat = np.concatenate([np.asarray(one, np.float64).ravel() for one in arrays])
+
+        def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
+            is_first = context.replica_id_in_sync_group == self.first_replica
+            return tf.constant(flat if is_first else np.zeros_like(flat))
+
+        values = self.strategy.experimental_distribute_values_from_function(share)
+        parts = np.split(
+            self.strategy.reduce("SUM", values, axis=None).numpy(), np.cumsum([a.size for a in arrays])[:-1]
+        )
+        return [part.reshape(one.shape).astype(one.dtype) for part, one in zip(parts, arrays, strict=True)]
+
     def wait_for_all_workers(self) -> None:
         """Returns when every worker has called this; a worker that ends early makes the others fail."""
         self.same_on_all_workers(lambda: 0)

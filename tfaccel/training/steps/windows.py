@@ -158,12 +158,11 @@ def epoch_windows(
     """
     counted = counted or Counted()
     done, dropped = counted.done, counted.dropped
-    engine.checks.check_rows(kind, feed)
+    due = () if feed.exhausted else engine.checks.due(kind, done, limit)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
         if done in dropped:
             feed.drop()
-            engine.checks.forget_batch()
             done += 1
             yield done, WindowResult(1, {}, left_out=(done - 1,))
             continue
@@ -173,13 +172,12 @@ def epoch_windows(
         left_out: tuple[int, ...] = ()
         while not whole:
             started = time.perf_counter()
-            num_steps = min(end - done, engine.longest_window(kind, feed) or sys.maxsize)
-            is_first = engine.checks.is_to_be_proven(kind)
-            if is_first:
-                result = engine.checks.run_proven(kind, feed, loop=length.loops)
-            else:
-                result = engine.run(kind, feed, num_steps, loop=length.loops)
-            length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced or is_first)
+            stop = min([end, *(step for step in due if step > done)])
+            num_steps = min(stop - done, engine.longest_window(kind, feed) or sys.maxsize)
+            before = engine.checks.num_compared(kind)
+            result = engine.checks.run(kind, feed, num_steps, loop=length.loops, is_due=done in due)
+            is_compared = engine.checks.num_compared(kind) != before
+            length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced or is_compared)
             left_out += tuple(done + step for step in result.left_out)
             done += result.num_steps
             # A fixed-length execution may take several graph calls: a smaller last batch has a separate graph.

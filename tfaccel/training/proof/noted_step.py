@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_losses
-from tfaccel.training.row_checks.observed_run import unchanged
+from tfaccel.training.private.private_random import still_random
+from tfaccel.training.proof.state import State
+from tfaccel.training.steps.model_parts import variables_of
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 
@@ -27,6 +30,8 @@ class NotedStep:
         loss_rank: the rank of the loss.
         changed: paths of the weights that the forward pass changed.
         sparse: paths of the variables whose gradients are `IndexedSlices`.
+        loss: the loss of the step.
+        gradients: those of the trainable variables that have one.
     """
 
     reductions: set[str] = field(default_factory=set)
@@ -35,24 +40,28 @@ class NotedStep:
     loss_rank: int = 0
     changed: list[str] = field(default_factory=list)
     sparse: list[str] = field(default_factory=list)
+    loss: float = 0.0
+    gradients: list[np.ndarray] = field(default_factory=list)
 
 
-def first_rows(batch: Any, num_rows: int) -> Any:
-    """The first rows of a batch of dense, ragged or sparse tensors."""
+def some_rows(batch: Any, first: int, num_rows: int) -> Any:
+    """Rows of a batch of dense, ragged or sparse tensors, from the first one given."""
 
     def of(leaf: Any) -> Any:
         if leaf is None or not leaf.shape.rank:
             return leaf
         if isinstance(leaf, tf.SparseTensor):
             size = [num_rows, *leaf.dense_shape.numpy()[1:]]
-            return tf.sparse.slice(leaf, [0] * leaf.shape.rank, size)
-        return leaf[:num_rows]
+            return tf.sparse.slice(leaf, [first] + [0] * (leaf.shape.rank - 1), size)
+        return leaf[first : first + num_rows]
 
     return keras.tree.map_structure(of, batch)
 
 
 def noted_step(model: keras.Model, replicas: Replicas, batch: Any) -> NotedStep:
     """Runs the default train step on a batch, without applying gradients; the model stays as it is.
+
+    Random numbers are constants.
 
     Args:
         model: a built and compiled model.
@@ -61,7 +70,9 @@ def noted_step(model: keras.Model, replicas: Replicas, batch: Any) -> NotedStep:
     """
     noted = NotedStep()
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    with unchanged(model, replicas), contextlib.ExitStack() as stack:
+    touched = variables_of(model)
+    with replicas.local(touched, 0), still_random([]), contextlib.ExitStack() as stack:
+        stack.callback(State([private_api.tf_variable(one) for one in touched]).put_back)
         stack.enter_context(private_losses.loss_reduction(_noting_reductions(noted), _plain_update, _plain_gradient))
         stack.enter_context(instance_attributes(model, _noting_added(model, noted)))
         before = [(one, one.numpy()) for one in model.non_trainable_weights]
@@ -74,6 +85,8 @@ def noted_step(model: keras.Model, replicas: Replicas, batch: Any) -> NotedStep:
             noted.loss_rank = len(loss.shape)
             gradients = tape.gradient(loss, [private_api.tf_variable(one) for one in trainable])
             pairs = zip(gradients, trainable, strict=True)
+            noted.loss = float(tf.reduce_sum(loss))
+            noted.gradients = [tf.convert_to_tensor(one).numpy() for one in gradients if one is not None]
             noted.sparse = [one.path for gradient, one in pairs if isinstance(gradient, tf.IndexedSlices)]
         noted.changed = [one.path for one, value in before if (one.numpy() != value).any()]
     return noted

@@ -41,6 +41,14 @@ class Tolerance:
             return cls(2e-2, 1e-2)
         return cls(5e-4, 1e-4)
 
+    def of_output(self, many: Any, one: Any) -> tuple[bool, float]:
+        """Whether two outputs differ, and by how much; other than dense numbers are not compared."""
+        if not (isinstance(many, np.ndarray) and isinstance(one, np.ndarray)) or one.dtype.kind not in "fiub":
+            return False, 0.0
+        if many.shape == one.shape and one.dtype.kind != "f":
+            return bool((many != one).any()), float((many != one).mean()) if one.size else 0.0
+        return (True, 1.0) if many.shape != one.shape else self.of_log(many, one)
+
     def of_log(self, many: Any, one: Any) -> tuple[bool, float]:
         """Whether two logs differ, and by how much."""
         many, one = np.asarray(many, np.float64), np.asarray(one, np.float64)
@@ -49,6 +57,13 @@ class Tolerance:
         size = max(float(np.abs(one).max(initial=0.0)), 1e-3)
         distance = float(np.abs(many - one).max(initial=0.0)) / size
         return distance > self.of_value, distance
+
+
+def size_of_step(before: np.ndarray, after: np.ndarray) -> float:
+    """How far a variable has moved at most."""
+    if after.dtype.kind not in "fiu" and after.dtype.name != "bfloat16":
+        return 0.0
+    return float(np.abs(after.astype(np.float64) - before.astype(np.float64)).max(initial=0.0))
 
 
 def difference(

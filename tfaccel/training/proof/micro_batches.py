@@ -11,17 +11,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
-from tfaccel.errors import CoupledRowsError
 from tfaccel.training.private import private_api
-from tfaccel.training.row_checks.noted_step import NotedStep, first_rows, noted_step
-from tfaccel.training.row_checks.observed_run import num_rows_of
-from tfaccel.training.row_checks.row_check import check_rows
+from tfaccel.training.proof.noted_step import NotedStep, noted_step, some_rows
 from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.model_parts import has_own_train_step, inner_optimizer, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
 
-_NOTED_ROWS = 4
+_NOTED_ROWS = 16
+_IN_16_BITS, _IN_32_BITS, _NOTHING = 0.1, 1e-3, 1e-6
 
 
 def what_depends_on_micro_batches(
@@ -46,7 +45,7 @@ def what_depends_on_micro_batches(
     if found is not None:
         return found
     try:
-        steps = [noted_step(model, replicas, first_rows(batch, rows)) for rows in _numbers_of_rows(batch)]
+        steps = [noted_step(model, replicas, some_rows(batch, *rows)) for rows in _rows_of_parts(batch)]
     except Exception as error:  # whatever the model or its loss raises
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return f"the model could not be checked on a few rows ({text:.200})"
@@ -54,13 +53,15 @@ def what_depends_on_micro_batches(
         _in_the_loss(model, steps)
         or _in_the_layers(steps)
         or (None if sums_duplicates else _in_the_gradients(model, steps))
-        or _coupled_rows(model, replicas, batch)
+        or _in_the_mean(steps)
     )
 
 
-def _numbers_of_rows(batch: Any) -> tuple[int, ...]:
-    rows = min(_NOTED_ROWS, num_rows_of(batch))
-    return (rows,) if rows == 1 else (rows, rows // 2)
+def _rows_of_parts(batch: Any) -> list[tuple[int, int]]:
+    """First row and number of rows: of a few rows, and of each half of them."""
+    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None and leaf.shape.rank]
+    half = min(_NOTED_ROWS, int(leaves[0].shape[0])) // 2
+    return [(0, 2 * half), (0, half), (half, half)] if half else [(0, 1)]
 
 
 def _known_from_the_model(model: keras.Model) -> str | None:
@@ -142,11 +143,18 @@ def _in_the_gradients(model: keras.Model, steps: list[NotedStep]) -> str | None:
     return None
 
 
-def _coupled_rows(model: keras.Model, replicas: Replicas, batch: Any) -> str | None:
-    """The loss, layer or metric that compares the rows of a batch; None if nothing is found."""
-    try:
-        gathers = check_rows(model, replicas, batch, "train")
-    except CoupledRowsError as error:
-        text = str(error).partition(", so ")[0]
-        return f"{text[0].lower()}{text[1:]}"
-    return "the model gathers the rows of the batch (`tfaccel.ops.all_gather_rows`)" if gathers else None
+def _in_the_mean(steps: list[NotedStep]) -> str | None:
+    """Whether loss and gradients of all rows are not the means of those of both halves."""
+    if len(steps) < 3:
+        return None
+    whole, *halves = ([np.asarray(step.loss), *step.gradients] for step in steps)
+    for value, one, other in zip(whole, *halves, strict=True):
+        size = max(float(np.abs(part).max(initial=0.0)) for part in (one, other))
+        far = float(np.abs(np.asarray(value, np.float64) - (np.asarray(one, np.float64) + other) / 2).max(initial=0.0))
+        if np.isfinite(far) and far > _tolerance(value) * size + _NOTHING:
+            return "the loss or its gradients are not means over the rows of a batch"
+    return None
+
+
+def _tolerance(value: Any) -> float:
+    return _IN_16_BITS if value.dtype.itemsize == 2 or keras.config.dtype_policy().name != "float32" else _IN_32_BITS

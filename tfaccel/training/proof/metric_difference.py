@@ -1,0 +1,118 @@
+"""Whether the metrics of a step on several replicas are those of one device, also within an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.training.private.private_losses import loss_trackers
+from tfaccel.training.proof.state import State
+from tfaccel.training.proof.variable_difference import Tolerance
+from tfaccel.training.steps.merged_metrics import GATHERED, merges_itself, metrics_in, result_of
+from tfaccel.training.steps.replicas import Replicas
+
+_ROUNDING = 1e-6  # of what a metric has added up so far
+
+
+class MetricDifference:
+    """The metrics of a model before and after a step.
+
+    A metric's state over all replicas is the sum of their states; that of a gathered metric is the same on all. What a
+    step adds to it must give the result that it gives on one device.
+
+    Args:
+        model: the compiled model.
+        replicas: its replicas.
+
+    Attributes:
+        names: the names of all its metrics.
+        begun: whether they held rows before the step.
+        differing: the metrics that differed in the last step.
+    """
+
+    def __init__(self, model: keras.Model, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._metrics = [metric for metric in metrics_in(model) if metric.variables]
+        self._of_losses = {id(tracker) for tracker in loss_trackers(model)}
+        self.names = sorted({metric.name for metric in self._metrics})
+        self.begun = False
+        self.differing: list[keras.metrics.Metric] = []
+        self._before = State([])
+
+    def begin(self) -> None:
+        """Takes note of the state before a step."""
+        self._before = State([one for metric in self._metrics for one in self._components(metric)])
+        states = [self._before[one] for metric in self._metrics for one in self._components(metric)]
+        numbers = [state for state in states if state.dtype.kind == "f" and np.isfinite(state).all()]
+        self.begun = any(state.any() for state in numbers)
+
+    def of_step(self, many: State, one: State, tolerance: Tolerance) -> Iterator[tuple[str, float]]:
+        """Yields the names of the metrics that differ, and by how much.
+
+        Args:
+            many: the state of all replicas after the step.
+            one: the state after a step of one device, which holds it in the components of the first replica.
+            tolerance: how large a difference may be.
+        """
+        self.differing = []
+        for metric in self._metrics:
+            if merges_itself(metric) or any(v.dtype == "string" for v in metric.variables):
+                continue
+            before = [np.asarray(self._before[v]) for v in self._replicas.components(metric.variables, 0)]
+            of_one = [np.asarray(one[v]) for v in self._replicas.components(metric.variables, 0)]
+            of_all = self._state_of_all(metric, many)
+            largest = max((float(np.abs(v).max(initial=0.0)) for v in before if np.isfinite(v).all()), default=0.0)
+            if self.begun and metric not in GATHERED:
+                start = self._state_of_all(metric, self._before)
+                of_all = [value - first for value, first in zip(of_all, start, strict=True)]
+                of_one = [value - first for value, first in zip(of_one, before, strict=True)]
+            added = max((float(np.abs(v).max(initial=0.0)) for v in of_one), default=0.0)
+            rounding = _ROUNDING * largest / added if np.isfinite(added) and added else 0.0
+            results = [self._results(metric, state) for state in (of_all, of_one)]
+            for value, of_device in zip(*results, strict=True):
+                differs, relative = tolerance.of_log(value, of_device)
+                if differs and relative > rounding:
+                    self.differing.append(metric)
+                    yield metric.name, relative
+                    break
+
+    def gather(self) -> list[keras.metrics.Metric]:
+        """Lets every replica update the metrics that differed with the rows of all; returns them.
+
+        Not those of losses. Call it with the state from before the step.
+        """
+        found = [one for one in self.differing if one not in GATHERED and id(one) not in self._of_losses]
+        for metric in found:
+            GATHERED.add(metric)
+            if self.begun:  # what the replicas have summed so far
+                for variable, total in zip(metric.variables, self._state_of_all(metric, None), strict=True):
+                    for i in range(len(self._replicas.devices)):
+                        self._replicas.components([variable], i)[0].assign(total)
+        return found
+
+    def _components(self, metric: keras.metrics.Metric) -> list[tf.Variable]:
+        local = range(len(self._replicas.devices))
+        return [one for i in local for one in self._replicas.components(metric.variables, i)]
+
+    def _state_of_all(self, metric: keras.metrics.Metric, state: State | None) -> list[np.ndarray]:
+        """The state over all replicas: the sum of theirs, or the first one's of a gathered metric."""
+        local = 1 if metric in GATHERED and state is not None else len(self._replicas.devices)
+        parts = [
+            [
+                np.asarray(v.numpy() if state is None else state[v])
+                for v in self._replicas.components(metric.variables, i)
+            ]
+            for i in range(local)
+        ]
+        sums = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
+        return sums if local == 1 else self._replicas.sum_arrays_over_workers(sums)
+
+    def _results(self, metric: keras.metrics.Metric, state: list[np.ndarray]) -> list[Any]:
+        with self._replicas.local(metric.variables, 0):
+            for variable, value in zip(metric.variables, state, strict=True):
+                variable.assign(value)
+            return [np.asarray(one) for one in keras.tree.flatten(result_of(metric))]

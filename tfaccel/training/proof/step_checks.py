@@ -1,0 +1,310 @@
+"""Which steps of an engine are compared with one device's, and what is done if one differs.
+
+The first step of each kind is compared, then the last batch of the first epoch, and one more in later epochs. Where
+several replicas can compute what differs from the rows of all of them, they do from then on, and the step is compared
+again; anything else is refused, with all state as it was before the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.data.feeds import Feed
+from tfaccel.data.iterator_feed import IteratorFeed
+from tfaccel.errors import CoupledRowsError
+from tfaccel.training.proof.culprit import refusal_of
+from tfaccel.training.proof.proof import Proof
+from tfaccel.training.proof.step_proof import StepProof
+from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss
+from tfaccel.training.steps.global_batch import keep_values, keeps_values
+from tfaccel.training.steps.gradient_update import take_rows_as_same
+from tfaccel.training.steps.merged_metrics import GATHERED
+from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
+from tfaccel.training.steps.overrides import keeps_methods_of
+from tfaccel.training.steps.several_replicas import SeveralReplicas
+from tfaccel.training.steps.window_result import WindowResult
+
+if TYPE_CHECKING:
+    from tfaccel.training.steps.engine import Engine
+
+logger = logging.getLogger("tfaccel")
+
+GATHERS_LOSS = (
+    "The compiled loss of %s couples the rows of a batch: every replica computes it from the rows of all of them."
+)
+_EVERY_EPOCH = 10  # the epochs that each have a step compared; after them, so many steps lie in between:
+_STEPS_BETWEEN = 200
+_MAX_BYTES = 1 << 30  # larger models have their first step compared alone
+_FIRST_STEPS = 16  # of an epoch of unknown length, from which its step is drawn
+
+
+class StepChecks:
+    """The checks of an engine.
+
+    Args:
+        engine: the engine.
+
+    Attributes:
+        looks: whether checks are on.
+        proofs: kind of step -> what comparing its first step with one device's has shown.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.looks = True
+        self.proofs: dict[str, Proof] = {}
+        self._steps: dict[str, tuple[Any, StepProof]] = {}  # by kind, with the function of Keras they belong to
+        self._epochs: dict[str, int] = {}
+        self._steps_since: dict[str, int] = {}
+        self._undone: list[Callable[[], None]] = []  # takes back what was changed since the last proof
+
+    def to_json(self) -> dict[str, Any] | None:
+        """What comparing steps with one device's has shown, by kind of step; None if nothing was compared."""
+        return {kind: asdict(proof) | {"text": str(proof)} for kind, proof in self.proofs.items()} or None
+
+    @contextlib.contextmanager
+    def turned(self, on: bool) -> Iterator[None]:
+        """Within the block, all checks are on or off."""
+        before, self.looks = self.looks, on
+        try:
+            yield
+        finally:
+            self.looks = before
+
+    @property
+    def _are_needed(self) -> bool:
+        return self.looks and self._engine.replicas.num_replicas > 1 and not self._engine.on_tpu
+
+    def num_compared(self, kind: str) -> int:
+        """How many steps of a kind have been compared so far."""
+        return self.proofs[kind].num_steps if kind in self.proofs else 0
+
+    # --- Which steps --------------------------------------------------------------------------------------------------
+
+    def due(self, kind: str, done: int, limit: int | None) -> tuple[int, ...]:
+        """The steps of an epoch that are to be compared.
+
+        Args:
+            kind: "train" or "test".
+            done: the first step of the epoch that is run.
+            limit: the number of its steps; None if it is not known.
+        """
+        if not self._are_needed:
+            return ()
+        epoch = self._epochs[kind] = self._epochs.get(kind, -1) + 1
+        first = () if self._is_proven(kind) else (done,)
+        since = self._steps_since.get(kind, 0)
+        self._steps_since[kind] = since + (limit or _FIRST_STEPS)
+        if (epoch >= _EVERY_EPOCH and since < _STEPS_BETWEEN) or self._engine.stages is not None:
+            return first
+        self._steps_since[kind] = 0
+        drawn = int(np.random.default_rng(epoch).integers(done, max(done + 1, limit or _FIRST_STEPS)))
+        return (*first, drawn if epoch or limit is None else limit - 1)
+
+    def _is_proven(self, kind: str) -> bool:
+        return kind in self.proofs and kind in self._steps and self._steps[kind][0] is self._function(kind)
+
+    def _function(self, kind: str) -> Any:
+        """The function of Keras that stands for the step as compiled; another one after a change of the model."""
+        return getattr(self._engine.model, f"{kind}_function", None)
+
+    # --- Running them -------------------------------------------------------------------------------------------------
+
+    def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool, is_due: bool = False) -> WindowResult:
+        """`Engine.run`; the first step is compared with one device's if it is due, or none of its kind was before.
+
+        Such a step may be the only one that is run.
+
+        Args:
+            kind: "train" or "test".
+            feed: the batches.
+            num_steps, loop: see `Engine.run`.
+            is_due: whether to compare the step.
+
+        Raises:
+            CoupledRowsError: if it differs, whatever is computed from the rows of all replicas.
+        """
+        engine = self._engine
+        if not (self._are_needed and (is_due or not self._is_proven(kind))):
+            return engine.run(kind, feed, num_steps, loop=loop)
+        engine.steps_of(kind)  # creates what `_function` returns
+        data = self._whole_batch(feed)
+        step = self._step_for(kind, feed, data)
+        if step is not None and step.is_apart:
+            self._conclude(kind, step, data, step.compare_apart(data), lambda: self._again_apart(step, data))
+        if step is None or step.is_apart:
+            return engine.run(kind, feed, num_steps, loop=loop)
+        step.begin()
+        results = [engine.run(kind, feed, 1, loop=loop)]
+
+        def again() -> Proof:
+            results[:] = [engine.run(kind, IteratorFeed(_only(data, any_rows=_takes_any_rows(feed))), 1, loop=loop)]
+            return step.compare(data, results[0].logs)
+
+        self._conclude(kind, step, data, step.compare(data, results[0].logs), again)
+        return results[0]
+
+    def predict(self, feed: Feed) -> Any:
+        """`Engine.predict`; the first batch of all is compared with what one device predicts.
+
+        Raises:
+            CoupledRowsError: if it differs.
+        """
+        self._engine.steps_of("predict")
+        if not self._are_needed or self._is_proven("predict"):
+            return self._engine.predict(feed)
+        data = self._whole_batch(feed)
+        step = self._step_for("predict", feed, data)
+        if step is None:
+            return self._engine.predict(feed)
+        if step.is_apart:
+            self._conclude("predict", step, data, step.compare_apart(data), None)
+            return self._engine.predict(feed)
+        step.begin()
+        outputs = self._engine.predict(feed)
+        self._conclude("predict", step, data, step.compare(data, outputs), None)
+        return outputs
+
+    def _step_for(self, kind: str, feed: Feed, data: Any) -> StepProof | None:
+        """The step to compare on a batch: traced for the first one, and None if it cannot take this one."""
+        known = self._steps.get(kind)
+        if known is None or known[0] is not self._function(kind):
+            self.proofs.pop(kind, None)
+            made = StepProof(self._engine, kind, data, any_rows=_takes_any_rows(feed))
+            self._steps[kind] = known = self._function(kind), made
+            return made
+        step = known[1]
+        return step if step.accepts(data) and step.num_bytes <= _MAX_BYTES and not self.proofs[kind].failure else None
+
+    def _whole_batch(self, feed: Feed) -> Any:
+        """The next global batch; workers that read only their own rows exchange them."""
+        data, replicas = feed.peek(), self._engine.replicas
+        if getattr(feed.batches, "num_global_rows", None) is None:
+            return data
+
+        def of_all(leaf: Any) -> Any:
+            if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+                return leaf
+
+            def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
+                is_first = context.replica_id_in_sync_group == replicas.first_replica
+                return leaf if is_first else leaf[:0]
+
+            values = replicas.strategy.experimental_distribute_values_from_function(share)
+            return replicas.strategy.gather(values, axis=0)
+
+        return keras.tree.map_structure(of_all, data)
+
+    # --- What is done if one differs ----------------------------------------------------------------------------------
+
+    def _again_apart(self, step: StepProof, data: Any) -> Proof:
+        step.trace_replicas()
+        return step.compare_apart(data)
+
+    def _conclude(self, kind: str, step: StepProof, data: Any, found: Proof, again: Callable[[], Proof] | None) -> None:
+        """Keeps what was found; if the step differs, changes how it is computed, and compares it again."""
+        first = found
+        for change in (self._gather_metrics, self._gather_loss, self._merge_rows, self._keep_values):
+            if found.differing and again is not None and change(kind, step, data, found):
+                step.put_back()
+                self._engine.forget_graphs()
+                self._engine.steps_of(kind)
+                self._steps[kind] = self._function(kind), step
+                found = again()
+        if found.differing:
+            step.put_back()
+            for undo in self._undone:
+                undo()
+            self._undone.clear()
+            self._steps.pop(kind)
+            self.proofs.pop(kind, None)
+            self._engine.forget_graphs()
+            raise CoupledRowsError(refusal_of(self._engine, kind, data, first))
+        self._undone.clear()  # what was changed is proven, whatever later steps show
+        known = self.proofs.get(kind)
+        if known is None:
+            logger.info("%s", found)
+            self.proofs[kind] = found
+        elif not found.failure:
+            largest = max(known.largest, found.largest)
+            self.proofs[kind] = replace(known, num_steps=known.num_steps + 1, largest=largest)
+
+    def _gather_metrics(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
+        """Lets metrics that differ be updated with the rows of all replicas."""
+        del kind, found
+        if not can_gather(data):
+            return False
+        step.put_back()
+        gathered = step.metrics.gather()
+        for metric in gathered:
+            self._undone.append(partial(GATHERED.discard, metric))
+            logger.info("Metric %s is not a sum over the rows: every replica updates it with all rows.", metric.name)
+        if gathered:
+            step.begin()
+        return bool(gathered)
+
+    def _gather_loss(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
+        """Computes the compiled loss from the rows of all replicas."""
+        del step
+        model = self._engine.model
+        has_own = {"train": has_own_train_step, "test": has_own_test_step}[kind]
+        if not found.loss_differs or has_own(model) or not keeps_methods_of(model, keras.Model, "compute_loss"):
+            return False
+        if gathers_loss(model) or not can_gather(data):
+            return False
+        gather_loss(model)
+        self._undone.append(partial(gather_loss, model, False))
+        logger.info(GATHERS_LOSS, type(model).__name__)
+        return True
+
+    def _merge_rows(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
+        """Takes sparse gradients that differ to be of the same rows on all replicas."""
+        del step, data
+        steps = self._engine.steps_of(kind)
+        if kind != "train" or not isinstance(steps, SeveralReplicas):
+            return False
+        merged = [(one, variable) for one, variable in steps.own_rows if variable.path in found.differing]
+        for optimizer, variable in merged:
+            take_rows_as_same(optimizer, [variable], same=True)
+            self._undone.append(partial(take_rows_as_same, optimizer, [variable], same=False))
+        return bool(merged)
+
+    def _keep_values(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
+        """Takes the model's own code to make something else than the sum of a loss that is not reduced."""
+        del kind, step, data, found
+        model = self._engine.model
+        before = keeps_values(model)
+        if keeps_methods_of(model, keras.Model, "train_step", "test_step", "compute_loss"):
+            return False
+        keep_values(model, not before)
+        self._undone.append(partial(keep_values, model, before))
+        return True
+
+
+def _takes_any_rows(feed: Feed) -> bool:
+    """Whether steps are traced for any number of rows."""
+    specs = [one for one in tf.nest.flatten(feed.spec) if isinstance(one, tf.TensorSpec) and one.shape.rank]
+    return any(spec.shape[0] is None for spec in specs)
+
+
+def _only(data: Any, *, any_rows: bool) -> tf.data.Dataset:
+    """A dataset of a single batch, whose number of rows is not known while tracing with `any_rows`."""
+
+    def relaxed(leaf: Any) -> Any:
+        if not (any_rows and isinstance(leaf, tf.Tensor) and leaf.shape.rank):
+            return leaf
+        return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
+
+    def batch(*parts: Any) -> Any:
+        return keras.tree.map_structure(relaxed, parts if isinstance(data, tuple) else parts[0])
+
+    return tf.data.Dataset.from_tensors(data).map(batch)

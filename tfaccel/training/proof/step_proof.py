@@ -1,0 +1,360 @@
+"""Runs a step both ways: by the engine on all replicas, each on its share of the rows, and by Keras on one device.
+
+All that a step can change is compared: weights, optimizer slots, metrics, logs, variables outside of the model that
+the step reads or writes, and the replicas' copies of them with each other. The engine's own step is compared, and its
+result stays. The device runs the step once more on the rows in reverse order; what that changes is rounding, and shows
+how much of it there is.
+
+A step of its own, after which all is put back, is compared instead (`is_apart`) where the engine's would differ as it
+is meant to: random numbers are then constants, the same on all replicas and on one device; BatchNormalization over a
+replica's own rows is in inference mode; and where slots or embeddings are not on every replica as Keras has them, both
+ways take a step of plain gradient descent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.training.private.private_losses import losses_of_one_device
+from tfaccel.training.private.private_random import still_random
+from tfaccel.training.proof.metric_difference import MetricDifference
+from tfaccel.training.proof.proof import Proof
+from tfaccel.training.proof.state import State, without_side_effects
+from tfaccel.training.proof.still_layers import in_inference_mode, layers_by_replica
+from tfaccel.training.proof.variable_difference import Tolerance, difference, size_of_step
+from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
+from tfaccel.training.steps.gradients import densify
+from tfaccel.training.steps.model_parts import (
+    accumulators_by_replica,
+    optimizers_of,
+    seeds_of,
+    untracked_variables,
+    variables_of,
+)
+from tfaccel.training.steps.one_replica import OneReplica
+from tfaccel.training.steps.replica_state import seed_variables
+from tfaccel.training.steps.step_graphs import as_tensors, logs_of, metric_results
+
+if TYPE_CHECKING:
+    from tfaccel.training.steps.engine import Engine
+
+_BATCHES = IteratorBatches()
+
+
+class StepProof:
+    """One kind of step, traced for one device, which is compared with the engine's on any batch.
+
+    Args:
+        engine: the engine of a built and compiled model.
+        kind: "train", "test" or "predict".
+        data: a global batch, as eager tensors.
+        any_rows: whether the engine traces steps for any number of rows.
+
+    Attributes:
+        is_apart: whether a step of its own is compared, not the engine's.
+        metrics: which metrics differed in the last step that was compared.
+    """
+
+    def __init__(self, engine: Engine, kind: str, data: Any, *, any_rows: bool) -> None:
+        self._engine, self._kind = engine, kind
+        self._model, self._replicas = engine.model, engine.replicas
+        self._by_replica = layers_by_replica(self._model) if kind == "train" else []
+        self._is_plain = kind == "train" and not engine.has_state_of_keras
+        self._specs = _specs(data, any_rows=any_rows)
+        self._graphs: list[tf.Graph] = []
+        self._before = State([])
+        self._failure = ""
+        self._noted: set[str] = set()
+        self.is_apart = bool(self._by_replica) or self._is_plain
+        self.metrics = MetricDifference(self._model, self._replicas)
+        optimizer = optimizers_of(self._model).get("optimizer")
+        if kind == "train" and optimizer is not None:
+            build_optimizer(optimizer, self._model.trainable_variables, self._replicas.strategy)
+        try:
+            self._trace()
+        except Exception as error:  # the step itself may fail, and says so when it is really run
+            self._failure = _in_one_line(error)
+
+    def _trace(self) -> None:
+        if not self.is_apart:
+            drawn: list[bool] = []
+            self._step_of_one = self._traced(self._run_one, drawn)
+            self.is_apart = bool(drawn)
+        if self.is_apart:
+            self._step_of_one = self._traced(self._run_one)
+            self.trace_replicas()
+
+    def trace_replicas(self) -> None:
+        """Traces the step of all replicas, where it is compared apart from the engine's; again after a change."""
+        self._step_of_all = self._traced(self._run_all)
+
+    def accepts(self, data: Any) -> bool:
+        """Whether a batch has the shapes that the steps were traced for."""
+        given = _specs(data, any_rows=False)
+        try:
+            pairs = zip(tf.nest.flatten(self._specs), tf.nest.flatten(given), strict=True)
+            return all(spec is None or spec.is_compatible_with(one) for spec, one in pairs)
+        except ValueError:
+            return False
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of what is taken note of before each step that is compared."""
+        return sum(variable.shape.num_elements() * variable.dtype.size for variable in self._variables)
+
+    def begin(self) -> None:
+        """Takes note of the state that the engine's step is about to begin with."""
+        self._before = State(self._variables)
+        self.metrics.begin()
+
+    def compare(self, data: Any, results: Any) -> Proof:
+        """Compares the engine's step after it has run; its result stays as it is.
+
+        Args:
+            data: its global batch, as eager tensors.
+            results: its logs; or, of a prediction, its outputs.
+        """
+        after = State(self._variables)
+        self._noted = set(self._engine.noted_results(self._kind))
+        try:
+            return self._agreed(lambda: self._compared(data, _as_arrays(results), after))
+        finally:
+            after.put_back()
+
+    def compare_apart(self, data: Any) -> Proof:
+        """Compares a step on a batch, after which all is put back."""
+        self.begin()
+        try:
+            return self._agreed(lambda: self._compared(data, *self._ran(self._step_of_all, data)))
+        finally:
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Gives all variables the values that they had when the step began."""
+        self._before.put_back()
+
+    # --- Steps --------------------------------------------------------------------------------------------------------
+
+    def _traced(self, run: Callable[[Any], Any], drawn: list[bool] | None = None) -> Callable[[Any], Any]:
+        """A step as a graph, with constants for random numbers; or with them, taking note that they are drawn."""
+        contexts = self._engine.contexts(trains=self._kind == "train", on_one_device=run == self._run_one)
+
+        def traced(data: Any) -> Any:
+            with contextlib.ExitStack() as stack:
+                for context in contexts:
+                    stack.enter_context(context(self._model))
+                stack.enter_context(in_inference_mode(self._by_replica))
+                if self._is_plain:
+                    stack.enter_context(plain_descent())
+                return run(data)
+
+        constants = drawn is None
+        with without_side_effects(self._model), still_random([] if drawn is None else drawn, when=lambda: constants):
+            function = tf.function(traced, autograph=False).get_concrete_function(self._specs)
+        self._graphs.append(function.graph)
+        return function
+
+    def _run_one(self, data: Any) -> Any:
+        options = self._engine.options
+        one = OneReplica(
+            self._model,
+            self._replicas,
+            jit_compile=False,
+            combine_slices=densify if options.sum_duplicate_indices else None,
+            leaves_out=options.leaves_out and self._kind == "train",
+        )
+        with losses_of_one_device():
+            results = getattr(one, self._kind)(_BATCHES, data)
+        return results if self._kind == "predict" else as_tensors(results)
+
+    def _run_all(self, data: Any) -> Any:
+        steps = self._engine.new_steps(compiles=False)
+        results = getattr(steps, self._kind)(_BATCHES, data)
+        if self._kind == "predict":
+            return self._replicas.concatenate(results)
+        noted = getattr(steps, "noted_results", None)
+        with self._replicas.strategy.scope():
+            own = {**(results or {}), **(noted.over_replicas(self._replicas) if noted is not None else {})}
+        self._noted = set(noted.of_logs) if noted is not None else set()
+        return as_tensors(logs_of(self._model, self._replicas, own, metric_results(self._model, self._replicas)))
+
+    def _ran(self, step: Callable[[Any], Any], data: Any) -> tuple[Any, State]:
+        """The results and the state after a step that begins with the state from before."""
+        self.put_back()
+        with _graphs_as_they_are():
+            results = _as_arrays(step(data))
+        return results, State(self._variables)
+
+    # --- Variables ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _of_model(self) -> list[keras.Variable]:
+        return variables_of(self._model)
+
+    @property
+    def _components(self) -> list[tf.Variable]:
+        local = range(len(self._replicas.devices))
+        found = [one for i in local for one in self._replicas.components(self._of_model, i)]
+        return list({id(one): one for one in found}.values())
+
+    @property
+    def _outer(self) -> list[tf.Variable]:
+        """The variables outside of the model that the steps read or write."""
+        known = {id(component) for component in self._components}
+        found = {id(one): one for graph in self._graphs for one in graph.variables if id(one) not in known}
+        return [one for one in found.values() if one.dtype != tf.resource]
+
+    @cached_property
+    def _variables(self) -> list[tf.Variable]:
+        return [*self._components, *self._outer]
+
+    # --- Comparing ----------------------------------------------------------------------------------------------------
+
+    def _agreed(self, compare: Callable[[], Proof]) -> Proof:
+        """What a comparison has shown on any worker, so that all of them go on in the same way."""
+        try:
+            proof = self._proof(failure=self._failure) if self._failure else compare()
+        except Exception as error:  # such as a lack of memory on one device
+            proof = self._proof(failure=_in_one_line(error))
+        if self._replicas.num_workers == 1:
+            return proof
+        names = [*(name for name, *_ in self._compared_variables()), *(f"log {one}" for one in self.metrics.names)]
+        counts = self._replicas.sum_over_workers(
+            [int(bool(proof.failure)), *(int(name in proof.differing) for name in names)]
+        )
+        failure = proof.failure or ("it could not on another worker" if counts[0] else "")
+        differing = tuple(name for name, count in zip(names, counts[1:], strict=True) if count)
+        return replace(proof, failure=failure, differing=() if failure else differing)
+
+    def _compared(self, data: Any, results: Any, many: State) -> Proof:
+        """Compares results and state of all replicas with what one device makes of the step."""
+        own, one = self._ran(self._step_of_one, data)
+        _, again = self._ran(self._step_of_one, _reversed(data))
+        found: dict[str, float] = {}
+        tolerance, number, largest = Tolerance.of_model(self._model), 0, 0.0
+        compared = list(self._compared_variables())
+        steps = [size_of_step(self._before[first], one[first]) for _, first, *_ in compared]
+        largest_steps: dict[str, float] = {}  # by the last word of a name: of all first moments, say
+        for (name, *_), step in zip(compared, steps, strict=True):
+            largest_steps[_last_word(name)] = max(step, largest_steps.get(_last_word(name), 0.0))
+        for name, first, copies, has_slots in compared:
+            values = (self._before[first], one[first], again[first])
+            scaled = replace(tolerance, scale=largest_steps[_last_word(name)])
+            number += 1
+            for copy in copies:
+                differs, relative = difference(*values, many[copy], scaled, has_slots=has_slots)
+                largest = max(largest, relative if not differs else 0.0)
+                if differs:
+                    found[name] = max(relative, found.get(name, 0.0))
+        for name, relative in self._differing_results(results, own, many, one, tolerance):
+            found[name] = max(relative, found.get(name, 0.0))
+        worst = max(found.values(), default=largest)
+        names = tuple(sorted(found, key=lambda name: -found[name]))
+        return self._proof(num_rows=_num_rows(data), num_variables=number, largest=worst, differing=names)
+
+    def _differing_results(
+        self, results: Any, own: Any, many: State, one: State, tolerance: Tolerance
+    ) -> Iterator[tuple[str, float]]:
+        """The outputs, metrics and logs that differ."""
+        if self._kind == "predict":
+            for place, (output, of_one) in enumerate(zip(tf.nest.flatten(results), tf.nest.flatten(own), strict=True)):
+                differs, relative = tolerance.of_output(output, of_one)
+                if differs:
+                    yield f"output {place}", relative
+            return
+        begun = self.metrics.begun
+        for name in sorted(set(results) & set(own)):
+            if begun and name in {*self.metrics.names, *self._noted}:
+                continue  # one device's result would lack the rows before
+            differs, relative = tolerance.of_log(results[name], own[name])
+            if differs:
+                yield f"log {name}", relative
+        for name, relative in self.metrics.of_step(many, one, tolerance):
+            yield f"log {name}", relative
+
+    def _compared_variables(self) -> Iterator[tuple[str, tf.Variable, list[tf.Variable], bool]]:
+        """Name, the component of one device, the components of all replicas, and whether an optimizer has slots for it.
+
+        Seeds, the states of stateful layers, and what each replica accumulates are its own.
+        """
+        optimizers = optimizers_of(self._model).values()
+        own = [v for one in optimizers for v in (*accumulators_by_replica(one), *seeds_of(one))]
+        own += [*self._model.metrics_variables, *seed_variables(self._model), *untracked_variables(self._model)]
+        if self._is_plain:
+            own += [v for one in optimizers for v in one.variables]
+        left_out = {id(variable) for variable in own}
+        shapes = {tuple(slot.shape) for one in optimizers for slot in one.variables if slot.shape.rank}
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        for variable in self._of_model:
+            if id(variable) in left_out or variable.dtype == "string":
+                continue
+            copies = [self._replicas.components([variable], i)[0] for i in range(len(self._replicas.devices))]
+            has_slots = not self._is_plain and id(variable) in trained and tuple(variable.shape) in shapes
+            yield variable.path, copies[0], copies, has_slots
+        for one in self._outer:
+            yield one.name.split(":")[0], one, [one], False
+
+    def _proof(self, **fields: Any) -> Proof:
+        return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, **fields)
+
+
+@contextlib.contextmanager
+def _graphs_as_they_are() -> Iterator[None]:
+    """Within the block, TensorFlow does not spend time on optimizing graphs that run only a few times."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False} | before)
+
+
+def _last_word(name: str) -> str:
+    return name.rpartition("_")[2]
+
+
+def _in_one_line(error: Exception) -> str:
+    name = "" if type(error).__name__ == "CallsPython" else f"{type(error).__name__}: "
+    return f"{name}{' '.join(str(error).split())}"[:300]
+
+
+def _specs(data: Any, *, any_rows: bool) -> Any:
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor):
+            return None if leaf is None else tf.type_spec_from_value(leaf)
+        shape = [None, *leaf.shape[1:]] if any_rows and leaf.shape.rank else leaf.shape
+        return tf.TensorSpec(shape, leaf.dtype)
+
+    return keras.tree.map_structure(of, data)
+
+
+def _reversed(data: Any) -> Any:
+    def of(leaf: Any) -> Any:
+        return tf.reverse(leaf, [0]) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
+
+    return keras.tree.map_structure(of, data)
+
+
+def _num_rows(data: Any) -> int:
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None and leaf.shape.rank]
+    return int(leaves[0].shape[0]) if leaves else 0
+
+
+def _as_arrays(results: Any) -> Any:
+    """Logs with nested ones merged in, or outputs, as arrays; other than dense tensors stay as they are."""
+    if isinstance(results, dict) and any(isinstance(value, dict) for value in results.values()):
+        results = dict(_flat(results))
+    return keras.tree.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, results)
+
+
+def _flat(logs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in logs.items():
+        yield from _flat(value) if isinstance(value, dict) else [(name, value)]
