@@ -100,7 +100,8 @@ class MetricDifference:
 
     def _state_of_all(self, metric: keras.metrics.Metric, state: State | None) -> list[np.ndarray]:
         """The state over all replicas: the sum of theirs, or the first one's of a gathered metric."""
-        local = 1 if metric in GATHERED and state is not None else len(self._replicas.devices)
+        is_alike = metric in GATHERED and state is not None
+        local = 1 if is_alike else len(self._replicas.devices)
         parts = [
             [
                 np.asarray(v.numpy() if state is None else state[v])
@@ -109,7 +110,7 @@ class MetricDifference:
             for i in range(local)
         ]
         sums = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
-        return sums if local == 1 else self._replicas.sum_arrays_over_workers(sums)
+        return sums if is_alike else self._replicas.sum_arrays_over_workers(sums)
 
     def _results(self, metric: keras.metrics.Metric, state: list[np.ndarray]) -> list[Any]:
         with self._replicas.local(metric.variables, 0):

@@ -1,6 +1,6 @@
 """Which steps of an engine are compared with one device's, and what is done if one differs.
 
-The first step of each kind is compared, then the last batch of the first epoch, and one more in later epochs. Where
+The first step of each kind is compared, then one more in each epoch, and the last one of the first epoch. Where
 several replicas can compute what differs from the rows of all of them, they do from then on, and the step is compared
 again; anything else is refused, with all state as it was before the step.
 """
@@ -108,7 +108,8 @@ class StepChecks:
             return first
         self._steps_since[kind] = 0
         drawn = int(np.random.default_rng(epoch).integers(done, max(done + 1, limit or _FIRST_STEPS)))
-        return (*first, drawn if epoch or limit is None else limit - 1)
+        last = () if epoch or limit is None else (limit - 1,)
+        return (*first, drawn, *last)
 
     def _is_proven(self, kind: str) -> bool:
         return kind in self.proofs and kind in self._steps and self._steps[kind][0] is self._function(kind)

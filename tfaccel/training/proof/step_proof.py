@@ -40,7 +40,7 @@ from tfaccel.training.steps.model_parts import (
     variables_of,
 )
 from tfaccel.training.steps.one_replica import OneReplica
-from tfaccel.training.steps.replica_state import seed_variables
+from tfaccel.training.steps.replica_state import average_drifting, seed_variables
 from tfaccel.training.steps.step_graphs import as_tensors, logs_of, metric_results
 
 if TYPE_CHECKING:
@@ -131,11 +131,14 @@ class StepProof:
 
     def compare_apart(self, data: Any) -> Proof:
         """Compares a step on a batch, after which all is put back."""
-        self.begin()
+        before = State(self._variables)
         try:
+            average_drifting(self._model, self._replicas)  # else layers in inference mode would use a replica's own
+            self.begin()
             return self._agreed(lambda: self._compared(data, *self._ran(self._step_of_all, data)))
         finally:
-            self.put_back()
+            before.put_back()
+            self._before = before
 
     def put_back(self) -> None:
         """Gives all variables the values that they had when the step began."""

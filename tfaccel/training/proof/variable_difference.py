@@ -52,8 +52,10 @@ class Tolerance:
     def of_log(self, many: Any, one: Any) -> tuple[bool, float]:
         """Whether two logs differ, and by how much."""
         many, one = np.asarray(many, np.float64), np.asarray(one, np.float64)
-        if many.shape != one.shape or not (np.isfinite(many).all() and np.isfinite(one).all()):
+        if many.shape != one.shape or not np.isfinite(one).all():
             return False, 0.0
+        if not np.isfinite(many).all():
+            return True, 1.0
         size = max(float(np.abs(one).max(initial=0.0)), 1e-3)
         distance = float(np.abs(many - one).max(initial=0.0)) / size
         return distance > self.of_value, distance
@@ -95,8 +97,10 @@ def difference(
     if one.dtype.kind != "f" and one.dtype.name != "bfloat16":
         return bool((one != many).any()), float((one != many).mean()) if one.size else 0.0
     before, one, again, many = (np.asarray(value, np.float64) for value in (before, one, again, many))
-    if not one.size or not (np.isfinite(one).all() and np.isfinite(many).all()):
+    if not one.size or not np.isfinite(one).all():
         return False, 0.0
+    if not np.isfinite(many).all():
+        return True, 1.0
     step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
     distance = np.abs(many - one)
     floor = _NOTHING * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
