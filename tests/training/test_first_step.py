@@ -85,7 +85,10 @@ def counting():
 
 
 REFUSED = {
-    "rows are counted": (counting, r"counts/seen is assigned .* in 1 variable \(sequential\w*/counts/seen\), by up to 0\.5"),
+    "rows are counted": (
+        counting,
+        r"counts/seen is assigned .* in 1 variable \(\w*/counts/seen\), by up to 0\.5",
+    ),
     "weights are moved by hand": (MovesWeights, r"2 variables \(.*/kernel.*\) and logs \(loss\)|2 variables"),
     "gradients are clipped by hand": (ClipsByHand, r"`global_clipnorm`"),
     "an outer variable is moved": (AdaptsOuterVariable, r"scale"),
@@ -257,7 +260,7 @@ def test_rounding_is_no_difference_and_a_fault_in_few_elements_is():
     one = np.full(1000, 0.001)
     noisy = one.copy()
     noisy[:3] *= -1  # what Adam makes of a gradient that is nothing but rounding
-    assert difference(before, one, noisy, noisy, exact, has_slots=True) == (False, pytest.approx(2.0))
+    assert difference(before, one, noisy, noisy, exact, has_slots=True) == (False, 0.0)
     assert difference(before, one, noisy, noisy, exact, has_slots=False)[0]
     wrong = one.copy()
     wrong[500:520] *= 1.01

@@ -1,5 +1,6 @@
-"""Operations for losses and layers that combine the rows of a batch, correct under every strategy."""
+"""Operations for losses, layers and steps that combine the rows of a batch, correct under every strategy."""
 
 from tfaccel.training.steps.gather_rows import all_gather_rows
+from tfaccel.training.steps.replica_sums import mean_over_replicas, sum_over_replicas
 
-__all__ = ["all_gather_rows"]
+__all__ = ["all_gather_rows", "mean_over_replicas", "sum_over_replicas"]

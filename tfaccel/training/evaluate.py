@@ -43,8 +43,7 @@ def evaluate(
         model: a compiled `keras.Model`.
         x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict:
             see https://keras.io/api/models/model_training_apis/#evaluate-method.
-        check_rows: with several replicas, check once, on a few rows, whether anything couples the rows of a batch.
-            False skips the check for this call.
+        check_rows: with several replicas, run the first step on one device, too, and compare. False leaves this out.
         **own: arguments of the model's own `evaluate`, if it has one with others than Keras's.
 
     Returns:

@@ -93,8 +93,8 @@ def fit(
             see https://keras.io/api/models/model_training_apis/#fit-method.
         plan: sets XLA, steps per call, BatchNorm, `sum_duplicate_indices`, `bytes_per_pack` and the batch size.
         exact_kernels: use Keras's own operations instead of fused kernels. A plan decides by its `fused_kernels`.
-        check_rows: with several replicas, check once, on a few rows, for losses, layers and metrics that couple the
-            rows of a batch, since each replica sees only its own rows. False skips the check for this call.
+        check_rows: with several replicas, run the first step and some later ones on one device, too, and compare; what
+            couples the rows of a batch differs, since each replica sees only its own. False leaves this out.
         on_nonfinite: what to do when the loss becomes NaN or infinite. None goes on, as Keras does; "stop" raises
             `NonFiniteLossError` at that step (on a GPU, the next step may have run too); "skip" leaves out batches
             whose loss or gradients are not finite, as if they were not in the data, and logs their number in each

@@ -39,8 +39,8 @@ def predict(
         model: a `keras.Model`, compiled or not.
         x, batch_size, verbose, steps, callbacks:
             see https://keras.io/api/models/model_training_apis/#predict-method.
-        check_rows: with several replicas, check once, on a few rows, for layers that couple the rows of a batch. False
-            skips the check for this call.
+        check_rows: with several replicas, predict the first batch on one device, too, and compare. False leaves this
+            out.
         **own: arguments of the model's own `predict`, if it has one with others than Keras's.
 
     Returns:

@@ -9,11 +9,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.training.private import private_api
 from tfaccel.training.private.private_losses import loss_trackers
 from tfaccel.training.proof.state import State
 from tfaccel.training.proof.variable_difference import Tolerance
 from tfaccel.training.steps.merged_metrics import GATHERED, merges_itself, metrics_in, result_of
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.step_graphs import flat_logs
 
 _ROUNDING = 1e-6  # of what a metric has added up so far
 
@@ -29,22 +31,31 @@ class MetricDifference:
         replicas: its replicas.
 
     Attributes:
-        names: the names of all its metrics.
+        names: the names of all its metrics, also those that only layers and losses refer to.
+        variables: what their states are made of.
+        names_of_results: those of their results in logs.
         begun: whether they held rows before the step.
         differing: the metrics that differed in the last step.
     """
 
     def __init__(self, model: keras.Model, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._metrics = [metric for metric in metrics_in(model) if metric.variables]
-        self._of_losses = {id(tracker) for tracker in loss_trackers(model)}
+        self._model = model
+        trackers = [one for one in loss_trackers(model) if one is not None]
+        metrics = {id(one): one for one in (*metrics_in(model), *trackers, *_metrics_of_layers(model))}
+        self._metrics = [metric for metric in metrics.values() if metric.variables]
+        self._of_losses = {id(tracker) for tracker in trackers}
         self.names = sorted({metric.name for metric in self._metrics})
+        self.variables = [variable for metric in self._metrics for variable in metric.variables]
+        self.names_of_results: set[str] = set()
         self.begun = False
         self.differing: list[keras.metrics.Metric] = []
         self._before = State([])
 
     def begin(self) -> None:
         """Takes note of the state before a step."""
+        with self._replicas.local(self._model.metrics_variables, 0):
+            self.names_of_results = set(flat_logs(self._model.get_metrics_result()))
         self._before = State([one for metric in self._metrics for one in self._components(metric)])
         states = [self._before[one] for metric in self._metrics for one in self._components(metric)]
         numbers = [state for state in states if state.dtype.kind == "f" and np.isfinite(state).all()]
@@ -117,3 +128,9 @@ class MetricDifference:
             for variable, value in zip(metric.variables, state, strict=True):
                 variable.assign(value)
             return [np.asarray(one) for one in keras.tree.flatten(result_of(metric))]
+
+
+def _metrics_of_layers(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics that are attributes of a model or its layers, whether or not `model.metrics` lists them."""
+    values = [value for layer in private_api.all_layers(model) for value in vars(layer).values()]
+    return [value for value in values if isinstance(value, keras.metrics.Metric) and not hasattr(value, "metrics")]

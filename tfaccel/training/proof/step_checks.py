@@ -1,6 +1,6 @@
 """Which steps of an engine are compared with one device's, and what is done if one differs.
 
-The first step of each kind is compared, then one more in each epoch, and the last one of the first epoch. Where
+Of the first epoch, the steps 1, 2, 4, 8, ... and the last one are compared; of later epochs, one. Where
 several replicas can compute what differs from the rows of all of them, they do from then on, and the step is compared
 again; anything else is refused, with all state as it was before the step.
 """
@@ -45,6 +45,7 @@ _EVERY_EPOCH = 10  # the epochs that each have a step compared; after them, so m
 _STEPS_BETWEEN = 200
 _MAX_BYTES = 1 << 30  # larger models have their first step compared alone
 _FIRST_STEPS = 16  # of an epoch of unknown length, from which its step is drawn
+_MAX_DOUBLINGS = 20
 
 
 class StepChecks:
@@ -107,9 +108,10 @@ class StepChecks:
         if (epoch >= _EVERY_EPOCH and since < _STEPS_BETWEEN) or self._engine.stages is not None:
             return first
         self._steps_since[kind] = 0
-        drawn = int(np.random.default_rng(epoch).integers(done, max(done + 1, limit or _FIRST_STEPS)))
-        last = () if epoch or limit is None else (limit - 1,)
-        return (*first, drawn, *last)
+        if epoch:
+            return (*first, int(np.random.default_rng(epoch).integers(done, max(done + 1, limit or _FIRST_STEPS))))
+        doubled = (done + (1 << power) - 1 for power in range(_MAX_DOUBLINGS))
+        return (*(step for step in doubled if limit is None or step < limit), *(() if limit is None else (limit - 1,)))
 
     def _is_proven(self, kind: str) -> bool:
         return kind in self.proofs and kind in self._steps and self._steps[kind][0] is self._function(kind)

@@ -23,6 +23,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.training.private import private_api
 from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.proof.metric_difference import MetricDifference
@@ -34,6 +35,7 @@ from tfaccel.training.steps.gradient_update import build_optimizer, plain_descen
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
+    has_own_logs,
     optimizers_of,
     seeds_of,
     untracked_variables,
@@ -41,7 +43,7 @@ from tfaccel.training.steps.model_parts import (
 )
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replica_state import average_drifting, seed_variables
-from tfaccel.training.steps.step_graphs import as_tensors, logs_of, metric_results
+from tfaccel.training.steps.step_graphs import as_tensors, flat_logs, logs_of, metric_results
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -273,15 +275,24 @@ class StepProof:
                 if differs:
                     yield f"output {place}", relative
             return
-        begun = self.metrics.begun
-        for name in sorted(set(results) & set(own)):
-            if begun and name in {*self.metrics.names, *self._noted}:
-                continue  # one device's result would lack the rows before
+        for name in sorted(set(results) & set(own) - self._results_of_metrics(own)):
             differs, relative = tolerance.of_log(results[name], own[name])
             if differs:
                 yield f"log {name}", relative
         for name, relative in self.metrics.of_step(many, one, tolerance):
             yield f"log {name}", relative
+
+    def _results_of_metrics(self, logs: Any) -> set[str]:
+        """The logs that are results of metrics, which are compared themselves: they may hold the rows of steps before.
+
+        As in Keras, all logs of a custom step are if the names are those of all metrics; see `logs_of`.
+        """
+        names = self.metrics.names_of_results
+        if not has_own_logs(self._model, self._kind):
+            return names if self.metrics.begun else set()
+        tracker = private_api.loss_tracker(self._model)
+        is_raw = tracker is not None and set(logs) != names
+        return (self._noted if self.metrics.begun else set()) | names - ({tracker.name} if is_raw else set())
 
     def _compared_variables(self) -> Iterator[tuple[str, tf.Variable, list[tf.Variable], bool]]:
         """Name, the component of one device, the components of all replicas, and whether an optimizer has slots for it.
@@ -290,7 +301,12 @@ class StepProof:
         """
         optimizers = optimizers_of(self._model).values()
         own = [v for one in optimizers for v in (*accumulators_by_replica(one), *seeds_of(one))]
-        own += [*self._model.metrics_variables, *seed_variables(self._model), *untracked_variables(self._model)]
+        own += [
+            *self._model.metrics_variables,
+            *self.metrics.variables,
+            *seed_variables(self._model),
+            *untracked_variables(self._model),
+        ]
         if self._is_plain:
             own += [v for one in optimizers for v in one.variables]
         left_out = {id(variable) for variable in own}
@@ -354,10 +370,5 @@ def _num_rows(data: Any) -> int:
 def _as_arrays(results: Any) -> Any:
     """Logs with nested ones merged in, or outputs, as arrays; other than dense tensors stay as they are."""
     if isinstance(results, dict) and any(isinstance(value, dict) for value in results.values()):
-        results = dict(_flat(results))
+        results = flat_logs(results)
     return keras.tree.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, results)
-
-
-def _flat(logs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in logs.items():
-        yield from _flat(value) if isinstance(value, dict) else [(name, value)]

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 _SPREADS = 50.0  # differences of more than so many times the rounding that was seen are not rounding
 _MAX_ROUNDING = 1e-2  # of the step; what the order of the rows moves by more is not only rounding
-_NOTHING = 1e-6
+_NOTHING = 1e-5
 _EPSILON = 2e-6  # of the value itself
 _NOISY_ELEMENTS = 4.0
 _MAX_TOGETHER = 0.02  # of the step, of all elements of a weight that has slots
@@ -87,7 +87,7 @@ def difference(
         has_slots: whether an optimizer moves it, with slots of its own.
 
     Returns:
-        Whether it differs, and the largest difference relative to the step.
+        Whether it differs, and the largest difference relative to the step, without what is only rounding.
 
     Example:
         >>> before, one = np.zeros(2), np.ones(2)
@@ -105,9 +105,10 @@ def difference(
     distance = np.abs(many - one)
     floor = _NOTHING * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
     allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * step))
-    relative = float(distance.max()) / max(step, tolerance.scale, float(np.abs(one).max()), 1e-12)
-    num_far = int((distance > allowed).sum())
+    size = max(step, tolerance.scale, float(np.abs(one).max()), 1e-12)
+    far = distance > allowed
+    differs = bool(far.any())
     if has_slots:
         together = float(np.linalg.norm(distance)) > _MAX_TOGETHER * float(np.linalg.norm(one - before))
-        return together and num_far > _NOISY_ELEMENTS * int((rounding > floor).sum()), relative
-    return num_far > 0, relative
+        differs = together and int(far.sum()) > _NOISY_ELEMENTS * int((rounding > floor).sum())
+    return differs, float(distance[far if differs else ~far].max(initial=0.0)) / size

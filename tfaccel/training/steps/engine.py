@@ -273,12 +273,16 @@ class Engine:
     def longest_window(self, kind: str, feed: Feed) -> int | None:
         """Maximum number of steps in one graph call; None for no limit.
 
-        Between workers, `IndexedSlices` are reduced by a gather that keeps the shape of its first step for the whole
-        call.
+        A gather over the replicas keeps the shape of its first step for the whole call: that of rows, and that of
+        `IndexedSlices`, which workers gather.
         """
-        varying = feed.signature() is None
-        several_workers = self.replicas.num_workers > 1
-        return 1 if several_workers and varying and self.steps_of(kind).has_sparse_gradients else None
+        if self.replicas.num_replicas == 1 or feed.signature() is not None:
+            return None
+        steps = self.steps_of(kind)
+        gathers = getattr(steps, "gathers_rows", False) or (
+            self.replicas.num_workers > 1 and steps.has_sparse_gradients
+        )
+        return 1 if gathers or not self.num_graphs(kind) else None
 
     def metric_results(self) -> dict[str, tf.Tensor]:
         """Results of all metrics, over all replicas."""

@@ -47,7 +47,7 @@ class Share:
         weighs_gradients: whether the gradients, instead of the loss, are weighted by the rows.
         gathers: whether the step gathers rows over the replicas.
         bad: numbers above 0 for losses and gradients that are not finite, if batches are left out.
-        observe: called with the kind and the values of each loss before its reduction.
+        scaled: values of losses that are not reduced, divided by the replica's fraction of the rows.
         keeps_values: whether the values of a loss that is not reduced are left as they are; see `keep_values`.
     """
 
@@ -62,7 +62,7 @@ class Share:
     weighs_gradients: bool = False
     gathers: bool = False
     bad: list[tf.Tensor] = field(default_factory=list)
-    observe: Callable[[str, Any], None] | None = None
+    scaled: list[Any] = field(default_factory=list)
     keeps_values: bool = False
 
     @property
@@ -136,12 +136,6 @@ def _reduce(
     is_kept = share is not None and share.keeps_values and reduction in (None, "none") and len(values.shape) > 0
     if is_kept:
         return original(values, sample_weight, mask, reduction, dtype)
-    if share is not None and share.observe is not None:
-        unreduced = reduction in (None, "none") and len(values.shape) > 0
-        share.observe("unreduced loss" if unreduced else "loss", values)
-        if unreduced:  # what is made of the values must be their sum, and is checked as a mean over the rows
-            return original(values, None, None, reduction, dtype) / tf.cast(tf.shape(values)[0], values.dtype)
-        return original(values, None, None, "sum_over_batch_size", dtype)
     if share is None or len(values.shape) == 0:
         return original(values, sample_weight, mask, reduction, dtype)
     if reduction in (None, "none", "sum"):
@@ -150,7 +144,9 @@ def _reduce(
             # The values may be those of all rows; their sum then already counts once.
             is_own = tf.equal(tf.shape(values)[0], tf.shape(keras.tree.flatten(share.data)[0])[0])
             return tf.where(is_own, _of_all_rows(total, share), total)
-        return _of_all_rows(total, share)
+        total = _of_all_rows(total, share)
+        share.scaled += [total] if len(total.shape) else []
+        return total
     weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
     if mask is None and not weighted:
         return original(values, sample_weight, mask, reduction, dtype)
@@ -168,10 +164,6 @@ def sum_of_added(original: Callable[[Any], Any], loss: Any) -> Any:
     A loss with one or more values per example is summed over the global batch.
     """
     share, total = current_share(), original(loss)
-    if share is not None and share.observe is not None:
-        share.observe("added loss", loss)
-        if len(loss.shape) and _is_by_row(loss, share):
-            return total / tf.cast(tf.shape(loss)[0], total.dtype)
     if share is None or not len(loss.shape):
         return total
     return _of_all_rows(total, share) if _is_by_row(loss, share) else total
@@ -194,8 +186,7 @@ def _gradient(
     is_sum = isinstance(target, tf.Tensor) and target.shape.rank != 0
     if share is None or not share.weighs_gradients or not is_sum or not _is_by_row(target, share):
         return gradients
-    rows = tf.cast(tf.shape(target)[0], tf.float32)
-    factor = tf.math.divide_no_nan(1.0, rows if share.observe is not None else share.row_weight)
+    factor = tf.math.divide_no_nan(1.0, share.row_weight)
 
     def of_sum(source: Any, gradient: Any) -> Any:
         is_variable = isinstance(source, tf.Variable | keras.Variable)
@@ -244,12 +235,14 @@ def _update_mean(
     The values of a loss that is not reduced (`reduction=None`) were divided by that fraction; Keras logs their mean.
     """
     share = current_share()
-    if share is None or share.observe is not None:
+    if share is None:
         return original(metric, values, sample_weight)
+    is_scaled = any(values is one for one in share.scaled)
     values, weight = tf.convert_to_tensor(values), tf.cast(share.row_weight, tf.float32)
     if len(values.shape) == 0:
         return original(metric, values, weight * share.num_replicas if sample_weight is None else sample_weight)
-    if not share.keeps_values and any(metric is tracker for tracker in loss_trackers):
+    is_tracked = not share.keeps_values and any(metric is tracker for tracker in loss_trackers)
+    if is_tracked or is_scaled:
         values = values * tf.cast(weight, values.dtype)
     return original(metric, values, sample_weight)
 

@@ -85,6 +85,7 @@ class SeveralReplicas:
         self._jit_train = jit_compile and not refusal
         self._rows = StepOnRows(model, replicas)
         self.noted_results = NotedResults()
+        self.gathers_rows = False  # in a step that was traced
         self._updates = {
             name: self.update_class(optimizer, replicas, jit_compile=self._jit_train and compiles_update, **of_updates)
             for name, optimizer in optimizers_of(model).items()
@@ -210,7 +211,9 @@ class SeveralReplicas:
                 keeps_values=keeps_values(self._model),
             )
             with replica_share(share):
-                return step(data)
+                results = step(data)
+            self.gathers_rows |= share.gathers
+            return results
 
         if jit_compile:
             return tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)

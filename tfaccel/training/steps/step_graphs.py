@@ -278,7 +278,7 @@ def logs_of(model: keras.Model, replicas: Replicas, own: Any, results: dict[str,
         own: what a custom step returned; empty if there is none.
         results: the results of all metrics.
     """
-    own = _flat(own or {})
+    own = flat_logs(own or {})
     if not own or set(own) == set(results):
         return results
     if replicas.num_replicas == 1:
@@ -288,9 +288,9 @@ def logs_of(model: keras.Model, replicas: Replicas, own: Any, results: dict[str,
     return {name: results[name] if name in tracked else value for name, value in own.items()}
 
 
-def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
     """Logs with nested dicts (results of several metrics) merged in, as Keras reports them."""
     flat: dict[str, Any] = {}
     for name, value in logs.items():
-        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+        flat.update(flat_logs(value) if isinstance(value, dict) else {name: value})
     return flat

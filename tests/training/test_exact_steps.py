@@ -1,0 +1,60 @@
+"""The examples of docs/guides/exact_steps.md give the weights of one device; so do sums and means over replicas."""
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from replica_models import scope_of
+
+from tfaccel.ops import mean_over_replicas, sum_over_replicas
+from tfaccel.training.fit import fit
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+PAGE = Path(__file__).parents[2] / "docs/guides/exact_steps.md"
+SETUP, *EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def trained(code, num_replicas, **options):
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    names = {}
+    exec(SETUP + code.partition("\ntfaccel.fit(")[0], names)
+    with scope_of(num_replicas):
+        model = names["build"]()
+    train = fit if num_replicas else keras.Model.fit
+    data = tf.data.Dataset.from_tensor_slices((names["x"], names["y"])).batch(8)
+    history = train(model, data, epochs=3, shuffle=False, verbose=0, **options).history
+    return history["loss"], model.get_weights()
+
+
+@pytest.mark.parametrize("place", range(len(EXAMPLES)))
+@pytest.mark.parametrize("num_replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_examples_give_the_weights_of_one_device(place, num_replicas):
+    assert len(EXAMPLES) == 5
+    losses, weights = trained(EXAMPLES[place], num_replicas)
+    losses_of_one, weights_of_one = trained(EXAMPLES[place], 0)
+    np.testing.assert_allclose(losses, losses_of_one, rtol=1e-5)
+    for one, other in zip(weights, weights_of_one, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_without_the_sums_the_examples_are_refused():
+    from tfaccel.errors import CoupledRowsError
+
+    for code in EXAMPLES:
+        alone = re.sub(
+            r"(all_gather_rows|mean_over_replicas|sum_over_replicas)\(", "tf.nest.map_structure(tf.identity, ", code
+        )
+        with pytest.raises(CoupledRowsError, match="sum_over_replicas"):
+            trained(alone, 2)
+
+
+def test_on_one_device_values_are_returned_as_they_are():
+    gradients = [tf.constant([1.0]), None, tf.IndexedSlices(tf.ones((1, 2)), tf.constant([1]), tf.constant([3, 2]))]
+    summed = sum_over_replicas(gradients)
+    assert summed[1] is None and summed[2].numpy().tolist() == [[0, 0], [1, 1], [0, 0]]
+    assert mean_over_replicas({"count": tf.constant(3)})["count"].numpy() == 3
