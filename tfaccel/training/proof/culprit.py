@@ -76,14 +76,19 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     if proof.loss_differs and adding:
         return f"A loss added by layer {', '.join(adding)} is neither a mean over the rows nor one value per row"
     if proof.loss_differs:
-        losses = [getattr(one, "name", None) or getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss)]
         return (
-            f"The loss ({', '.join(map(str, losses))}) is not a mean over the rows: it compares the rows of a batch, "
+            f"The loss ({names_of_losses(model)}) is not a mean over the rows: it compares the rows of a batch, "
             "sums over them, or divides by something other than their number"
         )
     if logs and all(name.startswith("log ") for name in proof.differing):
         return f"Metric {logs[0]!r} is not made of one value per row"
     return f"{proof.differing[0]} is changed by more than the mean over the rows of the batch"
+
+
+def names_of_losses(model: keras.Model) -> str:
+    """The names of the compiled losses, joined by commas."""
+    losses = [getattr(one, "name", None) or getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss)]
+    return ", ".join(map(str, losses))
 
 
 def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:

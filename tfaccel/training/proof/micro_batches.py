@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from tfaccel.training.private import private_api
+from tfaccel.training.proof.culprit import names_of_losses
 from tfaccel.training.proof.noted_step import NotedStep, noted_step, some_rows
 from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.model_parts import has_own_train_step, inner_optimizer, stepping_optimizers
@@ -53,7 +54,7 @@ def what_depends_on_micro_batches(
         _in_the_loss(model, steps)
         or _in_the_layers(steps)
         or (None if sums_duplicates else _in_the_gradients(model, steps))
-        or _in_the_mean(steps)
+        or _in_the_mean(model, steps)
     )
 
 
@@ -143,7 +144,7 @@ def _in_the_gradients(model: keras.Model, steps: list[NotedStep]) -> str | None:
     return None
 
 
-def _in_the_mean(steps: list[NotedStep]) -> str | None:
+def _in_the_mean(model: keras.Model, steps: list[NotedStep]) -> str | None:
     """Whether loss and gradients of all rows are not the means of those of both halves."""
     if len(steps) < 3:
         return None
@@ -152,7 +153,7 @@ def _in_the_mean(steps: list[NotedStep]) -> str | None:
         size = max(float(np.abs(part).max(initial=0.0)) for part in (one, other))
         far = float(np.abs(np.asarray(value, np.float64) - (np.asarray(one, np.float64) + other) / 2).max(initial=0.0))
         if np.isfinite(far) and far > _tolerance(value) * size + _NOTHING:
-            return "the loss or its gradients are not means over the rows of a batch"
+            return f"the loss ({names_of_losses(model)}) is not a mean over the rows of a batch, or a layer mixes them"
     return None
 
 

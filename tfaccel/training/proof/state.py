@@ -43,6 +43,9 @@ class State:
             variable.assign(self[variable])
 
 
+CALLS_PYTHON = "it calls Python code while it runs (tf.py_function), which would be called once more"
+
+
 class CallsPython(Exception):
     """While tracing: a step calls a Python function whenever it runs."""
 
@@ -56,7 +59,7 @@ def without_side_effects(model: keras.Model) -> Iterator[None]:
     """
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise CallsPython("it calls Python code while it runs (tf.py_function), which would be called once more")
+        raise CallsPython(CALLS_PYTHON)
 
     quiet: dict[str, Callable[..., Any]] = dict.fromkeys(("py_function", "numpy_function"), refuse)
     quiet["print"] = lambda *args, **kwargs: None

@@ -217,12 +217,23 @@ class StepChecks:
         """Keeps what was found; if the step differs, changes how it is computed, and compares it again."""
         first = found
         for change in (self._gather_metrics, self._gather_loss, self._merge_rows, self._keep_values):
-            if found.differing and again is not None and change(kind, step, data, found):
-                step.put_back()
-                self._engine.forget_graphs()
-                self._engine.steps_of(kind)
-                self._steps[kind] = self._function(kind), step
-                found = again()
+            num_undone = len(self._undone)
+            if not found.differing or again is None or not change(kind, step, data, found):
+                continue
+            step.put_back()
+            self._forget_graphs(kind, step)
+            try:
+                changed = again()
+            except Exception:  # what is changed may be computed in no other way
+                changed = found
+            if len(changed.differing) < len(found.differing) and not changed.failure:
+                found = changed
+                continue
+            for undo in self._undone[num_undone:]:
+                undo()
+            del self._undone[num_undone:]
+            step.put_back()
+            self._forget_graphs(kind, step)
         if found.differing:
             step.put_back()
             for undo in self._undone:
@@ -240,6 +251,11 @@ class StepChecks:
         elif not found.failure:
             largest = max(known.largest, found.largest)
             self.proofs[kind] = replace(known, num_steps=known.num_steps + 1, largest=largest)
+
+    def _forget_graphs(self, kind: str, step: StepProof) -> None:
+        self._engine.forget_graphs()
+        self._engine.steps_of(kind)
+        self._steps[kind] = self._function(kind), step
 
     def _gather_metrics(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
         """Lets metrics that differ be updated with the rows of all replicas."""

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.graph_batches import IteratorBatches
@@ -28,13 +29,14 @@ from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.proof.metric_difference import MetricDifference
 from tfaccel.training.proof.proof import Proof
-from tfaccel.training.proof.state import State, without_side_effects
+from tfaccel.training.proof.state import CALLS_PYTHON, State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode, layers_by_replica
-from tfaccel.training.proof.variable_difference import Tolerance, difference, size_of_step
+from tfaccel.training.proof.variable_difference import Tolerance, difference, is_noise, size_of_step
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
+    followers_of_weights,
     has_own_logs,
     optimizers_of,
     seeds_of,
@@ -115,7 +117,8 @@ class StepProof:
     def begin(self) -> None:
         """Takes note of the state that the engine's step is about to begin with."""
         self._before = State(self._variables)
-        self.metrics.begin()
+        if self._kind != "predict":
+            self.metrics.begin()
 
     def compare(self, data: Any, results: Any) -> Proof:
         """Compares the engine's step after it has run; its result stays as it is.
@@ -202,7 +205,12 @@ class StepProof:
 
     @cached_property
     def _of_model(self) -> list[keras.Variable]:
-        return variables_of(self._model)
+        found = [*variables_of(self._model), *self.metrics.variables]
+        return list({id(variable): variable for variable in found}.values())
+
+    @property
+    def _trained(self) -> set[str]:
+        return {variable.path for variable in self._model.trainable_variables}
 
     @property
     def _components(self) -> list[tf.Variable]:
@@ -232,11 +240,13 @@ class StepProof:
         if self._replicas.num_workers == 1:
             return proof
         names = [*(name for name, *_ in self._compared_variables()), *(f"log {one}" for one in self.metrics.names)]
-        counts = self._replicas.sum_over_workers(
-            [int(bool(proof.failure)), *(int(name in proof.differing) for name in names)]
-        )
-        failure = proof.failure or ("it could not on another worker" if counts[0] else "")
-        differing = tuple(name for name, count in zip(names, counts[1:], strict=True) if count)
+        others = any(name not in names for name in proof.differing)
+        flags = [bool(proof.failure), others, *(name in proof.differing for name in names)]
+        failed, differs, *counts = self._replicas.sum_over_workers([int(flag) for flag in flags])
+        differing = tuple(name for name, count in zip(names, counts, strict=True) if count)
+        if differs:
+            differing += tuple(name for name in proof.differing if name not in names) or ("log of another worker",)
+        failure = proof.failure or ("it could not on another worker" if failed else "")
         return replace(proof, failure=failure, differing=() if failure else differing)
 
     def _compared(self, data: Any, results: Any, many: State) -> Proof:
@@ -247,15 +257,17 @@ class StepProof:
         tolerance, number, largest = Tolerance.of_model(self._model), 0, 0.0
         compared = list(self._compared_variables())
         steps = [size_of_step(self._before[first], one[first]) for _, first, *_ in compared]
-        largest_steps: dict[str, float] = {}  # by the last word of a name: of all first moments, say
-        for (name, *_), step in zip(compared, steps, strict=True):
-            largest_steps[_last_word(name)] = max(step, largest_steps.get(_last_word(name), 0.0))
-        for name, first, copies, has_slots in compared:
+        kinds = [_kind(name, is_trained=name in self._trained) for name, *_ in compared]
+        largest_steps: dict[str, float] = {}  # by kind: of all first moments, say
+        for kind, step in zip(kinds, steps, strict=True):
+            largest_steps[kind] = max(step, largest_steps.get(kind, 0.0))
+        for kind, (name, first, copies, has_slots) in zip(kinds, compared, strict=True):
             values = (self._before[first], one[first], again[first])
-            scaled = replace(tolerance, scale=largest_steps[_last_word(name)])
+            scaled = replace(tolerance, scale=largest_steps[kind])
             number += 1
+            noise = is_noise(self._slots_of(name, one, largest_steps)) if has_slots else False
             for copy in copies:
-                differs, relative = difference(*values, many[copy], scaled, has_slots=has_slots)
+                differs, relative = difference(*values, many[copy], scaled, has_slots=has_slots, noise=noise)
                 largest = max(largest, relative if not differs else 0.0)
                 if differs:
                     found[name] = max(relative, found.get(name, 0.0))
@@ -264,6 +276,16 @@ class StepProof:
         worst = max(found.values(), default=largest)
         names = tuple(sorted(found, key=lambda name: -found[name]))
         return self._proof(num_rows=_num_rows(data), num_variables=number, largest=worst, differing=names)
+
+    def _slots_of(self, path: str, one: State, largest: dict[str, float]) -> list[tuple[str, np.ndarray, float]]:
+        """The slots of a weight, or of its average, as `is_noise` takes them."""
+        found = []
+        for slot in (slot for optimizer in optimizers_of(self._model).values() for slot in optimizer.variables):
+            word, place = _kind(slot.name), self._replicas.components([slot], 0)[0]
+            owner = path.replace("/", "_").removesuffix("_average")
+            if word != "average" and owner.endswith(slot.name.removesuffix(f"_{word}")) and word in largest:
+                found.append((word, np.asarray(one[place], np.float64) - self._before[place], largest[word]))
+        return found
 
     def _differing_results(
         self, results: Any, own: Any, many: State, one: State, tolerance: Tolerance
@@ -312,11 +334,13 @@ class StepProof:
         left_out = {id(variable) for variable in own}
         shapes = {tuple(slot.shape) for one in optimizers for slot in one.variables if slot.shape.rank}
         trained = {id(variable) for variable in self._model.trainable_variables}
+        follows = {id(slot) for one in optimizers for slot in followers_of_weights(one)}
         for variable in self._of_model:
             if id(variable) in left_out or variable.dtype == "string":
                 continue
             copies = [self._replicas.components([variable], i)[0] for i in range(len(self._replicas.devices))]
             has_slots = not self._is_plain and id(variable) in trained and tuple(variable.shape) in shapes
+            has_slots |= id(variable) in follows
             yield variable.path, copies[0], copies, has_slots
         for one in self._outer:
             yield one.name.split(":")[0], one, [one], False
@@ -336,13 +360,15 @@ def _graphs_as_they_are() -> Iterator[None]:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False} | before)
 
 
-def _last_word(name: str) -> str:
-    return name.rpartition("_")[2]
+def _kind(name: str, *, is_trained: bool = False) -> str:
+    """Variables that are measured by the same step: all weights, all first moments, ..."""
+    return "weight" if is_trained else name.rpartition("/")[2].rpartition("_")[2]
 
 
 def _in_one_line(error: Exception) -> str:
-    name = "" if type(error).__name__ == "CallsPython" else f"{type(error).__name__}: "
-    return f"{name}{' '.join(str(error).split())}"[:300]
+    if CALLS_PYTHON in str(error):  # Keras adds the layer that was called
+        return CALLS_PYTHON
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def _specs(data: Any, *, any_rows: bool) -> Any:

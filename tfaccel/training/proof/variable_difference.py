@@ -68,8 +68,32 @@ def size_of_step(before: np.ndarray, after: np.ndarray) -> float:
     return float(np.abs(after.astype(np.float64) - before.astype(np.float64)).max(initial=0.0))
 
 
+def is_noise(slots: list[tuple[str, np.ndarray, float]]) -> Any:
+    """Where the gradient that an optimizer has seen is nothing beside the others', so that all of it may be rounding.
+
+    Args:
+        slots: for each slot of a weight: the last word of its name, how far it has moved, and how far the slots of that
+            name have moved at most. Those that hold squares of gradients have other names than "momentum".
+
+    Returns:
+        A boolean array of the weight's shape; False without slots.
+    """
+    found: Any = False
+    for place, (word, moved, largest) in enumerate(slots):
+        nothing = np.abs(moved) <= (_NOTHING if "momentum" in word else _NOTHING**2) * largest
+        found = nothing if not place else found & nothing
+    return found
+
+
 def difference(
-    before: np.ndarray, one: np.ndarray, again: np.ndarray, many: np.ndarray, tolerance: Tolerance, *, has_slots: bool
+    before: np.ndarray,
+    one: np.ndarray,
+    again: np.ndarray,
+    many: np.ndarray,
+    tolerance: Tolerance,
+    *,
+    has_slots: bool,
+    noise: Any = False,
 ) -> tuple[bool, float]:
     """Compares a variable.
 
@@ -85,6 +109,7 @@ def difference(
         many: after the step on several replicas.
         tolerance: how large a difference may be.
         has_slots: whether an optimizer moves it, with slots of its own.
+        noise: see `is_noise`.
 
     Returns:
         Whether it differs, and the largest difference relative to the step, without what is only rounding.
@@ -102,7 +127,7 @@ def difference(
     if not np.isfinite(many).all():
         return True, 1.0
     step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
-    distance = np.abs(many - one)
+    distance = np.where(noise, 0.0, np.abs(many - one))
     floor = _NOTHING * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
     allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * step))
     size = max(step, tolerance.scale, float(np.abs(one).max()), 1e-12)

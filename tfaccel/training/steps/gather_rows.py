@@ -95,4 +95,6 @@ def _gathered(own: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tenso
 def _all_gather(value: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
     if value.dtype == tf.bool:
         return tf.cast(_all_gather(tf.cast(value, tf.uint8), context), tf.bool)
-    return context.all_gather(value, axis=0)
+    rows = context.all_gather(value, axis=0)
+    rows.set_shape([None, *value.shape[1:]])  # a loss or metric may look at the other sizes
+    return rows

@@ -8,6 +8,7 @@ therefore act on the gradient of the global batch, and all replicas make the sam
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -126,7 +127,16 @@ class GradientUpdate:
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         kept, kept_variables = [g for g, _ in present], [v for _, v in present]
         if _plain:
-            self._on_each_replica(descend, self.replicas.sum(kept), kept_variables)
+            shared = [
+                not isinstance(private_api.tf_variable(v), tf.distribute.DistributedValues) for v in kept_variables
+            ]
+
+            def once(values: list[Any], variables: list[keras.Variable]) -> None:
+                """A variable that all replicas share, such as a table on the host, moves on the first one only."""
+                mine = [not (is_shared and self.replicas.current_local) for is_shared in shared]
+                descend(itertools.compress(values, mine), itertools.compress(variables, mine))
+
+            self._on_each_replica(once, self.replicas.sum(kept), kept_variables)
             return
         first = self.replicas.local_results(kept)[0]
         self.saw_sparse_gradients |= any(isinstance(g, tf.IndexedSlices) for g in first)

@@ -62,6 +62,13 @@ def has_slots_of_weights(model: keras.Model) -> bool:
     )
 
 
+def followers_of_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The slots that follow the weights themselves, not their gradients: averages, and what weights are made of."""
+    parts = stepping_optimizers(optimizer)
+    made_of = [slot for one in parts if isinstance(one, keras.optimizers.ScheduleFreeAdamW) for slot in one.variables]
+    return [slot for one in parts for slot in one.variables if slot.name.endswith("_average")] + made_of
+
+
 def seeds_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The states of the seed generators that an optimizer's updates may draw from; no list of variables has them."""
     values = [value for one in stepping_optimizers(optimizer) for value in vars(one).values()]
