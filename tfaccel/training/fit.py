@@ -20,12 +20,10 @@ from tfaccel.training.fit_plan import apply_plan
 from tfaccel.training.inputs import prepared_model, source_of
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
-from tfaccel.training.private import private_models
 from tfaccel.training.run.fit_data import FitData
 from tfaccel.training.run.resume import refuse_own_loop, taken_out
 from tfaccel.training.run.resumed_fit import ResumedFit
-from tfaccel.training.steps.engine import EngineOptions, engine_of
-from tfaccel.training.steps.model_parts import has_slots_of_weights
+from tfaccel.training.steps.engine import EngineOptions, build_before_steps, engine_of
 from tfaccel.training.validation import validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
 from tfaccel.training.workers.lost_worker import names_lost_workers
@@ -191,11 +189,7 @@ def _fit(
         steps_per_execution=model.steps_per_execution,
         order_seed=None if resumed is None else resumed.order_seed,
     )
-    usual = (options.embedding_updates, options.optimizer_state, options.optimizer_slots_dtype, options.pipeline_stages)
-    before_tracing = usual != ("keras", "replicated", "float32", 1)
-    before_tracing = before_tracing or has_slots_of_weights(model)
-    if not replicas.is_default or resumed is not None or options.leaves_out or before_tracing:
-        private_models.build_model(model, source.batch_spec)
+    build_before_steps(model, source.batch_spec, options, always=resumed is not None)
     validation = None
     if validation_data is not None:
         validation = validation_of_fit(

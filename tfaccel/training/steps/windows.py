@@ -158,9 +158,9 @@ def epoch_windows(
     """
     counted = counted or Counted()
     done, dropped = counted.done, counted.dropped
-    engine.checks.check_rows(kind, feed)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
+        engine.prepare(kind, feed)
         if done in dropped:
             feed.drop()
             engine.checks.forget_batch()
