@@ -65,10 +65,12 @@ def fit(
     Several steps run in one graph call: batch hooks are called for each batch, the progress bar is updated per call.
 
     Without a strategy, histories, logs and weights are those of `Model.fit`, to the last bit with `exact_kernels=True`
-    or XLA. By default, batch and layer normalization, GELU, attention, LSTM and GRU (on CPUs), Adam and SGD with
-    momentum run as fused kernels, which compute the same functions with other rounding. Batches are those of
-    `Model.fit`: after `set_random_seed`, arrays are shuffled in Keras's order, the same in each epoch; and a
-    `tf.data.Dataset` is iterated as often, which determines the order of `shuffle(seed=...)`. As with Keras,
+    or XLA, unless TensorFlow optimizes the graph of several steps otherwise than Keras's of one: seen with convolutions
+    and arrays whose last batch is smaller, by 1e-8 in a step. By default, batch and layer normalization, GELU,
+    attention, LSTM and GRU (on CPUs), Adam and SGD with momentum run as fused kernels, which compute the same functions
+    with other rounding. Batches are those of `Model.fit`: after `set_random_seed`, arrays are shuffled in Keras's
+    order, the same in each epoch; and a `tf.data.Dataset` is iterated as often, which determines the order of
+    `shuffle(seed=...)`. As with Keras,
 
     * changes made after `compile` and training (`layer.trainable`, `model.optimizer`, `model.run_eagerly`,
       `model.jit_compile`) take effect at the next `compile` or `make_train_function(force=True)`, since the graph is
