@@ -10,7 +10,7 @@ from tfaccel.local_path import local_path
 @pytest.mark.parametrize("given", [None, 3, [], {}, object()])
 def test_what_is_no_path_is_refused(given):
     for read, error in ((tfaccel.load_run, TfaccelError), (tfaccel.write_report, TfaccelError)):
-        with pytest.raises(error, match="A path must be a text or a pathlib.Path. Received: "):
+        with pytest.raises(error, match=r"A path must be a text or a pathlib.Path. Received: "):
             read(given)
     for error in (RunDirError, ReportError):
         with pytest.raises(error, match="Received: "):
