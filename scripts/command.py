@@ -50,13 +50,13 @@ def run_command(
             them.
     """
     program = argv[0]
-    if any(arg in ("-h", "--help", "-help", "--helpshort") for arg in argv[1:]):
-        help_text = flags_help() if flags_help else own_flags_help(values)
-        named = f"{positional[0]} " if positional else ""
-        print(f"{description}\n\nusage: {program} {named}[--flag=value ...]\n\n{help_text}")
-        return 0
-    _add_flags_of_absl(values)
     try:
+        if any(arg in ("-h", "--help", "-help", "--helpshort") for arg in argv[1:]):
+            help_text = flags_help() if flags_help else own_flags_help(values)
+            named = f"{positional[0]} " if positional else ""
+            print(f"{description}\n\nusage: {program} {named}[--flag=value ...]\n\n{help_text}", flush=True)
+            return 0
+        _add_flags_of_absl(values)
         rest = values(argv)[1:]
         if positional:
             positional[1].extend(rest)
@@ -67,9 +67,8 @@ def run_command(
         status = main()
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader, such as `head`, closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return unread()
     except (flags.Error, TfaccelError, OSError, MemoryError) as error:
         print(f"{program}: {one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_status", 2)
@@ -81,6 +80,12 @@ def run_command(
             raise
         print(f"{program}: {text}", file=sys.stderr)
         return 2
+
+
+def unread() -> int:
+    """Drops output whose reader, such as `head`, has closed the pipe; returns the exit status."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def interrupted(program: str, error: KeyboardInterrupt) -> int:

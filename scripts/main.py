@@ -49,13 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     if len(argv) < 2 or argv[1] in ("-h", "--help", "help"):
-        print(usage())
-        return 0 if len(argv) > 1 else 2
+        return _printed(usage(), 0 if len(argv) > 1 else 2)
     if argv[1] == "--version":
         import tfaccel
 
-        print(f"tfaccel {tfaccel.__version__}")
-        return 0
+        return _printed(f"tfaccel {tfaccel.__version__}", 0)
     name = argv[1]
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -70,6 +68,16 @@ def main(argv: list[str] | None = None) -> int:
         from tfaccel.scripts.command import interrupted
 
         return interrupted(f"tfaccel {name}", error)
+    return status
+
+
+def _printed(text: str, status: int) -> int:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        from tfaccel.scripts.command import unread
+
+        unread()
     return status
 
 

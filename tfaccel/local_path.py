@@ -17,8 +17,8 @@ def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path
     """A path that a user gave.
 
     Raises:
-        TfaccelError: of the given type, for a path with a scheme, such as gs://bucket/run: Python would take it for a
-            local folder named `gs:`.
+        TfaccelError: of the given type, for what is no path, and for a path with a scheme, such as gs://bucket/run:
+            Python would take it for a local folder named `gs:`.
 
     Example:
         >>> local_path("runs/digits", TfaccelError).name
@@ -28,6 +28,8 @@ def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path
         ...
         tfaccel.errors.TfaccelError: 'gs://bucket/run' is not a local path. tfaccel reads and writes local files only...
     """
+    if not isinstance(given, str | bytes | os.PathLike):
+        raise error(f"A path must be a text or a pathlib.Path. Received: {given!r:.200} of {type(given)}.")
     text = os.fspath(given)
     found = _SCHEME.match(text) if isinstance(text, str) else None
     if found is None:

@@ -4,7 +4,9 @@ import errno
 import importlib
 import inspect
 import io
+import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -138,3 +140,13 @@ def test_errors_hold_no_escape_sequences():
     assert str(error) == r"There is no class 'a\x1b[2J\x07\u202eb'." + "\nSecond line."
     assert one_line(error) == r"There is no class 'a\x1b[2J\x07\u202eb'. Second line."
     assert one_line(OSError(2, "No such file", "a\x1b[31m")) == r"a\x1b[31m: No such file."
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["recipes"], ["plan", "--help"]])
+def test_output_whose_reader_has_gone_is_dropped(arguments):
+    reads, writes = os.pipe()
+    os.close(reads)
+    command_line = [sys.executable, "-m", "tfaccel.scripts.main", *arguments]
+    child = subprocess.run(command_line, stdout=writes, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writes)
+    assert (child.returncode, child.stderr) == (0 if arguments else 2, "")

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tfaccel import train
 from tfaccel.training.private import private_models
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -86,3 +87,26 @@ def test_inputs_that_do_not_fit_are_refused_as_by_keras():
     model, rows = _sequential()
     with pytest.raises(ValueError, match=r"expected axis -1 of input shape to have value 3|expected shape=\(None, 3\)"):
         private_models.build_model(model, (np.zeros((4, 5), "float32"), *rows[1:]))
+
+
+@keras.saving.register_keras_serializable("compiles_itself")
+class CompilesItself(keras.Model):
+    """A task whose constructor compiles it, as those of KerasHub do."""
+
+    def __init__(self, units=2):
+        inputs = keras.Input((3,))
+        super().__init__(inputs, keras.layers.Dense(units)(inputs))
+        self.units = units
+        self.compile("rmsprop", "mae")
+
+    def get_config(self):
+        return {"units": self.units}
+
+
+def test_a_model_that_compiles_itself_is_trained_with_what_it_was_compiled_with_last(tmp_path):
+    x = np.ones((8, 3), "float32")
+    model = CompilesItself()
+    own = train(model, x, x[:, :2], run_dir=tmp_path / "own", epochs=1, verbose=0)
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    again = train(model, x, x[:, :2], run_dir=tmp_path / "again", epochs=1, verbose=0)
+    assert ("mae" in own.history, "mae" in again.history) == (False, True)

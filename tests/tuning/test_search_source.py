@@ -160,3 +160,12 @@ def test_a_worker_imports_from_the_folders_of_this_process(monkeypatch, tmp_path
     monkeypatch.setattr(sys, "path", list(sys.path))
     SearchSource.from_json(told).prepare()
     assert str(tmp_path) in sys.path
+
+
+def test_an_imported_workload_has_no_arguments_to_search():
+    source = SearchSource.of("test_search_source:WORK", None)
+    with pytest.raises(SearchError, match=r"The Workload 'width 8' has no arguments to search. Pass a space"):
+        source.workload_function()
+
+
+WORK = made_up()

@@ -190,6 +190,8 @@ def estimated_gpu(
 
 def gpu_of(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
     """The GPU to compare with, and whether this machine has it."""
+    if not isinstance(hardware, Hardware | None):
+        raise HardwareError(f"`hardware` must be a tfaccel.Hardware, or None. Received: {hardware!r:.200}")
     machine = hardware or here
     if not machine.gpus:
         where = "This machine has no GPU" if hardware is None else "The hardware file describes no GPU"

@@ -18,6 +18,7 @@ from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
+from tfaccel.planning.option_checks import listed
 from tfaccel.planning.plan import Plan, plan_field_names
 
 _LOGGER = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def estimated_memory(
 def _check(batch_sizes: Sequence[int], head_room: float) -> None:
     if type(head_room) not in (int, float) or not 0 <= head_room < 1:
         raise PlanError(f"head_room must be a number from 0 to below 1. Received: head_room={head_room!r}.")
-    for size in batch_sizes:
+    for size in listed("batch_sizes", batch_sizes):
         if type(size) is not int or size < 1:
             raise PlanError(f"batch_sizes must be whole numbers of at least 1. Received: {size!r}.")
 

@@ -101,6 +101,7 @@ def check(
 
     Raises:
         TfaccelError: if plain Keras does not train on one device.
+        TypeError, ValueError: for anything else than a compiled model or a path.
 
     Example:
         >>> import keras, numpy as np, tfaccel
@@ -112,6 +113,9 @@ def check(
     """
     if isinstance(model, str | os.PathLike):
         return check_script(str(model), num_replicas=replicas, num_steps=steps)
+    from tfaccel.training.inputs import prepared_model
+
+    prepared_model(model, "check")
     with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:
         saved, arrays, script = (Path(folder, name) for name in ("model.keras", "arrays.npz", "script.py"))
         model.save(saved)

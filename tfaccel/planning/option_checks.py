@@ -1,8 +1,9 @@
 """Validation of the numeric options of recipes."""
 
+from collections.abc import Iterable
 from typing import Any
 
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import PlanError, WorkloadError
 
 MAX_COUNT = 2**31 - 1
 """The largest integer that TensorFlow accepts for counts and sizes: steps, examples, one dimension."""
@@ -32,6 +33,21 @@ def check_counts(**values: int) -> None:
         largest = max_count(name)
         if value > largest:
             raise WorkloadError(f"`{name}` must be at most {largest}. Received: {name}={shortened(value)}.")
+
+
+def listed(name: str, values: Any) -> list[Any]:
+    """The values of an option that takes several.
+
+    Raises:
+        PlanError: for anything that holds no values.
+
+    Example:
+        >>> listed("replicas", (1, 2))
+        [1, 2]
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise PlanError(f"{name} must be a list, such as [1, 2, 4]. Received: {name}={shortened(values)}.")
+    return list(values)
 
 
 def max_count(name: str) -> int:

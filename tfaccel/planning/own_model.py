@@ -202,6 +202,7 @@ class RebuiltModel(Deferred[Any]):
     def take_weights(self, file: Any) -> None:
         """Loads the weights that a run saved in a `.keras` file into the model."""
         trained = self()
+        trained.optimizer = None  # of a model whose constructor compiles it; that of the run may be another
         check_members(Path(file))
         trained.load_weights(file)
         self.get().set_weights(trained.get_weights())

@@ -13,6 +13,7 @@ from tfaccel.errors import PlanError, ReportError
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.local_path import local_path
 from tfaccel.planning.all_reduce import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
+from tfaccel.planning.option_checks import listed
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 
 MAX_REPLICAS = 1_000_000
@@ -193,7 +194,7 @@ def checked_replicas(replicas: Iterable[int]) -> Sequence[int]:
     Raises:
         PlanError: if there are none, or one is not a whole number of at least 1.
     """
-    numbers = list(replicas)
+    numbers = listed("replicas", replicas)
     if not numbers or not all(type(number) is int and 1 <= number <= MAX_REPLICAS for number in numbers):
         raise PlanError(
             f"replicas must be whole numbers from 1 to {MAX_REPLICAS:,}, such as 1, 2, 4. Received: {numbers}."

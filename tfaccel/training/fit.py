@@ -20,12 +20,10 @@ from tfaccel.training.fit_plan import apply_plan
 from tfaccel.training.inputs import prepared_model, source_of
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
-from tfaccel.training.private import private_models
 from tfaccel.training.run.fit_data import FitData
 from tfaccel.training.run.resume import refuse_own_loop, taken_out
 from tfaccel.training.run.resumed_fit import ResumedFit
-from tfaccel.training.steps.engine import EngineOptions, engine_of
-from tfaccel.training.steps.model_parts import has_slots_of_weights
+from tfaccel.training.steps.engine import EngineOptions, build_before_steps, engine_of
 from tfaccel.training.validation import validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
 from tfaccel.training.workers.lost_worker import names_lost_workers
@@ -67,10 +65,12 @@ def fit(
     Several steps run in one graph call: batch hooks are called for each batch, the progress bar is updated per call.
 
     Without a strategy, histories, logs and weights are those of `Model.fit`, to the last bit with `exact_kernels=True`
-    or XLA. By default, batch and layer normalization, GELU, attention, LSTM and GRU (on CPUs), Adam and SGD with
-    momentum run as fused kernels, which compute the same functions with other rounding. Batches are those of
-    `Model.fit`: after `set_random_seed`, arrays are shuffled in Keras's order, the same in each epoch; and a
-    `tf.data.Dataset` is iterated as often, which determines the order of `shuffle(seed=...)`. As with Keras,
+    or XLA, unless TensorFlow optimizes the graph of several steps otherwise than Keras's of one: seen with convolutions
+    and arrays whose last batch is smaller, by 1e-8 in a step. By default, batch and layer normalization, GELU,
+    attention, LSTM and GRU (on CPUs), Adam and SGD with momentum run as fused kernels, which compute the same functions
+    with other rounding. Batches are those of `Model.fit`: after `set_random_seed`, arrays are shuffled in Keras's
+    order, the same in each epoch; and a `tf.data.Dataset` is iterated as often, which determines the order of
+    `shuffle(seed=...)`. As with Keras,
 
     * changes made after `compile` and training (`layer.trainable`, `model.optimizer`, `model.run_eagerly`,
       `model.jit_compile`) take effect at the next `compile` or `make_train_function(force=True)`, since the graph is
@@ -191,11 +191,7 @@ def _fit(
         steps_per_execution=model.steps_per_execution,
         order_seed=None if resumed is None else resumed.order_seed,
     )
-    usual = (options.embedding_updates, options.optimizer_state, options.optimizer_slots_dtype, options.pipeline_stages)
-    before_tracing = usual != ("keras", "replicated", "float32", 1)
-    before_tracing = before_tracing or has_slots_of_weights(model)
-    if not replicas.is_default or resumed is not None or options.leaves_out or before_tracing:
-        private_models.build_model(model, source.batch_spec)
+    build_before_steps(model, source.batch_spec, options, always=resumed is not None)
     validation = None
     if validation_data is not None:
         validation = validation_of_fit(

@@ -52,10 +52,7 @@ class SearchSource:
         if workload is None and tuner is None and not isinstance(space, str):
             raise SearchError("A search needs a workload, which provides the data. Received: workload=None.")
         if isinstance(workload, Workload) and space is None and tuner is None:
-            raise SearchError(
-                f"The Workload {workload.name!r} has no arguments to search. Pass a space, build(hp), that returns a "
-                "compiled model; or, instead of the Workload, the function that creates it from arguments."
-            )
+            raise _nothing_to_search(workload)
         origin, by_value = Origin.of((workload, space, tuner, *_parts(training)))
         how: dict[str, Any] = {"by_value": by_value, "error_type": SearchError}
         return cls(
@@ -88,8 +85,14 @@ class SearchSource:
         return made if batch_size is None else replace(made, global_batch_size=batch_size)
 
     def workload_function(self) -> Callable[..., Any]:
-        """The function that creates the workload."""
+        """The function that creates the workload.
+
+        Raises:
+            SearchError: for a `Workload`, which no arguments change.
+        """
         function: Callable[..., Any] = self.workload.load(SearchError)
+        if isinstance(function, Workload):
+            raise _nothing_to_search(function)
         return function
 
     def to_json(self) -> dict[str, Any]:
@@ -102,6 +105,13 @@ class SearchSource:
         references = {name: Reference(**data[name]) for name in ("workload", "space", "tuner", "training")}
         origin = {**data["origin"], "import_paths": tuple(data["origin"]["import_paths"])}
         return cls(**references, origin=Origin(**origin))
+
+
+def _nothing_to_search(workload: Workload) -> SearchError:
+    return SearchError(
+        f"The Workload {workload.name!r} has no arguments to search. Pass a space, build(hp), that returns a compiled "
+        "model; or, instead of the Workload, the function that creates it from arguments."
+    )
 
 
 def _no_data(*args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from tfaccel.training.steps.host_embeddings import slots_on_host
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of
 from tfaccel.training.steps.model_scope import move_into_scope
 from tfaccel.training.steps.overrides import instance_attributes, replaces
+from tfaccel.training.steps.step_errors import raise_missing_row
 
 
 def swap_name_counters(counters: Any) -> Any:
@@ -112,6 +113,7 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
             try:
                 _compute_output_spec(step, specs)
             except Exception as error:
+                raise_missing_row(error, model.distribute_strategy.num_replicas_in_sync)
                 raise PlanError(
                     f"{type(model).__name__}.{step.__name__} could not be traced without data to create the model's "
                     f"variables, which a strategy needs before the first step: {type(error).__name__}: {error}. Build "

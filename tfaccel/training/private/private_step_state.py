@@ -63,17 +63,25 @@ def _named(node: Any) -> str:
     return f"{node.op} of {place}" if place else str(node.op)
 
 
+def outside_variables(graph: Any, saved: Iterable[tf.Variable]) -> list[tf.Variable]:
+    """The other variables that a graph reads, and does not write to, in the order in which it does."""
+    return [variable for variable, writes in _other_variables(graph, saved) if not writes]
+
+
 def _changed_variables(graph: Any, saved: Iterable[tf.Variable]) -> Iterator[str]:
     """The names of the other variables that a graph writes to."""
+    return (variable.name.removesuffix(":0") for variable, writes in _other_variables(graph, saved) if writes)
+
+
+def _other_variables(graph: Any, saved: Iterable[tf.Variable]) -> Iterator[tuple[tf.Variable, bool]]:
+    """The other variables that a graph uses, each with whether the graph writes to it."""
     try:
         from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs as accesses
     except ImportError:
         return
     known = {id(variable.handle) for variable in saved}
-    inner = {id(handle): placeholder for handle, placeholder in graph.captures}
-    for variable in graph.variables:
-        if getattr(variable, SCRATCH, False):
-            continue
-        handle = None if id(variable.handle) in known else inner.get(id(variable.handle))
-        if handle is not None and any(handle is one for user in handle.consumers() for one in accesses(user)[1]):
-            yield variable.name.removesuffix(":0")
+    variables = {id(variable.handle): variable for variable in graph.variables}  # in no order, unlike the captures
+    for outer, handle in graph.captures:
+        variable = None if id(outer) in known else variables.get(id(outer))
+        if variable is not None and not getattr(variable, SCRATCH, False):
+            yield variable, any(handle is one for user in handle.consumers() for one in accesses(user)[1])

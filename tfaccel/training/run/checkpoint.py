@@ -20,7 +20,12 @@ from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.private.private_random import global_seed_state
 from tfaccel.training.run.checkpoint_files import Checkpoint, bytes_of, plain, typed
 from tfaccel.training.steps.absent_slot import AbsentSlot
-from tfaccel.training.steps.model_parts import accumulators_by_replica, optimizers_of, untracked_variables
+from tfaccel.training.steps.model_parts import (
+    accumulators_by_replica,
+    optimizers_of,
+    unlisted_variables,
+    untracked_variables,
+)
 from tfaccel.training.steps.replica_state import (
     SEED_STRIDE,
     align_seeds,
@@ -137,6 +142,8 @@ def _variables(model: keras.Model) -> Iterator[tuple[str, keras.Variable, bool]]
         accumulators = {id(v) for v in accumulators_by_replica(optimizer)}
         for i, variable in enumerate(optimizer.variables):
             yield f"{owner}/{i}", variable, id(variable) in accumulators
+        for i, variable in enumerate(unlisted_variables(optimizer)):
+            yield f"{owner}/unlisted/{i}", variable, False
 
 
 def _components(variable: keras.Variable, replicas: Replicas) -> list[tf.Variable]:

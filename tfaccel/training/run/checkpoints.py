@@ -14,11 +14,12 @@ from tfaccel.training.epochs import non_finite_weight
 from tfaccel.training.run.callback_state import Arrays, callback_states, cut_csv_files, restore_callbacks
 from tfaccel.training.run.checkpoint import bad_weight, read_state
 from tfaccel.training.run.checkpoint_writer import CheckpointWriter
+from tfaccel.training.run.outside_variables import OUTSIDE, OutsideVariables
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
 from tfaccel.training.steps.engine import Engine
 
 _MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
-NOT_OF_MODEL = ("callback/", "data/")  # begin the names of arrays that `read_state` does not return
+NOT_OF_MODEL = ("callback/", "data/", OUTSIDE)  # begin the names of arrays that `read_state` does not return
 
 PlaceOfData = Callable[[int], tuple[dict[str, Any], Arrays]]
 
@@ -35,6 +36,8 @@ class CheckpointOptions:
         first_epoch: of a run that has no checkpoint yet.
         at_begin: whether such a run begins with a checkpoint.
         num_steps, accumulation_steps: optimizer steps of the run, and batches in each, saved with each checkpoint.
+        batch_spec: specs of a batch, for which a resumed run's step is traced to find variables outside of the model.
+        restore: puts the model back where the checkpoint was that a run continues from.
         place_of_data: returns where the next batch is, after so many steps of the epoch: JSON values, and arrays.
     """
 
@@ -44,6 +47,8 @@ class CheckpointOptions:
     at_begin: bool = False
     num_steps: int | None = None
     accumulation_steps: int = 1
+    batch_spec: Any = None
+    restore: Callable[[], None] | None = None
     place_of_data: PlaceOfData | None = None
 
 
@@ -75,6 +80,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._engine = engine
         self._replicas = engine.replicas
         self._others = others
+        self._outside = OutsideVariables(engine)
         self._restored = restored
         if restored is not None and engine.replicas.is_chief:
             cut_csv_files(others, restored[1]["callbacks"])
@@ -124,16 +130,29 @@ class Checkpoints(keras.callbacks.Callback):
         return None if self._interval is None else self._interval - (self._before + done) % self._interval
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the state of the other callbacks, which they reset when training begins."""
+        """Restores the state of the other callbacks, which they reset when training begins, and what they may move."""
+        if self._restored is not None:
+            self._restore_callbacks()
+        elif self._options.at_begin:
+            self._save(*self._position)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Takes back what callbacks do at the begin of a resumed epoch, which they had done before the checkpoint."""
+        if self._restored is not None and self._saved == self._position and self._in_epoch:
+            if self._options.restore is not None:
+                self._options.restore()
+            self._restore_callbacks()
+
+    def _restore_callbacks(self) -> None:
         if self._restored is not None:
             arrays, position = self._restored
             restore_callbacks(self._others, position["callbacks"], arrays)
-        elif self._options.at_begin:
-            self._save(*self._position)
+            self._outside.restore(arrays, self._options.batch_spec)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves in the middle of an epoch."""
         self._in_epoch = batch + 1
+        self._outside.note()
         self._trained = self._epoch, self._in_epoch
         if self._interval and self.step % self._interval == 0:
             self._save(*self._position)
@@ -162,6 +181,7 @@ class Checkpoints(keras.callbacks.Callback):
             raise non_finite_weight(weight, *self._trained)
         states, more = callback_states(self._others)
         arrays.update(more)
+        arrays.update(self._outside.arrays())
         position: dict[str, Any] = {
             "epoch": epoch,
             "step_in_epoch": step_in_epoch,

@@ -53,10 +53,11 @@ def compiled_model(
         if rates is not None:
             rates.scale(optimizers_of(model).values())
         return with_plan(model, plan)
-    if model.compiled:
+    if model.compiled and not isinstance(workload.build_model, RebuiltModel):  # whose class may compile it
         raise WorkloadError(
             f"build_model of workload {workload.name!r} must return a model that is not compiled. Omit "
-            "`compile`, and return its arguments from compile_args; or omit compile_args."
+            "`compile`, and return its arguments from compile_args; or omit compile_args. If the constructor of "
+            f"{type(model).__name__} compiles it, call its `compile` in build_model, and omit compile_args."
         )
     arguments = compile_arguments(workload, num_steps=num_steps)
     text = f"`Model.compile` with what compile_args of workload {workload.name!r} returned"

@@ -8,6 +8,7 @@ import math
 import shutil
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,7 @@ class ResumedFit:
         if self._restored is None:
             return initial_epoch, 0
         arrays, position = self._restored
-        write_state(
-            engine.model,
-            engine.replicas,
-            {name: array for name, array in arrays.items() if not name.startswith(NOT_OF_MODEL)},
-        )
+        self._write(engine)
         note_first_step(position["step"])
         epoch, step = position["epoch"], position["step_in_epoch"]
         if position["stopped"] or epoch >= epochs:
@@ -163,6 +160,11 @@ class ResumedFit:
         data.go_to(position["data"], place, epoch=epoch - initial_epoch)
         logger.info("Training continues in epoch %d after step %d: %s.", epoch + 1, step, self._directory.path)
         return epoch, step
+
+    def _write(self, engine: Engine) -> None:
+        arrays = {} if self._restored is None else self._restored[0]
+        own = {name: array for name, array in arrays.items() if not name.startswith(NOT_OF_MODEL)}
+        write_state(engine.model, engine.replicas, own)
 
     def _callbacks(
         self,
@@ -185,6 +187,8 @@ class ResumedFit:
             keep=self._resume.keep,
             first_epoch=initial_epoch,
             at_begin=True,
+            batch_spec=data.source.batch_spec,
+            restore=partial(self._write, engine),
             place_of_data=data.place,
         )
         self._checkpoints = checkpoints = Checkpoints(self._directory, engine, others, options, restored=self._restored)

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -283,6 +284,8 @@ class TrainSession:
                 keep=self._keep,
                 num_steps=self._num_steps,
                 accumulation_steps=self.plan.accumulation_steps,
+                batch_spec=self._source.batch_spec,
+                restore=partial(self._restore, engine.model, engine),
                 place_of_data=self._source.place_of_data,
             ),
             restored=self._restored,

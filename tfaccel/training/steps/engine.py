@@ -23,8 +23,13 @@ from tfaccel.planning.non_finite_policy import NOT_ON_TPUS
 from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
+<<<<<<< HEAD
 from tfaccel.training.private import private_api
 from tfaccel.training.proof.step_checks import StepChecks
+=======
+from tfaccel.training.private import private_api, private_models
+from tfaccel.training.row_checks.step_checks import StepChecks
+>>>>>>> crashes
 from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.stages.staged_steps import staged_steps
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
@@ -33,10 +38,12 @@ from tfaccel.training.steps.host_embeddings import host_lookups, xla_compiles
 from tfaccel.training.steps.input_clock import runs_on_gpu
 from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.left_out_count import LeftOutCount
+from tfaccel.training.steps.model_parts import has_slots_of_weights
 from tfaccel.training.steps.model_scope import replicas_of
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.reduce_clock import ReduceClock
+from tfaccel.training.steps.replicas import is_distributed
 from tfaccel.training.steps.row_updates import prepare_tables, row_updates, summed_rows
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.slot_checks import placed_as_asked
@@ -48,6 +55,10 @@ from tfaccel.training.steps.whole_step import WholeStep
 from tfaccel.training.steps.window_result import WindowResult
 
 _ENGINE = "_tfaccel_engine"
+_COMPILED_AGAIN = (
+    "A callback compiles the model or replaces its optimizer during training, which no checkpoint holds: call `fit` "
+    "once for each phase, with a directory of its own"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +117,45 @@ class Engine:
         if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
             self.replicas.reduce_clock = ReduceClock()
         self.on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
-        self.optimizer_state = placed_as_asked(model, self.replicas, options)
-        self.checks = StepChecks(self)
         self.on_unsaved_state: OnUnsavedState | None = None
         self._kinds: dict[str, StepGraphs] = {}
+        self._take_compiled()
+        self._prepared = dict.fromkeys(("train", "test", "predict"), _compiled_parts(model))
         if options.embeddings_on == "host":
             prepare_tables(model, options.embedding_updates, options.embeddings_on)
         self.left_out = LeftOutCount()
-        self.stages = staged_model(model, options.stage_devices, options.pipeline_stages)
         self.step_seconds: dict[str, float] = {}
         self.waited_seconds: float | None = None  # for batches, in all graph calls so far; None if not measured
+
+    def _take_compiled(self) -> None:
+        """Takes over what the model is compiled with."""
+        model, options = self.model, self.options
+        self.optimizer_state = placed_as_asked(model, self.replicas, options)
+        self.checks = StepChecks(self)
+        self.stages = staged_model(model, options.stage_devices, options.pipeline_stages)
+
+    def prepare(self, kind: str, feed: Feed) -> None:
+        """Called before each window: follows what a callback has compiled.
+
+        As in Keras, a new `model.optimizer` alone has no effect on steps that are traced already.
+
+        Args:
+            kind: "train" or "test".
+            feed: the batches.
+
+        Raises:
+            PlanError: as at the start of training.
+        """
+        parts, known = _compiled_parts(self.model), self._prepared[kind]
+        if any(one is not before for one, before in zip(parts, known, strict=True)):
+            if self.on_unsaved_state is not None:
+                self.on_unsaved_state(kind, _COMPILED_AGAIN)
+            self._prepared[kind] = parts
+            if kind not in self._kinds or getattr(self.model, f"{kind}_function") is None:
+                looks = self.checks.looks
+                build_before_steps(self.model, feed.spec, self.options, kind)
+                self._take_compiled()
+                self.checks.looks = looks
 
     def _kind(self, kind: str) -> StepGraphs:
         """The graphs for one kind of step.
@@ -154,6 +194,7 @@ class Engine:
         """The graphs that were traced for one kind of step on batches of arrays."""
         return [function.graph for function in self._kinds[kind].functions.values() if hasattr(function, "graph")]
 
+<<<<<<< HEAD
     @property
     def has_state_of_keras(self) -> bool:
         """Whether every replica has the slots and embeddings that Keras has on one device."""
@@ -165,6 +206,19 @@ class Engine:
     def contexts(
         self, *, trains: bool, on_one_device: bool = False
     ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
+=======
+    def outside_variables(self, batch_spec: Any = None) -> list[tf.Variable]:
+        """The variables that training steps read and that belong to no part of the model.
+
+        Args:
+            batch_spec: traces a step on a batch of these specs, before the first one; None takes the traced steps.
+        """
+        if batch_spec is not None:
+            return self._kind("train").outside_variables_of(batch_spec)
+        return self._kinds["train"].outside_variables() if "train" in self._kinds else []
+
+    def contexts(self, *, trains: bool) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
+>>>>>>> crashes
         """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
         staged = () if self.stages is None or on_one_device else (self.stages.traced,)
         if not trains:
@@ -237,7 +291,7 @@ class Engine:
         with clear_errors(self.replicas.num_replicas):
             function = made.function(call_feed, loop, given)
             if self.on_unsaved_state is not None:
-                self.on_unsaved_state(kind, made.unsaved_state(function, given))
+                self.on_unsaved_state(kind, made.unsaved_state(function))
             done, state, own_logs, results, finite, waited, bad = function(*given)
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
@@ -287,6 +341,29 @@ class Engine:
     def metric_results(self) -> dict[str, tf.Tensor]:
         """Results of all metrics, over all replicas."""
         return metric_results(self.model, self.replicas)
+
+
+def build_before_steps(
+    model: keras.Model, batch_spec: Any, options: EngineOptions, kind: str = "train", *, always: bool = False
+) -> None:
+    """Creates a model's variables unless, as in Keras, the first step may do so while it is traced.
+
+    Args:
+        model: a compiled model.
+        batch_spec: specs of a batch.
+        options: of the engine that will train it.
+        kind: the step that will run.
+        always: create them in any case.
+    """
+    usual = (options.embedding_updates, options.optimizer_state, options.optimizer_slots_dtype, options.pipeline_stages)
+    needed = usual != ("keras", "replicated", "float32", 1) or options.leaves_out or has_slots_of_weights(model)
+    if always or needed or is_distributed(model.distribute_strategy):
+        private_models.build_model(model, batch_spec, kind)
+
+
+def _compiled_parts(model: keras.Model) -> tuple[Any, Any]:
+    """What tells one `compile` from another, and one optimizer."""
+    return private_api.loss_tracker(model), getattr(model, "optimizer", None)
 
 
 def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:

@@ -25,7 +25,12 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_losses
+<<<<<<< HEAD
 from tfaccel.training.steps.batch_dependence import depends_on
+=======
+from tfaccel.training.private.private_functions import functions_inlined
+from tfaccel.training.row_checks.batch_dependence import depends_on
+>>>>>>> crashes
 from tfaccel.training.steps.gradients import scaled
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.own_tensors import own_tensors
@@ -125,7 +130,8 @@ def global_losses(model: keras.Model) -> Iterator[None]:
     added = private_losses.added_loss_reduction(model, sum_of_added)
     update_mean = functools.partial(_update_mean, private_losses.loss_trackers(model))
     reduction = private_losses.loss_reduction(_reduce, update_mean, _gradient)
-    with reduction, instance_attributes(model, added), own_tensors(model):
+    inlined = functions_inlined(lambda: current_share() is not None)
+    with reduction, instance_attributes(model, added), own_tensors(model), inlined:
         yield
 
 

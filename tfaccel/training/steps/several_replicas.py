@@ -274,7 +274,7 @@ class SeveralReplicas:
                 merge, args=([g for g in weighted if g is not None], count_overflows(weighted))
             )
 
-        return apply
+        return tf.autograph.experimental.do_not_convert(apply)
 
     def _denominators(self, batches: GraphBatches, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a forward pass that changes no state.

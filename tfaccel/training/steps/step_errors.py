@@ -24,21 +24,42 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
     """Within the block, adds a note to errors that replicas or a lack of memory may have caused.
 
     Raises:
-        DataError: if the rows of a batch do not belong together, or an id is beyond its embedding table.
+        DataError: if the rows of a batch do not belong together, a step takes one of them that a replica does not have,
+            or an id is beyond its embedding table.
     """
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
         raise_uneven_rows(error, num_replicas)
         _raise_unknown_id(error)
+        raise_missing_row(error, num_replicas)
+        _note_own_rows(error, num_replicas)
         raise
     except tf.errors.ResourceExhaustedError as error:
         error.add_note(_IF_SHORT_OF_MEMORY)
         raise
     except Exception as error:
-        if num_replicas > 1:
-            error.add_note(f"Each of the {num_replicas} replicas sees only its own rows of a batch.")
+        raise_missing_row(error, num_replicas)
+        _note_own_rows(error, num_replicas)
         raise
+
+
+def _note_own_rows(error: Exception, num_replicas: int) -> None:
+    if num_replicas > 1:
+        error.add_note(f"Each of the {num_replicas} replicas sees only its own rows of a batch.")
+
+
+def raise_missing_row(error: Exception, num_replicas: int) -> None:
+    """Raises DataError if a step takes a row, by its number, that a replica does not have; else does nothing."""
+    found = re.search(r"slice index (-?\d+) of dimension 0 out of bounds", str(error))
+    if found is not None and num_replicas > 1:
+        raise DataError(
+            f"The step takes entry {found[1]} of the first axis of its data, which {num_replicas} replicas split "
+            "between them: each has some of the rows of a batch. Received: fewer rows on a replica. If the first axis "
+            "does not count rows, as in a batch that stacks anchors and positives, yield a tuple of arrays, (anchors, "
+            "positives), or move the axis: `np.swapaxes(batch, 0, 1)`. If it does, the step needs all rows at once: "
+            "gather them with tfaccel.ops.all_gather_rows, or build the model outside of the strategy."
+        ) from error
 
 
 def _raise_unknown_id(error: tf.errors.InvalidArgumentError) -> None:

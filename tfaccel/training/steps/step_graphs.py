@@ -11,13 +11,14 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.feeds import CallFeed, GraphBatches
+from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
-from tfaccel.training.private.private_step_state import unsaved_state
+from tfaccel.training.private.private_step_state import outside_variables, unsaved_state
 from tfaccel.training.stages.micro_batches import num_micro_batches, window_of_micro_batches
 from tfaccel.training.steps.input_clock import InputClock, runs_on_gpu
 from tfaccel.training.steps.merged_metrics import metrics_in, own_results
-from tfaccel.training.steps.model_parts import has_own_logs, variables_of
+from tfaccel.training.steps.model_parts import has_own_logs, optimizers_of, unlisted_variables, variables_of
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas, current_replica
@@ -83,6 +84,7 @@ class StepGraphs:
         self._kind = kind
         self._replicas = replicas
         self._unsaved: dict[Callable[..., Any], str] = {}
+        self._graphs: dict[Callable[..., Any], tf.Graph] = {}
         self._watch_loss, self._leaves_out = options.watch_loss, options.leaves_out
         self._traced_in = options.traced_in
         self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
@@ -109,44 +111,63 @@ class StepGraphs:
             self.functions[key] = function
         return self.functions[key]
 
-    def unsaved_state(self, function: Callable[..., Any], arguments: Any) -> str:
+    def unsaved_state(self, function: Callable[..., Any]) -> str:
         """What a graph keeps from step to step that no checkpoint holds; "" if nothing is known.
 
         Args:
             function: what `function` returned.
-            arguments: those of its next call.
         """
         if self.run_eagerly:
             return ""
         if function not in self._unsaved:
-            saved, clock = None, self._replicas.reduce_clock
-            if not self._is_on_tpu:  # where one handle stands for the components of all cores
-                local = range(len(self._replicas.devices))
-                saved = [one for i in local for one in self._replicas.components(variables_of(self._model), i)]
-                saved += [] if clock is None else [clock.variable]  # measures, and is no state of training
-            traced: Any = function
-            graph = traced.graph if hasattr(traced, "graph") else traced.get_concrete_function(*arguments).graph
             what = "training step" if self._kind == "train" else "evaluation step"
-            self._unsaved[function] = unsaved_state(graph, saved, what=what)
+            self._unsaved[function] = unsaved_state(self._graphs[function], self._saved(), what=what)
         return self._unsaved[function]
+
+    def outside_variables(self) -> list[tf.Variable]:
+        """The variables that the graphs read and that belong to no part of the model."""
+        saved = self._saved() if self._graphs else None
+        found = [] if saved is None else [one for g in self._graphs.values() for one in outside_variables(g, saved)]
+        return list({id(one): one for one in found}.values())
+
+    def outside_variables_of(self, batch_spec: Any) -> list[tf.Variable]:
+        """The same before a graph is traced: of a single step on a batch of these specs."""
+        saved = self._saved()
+        if saved is None or self.run_eagerly:
+            return []
+        graph = self._in_contexts(lambda data: self.steps.train(IteratorBatches(), data), batch_spec)
+        return outside_variables(tf.function(graph, autograph=False).get_concrete_function(batch_spec).graph, saved)
+
+    def _saved(self) -> list[tf.Variable] | None:
+        """The variables that a checkpoint holds; None on TPUs, where one handle stands for those of all cores."""
+        if self._is_on_tpu:
+            return None
+        clock, every = self._replicas.reduce_clock, variables_of(self._model)
+        every = every + [v for one in optimizers_of(self._model).values() for v in unlisted_variables(one)]
+        saved = [one for i in range(len(self._replicas.devices)) for one in self._replicas.components(every, i)]
+        return saved + ([] if clock is None else [clock.variable])  # measures, and is no state of training
 
     def _traced(self, feed: CallFeed, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
         predicts = self._kind == "predict"
         graph = self._predict_graph(feed.batches) if predicts else self._window_graph(feed.batches, loop)
         if self.run_eagerly:
             return graph
+        function: Any = tf.function(self._in_contexts(graph, self.batch_specs), autograph=False, reduce_retracing=True)
+        if specs is not None:
+            arguments = (specs, *(() if predicts else (tf.TensorSpec([], tf.int32),)))
+        concrete = function.get_concrete_function(*arguments)
+        function = function if specs is None else concrete
+        self._graphs[function] = concrete.graph
+        return function
 
+    def _in_contexts(self, run: Callable[..., Any], batch_specs: Any) -> Callable[..., Any]:
         def traced(*arguments: Any) -> Any:
-            with self.states.tracing(self.batch_specs), contextlib.ExitStack() as stack:
+            with self.states.tracing(batch_specs), contextlib.ExitStack() as stack:
                 for context in self._traced_in:
                     stack.enter_context(context(self._model))
-                return graph(*arguments)
+                return run(*arguments)
 
-        function: Any = tf.function(traced, autograph=False, reduce_retracing=True)
-        if specs is not None:
-            return function.get_concrete_function(specs, *(() if predicts else (tf.TensorSpec([], tf.int32),)))
-        function.get_concrete_function(*arguments)
-        return function
+        return traced
 
     def _window_graph(self, batches: GraphBatches, loop: bool) -> Callable[..., Any]:
         steps = self.steps

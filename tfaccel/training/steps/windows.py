@@ -161,6 +161,7 @@ def epoch_windows(
     due = () if feed.exhausted else engine.checks.due(kind, done, limit)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
+        engine.prepare(kind, feed)
         if done in dropped:
             feed.drop()
             done += 1
