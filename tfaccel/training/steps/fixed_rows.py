@@ -62,11 +62,11 @@ def fixed_rows(step: str, sizes: tuple[int, int], failure: Exception) -> str:
 
 def rows_of_replica(data: Any, num_replicas: int) -> tuple[int, int] | None:
     """The number of rows of a batch, or of its specs, and of its first replica; None if unknown, or not dense."""
-    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None and leaf.shape.rank]
-    if not leaves or not all(isinstance(leaf, tf.Tensor | tf.TensorSpec) for leaf in leaves):
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    if not all(isinstance(leaf, tf.Tensor | tf.TensorSpec) for leaf in leaves):
         return None
-    rows = {leaf.shape[0] for leaf in leaves}
-    if len(rows) > 1 or None in rows:
+    rows = {leaf.shape[0] for leaf in leaves if leaf.shape.rank}
+    if len(rows) != 1 or None in rows:
         return None
     (num_rows,) = rows
     start, stop = split_rows(num_rows, 0, num_replicas)
