@@ -156,7 +156,9 @@ def check_script(
                 raise TfaccelError(f"{script} does not train on one device: {outcomes[way]['failure']}")
     one = outcomes["one"]
     rows = tuple(_row(WAYS[way].format(num_replicas), found, one) for way, found in outcomes.items())
-    return CheckResult(rows=rows, causes=tuple(one["causes"]), num_steps=num_steps)
+    return CheckResult(
+        rows=rows, causes=(*one["causes"], *outcomes["tfaccel"].get("unproven", ())), num_steps=num_steps
+    )
 
 
 def _outcome(order: dict[str, Any], time_limit_seconds: float) -> dict[str, Any]:
@@ -172,7 +174,7 @@ def _outcome(order: dict[str, Any], time_limit_seconds: float) -> dict[str, Any]
     except ProcessError as error:
         if f"status {_NO_FIT}" in str(error):
             raise TfaccelError(f"{order['script']} ended without calling `Model.fit`.") from error
-        return {"failure": _last_line(str(error))}
+        return {"failure": _reason(error)}
     found: dict[str, Any] = json.loads(Path(order["out"]).read_text())
     with np.load(order["out"] + ".npz") as weights:
         found["weights"] = {name.partition(":")[2]: weights[name] for name in weights}
@@ -198,7 +200,7 @@ def _row(way: str, found: dict[str, Any], one: dict[str, Any]) -> CheckRow:
     return CheckRow(**row, loss_difference=relative, weight_difference=largest, first_different=first)
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else text
-    return re.sub(r"^.*?last words: |\b(\w+\.)+(?=\w+Error: )", "", last).partition(". ")[0][:300]
+def _reason(error: ProcessError) -> str:
+    """The last error that a process has named, in one sentence; else how it ended."""
+    named = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", error.output, re.MULTILINE)
+    return (named[-1] if named else str(error)).strip().partition(". ")[0][:300]
