@@ -25,7 +25,7 @@ EQUAL = (
     "neural_decision_forest",
     "masked_language_model",
     "siamese_triplets",
-    "listwise_ranking",
+    "captcha_ocr",
 )
 
 

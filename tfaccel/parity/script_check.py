@@ -21,6 +21,7 @@ _PROGRAM = "tfaccel.parity.script_program"
 _NO_FIT = 3
 # Of a weight, relative to its norm. Rounding makes more of it than 1e-6 with Adam, where a gradient is nothing else.
 MAX_DIFFERENCE = 2e-3
+_NOTHING = 1e-4  # of the largest weights; what is smaller, such as a bias that no gradient moves, is compared with that
 WAYS = {"one": "Model.fit, 1 device", "keras": "Model.fit, {} replicas", "tfaccel": "tfaccel.fit, {} replicas"}
 _LOADED = """
 import keras, numpy as np
@@ -188,11 +189,15 @@ def _row(way: str, found: dict[str, Any], one: dict[str, Any]) -> CheckRow:
     if found is one:
         return CheckRow(**row)
     largest, first = 0.0, ""
+    floats = [value for value in one["weights"].values() if value.dtype.kind == "f" and value.size]
+    least = _NOTHING * max((float(np.linalg.norm(value)) / value.size**0.5 for value in floats), default=1.0)
     for (name, expected), value in zip(one["weights"].items(), found["weights"].values(), strict=False):
         if expected.shape != value.shape or expected.dtype.kind != "f":
             continue
         expected, value = expected.astype(np.float64), value.astype(np.float64)
-        difference = float(np.linalg.norm(value - expected)) / max(float(np.linalg.norm(expected)), 1e-6)
+        difference = float(np.linalg.norm(value - expected)) / max(
+            float(np.linalg.norm(expected)), least * expected.size**0.5, 1e-6
+        )
         largest = max(largest, difference)
         first = first or (name if difference > MAX_DIFFERENCE else "")
     loss, of_one = found["losses"].get("loss", 0.0), one["losses"].get("loss", 0.0)
