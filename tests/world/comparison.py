@@ -115,9 +115,11 @@ def one_device(model: WorldModel) -> tuple[Values, Values | None]:
 
 def compared(model: WorldModel, reference: Values | None, strategy: tf.distribute.Strategy | None) -> tuple[str, str]:
     """Outcome and remark of training with tfaccel."""
-    if strategy is not None and model.refused:
-        return refused(model, strategy)
-    if strategy is not None and model.not_built and "TF_CONFIG" in os.environ:
+    on_workers = "TF_CONFIG" in os.environ
+    words = model.refused or (model.refused_on_workers if on_workers else None)
+    if strategy is not None and words:
+        return refused(model, strategy, words)
+    if strategy is not None and model.not_built and on_workers:
         return not_built(model, strategy)
     build = model.build if strategy is None else model.for_replicas or model.build
     values = run(model, TFACCEL, build, strategy)
@@ -128,7 +130,7 @@ def compared(model: WorldModel, reference: Values | None, strategy: tf.distribut
     return "equal" if within else "wrong", f"{difference:.2g} at {where}"
 
 
-def refused(model: WorldModel, strategy: tf.distribute.Strategy) -> tuple[str, str]:
+def refused(model: WorldModel, strategy: tf.distribute.Strategy, words: str) -> tuple[str, str]:
     """Whether `fit` refuses the model before anything is trained, with the right words."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
@@ -138,9 +140,9 @@ def refused(model: WorldModel, strategy: tf.distribute.Strategy) -> tuple[str, s
         TFACCEL.fit(built, **model.data(), epochs=1, shuffle=False, verbose=0)
     except TfaccelError as error:
         changed = before and not all(map(np.array_equal, before, built.get_weights()))
-        fits = re.search(model.refused or "", str(error)) is not None
+        fits = re.search(words, str(error)) is not None
         return "refused" if fits and not changed else "wrong", f"{'weights changed; ' if changed else ''}{error}"
-    return "wrong", f"trains, and should be refused: {model.refused}"
+    return "wrong", f"trains, and should be refused: {words}"
 
 
 def not_built(model: WorldModel, strategy: tf.distribute.Strategy) -> tuple[str, str]:

@@ -217,7 +217,7 @@ class NonPaddingTokenLoss(keras.losses.Loss):
         return ops.sum(loss * mask) / ops.sum(mask)
 
 
-@world_model(lambda: batches(sentences(6), sentences(6, seed=7) // 3), refused="NonPaddingTokenLoss|loss")
+@world_model(lambda: batches(sentences(6), sentences(6, seed=7) // 3), refused_on_workers="NonPaddingTokenLoss|loss")
 def named_entities() -> keras.Model:
     model = keras.Sequential([TokenAndPositionEmbedding(6, 4), TransformerBlock(4, 2), layers.Dense(4, "softmax")])
     model.compile(optimizer=adam(), loss=NonPaddingTokenLoss(reduction="none", name="non_padding"))

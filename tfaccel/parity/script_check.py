@@ -21,6 +21,7 @@ _PROGRAM = "tfaccel.parity.script_program"
 _NO_FIT = 3
 # Of a weight, relative to its norm. Rounding makes more of it than 1e-6 with Adam, where a gradient is nothing else.
 MAX_DIFFERENCE = 2e-3
+_NOTHING = 1e-4  # of the largest weights; what is smaller, such as a bias that no gradient moves, is compared with that
 WAYS = {"one": "Model.fit, 1 device", "keras": "Model.fit, {} replicas", "tfaccel": "tfaccel.fit, {} replicas"}
 _LOADED = """
 import keras, numpy as np
@@ -160,7 +161,9 @@ def check_script(
                 raise TfaccelError(f"{script} does not train on one device: {outcomes[way]['failure']}")
     one = outcomes["one"]
     rows = tuple(_row(WAYS[way].format(num_replicas), found, one) for way, found in outcomes.items())
-    return CheckResult(rows=rows, causes=tuple(one["causes"]), num_steps=num_steps)
+    return CheckResult(
+        rows=rows, causes=(*one["causes"], *outcomes["tfaccel"].get("unproven", ())), num_steps=num_steps
+    )
 
 
 def _outcome(order: dict[str, Any], time_limit_seconds: float) -> dict[str, Any]:
@@ -176,7 +179,7 @@ def _outcome(order: dict[str, Any], time_limit_seconds: float) -> dict[str, Any]
     except ProcessError as error:
         if f"status {_NO_FIT}" in str(error):
             raise TfaccelError(f"{order['script']} ended without calling `Model.fit`.") from error
-        return {"failure": _last_line(str(error))}
+        return {"failure": _reason(error)}
     found: dict[str, Any] = json.loads(Path(order["out"]).read_text())
     with np.load(order["out"] + ".npz") as weights:
         found["weights"] = {name.partition(":")[2]: weights[name] for name in weights}
@@ -190,11 +193,15 @@ def _row(way: str, found: dict[str, Any], one: dict[str, Any]) -> CheckRow:
     if found is one:
         return CheckRow(**row)
     largest, first = 0.0, ""
+    floats = [value for value in one["weights"].values() if value.dtype.kind == "f" and value.size]
+    least = _NOTHING * max((float(np.linalg.norm(value)) / value.size**0.5 for value in floats), default=1.0)
     for (name, expected), value in zip(one["weights"].items(), found["weights"].values(), strict=False):
         if expected.shape != value.shape or expected.dtype.kind != "f":
             continue
         expected, value = expected.astype(np.float64), value.astype(np.float64)
-        difference = float(np.linalg.norm(value - expected)) / max(float(np.linalg.norm(expected)), 1e-6)
+        difference = float(np.linalg.norm(value - expected)) / max(
+            float(np.linalg.norm(expected)), least * expected.size**0.5, 1e-6
+        )
         largest = max(largest, difference)
         first = first or (name if difference > MAX_DIFFERENCE else "")
     loss, of_one = found["losses"].get("loss", 0.0), one["losses"].get("loss", 0.0)
@@ -202,7 +209,7 @@ def _row(way: str, found: dict[str, Any], one: dict[str, Any]) -> CheckRow:
     return CheckRow(**row, loss_difference=relative, weight_difference=largest, first_different=first)
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else text
-    return re.sub(r"^.*?last words: |\b(\w+\.)+(?=\w+Error: )", "", last).partition(". ")[0][:300]
+def _reason(error: ProcessError) -> str:
+    """The last error that a process has named, in one sentence; else how it ended."""
+    named = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", error.output, re.MULTILINE)
+    return (named[-1] if named else str(error)).strip().partition(". ")[0][:300]

@@ -30,6 +30,7 @@ from tfaccel.training.fit import fit
 from tfaccel.training.private import private_api
 from tfaccel.training.proof.still_layers import draws, in_inference_mode
 from tfaccel.training.runtime import set_seeds
+from tfaccel.training.steps.engine import engine_of
 
 _DEFAULT_BATCH_SIZE = 32
 _LEFT_OUT = ("callbacks", "validation_data", "validation_split", "initial_epoch", "validation_steps", "verbose")
@@ -72,10 +73,17 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
         "losses": {name: float(values[-1]) for name, values in history.history.items()},
         "steps_per_second": order["num_steps"] / (time.perf_counter() - started),
         "causes": _causes(model, given, len(still)),
+        "unproven": _unproven(model) if train is fit else [],
     }
     partial = Path(order["out"] + ".partial")
     partial.write_text(json.dumps(found))
     os.replace(partial, order["out"])
+
+
+def _unproven(model: keras.Model) -> list[str]:
+    """Why the first step on several replicas could not be compared with one device's."""
+    proof = engine_of(model).checks.proofs.get("train")
+    return [f"no step can be compared: {proof.failure}"] if proof is not None and proof.failure else []
 
 
 def _cut(given: dict[str, Any], num_steps: int) -> dict[str, Any]:

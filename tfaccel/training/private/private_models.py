@@ -15,6 +15,7 @@ from tfaccel.training.private.private_api import all_layers
 from tfaccel.training.private.private_broadcasts import broadcast_at_once
 from tfaccel.training.private.private_losses import patch_lock
 from tfaccel.training.private.private_random import distribute_global_seeds
+from tfaccel.training.steps.fixed_rows import fixed_rows, rows_of_replica
 from tfaccel.training.steps.host_embeddings import slots_on_host
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of
 from tfaccel.training.steps.model_scope import move_into_scope
@@ -50,21 +51,43 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
         PlanError: if the model cannot be built from specs alone.
     """
     strategy = model.distribute_strategy
-    batch_spec = _of_one_replica(model, batch_spec, strategy.num_replicas_in_sync)
-    specs = keras.tree.map_structure(_as_keras_tensor, batch_spec)
-    steps = {"train": (has_own_train_step, model.train_step), "test": (has_own_test_step, model.test_step)}
-    if strategy.num_replicas_in_sync > 1:
+    num_replicas = strategy.num_replicas_in_sync
+    if num_replicas > 1:
         distribute_global_seeds(strategy)
     move_into_scope(model)
     with strategy.scope(), broadcast_at_once(), slots_on_host(model):
-        if kind in steps and steps[kind][0](model):
-            _build_by_own_step(model, steps[kind][1], specs)
-        elif kind == "predict":
-            if not _is_built(model):
-                _compute_output_spec(model.predict_step, specs)
-        else:
-            _build_as_keras(model, specs)
+        try:
+            _build(model, _of_one_replica(model, batch_spec, num_replicas), kind)
+        except Exception as error:
+            sizes = rows_of_replica(batch_spec, num_replicas)
+            if num_replicas == 1 or sizes is None or not _can_build(model, batch_spec, kind):
+                raise
+            cause = (
+                error.__cause__ if isinstance(error, PlanError) and isinstance(error.__cause__, Exception) else error
+            )
+            raise PlanError(fixed_rows(f"{type(model).__name__}.{kind}_step", sizes, cause)) from error
     move_into_scope(model)  # the metrics that Keras has just built
+
+
+def _build(model: keras.Model, batch_spec: Any, kind: str) -> None:
+    specs = keras.tree.map_structure(_as_keras_tensor, batch_spec)
+    steps = {"train": (has_own_train_step, model.train_step), "test": (has_own_test_step, model.test_step)}
+    if kind in steps and steps[kind][0](model):
+        _build_by_own_step(model, steps[kind][1], specs)
+    elif kind == "predict":
+        if not _is_built(model):
+            _compute_output_spec(model.predict_step, specs)
+    else:
+        _build_as_keras(model, specs)
+
+
+def _can_build(model: keras.Model, batch_spec: Any, kind: str) -> bool:
+    """Whether a model that cannot be built on the rows of one replica can be on those of the whole batch."""
+    try:
+        _build(model, batch_spec, kind)
+    except Exception:
+        return False
+    return True
 
 
 def _of_one_replica(model: keras.Model, batch_spec: Any, num_replicas: int) -> Any:

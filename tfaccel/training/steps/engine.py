@@ -32,6 +32,7 @@ from tfaccel.training.row_checks.step_checks import StepChecks
 >>>>>>> crashes
 from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.stages.staged_steps import staged_steps
+from tfaccel.training.steps.fixed_rows import fixed_rows_named
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.host_embeddings import host_lookups, xla_compiles
@@ -286,9 +287,10 @@ class Engine:
         made = self._kind(kind)
         call_feed = with_fixed_shapes(feed) if kind == "test" and isinstance(made.steps, WholeStep) else feed
         num_graphs = len(made.functions)
+        first = feed.peek() if num_graphs == 0 and self.replicas.num_replicas > self.replicas.num_workers == 1 else None
         arguments, count = call_feed.arguments(num_steps if loop else 1)
         given = (arguments, tf.constant(count))
-        with clear_errors(self.replicas.num_replicas):
+        with clear_errors(self.replicas.num_replicas), fixed_rows_named(self.model, self.replicas, kind, first):
             function = made.function(call_feed, loop, given)
             if self.on_unsaved_state is not None:
                 self.on_unsaved_state(kind, made.unsaved_state(function))
