@@ -23,13 +23,8 @@ from tfaccel.planning.non_finite_policy import NOT_ON_TPUS
 from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
-<<<<<<< HEAD
-from tfaccel.training.private import private_api
-from tfaccel.training.proof.step_checks import StepChecks
-=======
 from tfaccel.training.private import private_api, private_models
-from tfaccel.training.row_checks.step_checks import StepChecks
->>>>>>> crashes
+from tfaccel.training.proof.step_checks import StepChecks
 from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.stages.staged_steps import staged_steps
 from tfaccel.training.steps.fixed_rows import fixed_rows_named
@@ -195,7 +190,6 @@ class Engine:
         """The graphs that were traced for one kind of step on batches of arrays."""
         return [function.graph for function in self._kinds[kind].functions.values() if hasattr(function, "graph")]
 
-<<<<<<< HEAD
     @property
     def has_state_of_keras(self) -> bool:
         """Whether every replica has the slots and embeddings that Keras has on one device."""
@@ -204,10 +198,6 @@ class Engine:
         are_places_of_keras = places == ("keras", "device", "replicated") and self.stages is None
         return are_places_of_keras and options.optimizer_slots_dtype == FLOAT32
 
-    def contexts(
-        self, *, trains: bool, on_one_device: bool = False
-    ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
-=======
     def outside_variables(self, batch_spec: Any = None) -> list[tf.Variable]:
         """The variables that training steps read and that belong to no part of the model.
 
@@ -218,8 +208,9 @@ class Engine:
             return self._kind("train").outside_variables_of(batch_spec)
         return self._kinds["train"].outside_variables() if "train" in self._kinds else []
 
-    def contexts(self, *, trains: bool) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
->>>>>>> crashes
+    def contexts(
+        self, *, trains: bool, on_one_device: bool = False
+    ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
         staged = () if self.stages is None or on_one_device else (self.stages.traced,)
         if not trains:

@@ -25,12 +25,8 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_losses
-<<<<<<< HEAD
-from tfaccel.training.steps.batch_dependence import depends_on
-=======
 from tfaccel.training.private.private_functions import functions_inlined
-from tfaccel.training.row_checks.batch_dependence import depends_on
->>>>>>> crashes
+from tfaccel.training.steps.batch_dependence import depends_on
 from tfaccel.training.steps.gradients import scaled
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.own_tensors import own_tensors
