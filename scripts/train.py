@@ -66,6 +66,7 @@ from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workloa
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_place import checked_place, resume_on
+from tfaccel.training.run.shown_run import PROGRESS
 from tfaccel.training.run.step_range import StepRange
 
 # Fields of the plan that are shown before training; others are shown only if the user set them.
@@ -208,7 +209,7 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
         checkpoint_interval=run_option("checkpoint_interval", values),
         keep_checkpoints=values.keep_checkpoints,
         profile=values.profile,
-        verbose=0 if values.quiet else 1,
+        verbose=0 if values.quiet else PROGRESS,
         learning_rate_scaling=scaling_rule(values),
         scaling_warm_up=values.scaling_warm_up,
         on_nonfinite=values.on_nonfinite,

@@ -235,7 +235,7 @@ def test_write_saves_the_chosen_plan(plan, folder):
         ([OURS, "--set=strategy=none", "--strategy=tpu"], "it is set already (--strategy)."),
         ([OURS, "--set=data_threads=1", "--set=data_threads=2"], "it is set already (--set=data_threads=VALUE)."),
         ([OURS, "--write=no_folder/plan.json"], "Cannot write the plan file 'no_folder/plan.json'"),
-        ([OURS, "--stratgy=none"], "Unknown command line flag 'stratgy'. Did you mean: strategy ?"),
+        ([OURS, "--stratgy=none"], "Unknown command line flag 'stratgy'. Did you mean 'strategy'?"),
         ([OURS, "here"], "unexpected argument 'here'."),
     ],
 )

@@ -101,3 +101,27 @@ def test_a_model_is_recreated_with_the_states_of_its_recurrent_layers(logical_de
     states = [[value.numpy() for value in one.layers[0].states] for one in (model, again)]
     assert np.abs(states[0][0]).max() > 0.01
     np.testing.assert_array_equal(*states)
+
+
+def test_fields_of_the_plan_are_arguments_of_train(logical_devices, tmp_path):
+    import keras
+    import numpy as np
+
+    import tfaccel
+    from tfaccel.planning.placements import SET_BY_YOU
+
+    def build_model():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+    x = np.ones((32, 4), "float32")
+    data = {"optimizer": "sgd", "loss": "mse", "epochs": 1, "verbose": 0, "run_dir": tmp_path / "run"}
+    chosen = {"strategy": "one_device", "dtype_policy": "mixed_bfloat16", "global_batch_size": 16}
+    plan = tfaccel.train(build_model, x, x[:, :1], **data, **chosen).plan
+    assert {name: getattr(plan, name) for name in chosen} == chosen
+    assert {dict(plan.reasons)[name] for name in chosen} == {SET_BY_YOU}
+    again = tfaccel.train(build_model, x, x[:, :1], **data, **chosen, resume="must")
+    assert again.plan == plan
+    with pytest.raises(tfaccel.WorkloadError, match=r"batch_size=8, global_batch_size=16\. Leave out batch_size"):
+        tfaccel.train(build_model, x, x[:, :1], **data, **chosen, batch_size=8)
+    with pytest.raises(tfaccel.WorkloadError, match=r"optimizer identifier: adamm\. Did you mean 'adam'"):
+        tfaccel.train(build_model, x, x[:, :1], **{**data, "optimizer": "adamm", "run_dir": tmp_path / "other"})

@@ -11,10 +11,12 @@ import tensorflow as tf
 
 from tfaccel.data.texts.vocabulary import END, PADDING, START, UNKNOWN
 from tfaccel.errors import WorkloadError
+from tfaccel.short_repr import short_repr
 
 _NEVER_WRITTEN = (PADDING, UNKNOWN, START)
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class BeamSearch:
     """Decodes with a model from `tfaccel.models.sequence_to_sequence`, keeping the best hypotheses at each step.

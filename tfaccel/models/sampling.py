@@ -10,8 +10,10 @@ import numpy as np
 
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.option_checks import check_counts
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How to sample the next token.

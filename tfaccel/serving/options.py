@@ -6,10 +6,14 @@ import re
 from dataclasses import dataclass
 
 from tfaccel.errors import ServeError
+from tfaccel.known_names import suggests_names
+from tfaccel.short_repr import short_repr
 
 _ORIGIN = re.compile(r"https?://[^/\s?#]+")
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Where a server listens, and its limits.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from tfaccel.known_names import suggests_names
 from tfaccel.serving.address import Addresses, bound_socket, listen, target
 from tfaccel.serving.app import App
 from tfaccel.serving.http_protocol import HttpProtocol, has_arrived
@@ -42,6 +43,7 @@ _PREFLIGHT_SECONDS = 600  # how long browsers cache a CORS preflight response
 Ready = Callable[[Addresses, Versions], None]
 
 
+@suggests_names
 def serve(
     configs: Sequence[ModelConfig],
     options: ServeOptions,

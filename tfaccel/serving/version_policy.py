@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfaccel.short_repr import short_repr
 
+
+@short_repr
 @dataclass(frozen=True)
 class VersionPolicy:
     """Which versions of a model are served.

@@ -8,12 +8,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from tfaccel.errors import WorkloadError
+from tfaccel.short_repr import short_repr
 
 _MIN_EXAMPLES = 10  # with fewer, scores other than fractions are not compared
 _MIN_SKILL = 0.2  # 0 is the best trivial predictor's score, 1 a perfect score
 _CLOSE = 0.01  # scores that differ by a smaller fraction count as equal
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class BaselineScores:
     """A trained model's score and those of cheaper predictors on the same examples.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tfaccel.short_repr import short_repr
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 from tfaccel.training.verdict.curve_findings import MIN_EPOCHS, LossCurves
 
@@ -38,6 +39,7 @@ _ADVICE = {
 }
 
 
+@short_repr
 @dataclass(frozen=True)
 class FitVerdict:
     """The diagnosis of a training history.
