@@ -125,3 +125,55 @@ def test_fields_of_the_plan_are_arguments_of_train(logical_devices, tmp_path):
         tfaccel.train(build_model, x, x[:, :1], **data, **chosen, batch_size=8)
     with pytest.raises(tfaccel.WorkloadError, match=r"optimizer identifier: adamm\. Did you mean 'adam'"):
         tfaccel.train(build_model, x, x[:, :1], **{**data, "optimizer": "adamm", "run_dir": tmp_path / "other"})
+
+
+def test_train_says_plan_place_verdict_and_folder(logical_devices, tmp_path, capsys):
+    import keras
+    import numpy as np
+
+    import tfaccel
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise ZeroDivisionError
+
+    def build_model():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+    def said(**options):
+        x = np.ones((32, 4), "float32")
+        tfaccel.train(build_model, x, x[:, :1], optimizer="sgd", loss="mse", epochs=3, run_dir=tmp_path, **options)
+        return capsys.readouterr().err
+
+    with pytest.raises(ZeroDivisionError):
+        said(callbacks=[Stop()])
+    first = capsys.readouterr().err
+    assert first.startswith("Plan (by rules") and "Plan(strategy='none', devices=('CPU:0',)" in first
+    resumed = said(resume="auto")
+    assert f"The run in {tmp_path} continues from the newest checkpoint (epoch 2, step 1).\n" in resumed
+    assert "It is unknown whether the fit is sound: " in resumed
+    assert f"The model and the result are in {tmp_path}: model.keras" in resumed.splitlines()[-1]
+    assert f"The run in {tmp_path} is complete; there is nothing to train.\n" in said(resume="auto")
+    assert said(resume="auto", verbose=0) == ""
+
+
+def test_fit_says_where_it_continues(logical_devices, tmp_path, capsys):
+    import keras
+    import numpy as np
+
+    import tfaccel
+
+    x = np.ones((32, 4), "float32")
+
+    def said(epochs, verbose):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        tfaccel.fit(model, x, x[:, :1], epochs=epochs, callbacks=[tfaccel.Resume(tmp_path)], verbose=verbose)
+        return capsys.readouterr().err
+
+    assert "continues" not in said(1, 2)
+    assert f"Training continues in epoch 2 after step 0: {tmp_path}.\n" in said(2, 2)
+    assert "continues" not in said(3, 0)
+    assert f"The training in {tmp_path} is complete after epoch 3.\n" in said(3, 2)

@@ -18,7 +18,7 @@ class VersionPolicy:
 
     Example:
         >>> VersionPolicy(latest=1)
-        VersionPolicy(latest=1, versions=frozenset())
+        VersionPolicy(latest=1)
     """
 
     latest: int = 0
