@@ -143,8 +143,10 @@ def test_train_says_plan_place_verdict_and_folder(logical_devices, tmp_path, cap
 
     def said(**options):
         x = np.ones((32, 4), "float32")
-        tfaccel.train(build_model, x, x[:, :1], optimizer="sgd", loss="mse", epochs=3, run_dir=tmp_path, **options)
-        return capsys.readouterr().err
+        result = tfaccel.train(
+            build_model, x, x[:, :1], optimizer="sgd", loss="mse", epochs=3, run_dir=tmp_path, **options
+        )
+        return capsys.readouterr().err.replace(result.verdict.text(), "VERDICT")
 
     with pytest.raises(ZeroDivisionError):
         said(callbacks=[Stop()])
@@ -152,8 +154,8 @@ def test_train_says_plan_place_verdict_and_folder(logical_devices, tmp_path, cap
     assert first.startswith("Plan (by rules") and "Plan(strategy='none', devices=('CPU:0',)" in first
     resumed = said(resume="auto")
     assert f"The run in {tmp_path} continues from the newest checkpoint (epoch 2, step 1).\n" in resumed
-    assert "It is unknown whether the fit is sound: " in resumed
-    assert f"The model and the result are in {tmp_path}: model.keras" in resumed.splitlines()[-1]
+    *_, verdict, folder = resumed.splitlines()
+    assert verdict == "VERDICT" and folder.startswith(f"The model and the result are in {tmp_path}: model.keras")
     assert f"The run in {tmp_path} is complete; there is nothing to train.\n" in said(resume="auto")
     assert said(resume="auto", verbose=0) == ""
 
@@ -177,3 +179,21 @@ def test_fit_says_where_it_continues(logical_devices, tmp_path, capsys):
     assert f"Training continues in epoch 2 after step 0: {tmp_path}.\n" in said(2, 2)
     assert "continues" not in said(3, 0)
     assert f"The training in {tmp_path} is complete after epoch 3.\n" in said(3, 2)
+
+
+RUNS_IN_ONE_PROCESS = """
+import sys
+import keras, numpy as np, tfaccel
+
+def build_model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+x = np.ones((32, 4), "float32")
+for number in range(6):
+    options = {"optimizer": "sgd", "loss": "mse", "validation_data": (x, x[:, :1]), "epochs": 1, "verbose": 0}
+    tfaccel.train(build_model, x, x[:, :1], run_dir=f"{sys.argv[1]}/{number}", jit_compile=bool(number % 2), **options)
+"""
+
+
+def test_several_runs_in_one_process_give_no_warning_of_retracing(run_python, tmp_path):
+    assert "retracing" not in run_python(RUNS_IN_ONE_PROCESS, tmp_path).stderr

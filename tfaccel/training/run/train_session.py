@@ -203,7 +203,7 @@ class TrainSession:
                 final = self._final_metrics(engine, validation, every[-1])
         finally:
             for callback in container.callbacks:
-                if isinstance(callback, TrainingProgress | ProfileSteps | Checkpoints):
+                if isinstance(callback, TrainingProgress | ProfileSteps | Checkpoints | TensorBoardScalars):
                     callback.close()
         if engine.replicas.is_chief:
             self._run_dir.check_held()
