@@ -20,7 +20,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.shown_run import PROGRESS, say_result, shows
+from tfaccel.training.run.shown_run import PROGRESS, ShownRun
 from tfaccel.training.train import train
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 
@@ -76,8 +76,7 @@ def run_recipe(
     result = train(workload, plan, run_dir=run_dir, verbose=verbose and PROGRESS, **of_train)
     result = show_on_chief(workload, result)
     cluster = result.hardware["cluster"]
-    if verbose != PROGRESS and shows(verbose, None if cluster is None else Cluster.from_json(cluster)):
-        say_result(result)
+    ShownRun(verbose, None if cluster is None else Cluster.from_json(cluster)).result(result)
     return result
 
 

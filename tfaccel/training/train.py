@@ -31,7 +31,7 @@ from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_config import check_resumable, config_of_run, scaling_of_run
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
 from tfaccel.training.run.run_place import resume_on
-from tfaccel.training.run.shown_run import PROGRESS, say, say_result, shows
+from tfaccel.training.run.shown_run import ShownRun
 from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
@@ -170,9 +170,7 @@ def train(
     fixed = taken_fields(of, x if isinstance(x, Plan) else plan)
     workload, plan = _what_to_train(workload, x, y, plan, of, fixed)
     epochs = run_epochs_of(workload, epochs)
-    check_counts(epochs=epochs, keep_checkpoints=keep_checkpoints, checkpoint_interval=checkpoint_interval or 1)
-    check_seed(seed)
-    check_policy(on_nonfinite)
+    _check_options(epochs, checkpoint_interval, keep_checkpoints=keep_checkpoints, seed=seed, on_nonfinite=on_nonfinite)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     if group is not None:
@@ -181,20 +179,17 @@ def train(
         _give_back(own, Path(result.run_dir, "model.keras"))
         return result
     hardware = hardware_of_worker()
-    resume = resume_on(hardware.cluster, resume_in_attempt(resume))
-    is_shown = shows(verbose, hardware.cluster)
+    resume, shown = resume_on(hardware.cluster, resume_in_attempt(resume)), ShownRun(verbose, hardware.cluster)
     if plan is None:
         plan, origin = plan_and_origin(hardware, workload, run_dir, resume=resume, **fixed)
-        if is_shown and verbose != PROGRESS:
-            say(f"Plan ({origin}): {plan!r}. Its `reasons` say why.")
+        shown.plan(plan, origin)
     workload_key = plan_key(hardware, workload, {})
     scaling = scaling_of_run(workload, plan, learning_rate_scaling, scaling_warm_up)
     config: dict[str, Any] = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
     directory = RunDir(run_dir, {**config_of_run(workload, plan, scaling), **config}, resume=resume)
     complete = directory.result()
     if complete is not None:
-        if is_shown:
-            say(f"The run in {directory.path} is complete; there is nothing to train.")
+        shown.complete(directory.path)
         _give_back(own, directory.model_file)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     check_resumable(workload, directory, on_nonfinite)
@@ -226,9 +221,19 @@ def train(
         directory.write_raw_input(workload.raw_input)
         directory.write_result(result.to_json())
     _give_back(own, directory.model_file)
-    if is_shown and verbose != PROGRESS:
-        say_result(result)
+    shown.result(result)
     return result
+
+
+def _check_options(
+    epochs: Any, checkpoint_interval: Any, *, keep_checkpoints: Any, seed: Any, on_nonfinite: Any
+) -> None:
+    """Raises WorkloadError for an invalid value."""
+    check_counts(epochs=epochs, keep_checkpoints=keep_checkpoints)
+    check_seed(seed)
+    check_policy(on_nonfinite)
+    if checkpoint_interval is not None:
+        check_counts(checkpoint_interval=checkpoint_interval)
 
 
 def _what_to_train(
