@@ -130,10 +130,10 @@ def _print(workload: Workload, plans: list[Plan], *, shows_all: bool) -> None:
     if shows_all:
         console.print(_chosen_table(plans[0]))
     else:
-        others = len(explain(plans[0])) - len(decisive_choices(plans[0]))
+        num_usual = len(explain(plans[0])) - len(decisive_choices(plans[0]))
         console.print(Text("Chosen: plan 1, each choice as its flag, with the reason", style="bold"))
         console.print(choices_table(plans[0]))
-        console.print(Text(f"{others} other fields have their usual values; --all shows them, with every reason."))
+        console.print(Text(f"{num_usual} other fields have their usual values; --all shows them, with every reason."))
     others = _other_reasons(plans)
     if others:
         console.print(Text("Why the other candidates have other values", style="bold"))

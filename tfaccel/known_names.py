@@ -63,7 +63,7 @@ def suggests_names(named: _Named) -> _Named:
         Traceback (most recent call last):
         TypeError: area() has no argument 'widht'. Did you mean 'width'?
     """
-    function = named.__init__ if isinstance(named, type) else named
+    function = named.__init__ if isinstance(named, type) else named  # type: ignore[misc]
     parameters = inspect.signature(function).parameters
     known = [name for name, one in parameters.items() if one.kind is not one.POSITIONAL_ONLY and name != "self"]
 
