@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from tfaccel.errors import TfaccelError, printable
+from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import MAX_COUNT
+from tfaccel.planning.unknown_arguments import OTHER_NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 _FILE_WIDTH = 10_000
 _ADDRESSES = ("address", "allowed_origins", "environment", "image", "set", "storage_path")  # flags that may hold a URL
 MAX_SECONDS = 10**8  # about three years; the operating system's timers support little more
+_NO_CHOICE = re.compile(r"^flag --\w+=(.*): value should be one of <(.*)>$")
 INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
 
 
@@ -57,7 +61,7 @@ def run_command(
             print(f"{description}\n\nusage: {program} {named}[--flag=value ...]\n\n{help_text}", flush=True)
             return 0
         _add_flags_of_absl(values)
-        rest = values(argv)[1:]
+        rest = _parsed(values, argv)[1:]
         if positional:
             positional[1].extend(rest)
         elif rest:
@@ -86,6 +90,20 @@ def unread() -> int:
     """Drops output whose reader, such as `head`, has closed the pipe; returns the exit status."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _parsed(values: flags.FlagValues, argv: list[str]) -> list[str]:
+    """Parses the flags; the error for an unknown name or value has the closest known one."""
+    try:
+        return list(values(argv))
+    except flags.UnrecognizedFlagError as error:
+        name, known = error.flagname, [flag.name for flag in own_flags(values)]
+        hint = did_you_mean(OTHER_NAMES.get(name, name), known)
+        raise TfaccelError(f"Unknown command line flag {name!r}.{hint}") from error
+    except flags.IllegalFlagValueError as error:
+        choice = _NO_CHOICE.search(str(error))
+        hint = "" if choice is None else did_you_mean(choice[1], choice[2].split("|"))
+        raise TfaccelError(f"{error}.{hint}") from error
 
 
 def interrupted(program: str, error: KeyboardInterrupt) -> int:

@@ -3,11 +3,11 @@
 Nothing heavy is imported before the subcommand is known, so `tfaccel --help` is fast.
 """
 
-import difflib
 import io
 import sys
 from importlib import import_module
 
+from tfaccel.known_names import did_you_mean
 from tfaccel.processes.garbage import collect_less_often
 
 COMMANDS = {
@@ -56,8 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         return _printed(f"tfaccel {tfaccel.__version__}", 0)
     name = argv[1]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f" Did you mean `{near[0]}`?" if near else ""
+        hint = did_you_mean(name, COMMANDS)
         print(f"tfaccel: unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         return 2
     collect_less_often()

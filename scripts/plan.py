@@ -22,6 +22,7 @@ from tfaccel.scripts.command import table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.plan_compare import COMPARE_FLAGS, compare, refuse_compare_flags
 from tfaccel.scripts.plan_flags import fixed_fields
+from tfaccel.scripts.plan_table import ALWAYS_SHOWN, choices_table, decisive_choices
 from tfaccel.scripts.train_flags import workload_options
 from tfaccel.scripts.workload_command import run_workload_command
 from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workload
@@ -30,11 +31,10 @@ from tfaccel.scripts.workload_parameters import WorkloadParameters
 _FLAGS: dict[str, Flag] = {
     "hardware": (str, "JSON file describing the machine to plan for (default: this machine)"),
     "write": (str, "write the chosen plan to this JSON file"),
+    "all": (False, "show all fields of the chosen plan, not only those worth a look"),
     "json": (False, "print JSON"),
     **COMPARE_FLAGS,
 }
-
-_ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 
 
 def run(argv: list[str]) -> int:
@@ -64,7 +64,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         memory = [way.to_json() for way in ways]
         print(json.dumps({**_as_data(hardware, workload, plans), "memory": memory}, indent=2))
     else:
-        _print(workload, plans)
+        _print(workload, plans, shows_all=values.all)
         if ways:
             table_console().print(_memory_table(plans[0], ways))
         measured = _measured_plan(values, hardware, workload, fixed)
@@ -124,10 +124,16 @@ def _as_data(hardware: Hardware, workload: Workload, plans: list[Plan]) -> dict[
     }
 
 
-def _print(workload: Workload, plans: list[Plan]) -> None:
+def _print(workload: Workload, plans: list[Plan], *, shows_all: bool) -> None:
     console = table_console()
     console.print(_candidate_table(workload, plans))
-    console.print(_chosen_table(plans[0]))
+    if shows_all:
+        console.print(_chosen_table(plans[0]))
+    else:
+        num_usual = len(explain(plans[0])) - len(decisive_choices(plans[0]))
+        console.print(Text("Chosen: plan 1, each choice as its flag, with the reason", style="bold"))
+        console.print(choices_table(plans[0]))
+        console.print(Text(f"{num_usual} other fields have their usual values; --all shows them, with every reason."))
     others = _other_reasons(plans)
     if others:
         console.print(Text("Why the other candidates have other values", style="bold"))
@@ -136,10 +142,11 @@ def _print(workload: Workload, plans: list[Plan]) -> None:
 
 
 def _candidate_table(workload: Workload, plans: list[Plan]) -> Table:
-    table = Table(title=f"Candidate plans for {workload.name}, best first by rule of thumb", title_justify="left")
-    for heading in ("", "strategy", "devices", "dtype policy", "XLA", "global batch", "per replica", "steps per call"):
-        table.add_column(heading)
-    table.add_column("else")
+    title = f"Candidate plans for {workload.name}, best first by rule of thumb"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for heading in ("", "strategy", "devices", "dtype\npolicy", "XLA", "batch\n(replica)", "steps\na call", "else"):
+        width = len("GPU:7 (8)") if heading == "devices" else None
+        table.add_column(heading, overflow="fold", no_wrap=heading.startswith(("dtype", "batch")), max_width=width)
     for number, plan in enumerate(plans, start=1):
         table.add_row(
             str(number),
@@ -147,9 +154,8 @@ def _candidate_table(workload: Workload, plans: list[Plan]) -> Table:
             devices_text(plan.devices),
             plan.dtype_policy,
             "on" if plan.jit_compile else "off",
-            str(plan.global_batch_size),
-            str(plan.replica_batch_size),
-            "measured" if plan.steps_per_execution is None else str(plan.steps_per_execution),
+            f"{plan.global_batch_size} ({plan.replica_batch_size})",
+            "auto" if plan.steps_per_execution is None else str(plan.steps_per_execution),
             ", ".join(_other_differences(plan, plans[0])),
         )
     return table
@@ -187,9 +193,9 @@ def _with_workers(plan: Plan) -> str:
 
 def _other_differences(plan: Plan, first: Plan) -> list[str]:
     return [
-        f"{mine.field}={mine.value}"
+        f"{mine.field}: {mine.value}"
         for mine, theirs in zip(explain(plan), explain(first), strict=True)
-        if mine.value != theirs.value and mine.field not in _ALWAYS_SHOWN
+        if mine.value != theirs.value and mine.field not in ALWAYS_SHOWN
     ]
 
 

@@ -41,8 +41,6 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.planning.learning_rate_scaling import scaling_advice
-from tfaccel.planning.moves import MEASURED
-from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import run_epochs_of
@@ -52,6 +50,7 @@ from tfaccel.scripts.autotune import autotune
 from tfaccel.scripts.command import table_console
 from tfaccel.scripts.launch import check_num_workers
 from tfaccel.scripts.plan_flags import fixed_fields
+from tfaccel.scripts.plan_table import choices_table
 from tfaccel.scripts.start_again import can_start_again, carried_plan, has_started_again, start_again_if_needed
 from tfaccel.scripts.train_flags import (
     define_train_flags,
@@ -66,10 +65,9 @@ from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workloa
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_place import checked_place, resume_on
+from tfaccel.training.run.shown_run import PROGRESS
 from tfaccel.training.run.step_range import StepRange
 
-# Fields of the plan that are shown before training; others are shown only if the user set them.
-_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 _GO_ON = "The same command with --resume=auto continues from the newest checkpoint."
 _NO_MFU = (
     "unknown: `tfaccel roofline` with the same --recipe (or --workload) and flags measures this machine's limits for "
@@ -208,7 +206,7 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
         checkpoint_interval=run_option("checkpoint_interval", values),
         keep_checkpoints=values.keep_checkpoints,
         profile=values.profile,
-        verbose=0 if values.quiet else 1,
+        verbose=0 if values.quiet else PROGRESS,
         learning_rate_scaling=scaling_rule(values),
         scaling_warm_up=values.scaling_warm_up,
         on_nonfinite=values.on_nonfinite,
@@ -220,19 +218,7 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
 
 def _print_plan(workload: Workload, plan: Plan, origin: str) -> None:
     print(f"Plan for {workload.name} ({origin}): each choice as its flag, with the reason.")
-    for explanation in explain(plan):
-        decided = explanation.reason == SET_BY_YOU or explanation.reason.startswith(MEASURED)
-        if explanation.field in _SHOWN or decided:
-            print(f"  {_as_flag(explanation)}  {explanation.reason}")
-
-
-def _as_flag(explanation: FieldExplanation) -> str:
-    """A choice as a command-line flag."""
-    value = explanation.value
-    text = ",".join(value) if isinstance(value, tuple) else "auto" if value is None else str(value)
-    if isinstance(value, bool):
-        text = "on" if value else "off"
-    return f"{explanation.flag.removesuffix('=VALUE')}={text}"
+    table_console().print(choices_table(plan))
 
 
 def _print_result(result: TrainResult) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from absl import flags
 
 from tfaccel.errors import WorkloadError
+from tfaccel.known_names import did_you_mean
 from tfaccel.planning.option_checks import max_count
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.scripts.model_flags import quiet_import
@@ -106,7 +107,8 @@ def value_of(name: str, text: str, kind: str | tuple[str, ...]) -> Any:
     """
     if isinstance(kind, tuple):
         if text not in kind:
-            raise WorkloadError(f"--{name} must be one of {', '.join(kind)}, or auto. Received: --{name}={text}.")
+            hint = did_you_mean(text, kind)
+            raise WorkloadError(f"--{name} must be one of {', '.join(kind)}, or auto. Received: --{name}={text}.{hint}")
         return text
     convert: Callable[[str], Any] = {TEXT: str, NUMBER: float, COUNT: int}[kind]
     try:

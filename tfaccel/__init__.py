@@ -6,6 +6,8 @@ Importing this package does not import TensorFlow; the modules of the names belo
 from importlib import import_module
 from typing import Any
 
+from tfaccel.known_names import no_attribute
+
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it.
@@ -101,7 +103,7 @@ __all__ = ["__version__", *sorted(_PUBLIC_NAMES)]
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC_NAMES:
         return getattr(import_module(_PUBLIC_NAMES[name]), name)
-    raise AttributeError(f"module 'tfaccel' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    raise no_attribute("tfaccel", name, __all__)
 
 
 def __dir__() -> list[str]:

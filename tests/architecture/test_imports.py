@@ -13,6 +13,8 @@ LAYERS = {
     "keras_file": 0,
     "local_path": 0,
     "known_names": 0,
+    "short_repr": 0,
+    "graph_function": 0,
     "tested_versions": 0,
     "hardware": 1,
     "processes": 1,

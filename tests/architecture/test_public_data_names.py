@@ -61,5 +61,5 @@ def test_public_names_are_these():
 
 def test_every_name_is_there_and_others_are_not(logical_devices):
     assert all(callable(getattr(tfaccel.data, name)) for name in PUBLIC_NAMES)
-    with pytest.raises(AttributeError, match=r"has no attribute 'pipelines'\. Public names: Augmentation, BadData"):
+    with pytest.raises(AttributeError, match=r"'pipelines'\. Did you mean 'Pipeline'\? Public names: Augmentation, Ba"):
         tfaccel.data.pipelines  # noqa: B018 (asked for on purpose)

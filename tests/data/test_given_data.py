@@ -113,7 +113,10 @@ def test_compile_arguments_are_fresh():
     [
         ({"optimiser": "adam"}, "There is no argument 'optimiser'. Did you mean 'optimizer'"),
         ({"epoch": 3}, "There is no argument 'epoch'. Did you mean 'epochs'"),
-        ({"strategy": "mirrored"}, r"'strategy', since it is a field of the plan. Pass plan=.*strategy=\.\.\.\)"),
+        (
+            {"strategy": "mirrored"},
+            r"'strategy', since it is a field of the plan. Pass it to the verb: tfaccel.train.*strategy=\.\.\.\)",
+        ),
         ({"steps_per_epoch": 3}, r"There is no argument 'steps_per_epoch'\. An epoch is all of the data: give"),
         ({"jit_compile": True}, "The plan decides jit_compile: leave it out, or set it in the plan"),
         ({"steps_per_execution": 4}, "The plan decides steps_per_execution"),

@@ -226,6 +226,47 @@ def test_part_that_onnx_cannot_take_is_named_and_nothing_is_left(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_augmentation_layers_do_nothing_in_an_onnx_file(tmp_path, monkeypatch):
+    import keras
+
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")  # tf2onnx sets it when it is imported
+    pytest.importorskip("tf2onnx")
+    layers = [keras.layers.RandomFlip(), keras.layers.RandomRotation(0.3), keras.layers.RandomContrast(0.5)]
+    inner = keras.Sequential([keras.Input((8, 8, 3)), *layers])
+    model = keras.Sequential(
+        [keras.Input((8, 8, 3)), inner, keras.layers.GaussianNoise(1.0), keras.layers.Flatten(), keras.layers.Dense(2)]
+    )
+    (file,) = export(model, ["onnx"], out=tmp_path / "out").files
+    assert file.max_difference < 1e-5  # of the file loaded in another process, on random images
+    flipped = [model.layers[0].layers[0](np.arange(192.0).reshape(1, 8, 8, 3)) for _ in range(8)]
+    assert len({float(keras.ops.sum(image[0, 0])) for image in flipped}) > 1  # the model's own layer still augments
+
+
+def test_own_class_of_a_script(tmp_path, monkeypatch):
+    import keras
+
+    (tmp_path / "own_scale.py").write_text(
+        "import keras\n\nclass OwnScale(keras.layers.Layer):\n    def call(self, x):\n        return 2 * x\n"
+    )
+    (tmp_path / "own_other.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    from own_scale import OwnScale
+
+    OwnScale.__module__ = "__main__"  # as in the script that trained it
+    run = tmp_path / "run"
+    run.mkdir()
+    keras.Sequential([keras.Input((2,)), OwnScale(), keras.layers.Dense(1)]).save(run / "model.keras")
+    (run / "config.json").write_text('{"recipe": "own"}')
+    OwnScale.__module__ = "own_scale"
+    with pytest.raises(ExportError, match=r"holds your class 'OwnScale', which is not imported .* --modules=mine"):
+        export(run, ["saved_model"], out=tmp_path / "out")
+    with pytest.raises(ExportError, match=r"'OwnScale', which no module that was named defines.*modules=own_other"):
+        export(run, ["saved_model"], out=tmp_path / "out", modules=["own_other"])
+    assert not (tmp_path / "out").exists()
+    assert export(run, ["saved_model"], out=tmp_path / "out", modules=["own_scale"]).files[0].max_difference == 0
+
+
 def test_file_that_does_something_else_when_it_is_loaded_is_not_left(tmp_path, monkeypatch, exported):
     """What `export` writes is really loaded: here a file of other weights, and one that is cut off, take its place."""
     from pathlib import Path

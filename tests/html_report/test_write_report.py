@@ -122,6 +122,26 @@ def test_several_runs_stand_side_by_side(tmp_path):
     assert "has the same plan as" in page.text
 
 
+def test_of_two_models_only_what_differs_is_shown(tmp_path):
+    def layers(units, number, kind="Dense"):
+        same = {"class": "Dense", "activation": "relu", "kernel_regularizer": None}
+        own = [{**same, "units": 8}] * number
+        return {f"layer {place}": one for place, one in enumerate([*own, {**same, "class": kind, "units": units}], 1)}
+
+    runs = [write_run(tmp_path / name, epochs=3) for name in ("one", "two", "three")]
+    for run, built, run_id in zip(runs, (layers(8, 2), layers(16, 2), layers(8, 60, "Conv2D")), "abc", strict=True):
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps({**config, "run_id": run_id, "built": built}))
+    _, page = written(tmp_path, *runs[:2])
+    place = page.texts.index("layer 3: units")
+    assert page.texts[place - 3 : place + 3] == ["setting", "one", "two", "layer 3: units", "8", "16"]
+    assert "run_id" not in page.texts and "kernel_regularizer" not in page.text
+    _, page = written(tmp_path, runs[0], runs[2])
+    assert "Settings that differ (the first 40; 18 more)" in page.texts
+    place = page.texts.index("layer 4")
+    assert page.texts[place : place + 3] == ["layer 4", "–", "Dense"]
+
+
 def test_slow_worker_and_batches_left_out_are_named(tmp_path):
     times = [{"input": 0.0, "compute": 0.05, "reduce": 0.04}, {"input": 0.04, "compute": 0.05, "reduce": 0.0}]
     run = write_run(tmp_path / "run", extra={"left_out": 3, "workers": times})

@@ -81,7 +81,7 @@ def test_command_answers():
 def test_command_names_the_nearest_for_an_unknown_one():
     wrong = run_command("trian")
     assert wrong.returncode == 2
-    assert wrong.stderr.startswith("tfaccel: unknown command 'trian'. Did you mean `train`?")
+    assert wrong.stderr.startswith("tfaccel: unknown command 'trian'. Did you mean 'train'?")
     assert wrong.stderr.count("\n") == 1
 
 

@@ -12,6 +12,16 @@ with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)) as 
     sum = tf.constant(1.0) + 1.0
 print(level, "TF_CPP_MIN_LOG_LEVEL" in os.environ)
 """
+IMPORTED_BEFORE = """
+import sys
+import tensorflow as tf
+print("imported", file=sys.stderr, flush=True)
+from tfaccel import Plan, Runtime
+
+for _ in range(2):
+    with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)):
+        tf.constant(1.0) + 1.0
+"""
 PASSED = r"""
 import os
 from tfaccel.processes.quiet_start import without_notes
@@ -30,6 +40,11 @@ with without_notes(wants_gpus=True):
 def test_tensorflow_starts_without_a_word(run_python):
     child = run_python(STARTED, env={"TF_CPP_MIN_LOG_LEVEL": None}, fresh=True)
     assert (child.stdout.split(), child.stderr) == (["2", "False"], "")
+
+
+def test_tensorflow_that_the_script_has_imported_starts_without_a_word(run_python):
+    child = run_python(IMPORTED_BEFORE, env={"TF_CPP_MIN_LOG_LEVEL": None}, fresh=True)
+    assert child.stderr.partition("imported\n")[2] == ""
 
 
 @pytest.mark.slow

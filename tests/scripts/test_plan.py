@@ -59,7 +59,7 @@ def plan(folder, capsys):
 
 
 def test_prints_candidates_chosen_plan_and_every_reason_with_its_flag(plan):
-    status, out, err = plan(OURS, "--hardware=gpus.json")
+    status, out, err = plan(OURS, "--hardware=gpus.json", "--all")
     assert (status, err) == (0, "")
     assert "Candidate plans for mine, best first" in out
     assert "GPU:0 to GPU:7 (8)" in out
@@ -70,6 +70,21 @@ def test_prints_candidates_chosen_plan_and_every_reason_with_its_flag(plan):
     assert "--set=bytes_per_pack=VALUE" in chosen
     assert "compute capability 9.0 has fast bfloat16" in chosen
     assert "dtype_policy=float32: Full precision, for comparison" in out[out.index("Why the other") :]
+
+
+def test_shows_what_was_chosen_and_leaves_out_usual_values(plan, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as on a terminal of 80 columns
+    monkeypatch.setenv("TERM", "dumb")
+    status, out, _ = plan(OURS, "--hardware=gpus.json", "--set=bytes_per_pack=1024")
+    chosen = out[out.index("Chosen: plan 1") : out.index("other fields have their usual values; --all shows")]
+    assert status == 0
+    for flag in ("--strategy=mirrored", "--xla=", "--set=bytes_per_pack=1024"):
+        assert flag in chosen
+    assert "--set=tpu" not in chosen and "--set=cache_data" not in chosen
+    assert max(map(len, chosen.splitlines())) <= 80 and len(chosen.splitlines()) < 40
+    candidates = out[: out.index("Chosen: plan 1")]
+    assert "…" not in candidates and max(map(len, candidates.splitlines())) <= 80
 
 
 def test_says_that_a_measured_plan_is_used_instead(plan, folder, monkeypatch):
@@ -235,7 +250,7 @@ def test_write_saves_the_chosen_plan(plan, folder):
         ([OURS, "--set=strategy=none", "--strategy=tpu"], "it is set already (--strategy)."),
         ([OURS, "--set=data_threads=1", "--set=data_threads=2"], "it is set already (--set=data_threads=VALUE)."),
         ([OURS, "--write=no_folder/plan.json"], "Cannot write the plan file 'no_folder/plan.json'"),
-        ([OURS, "--stratgy=none"], "Unknown command line flag 'stratgy'. Did you mean: strategy ?"),
+        ([OURS, "--stratgy=none"], "Unknown command line flag 'stratgy'. Did you mean 'strategy'?"),
         ([OURS, "here"], "unexpected argument 'here'."),
     ],
 )

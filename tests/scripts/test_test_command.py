@@ -121,7 +121,7 @@ def test_a_failure_is_named_and_gives_status_1(run, monkeypatch):
         (["--shard=2/2"], "--shard is written K/N, with K from 0 to N - 1. Received: --shard=2/2."),
         (["--shard=half"], "Received: --shard=half."),
         (["--only=nothing like it"], "No case matches. Received: --only='nothing like it', --shard=0/1."),
-        (["--replica=2"], "Unknown command line flag 'replica'. Did you mean: replicas ?"),
+        (["--replica=2"], "Unknown command line flag 'replica'. Did you mean 'replicas'?"),
         (["dense"], "unexpected argument 'dense'."),
     ],
 )

@@ -137,7 +137,7 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or sta
         ([RECIPE, "--run_dir=taken"], "taken is not empty and holds no run of tfaccel. Choose a new directory."),
         (
             [RECIPE, "--run_dir=run", "--optimiser=sgd"],
-            "Unknown command line flag 'optimiser'. Did you mean: optimizer",
+            "Unknown command line flag 'optimiser'. Did you mean 'optimizer'?",
         ),
     ],
 )

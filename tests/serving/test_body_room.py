@@ -51,3 +51,48 @@ def test_a_body_that_is_late_gives_its_room_back():
         assert room.taken == 0
 
     asyncio.run(main())
+
+
+LATE_OVER_GRPC = """
+import asyncio, socket
+import grpc
+from tfaccel.serving.grpc_server import GrpcServer
+from tfaccel.serving.messages import BodyRoom
+from tfaccel.serving.options import ServeOptions
+
+async def main():
+    room = BodyRoom()
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        server = GrpcServer(None, ServeOptions(max_request_bytes=1000, body_seconds=30), reserved, room=room)
+        await server.start()
+    async with grpc.aio.insecure_channel(server.target) as channel:
+        method = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
+        late = [channel.stream_unary(method)() for _ in range(17)]  # calls that do not send their message
+        for call in late:
+            await call.wait_for_connection()
+        done, waiting = await asyncio.wait([asyncio.ensure_future(call.code()) for call in late], timeout=3)
+        print([code.result().name for code in done], room.taken)
+        print([await call.details() for call in late if call.done()])
+        try:
+            await channel.unary_unary(method)(b"")  # a body that is there at once needs no room
+        except grpc.aio.AioRpcError as error:
+            print(error.code().name)
+        for call in late:
+            call.cancel()
+        await asyncio.wait(waiting)
+        for _ in range(500):
+            await asyncio.sleep(0.01 if room.taken else 0)
+        print(room.taken)
+    await server.stop(lambda: True)
+
+asyncio.run(main())
+"""
+
+
+def test_bodies_that_stop_short_over_grpc_share_it_too(run_python):
+    refused, why, at_once, left = run_python(LATE_OVER_GRPC).stdout.splitlines()
+    assert refused == "['RESOURCE_EXHAUSTED'] 16000"
+    assert why == "['The bodies of other requests are taking all room for bodies; try again.']"
+    assert (at_once, left) == ("UNIMPLEMENTED", "0")

@@ -13,6 +13,7 @@ from running_server import NAME, PREDICT, ROW, Server, build, wait_for
 
 from tfaccel.errors import ServeError
 from tfaccel.serving.app import App
+from tfaccel.serving.messages import BodyRoom
 from tfaccel.serving.metrics import Metrics
 from tfaccel.serving.model_config import ModelConfig
 from tfaccel.serving.models import Models
@@ -126,7 +127,7 @@ def test_nothing_is_ready_until_a_model_is_loaded(tmp_path):
     metrics = Metrics()
     models = Models([ModelConfig(NAME, tmp_path)], ServeOptions(), metrics)
     try:
-        app = App(models, metrics)
+        app = App(models, metrics, BodyRoom())
         assert asyncio.run(ask(app, "GET", "/readyz")) == (503, {"ready": False})
         assert asyncio.run(ask(app, "GET", "/healthz")) == (200, {"status": "alive"})
         assert asyncio.run(ask(app, "POST", PREDICT)) == (503, {"error": "images is being loaded. Try again later."})

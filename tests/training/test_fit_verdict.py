@@ -126,7 +126,14 @@ def scores(score, **fields):
     ("history", "baselines", "kind", "evidence"),
     [
         (SOUND, scores(0.502, baselines={"boosting": 0.601}), "worse than a baseline", "50.2 % vs. 60.1 % (boost"),
-        (SOUND, scores(0.59, baselines={"boosting": 0.601}), "sound", "59.0 % vs. 60.1 % (boosting)"),  # chance
+        (
+            SOUND,
+            scores(0.655, baselines={"boosting": 0.664, "linear": 0.61}),
+            "no better than a baseline",
+            "65.5 % vs. 66.4 % (boosting), a difference that may be chance",
+        ),
+        (SOUND, scores(0.664, baselines={"boosting": 0.655}), "sound", "66.4 % vs. 65.5 % (boosting)"),
+        (SOUND, scores(0.655, baselines={"boosting": 0.655 + 1e-8}), "sound", "65.5 % vs. 65.5 % (boosting)"),
         (SOUND, scores(0.46, trivial={"most frequent class": 0.35}), "under-fitting", "hardly better than the trivial"),
         (SOUND, scores(0.46, trivial={"a": 0.35}, baselines={"b": 0.46}), "sound", "46.0 % (b), 35.0 % (a)"),
         (SOUND, scores(0.35, trivial={"a": 0.35}), "worse than a baseline", "35.0 % vs. 35.0 % (a)"),
@@ -161,6 +168,7 @@ def test_errors_and_bits_are_compared_as_well():
     )
     assert verdict(SOUND, baselines=bits).evidence == ("bits 2.27 vs. 2.17 (6-gram)",)
     assert verdict(SOUND, baselines=replace(bits, score=2.16)).kind == "sound"
+    assert verdict(SOUND, baselines=replace(bits, score=2.18)).text().startswith("The fit is no better than a baseline")
     assert verdict(SOUND, baselines=replace(bits, score=4.5, baselines={})).kind == "under-fitting"
     assert BaselineScores.from_json(json.loads(json.dumps(bits.to_json()))) == bits
     few = replace(bits, score=2.0, num_examples=3)
@@ -230,3 +238,18 @@ def test_real_histories():
 def test_examples():
     for module in (fit_verdict, baseline_scores, trivial_scores_module):
         assert doctest.testmod(module).failed == 0
+
+
+def test_a_sound_fit_is_never_below_a_baseline():
+    random = np.random.default_rng(0)
+    kinds = set()
+    for _ in range(2000):
+        score, other, trivial = random.uniform(0.3, 1.0, 3).round(2)
+        examples, fraction = int(random.integers(5, 5000)), bool(random.integers(2))
+        given = scores(
+            score, baselines={"b": other}, trivial={"t": trivial}, num_examples=examples, is_fraction=fraction
+        )
+        kind = verdict(SOUND, baselines=given).kind
+        kinds.add(kind)
+        assert kind != "sound" or score >= max(other, trivial)
+    assert kinds >= {"sound", "no better than a baseline", "worse than a baseline"}

@@ -101,3 +101,99 @@ def test_a_model_is_recreated_with_the_states_of_its_recurrent_layers(logical_de
     states = [[value.numpy() for value in one.layers[0].states] for one in (model, again)]
     assert np.abs(states[0][0]).max() > 0.01
     np.testing.assert_array_equal(*states)
+
+
+def test_fields_of_the_plan_are_arguments_of_train(logical_devices, tmp_path):
+    import keras
+    import numpy as np
+
+    import tfaccel
+    from tfaccel.planning.placements import SET_BY_YOU
+
+    def build_model():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+    x = np.ones((32, 4), "float32")
+    data = {"optimizer": "sgd", "loss": "mse", "epochs": 1, "verbose": 0, "run_dir": tmp_path / "run"}
+    chosen = {"strategy": "one_device", "dtype_policy": "mixed_bfloat16", "global_batch_size": 16}
+    plan = tfaccel.train(build_model, x, x[:, :1], **data, **chosen).plan
+    assert {name: getattr(plan, name) for name in chosen} == chosen
+    assert {dict(plan.reasons)[name] for name in chosen} == {SET_BY_YOU}
+    again = tfaccel.train(build_model, x, x[:, :1], **data, **chosen, resume="must")
+    assert again.plan == plan
+    with pytest.raises(tfaccel.WorkloadError, match=r"batch_size=8, global_batch_size=16\. Leave out batch_size"):
+        tfaccel.train(build_model, x, x[:, :1], **data, **chosen, batch_size=8)
+    with pytest.raises(tfaccel.WorkloadError, match=r"optimizer identifier: adamm\. Did you mean 'adam'"):
+        tfaccel.train(build_model, x, x[:, :1], **{**data, "optimizer": "adamm", "run_dir": tmp_path / "other"})
+
+
+def test_train_says_plan_place_verdict_and_folder(logical_devices, tmp_path, capsys):
+    import keras
+    import numpy as np
+
+    import tfaccel
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise ZeroDivisionError
+
+    def build_model():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+    def said(**options):
+        x = np.ones((32, 4), "float32")
+        result = tfaccel.train(
+            build_model, x, x[:, :1], optimizer="sgd", loss="mse", epochs=3, run_dir=tmp_path, **options
+        )
+        return capsys.readouterr().err.replace(result.verdict.text(), "VERDICT")
+
+    with pytest.raises(ZeroDivisionError):
+        said(callbacks=[Stop()])
+    first = capsys.readouterr().err
+    assert first.startswith("Plan (by rules") and "Plan(strategy='none', devices=('CPU:0',)" in first
+    resumed = said(resume="auto")
+    assert f"The run in {tmp_path} continues from the newest checkpoint (epoch 2, step 1).\n" in resumed
+    *_, verdict, folder = resumed.splitlines()
+    assert verdict == "VERDICT" and folder.startswith(f"The model and the result are in {tmp_path}: model.keras")
+    assert f"The run in {tmp_path} is complete; there is nothing to train.\n" in said(resume="auto")
+    assert said(resume="auto", verbose=0) == ""
+
+
+def test_fit_says_where_it_continues(logical_devices, tmp_path, capsys):
+    import keras
+    import numpy as np
+
+    import tfaccel
+
+    x = np.ones((32, 4), "float32")
+
+    def said(epochs, verbose):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        tfaccel.fit(model, x, x[:, :1], epochs=epochs, callbacks=[tfaccel.Resume(tmp_path)], verbose=verbose)
+        return capsys.readouterr().err
+
+    assert "continues" not in said(1, 2)
+    assert f"Training continues in epoch 2 after step 0: {tmp_path}.\n" in said(2, 2)
+    assert "continues" not in said(3, 0)
+    assert f"The training in {tmp_path} is complete after epoch 3.\n" in said(3, 2)
+
+
+RUNS_IN_ONE_PROCESS = """
+import sys
+import keras, numpy as np, tfaccel
+
+def build_model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+x = np.ones((32, 4), "float32")
+for number in range(6):
+    options = {"optimizer": "sgd", "loss": "mse", "validation_data": (x, x[:, :1]), "epochs": 1, "verbose": 0}
+    tfaccel.train(build_model, x, x[:, :1], run_dir=f"{sys.argv[1]}/{number}", jit_compile=bool(number % 2), **options)
+"""
+
+
+def test_several_runs_in_one_process_give_no_warning_of_retracing(run_python, tmp_path):
+    assert "retracing" not in run_python(RUNS_IN_ONE_PROCESS, tmp_path).stderr

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import CompressionError, WorkloadError
 from tfaccel.keras_file import check_no_code
+from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
@@ -33,6 +34,7 @@ TEMPERATURE, ALPHA = 4.0, 0.5
 _MIN_PROBABILITY = 1e-7
 
 
+@suggests_names
 def distill(
     workload: Workload,
     teacher: str | os.PathLike[str],

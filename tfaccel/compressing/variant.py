@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import CompressionError
+from tfaccel.short_repr import short_repr
 
 LITERT_SUFFIX = ".tflite"
 KERAS_SUFFIX = ".keras"
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """One smaller version of a model (or the float model, as the reference), as a file.

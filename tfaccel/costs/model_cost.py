@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from tfaccel.short_repr import short_repr
+
 OPTIMIZER, LOSS, OTHER = "optimizer", "loss", "other"  # rows that are no layers
 HOST = "host"  # the time in which no operation runs
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
     """What one layer computes, forward and (in a training step) backward.
@@ -67,6 +70,7 @@ def _sum(one: LayerCost, other: LayerCost) -> LayerCost:
     )
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
     """What one step, or one forward pass, computes.
@@ -149,6 +153,7 @@ class StepCost:
         return cls(rows=tuple(LayerCost(**row) for row in data["rows"]), num_unsized=data["num_unsized"])
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class ModelCost:
     """What a model computes for one batch.

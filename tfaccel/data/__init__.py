@@ -6,6 +6,8 @@ The names below load their module on first use, since some modules import Tensor
 from importlib import import_module
 from typing import Any
 
+from tfaccel.known_names import no_attribute
+
 # Public name -> the module that defines it, followed by its name there if that differs.
 _PUBLIC_NAMES = {
     "Augmentation": "tfaccel.data.pipeline",
@@ -63,7 +65,7 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC_NAMES:
         module, _, original = _PUBLIC_NAMES[name].partition(":")
         return getattr(import_module(module), original or name)
-    raise AttributeError(f"module 'tfaccel.data' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    raise no_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

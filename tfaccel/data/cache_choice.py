@@ -10,6 +10,7 @@ from typing import Literal
 
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
+from tfaccel.short_repr import short_repr
 
 Place = Literal["auto", "memory", "disk", "none"]
 PLACES = ("auto", "memory", "disk", "none")
@@ -19,6 +20,7 @@ _PART_OF_MEMORY = 1 / 3
 _PART_OF_DISK = 1 / 2
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
     """The settings of a cache.

@@ -20,10 +20,12 @@ from tfaccel.data.epoch_positions import Every, Shard, epoch_positions
 from tfaccel.data.example_cache import ExampleCache, Reader
 from tfaccel.data.ordered_map import ordered_map, untuned
 from tfaccel.errors import DataError
+from tfaccel.short_repr import short_repr
 
 AUTOMATIC = CacheOptions()
 
 
+@short_repr
 @dataclass(frozen=True)
 class Augmentation:
     """The random augmentation of the examples of a batch.

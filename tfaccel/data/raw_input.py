@@ -12,6 +12,8 @@ from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import DataError
+from tfaccel.known_names import suggests_names
+from tfaccel.short_repr import short_repr
 
 FILE_NAME = "raw_input.json"
 _BYTES_MEAN = 127.5  # the `pixel_mean` of image sets with uint8 pixels
@@ -47,6 +49,8 @@ class RawInput:
         return cls(**data)
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class ImageInput(RawInput):
     """Encoded images, whose pixel values from 0 to 255 the model takes.
@@ -73,6 +77,8 @@ class ImageInput(RawInput):
         return cls(image_size=images.image_size, num_channels=images.num_channels, class_names=names, **settings)
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class TextInput(RawInput):
     """Texts, whose first token ids the model takes.
@@ -96,6 +102,8 @@ class TextInput(RawInput):
         return {**super().to_json(), "vocabulary": self.vocabulary.to_json()}
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class TableInput(RawInput):
     """Rows of a table, which the model takes as numbers and category indices.

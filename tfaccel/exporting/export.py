@@ -13,7 +13,7 @@ from tfaccel.errors import ExportError
 from tfaccel.exporting.export_folder import export_folder, next_version
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, place_of_run, served_model, url_name
-from tfaccel.known_names import did_you_mean
+from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import is_utf8, local_path, shown_path
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tfaccel")
 
 
+@suggests_names
 def export(
     run_or_model: str | os.PathLike[str] | keras.Model,
     formats: Sequence[str] = DEFAULT_FORMATS,

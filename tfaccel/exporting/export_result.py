@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tfaccel.short_repr import short_repr
+
 FORMATS = ("keras", "saved_model", "litert", "onnx")
 DEFAULT_FORMATS = FORMATS[:3]  # litert needs the extra `litert`
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class ExportedFile:
     """One exported format.
@@ -33,6 +36,7 @@ class ExportedFile:
     differs: str = ""
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
     """The result of `export`.

@@ -111,7 +111,22 @@ def read_rows(
     if suffix in TEXT_SUFFIXES and kind == "text":
         lines = _lines(path, encoding)
         return Rows(tuple(f"{path}:{number}" for number, _ in lines), texts=tuple(text for _, text in lines))
-    raise DataError(f"This model takes {_taken(kind, inputs)}. Received: {path}.")
+    undescribed = "" if raw_input is not None else _not_described(inputs, suffix in IMAGE_SUFFIXES)
+    raise DataError(f"This model takes {_taken(kind, inputs)}. Received: {path}.{undescribed}")
+
+
+def _not_described(inputs: Mapping[str, Any], is_image: bool) -> str:
+    """What is missing to predict image files with a model that takes images as arrays."""
+    shapes = [tuple(spec.shape[1:]) for spec in inputs.values()]
+    if len(shapes) != 1 or len(shapes[0]) != 3 or not is_image:
+        return ""
+    height, width, channels = shapes[0]
+    if height is None or height != width or channels not in (1, 3):
+        return ""
+    return (
+        " For image files, train with a description of them: raw_input=tfaccel.ImageInput(class_names=(...), "
+        f'outputs="probabilities", image_size={height}, num_channels={channels}).'
+    )
 
 
 def _taken(kind: str, inputs: Mapping[str, Any]) -> str:

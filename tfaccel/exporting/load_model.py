@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import keras
 
 MODEL_FILE = "model.keras"
+_NO_CLASS = re.compile(r"Could not locate (?:class|function) '([^']+)'")
 _MAX_REASON_LENGTH = 300  # characters
 
 
@@ -117,12 +118,35 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
     from tfaccel.training.private.private_weights import load_model
 
     try:
-        model = load_model(file, compile=False, safe_mode=True)
+        model = load_model(file, compile=False, safe_mode=True, custom_objects=_classes_of(modules))
     except ExportError:
         raise
     except Exception as error:  # Keras raises many kinds of errors for files that it cannot load.
+        missing = _NO_CLASS.search(str(error))
+        if missing is not None:
+            raise ExportError(_own_class(missing[1], file, modules)) from error
         raise ExportError(f"Keras cannot load {file}: {_reason(error)}") from error
     return model
+
+
+def _classes_of(modules: Sequence[str]) -> dict[str, type]:
+    """The classes that the user's modules define, by the names that Keras has for classes that are not registered."""
+    found = [value for module in modules for value in vars(sys.modules[module]).values() if isinstance(value, type)]
+    return {one.__name__: one for one in found if one.__module__ in modules}
+
+
+def _own_class(name: str, file: Path, modules: Sequence[str]) -> str:
+    """What to do about a class that Keras does not find."""
+    if modules:
+        return (
+            f"{file} holds your class {name!r}, which no module that was named defines. Received: modules="
+            f"{', '.join(modules)}. Name the module that defines it on its top level."
+        )
+    return (
+        f"{file} holds your class {name!r}, which is not imported for a file that may come from anywhere. Name the "
+        'module that defines it: --modules=mine for mine.py in this folder (in Python: modules=["mine"]); what the '
+        'module runs as a script must stand under `if __name__ == "__main__":`.'
+    )
 
 
 def _reason(error: BaseException) -> str:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import RunDirError
 from tfaccel.exporting.load_model import MODEL_FILE, load_keras_model
+from tfaccel.known_names import suggests_names
 from tfaccel.planning.run_workload import check_finished_run
+from tfaccel.short_repr import short_repr
 from tfaccel.training.run.checkpoint_files import checkpoint_weights
 from tfaccel.training.run.result import TrainResult
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import keras
 
 
+@short_repr
 @dataclass(frozen=True)
 class Run:
     """A finished run.
@@ -57,6 +60,7 @@ class Run:
         return model
 
 
+@suggests_names
 def load_run(run_dir: str | os.PathLike[str]) -> Run:
     """Loads a finished run.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def write_onnx(path: Path, model: keras.Model) -> None:
     """
     check_onnx_packages()
     add_operations()
-    with _messages() as unknown, _numpy_constants(model):
+    with _messages() as unknown, _numpy_constants(model), _no_augmentation(model):
         try:
             model.export(str(path), format="onnx", verbose=False, opset_version=_OPSET)
         except Exception as error:  # the converter raises many kinds of errors
@@ -72,6 +73,25 @@ def _numpy_constants(model: keras.Model) -> Iterator[None]:
             own = {name: value.numpy() for name, value in vars(layer).items() if isinstance(value, tf.Tensor)}
             stack.enter_context(instance_attributes(layer, own))
         yield
+
+
+@contextlib.contextmanager
+def _no_augmentation(model: keras.Model) -> Iterator[None]:
+    """Calls layers that augment by default, such as `RandomFlip`, as at inference; Keras exports them as trained."""
+    with contextlib.ExitStack() as stack:
+        for layer in all_layers(model):
+            training = inspect.signature(layer.call).parameters.get("training")
+            if training is not None and training.default is True:
+                stack.enter_context(instance_attributes(layer, {"call": _at_inference(layer.call)}))
+        yield
+
+
+def _at_inference(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **{**kwargs, "training": False})
+
+    return called
 
 
 class _Unknown(logging.Handler):

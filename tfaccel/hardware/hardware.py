@@ -8,12 +8,16 @@ from typing import Any, Self
 
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.json_fields import check_count, check_known, check_text, quoted, record_from_json, texts_from_json
+from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
+from tfaccel.short_repr import short_repr
 
 DEVICE_KINDS = ("CPU", "GPU", "TPU")
 CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """One device, with TensorFlow's index.
@@ -72,6 +76,7 @@ class Device:
         return record_from_json(cls, data)
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The cluster of this process.
@@ -135,6 +140,8 @@ class Cluster:
         return record_from_json(cls, data)
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """A machine: its CPU, memory, accelerators, and its place in a cluster.

@@ -12,11 +12,15 @@ from typing import Any, Self
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.hardware import DEVICE_KINDS
 from tfaccel.hardware.json_fields import check_count, check_text, quoted, record_from_json
+from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
+from tfaccel.short_repr import short_repr
 
 _OF_A_MACHINE = {"hardware", "devices", "cpu_model"}  # in a file that describes a machine
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class Interconnect:
     """What connects devices that train together, in the latency-bandwidth (alpha-beta) model.

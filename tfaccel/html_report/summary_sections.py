@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,9 @@ from tfaccel.training.verdict.fit_verdict import SOUND, UNKNOWN
 from tfaccel.tuning.objective import direction_of
 from tfaccel.tuning.trial_row import TrialRow
 
+_PARTS = ("options", "built")  # of a run's config
+_ABSENT = object()  # a setting that a run does not have
+_MAX_DIFFERENCES, _MAX_SETTING = 40, 200  # rows, and characters
 _ON_TRAINING = " (training)"
 _MAX_METRICS = 4  # shown as cards; the table of final metrics has all
 
@@ -123,17 +126,12 @@ def comparison_section(runs: Sequence[RunRecord]) -> Section:
     if len(runs) < 2:
         return Section(anchor="runs", title="Runs compared")
     blocks: list[Block] = [_outcomes(runs)]
-    settings = [_settings(run) for run in runs]
-    names = list(dict.fromkeys(name for one in settings for name in one))
-    different = [name for name in names if len({one.get(name, NONE) for one in settings}) > 1]
-    if different:
-        blocks.append(
-            Table(
-                caption="Settings that differ",
-                headings=("setting", *(run.name for run in runs)),
-                rows=tuple((name, *(one.get(name, NONE) for one in settings)) for name in different),
-            )
-        )
+    rows = list(_differences("", [_settings(run) for run in runs]))
+    if rows:
+        more = len(rows) - _MAX_DIFFERENCES
+        caption = "Settings that differ" + (f" (the first {_MAX_DIFFERENCES}; {more} more)" if more > 0 else "")
+        headings = ("setting", *(run.name for run in runs))
+        blocks.append(Table(caption=caption, headings=headings, rows=tuple(rows[:_MAX_DIFFERENCES])))
     else:
         blocks.append(Message(lines=("All settings of these runs are the same.",), tone="quiet"))
     return Section(anchor="runs", title="Runs compared", blocks=blocks)
@@ -205,14 +203,36 @@ def _state(run: RunRecord) -> str:
     return "not finished" if run.result is None else run.result.verdict.kind
 
 
-def _settings(run: RunRecord) -> dict[str, str]:
-    """Options of the workload, and fields of the plan, as texts."""
-    options = run.config.get("options")
-    found = {name: value for name, value in run.config.items() if name != "options"}
-    found |= options if isinstance(options, dict) else {}
+def _settings(run: RunRecord) -> dict[str, Any]:
+    """Options of the workload, fields of the plan, and what was built: the layers, the optimizer and others."""
+    found = {name: value for name, value in run.config.items() if name not in ("run_id", *_PARTS)}
+    for part in _PARTS:
+        more = run.config.get(part)
+        found |= more if isinstance(more, dict) else {}
     if run.plan is not None:
         found |= {name: getattr(run.plan, name) for name in plan_field_names()}
-    return {str(name): setting_text(value) for name, value in found.items()}
+    return {str(name): value for name, value in found.items()}
+
+
+def _differences(name: str, values: Sequence[Any]) -> Iterator[tuple[str, ...]]:
+    """The settings that differ, each with its value in every run; of layers of other classes, only the classes."""
+    classes = {str(value.get("class")) for value in values if isinstance(value, dict)}
+    if all(isinstance(value, dict) for value in values) and len(classes) == 1:
+        for key in dict.fromkeys(key for value in values for key in value):
+            yield from _differences(f"{name}: {key}" if name else key, [value.get(key, _ABSENT) for value in values])
+        return
+    texts = [_setting(value) for value in values]
+    if len(set(texts)) > 1:
+        yield (name, *texts)
+
+
+def _setting(value: Any) -> str:
+    if value is _ABSENT:
+        return NONE
+    if isinstance(value, dict):
+        return str(value.get("class", ", ".join(map(str, value))))[:_MAX_SETTING]
+    text = setting_text(value)
+    return text if len(text) <= _MAX_SETTING else f"{text[: _MAX_SETTING - 1]}…"
 
 
 def settings_section(runs: Sequence[RunRecord]) -> Section:
@@ -221,7 +241,7 @@ def settings_section(runs: Sequence[RunRecord]) -> Section:
     for run in runs:
         options = run.config.get("options")
         rows = {
-            **{n: v for n, v in run.config.items() if n != "options"},
+            **{n: v for n, v in run.config.items() if n not in ("options", "built", "run_id")},
             **(options if isinstance(options, dict) else {}),
         }
         if rows:

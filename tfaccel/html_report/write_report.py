@@ -27,6 +27,7 @@ from tfaccel.html_report.summary_sections import (
     settings_section,
     summary_section,
 )
+from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import Report
 
@@ -61,6 +62,7 @@ class WrittenReport:
         }
 
 
+@suggests_names
 def write_report(
     *run_dirs: str | os.PathLike[str],
     output: str | os.PathLike[str] = "report.html",

@@ -13,6 +13,7 @@ from typing import Any
 
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
+from tfaccel.known_names import suggests_names
 from tfaccel.launching.worker_places import WorkerPlace, visible_gpus, worker_places
 from tfaccel.planning.option_checks import check_counts
 from tfaccel.processes.child import how_it_ended
@@ -21,6 +22,7 @@ from tfaccel.processes.local_cluster import cluster_environments
 _GRACE_SECONDS = 5.0
 
 
+@suggests_names
 def notebook_launch(
     function: Callable[..., Any],
     args: Sequence[Any] = (),

@@ -6,6 +6,8 @@ Names load their module on first use, since these import TensorFlow.
 from importlib import import_module
 from typing import Any
 
+from tfaccel.known_names import no_attribute
+
 # Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
     "BeamSearch": "tfaccel.models.beam_search",
@@ -50,7 +52,7 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC_NAMES:
         module, _, original = _PUBLIC_NAMES[name].partition(":")
         return getattr(import_module(module), original or name)
-    raise AttributeError(f"module 'tfaccel.layers' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    raise no_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tfaccel.errors import PlanError
+from tfaccel.known_names import suggests_names
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
+from tfaccel.short_repr import short_repr
 
 _MOST = 2**24  # micro-batch: there is no end to it where neither memory, nor data, nor the user limits it
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
     """How `find_batch_size` searches.

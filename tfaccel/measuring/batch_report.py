@@ -12,10 +12,12 @@ from tfaccel.errors import ReportError
 from tfaccel.local_path import local_path
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.memory_estimate import mebibytes
+from tfaccel.short_repr import short_repr
 
 INTERRUPTED = "It was interrupted."
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class BatchTrial:
     """A batch size, and what was measured of it.
@@ -51,6 +53,7 @@ class BatchTrial:
         return cls(**{**data, "candidate": Candidate.from_json(data["candidate"])})
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class BatchReport:
     """What `find_batch_size` found.

@@ -9,8 +9,10 @@ from typing import Any, Self
 
 from tfaccel.measuring.measurement import relative_spread
 from tfaccel.planning.plan import Plan
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class CandidateWindow:
     """Some training steps in a row, timed.
@@ -32,6 +34,7 @@ class CandidateWindow:
     gpu_utilization: float | None = None
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A plan, and what was measured of it.

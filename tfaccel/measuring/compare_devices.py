@@ -9,17 +9,19 @@ from typing import Any
 from tfaccel.errors import HardwareError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
+from tfaccel.known_names import suggests_names
 from tfaccel.measuring.step_facts import StepFacts, step_facts
 from tfaccel.measuring.step_time import StepTime, measured_steps
 from tfaccel.measuring.workload_task import task_of
-from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.device_comparison import DeviceComparison, DeviceTime, GpuAssumptions, gpu_step
 from tfaccel.planning.gpu_peaks import GPUS, gpu_peaks, known_gpu
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.moves import MEASURED
-from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
+from tfaccel.short_repr import short_repr
 
 LIMIT_SECONDS = 120.0
 _SEED = 0
@@ -27,6 +29,8 @@ _SEED = 0
 Progress = Callable[[str], None]
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions:
     """What is known already, or fixed.
@@ -93,7 +97,7 @@ def compare_devices(
         given or ComparisonOptions(),
     )
     gpu, is_here = gpu_of(hardware, here)
-    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    fixed = taken_fields(options)
     for name in ("strategy", "devices"):
         if name in fixed:
             raise PlanError(f"The comparison chooses {name}. Received: {name}={fixed[name]!r}. Leave it out.")

@@ -15,11 +15,11 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.memory_estimate import MemoryEstimate
 from tfaccel.measuring.workload_task import task_of
-from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.option_checks import listed
-from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan import Plan
 
 _LOGGER = logging.getLogger(__name__)
 _PROGRAM = "tfaccel.measuring.memory_program"
@@ -66,7 +66,7 @@ def estimate_memory(
         >>> estimate.weights_bytes > 4 * estimate.num_parameters, estimate.fits(32)
         (True, True)
     """
-    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    fixed = taken_fields(options)
     made = given_workload(workload, x, y, **options)
     hardware = hardware or detect_hardware()
     plan = default_plan(hardware, made, **fixed)

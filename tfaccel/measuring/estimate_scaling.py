@@ -14,9 +14,9 @@ from tfaccel.measuring.loopback import loopback_interconnect
 from tfaccel.measuring.step_facts import step_facts
 from tfaccel.measuring.step_time import measured_steps
 from tfaccel.measuring.workload_task import task_of
-from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.load_workload import as_workload
-from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan import Plan
 from tfaccel.planning.scaling import (
     ScalingEstimate,
     ScalingOptions,
@@ -73,7 +73,7 @@ def estimate_scaling(
         ['100.0%', '89.8%']
     """
     numbers, assume = checked_replicas(replicas), assume or ScalingOptions()
-    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    fixed = taken_fields(options)
     made = as_workload(workload, **options)
     hardware = replace(detect_hardware(), cluster=None)
     device = next((one.name for one in hardware.gpus), "CPU:0")

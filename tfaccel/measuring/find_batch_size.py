@@ -19,10 +19,10 @@ from tfaccel.measuring.batch_search import BatchSearch, OnTrial
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.estimate_memory import device_bytes
 from tfaccel.measuring.workload_task import task_of
-from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
-from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 
 
@@ -69,7 +69,7 @@ def find_batch_size(
         >>> report.largest
         64
     """
-    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    fixed = taken_fields(options)
     made = given_workload(workload, x, y, **options)
     _check_batches(made)
     hardware = hardware or detect_hardware()

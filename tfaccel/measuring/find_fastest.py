@@ -18,11 +18,10 @@ from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.workload_task import task_of
-from tfaccel.planning.candidates import checked_fields, default_plan
+from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.moves import PROCESS_AXES
-from tfaccel.planning.plan import plan_field_names
 from tfaccel.planning.plan_cache import CachedPlan, cached_plan, ignored, keep_plan
 from tfaccel.planning.train_command import train_command
 from tfaccel.training.process_settings import unavailable_settings
@@ -83,7 +82,7 @@ def find_fastest(
         >>> report.plan.dtype_policy
         'float32'
     """
-    fixed = checked_fields({name: options.pop(name) for name in plan_field_names() if name in options})
+    fixed = taken_fields(options)
     made = given_workload(workload, x, y, **options)
     hardware = hardware or detect_hardware()
     _check_one_worker(hardware)

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfaccel.errors import PlanError
+from tfaccel.known_names import suggests_names
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
+from tfaccel.short_repr import short_repr
 
 if TYPE_CHECKING:
     from tfaccel.measuring.report import Report
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
     """How `find_fastest` measures.

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from tfaccel.errors import PlanError, ReportError
 from tfaccel.local_path import local_path
+from tfaccel.short_repr import short_repr
 
 HEADINGS = (
     "replica batch",
@@ -23,6 +24,7 @@ HEADINGS = (
 )
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class BatchMemory:
     """The memory that training with one batch size takes on a device.
@@ -54,6 +56,7 @@ class BatchMemory:
         return self.total_bytes - self.activations_bytes + self.recomputed_activations_bytes
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
     """The memory that training a workload with a plan takes on one device.

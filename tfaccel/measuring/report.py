@@ -13,12 +13,14 @@ from tfaccel.local_path import local_path
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.measure_options import MeasureOptions
 from tfaccel.planning.plan import Plan
+from tfaccel.short_repr import short_repr
 
 FIRST_PLAN, REFERENCE = "first plan", "reference"  # axes of candidates that no move led to
 NO_MOVE_LEFT = "No further move is left."
 HEADINGS = ("plan", "examples/s", "speed", "spread", "first steps", "memory", "outcome")
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """All plans that `find_fastest` measured, and the one that it chose.

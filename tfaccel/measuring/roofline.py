@@ -21,11 +21,11 @@ from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.measuring.workload_task import task_of
+from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.kept_rooflines import keep_roofline
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings
-from tfaccel.planning.plan import plan_field_names
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.workload import Workload
@@ -76,7 +76,7 @@ def roofline(
         >>> found.cost.matrix_flops, 0 < found.mfu < 1
         (512, True)
     """
-    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    fixed = taken_fields(options)
     made = given_workload(workload, x, y, **options)
     hardware = detect_hardware()
     plan = chosen_plan(hardware, made, **fixed)

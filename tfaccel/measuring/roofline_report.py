@@ -13,6 +13,7 @@ from tfaccel.errors import ReportError
 from tfaccel.local_path import local_path
 from tfaccel.planning.machine_ceilings import MachineCeilings, compute_dtype, num_limited_devices
 from tfaccel.planning.plan import Plan
+from tfaccel.short_repr import short_repr
 from tfaccel.training.run.performance import INPUT_BOUND_FROM
 
 EXPLAINED_FROM = 0.5  # fraction of the step time that arithmetic and memory must explain to be what bounds it
@@ -46,6 +47,7 @@ class LayerLimit:
         return self.least_seconds / self.seconds if self.seconds else None
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
     """How close a workload's training step comes to the limits of the machine.

@@ -11,10 +11,13 @@ import tensorflow as tf
 
 from tfaccel.data.texts.vocabulary import END, PADDING, START, UNKNOWN
 from tfaccel.errors import WorkloadError
+from tfaccel.graph_function import graph_function
+from tfaccel.short_repr import short_repr
 
 _NEVER_WRITTEN = (PADDING, UNKNOWN, START)
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class BeamSearch:
     """Decodes with a model from `tfaccel.models.sequence_to_sequence`, keeping the best hypotheses at each step.
@@ -51,7 +54,7 @@ class BeamSearch:
             model: from `sequence_to_sequence`.
             source: token ids (int32), of shape (num_rows, length).
         """
-        step = tf.function(model.get_layer("decoder").step, autograph=False, reduce_retracing=True)
+        step = graph_function(model.get_layer("decoder").step, reduce_retracing=True)
         found: list[list[int]] = []
         for first in range(0, len(source), self.num_texts):
             part = source[first : first + self.num_texts]

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from tfaccel.errors import WorkloadError
+from tfaccel.graph_function import graph_function
 from tfaccel.planning.option_checks import check_counts
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How to sample the next token.
@@ -75,7 +78,7 @@ class TokenWriter:
         import tensorflow as tf
 
         self._model = model
-        self._step = tf.function(model.step, autograph=False, reduce_retracing=True)
+        self._step = graph_function(model.step, reduce_retracing=True)
         self._constant = tf.constant
 
     def write(

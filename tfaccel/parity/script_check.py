@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from tfaccel.errors import TfaccelError
+from tfaccel.known_names import suggests_names
 from tfaccel.processes.child import ProcessError, run_program
+from tfaccel.short_repr import short_repr
 
 _PROGRAM = "tfaccel.parity.script_program"
 _NO_FIT = 3
@@ -31,6 +33,7 @@ model.fit(**{{name: arrays[name] for name in arrays}}, batch_size={batch_size!r}
 """
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class CheckRow:
     """What one way of training has given.
@@ -54,6 +57,7 @@ class CheckRow:
     failure: str = ""
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
     """A comparison of one device with several replicas.
@@ -79,6 +83,7 @@ class CheckResult:
         return {**asdict(self), "is_equal": self.is_equal}
 
 
+@suggests_names
 def check(
     model: Any,
     x: Any = None,

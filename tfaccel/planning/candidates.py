@@ -152,6 +152,27 @@ def checked_fields(fixed: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def taken_fields(options: dict[str, Any], plan: Plan | None = None) -> dict[str, Any]:
+    """Removes the plan fields from the options of a call, and returns them, as a plan holds them.
+
+    Args:
+        options: what a verb was called with.
+        plan: a plan that was given as well.
+
+    Raises:
+        PlanError: for an invalid value, or for fields beside a plan.
+
+    Example:
+        >>> options = {"strategy": "none", "width": 8}
+        >>> taken_fields(options), options
+        ({'strategy': 'none'}, {'width': 8})
+    """
+    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    if plan is not None and fixed:
+        raise PlanError(f"Give a plan, or fields of one. Received both: plan, {', '.join(fixed)}.")
+    return checked_fields(fixed)
+
+
 def _apply(draft: _Draft, name: str, rule: Rule, *, cost: int) -> list[_Draft]:
     """The draft with each choice of one field; only the best draft gets further choices of single fields."""
     case = draft.case

@@ -8,9 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tfaccel.errors import PlanError
+from tfaccel.known_names import suggests_names
 from tfaccel.planning.gpu_peaks import GpuPeaks
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class GpuAssumptions:
     """What the estimate of a GPU's step assumes. The defaults are round numbers, not measurements.
@@ -39,6 +43,7 @@ class GpuAssumptions:
                 raise PlanError(f"{name} must be at least 0. Received: {name}={value}.")
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class DeviceTime:
     """How long training takes on one kind of device.
@@ -81,6 +86,7 @@ class DeviceTime:
         return self.start_seconds + epochs * num_examples * self.example_seconds
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class DeviceComparison:
     """The times of a workload on a CPU and on a GPU.

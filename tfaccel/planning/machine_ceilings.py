@@ -19,6 +19,7 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cache_dir, keep_in_cache
 from tfaccel.planning.plan_environment import environment_of
+from tfaccel.short_repr import short_repr
 
 logger = logging.getLogger("tfaccel")
 
@@ -28,6 +29,7 @@ _PACKAGES = ("keras", "tensorflow")
 _COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class MachineCeilings:
     """The highest speeds that TensorFlow reached on one device of this machine, a CPU with all of its usable cores.

@@ -66,7 +66,7 @@ class FreshArguments(Deferred[dict[str, Any]]):
         for name in OF_THE_PLAN:
             if name in arguments:
                 raise WorkloadError(
-                    f"The plan decides {name}: leave it out, or set it in the plan (`tfaccel train --{name}=...`)."
+                    f"The plan decides {name}: leave it out, or set it in the plan: tfaccel.train(..., {name}=...)."
                 )
         for name in arguments:
             if name not in COMPILE_ARGUMENTS:

@@ -8,12 +8,15 @@ from os import PathLike
 from typing import Any, Self
 
 from tfaccel.errors import PlanError
-from tfaccel.known_names import did_you_mean
+from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.plan_checks import check_plan
 from tfaccel.planning.plan_fields import check_fields
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How to train: on which devices, in which precision, with which batches.
@@ -134,7 +137,7 @@ class Plan:
     fused_kernels: bool = False
     rematerialization: bool = False
     tpu: str | None = None
-    reasons: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    reasons: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.devices, list):

@@ -11,10 +11,12 @@ from typing import Any, Literal, Self
 
 from tfaccel.errors import PlanError, ReportError
 from tfaccel.hardware.interconnect import Interconnect
+from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.all_reduce import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
 from tfaccel.planning.option_checks import listed
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
+from tfaccel.short_repr import short_repr
 
 MAX_REPLICAS = 1_000_000
 _BACKWARD_SHARE = 2 / 3  # of a step's operations: the backward pass has twice those of the forward pass
@@ -22,6 +24,8 @@ _MILLION = 1_000_000
 _SECONDS_PER_HOUR = 3600
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class ScalingOptions:
     """What `estimate_scaling` assumes.
@@ -62,6 +66,7 @@ class ScalingOptions:
                 raise PlanError(f"{name} must be a number of at least 0. Received: {name}={value}.")
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class ScalingRow:
     """Predictions for one number of replicas.
@@ -93,6 +98,7 @@ class ScalingRow:
     cost_per_million_examples: float | None = None
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class ScalingEstimate:
     """Predictions of the speed of data-parallel training.

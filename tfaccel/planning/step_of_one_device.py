@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 
 from tfaccel.errors import PlanError
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class StepOfOneDevice:
     """What one device does in a training step.

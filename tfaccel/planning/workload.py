@@ -9,9 +9,11 @@ from typing import Any, Self
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
+from tfaccel.known_names import suggests_names
 from tfaccel.planning.data_places import compile_function, data_after_model
 from tfaccel.planning.own_model import checked_build_model, name_of
 from tfaccel.planning.workload_calls import check_parameters
+from tfaccel.short_repr import short_repr
 
 _OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge", "show_result")
 _FROM_DATA = (
@@ -25,6 +27,8 @@ _FROM_DATA = (
 )
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True)
 class Workload:
     """What to train: a model, how to compile it, and its data.

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from tfaccel.errors import TfaccelError, WorkloadError
+from tfaccel.known_names import hint_of_keras_error
 
 # The arguments that tfaccel calls each function of a workload with.
 _CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
@@ -77,7 +78,7 @@ def call_own(of: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -
         rest = error.__traceback__ and error.__traceback__.tb_next  # this function is of no interest
         text = " ".join(str(error).split()) or "no message"
         raise WorkloadError(
-            f"{of} raised {type(error).__name__}: {text:.1000}{_place(rest)}"
+            f"{of} raised {type(error).__name__}: {text:.1000}{hint_of_keras_error(text)}{_place(rest)}"
         ) from error.with_traceback(rest)
 
 

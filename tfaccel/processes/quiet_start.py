@@ -19,6 +19,7 @@ _NOTES = (
 )
 _NO_GPU = "failed call to cuInit"  # an error if GPUs are wanted
 _SECONDS = 5.0
+_filtered: list[bool] = []  # not empty once notes have been filtered in this process
 
 
 @contextlib.contextmanager
@@ -26,15 +27,16 @@ def without_notes(*, wants_gpus: bool) -> Iterator[None]:
     """Within the block, removes lines on standard error that only report that CUDA is missing.
 
     A child process passes all other lines through immediately, so they appear even if TensorFlow aborts this process.
-    Does nothing if TensorFlow is already imported.
+    TensorFlow writes some when it is imported, others when it starts; once both are done, this does nothing.
 
     Args:
         wants_gpus: whether a GPU will be used; errors about starting it are then shown.
     """
     grep = shutil.which("grep")
-    if grep is None or "tensorflow" in sys.modules:
+    if grep is None or ("tensorflow" in sys.modules and _filtered):
         yield
         return
+    _filtered.append(True)
     patterns = [part for note in (*_NOTES, *(() if wants_gpus else (_NO_GPU,))) for part in ("-e", note)]
     command = [grep, "--text", "--line-buffered", "--invert-match", "--fixed-strings", *patterns]
     with contextlib.ExitStack() as stack:

@@ -6,6 +6,8 @@ Names load their module on first use, since some of these import matplotlib or T
 from importlib import import_module
 from typing import Any
 
+from tfaccel.known_names import no_attribute
+
 # Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
     "BaselineScores": "tfaccel.training.verdict.baseline_scores",
@@ -57,7 +59,7 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC_NAMES:
         module, _, original = _PUBLIC_NAMES[name].partition(":")
         return getattr(import_module(module), original or name)
-    raise AttributeError(f"module 'tfaccel.reporting' has no attribute {name!r}. Public names: {', '.join(__all__)}.")
+    raise no_attribute(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -32,10 +32,11 @@ class App:
     Args:
         models: the served models.
         metrics: counts requests.
+        room: what the bodies of all requests share.
     """
 
-    def __init__(self, models: Models, metrics: Metrics) -> None:
-        self._models, self._metrics, self._room = models, metrics, BodyRoom()
+    def __init__(self, models: Models, metrics: Metrics, room: BodyRoom) -> None:
+        self._models, self._metrics, self._room = models, metrics, room
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
         """Answers one request."""

@@ -26,6 +26,7 @@ from tfaccel.errors import ServeError
 from tfaccel.serving.address import target
 from tfaccel.serving.grpc_methods import GrpcMethods
 from tfaccel.serving.http_protocol import has_arrived
+from tfaccel.serving.messages import BodyRoom
 from tfaccel.serving.model_api import LARGE_BYTES
 from tfaccel.serving.models import Models
 from tfaccel.serving.options import ServeOptions
@@ -47,6 +48,7 @@ _MAX_MESSAGE = 1000  # characters of an error message, which is sent in a header
 _IDLE_SECONDS = 75  # idle connections are closed after this time
 _DOOR_SECONDS = 1.0  # at shutdown, how long new requests are still received (and refused)
 _QUIET_SECONDS = 0.1  # without a new request, after which none is assumed to be in flight
+_AT_ONCE_SECONDS = 0.25  # a body that takes longer to arrive needs room for one of the largest size
 _TURN_SECONDS = 0.01  # polling interval at shutdown
 
 
@@ -57,10 +59,11 @@ class GrpcServer:
         models: the served models.
         options: the server's limits.
         reserved: a socket bound to the address and not listening; closed when the server listens there.
+        room: what the bodies of all requests share.
     """
 
-    def __init__(self, models: Models, options: ServeOptions, reserved: socket.socket) -> None:
-        self._options, self._reserved = options, reserved
+    def __init__(self, models: Models, options: ServeOptions, reserved: socket.socket, *, room: BodyRoom) -> None:
+        self._options, self._reserved, self._room = options, reserved, room
         self.target = target(reserved)
         self._port = reserved.getsockname()[1]
         self._methods = GrpcMethods(models, max_bytes=options.max_request_bytes)
@@ -171,18 +174,41 @@ class GrpcServer:
         return grpc.stream_unary_rpc_method_handler(answer)
 
     async def _body(self, context: Any) -> bytes:
-        """The only message of a request."""
-        seconds = self._options.body_seconds
+        """The only message of a request.
+
+        gRPC hands over a message when it is complete, and sets no limit to those that are not.
+
+        Raises:
+            RequestError: 408, if it takes too long; 429, if other bodies take all room; 400 for no or several messages.
+        """
+        seconds, reading = self._options.body_seconds, asyncio.ensure_future(_messages(context))
         try:
             async with asyncio.timeout(seconds):
-                body = await context.read()
-                rest = grpc.aio.EOF if body is grpc.aio.EOF else await context.read()
+                done, _ = await asyncio.wait({reading}, timeout=_AT_ONCE_SECONDS)
+                body, rest = reading.result() if done else await self._late(reading)
         except TimeoutError as error:
             raise RequestError(408, f"The body was not there after {seconds:g} seconds.") from error
+        finally:
+            reading.cancel()
         if body is grpc.aio.EOF or rest is not grpc.aio.EOF:
             raise RequestError(400, "A request must have one message.")
         found: bytes = body
         return found
+
+    async def _late(self, reading: asyncio.Future[tuple[Any, Any]]) -> tuple[Any, Any]:
+        """The messages of a request that has not arrived at once; it takes room until it is there."""
+        size = self._options.max_request_bytes
+        self._room.take(size, size)
+        try:
+            return await reading
+        finally:
+            self._room.taken -= size
+
+
+async def _messages(context: Any) -> tuple[Any, Any]:
+    """The first message of a request, and what follows it."""
+    body = await context.read()
+    return body, grpc.aio.EOF if body is grpc.aio.EOF else await context.read()
 
 
 def _message(kind: Any, body: bytes) -> Any:

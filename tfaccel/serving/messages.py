@@ -28,7 +28,7 @@ class BodyRoom:
     """The bytes of all bodies that are arriving, which share one limit: clients may stop short of what they announce.
 
     Attributes:
-        taken: bytes that have arrived of bodies that are not complete.
+        taken: bytes that have arrived of bodies that are not complete, or that are set aside for them.
     """
 
     taken: int = 0

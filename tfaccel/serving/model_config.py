@@ -17,13 +17,17 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from tfaccel.errors import ServeError
 from tfaccel.exporting.load_model import url_name
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, holds_model, no_saved_model, version_folders
+from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.serving.version_policy import VersionPolicy
+from tfaccel.short_repr import short_repr
 
 _PACKAGE = "tfaccel.serving_config"
 _PLATFORM = "tensorflow"
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True)
 class ModelConfig:
     """One served model.

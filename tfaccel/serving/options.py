@@ -6,10 +6,14 @@ import re
 from dataclasses import dataclass
 
 from tfaccel.errors import ServeError
+from tfaccel.known_names import suggests_names
+from tfaccel.short_repr import short_repr
 
 _ORIGIN = re.compile(r"https?://[^/\s?#]+")
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Where a server listens, and its limits.
@@ -22,7 +26,8 @@ class ServeOptions:
         batch_wait_ms: how long a request waits for others to be batched with, in milliseconds.
         max_queue: maximum number of waiting requests; others are answered with 429.
         max_request_bytes: the largest body of a request; larger ones are answered with 413. Bodies that are arriving
-            over REST take at most 16 times as much together; more are answered with 429.
+            take at most 16 times as much together; more are answered with 429. A body over gRPC that takes longer than
+            a quarter of a second counts as one of the largest size, since its size is not known.
         body_seconds: how long the body of a request may take to arrive; slower ones are answered with 408.
         head_seconds: how long the headers of a request may take to arrive; slower ones are answered with 408.
         allowed_origins: origins allowed by CORS, such as "https://example.org"; "*" for all.

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from tfaccel.known_names import suggests_names
 from tfaccel.serving.address import Addresses, bound_socket, listen, target
 from tfaccel.serving.app import App
 from tfaccel.serving.http_protocol import HttpProtocol, has_arrived
+from tfaccel.serving.messages import BodyRoom
 from tfaccel.serving.metrics import Metrics
 from tfaccel.serving.model_config import ModelConfig
 from tfaccel.serving.models import Models
@@ -42,6 +44,7 @@ _PREFLIGHT_SECONDS = 600  # how long browsers cache a CORS preflight response
 Ready = Callable[[Addresses, Versions], None]
 
 
+@suggests_names
 def serve(
     configs: Sequence[ModelConfig],
     options: ServeOptions,
@@ -63,15 +66,15 @@ def serve(
     with ExitStack() as stack:
         listening = stack.enter_context(bound_socket(options.host, options.port))
         listen(listening, options.host, options.port)
-        metrics = Metrics()
+        metrics, room = Metrics(), BodyRoom()
         models = Models(configs, options, metrics)
         grpc_server = None
         if options.grpc_port is not None:
             from tfaccel.serving.grpc_server import GrpcServer
 
             reserved = stack.enter_context(bound_socket(options.host, options.grpc_port, flag="grpc_port"))
-            grpc_server = GrpcServer(models, options, reserved)
-        server = _Server(_config(App(models, metrics), options), listening, options.stop_seconds, grpc_server)
+            grpc_server = GrpcServer(models, options, reserved, room=room)
+        server = _Server(_config(App(models, metrics, room), options), listening, options.stop_seconds, grpc_server)
         _answer(server, models, options, config_file, on_ready)
 
 

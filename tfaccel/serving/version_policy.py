@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfaccel.short_repr import short_repr
 
+
+@short_repr
 @dataclass(frozen=True)
 class VersionPolicy:
     """Which versions of a model are served.
@@ -15,7 +18,7 @@ class VersionPolicy:
 
     Example:
         >>> VersionPolicy(latest=1)
-        VersionPolicy(latest=1, versions=frozenset())
+        VersionPolicy(latest=1)
     """
 
     latest: int = 0

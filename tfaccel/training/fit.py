@@ -79,12 +79,14 @@ def fit(
       data shortens one: `steps_per_epoch=4` with `k=3` runs 6 steps. Batch hooks are called once per execution, with
       the indices of its first and last step, as if it were full.
 
-    There are five differences. When data of unknown length end, Keras calls `on_train_batch_begin` once more and warns
-    that the data ran out; tfaccel does neither. A new `model.steps_per_execution` takes effect at once; Keras's graph
-    keeps the old number. With several workers, the chief's seed shuffles the arrays of all.
-    A custom `train_step` is traced up to four times, twice as often as by Keras. Slots that begin as copies of the
-    weights do so everywhere; in `Model.fit` without a strategy, those of `ScheduleFreeAdamW` begin as zeros, and its
-    first step discards the weights.
+    There are six differences. When data of unknown length end, Keras calls `on_train_batch_begin` once more and warns
+    that the data ran out; tfaccel does neither. That call of Keras trains nothing, but counts: `optimizer.iterations`,
+    by which Adam corrects its moments and schedules set the rate, grows by one step too many per epoch. tfaccel counts
+    the steps that it makes, and gives what Keras gives for the same data with a length. A new
+    `model.steps_per_execution` takes effect at once; Keras's graph keeps the old number. With several workers, the
+    chief's seed shuffles the arrays of all. A custom `train_step` is traced up to four times, twice as often as by
+    Keras. Slots that begin as copies of the weights do so everywhere; in `Model.fit` without a strategy, those of
+    `ScheduleFreeAdamW` begin as zeros, and its first step discards the weights.
 
     Args:
         model: a compiled `keras.Model`.

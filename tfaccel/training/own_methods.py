@@ -16,6 +16,7 @@ import keras
 
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.known_names import did_you_mean
+from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.private.private_api import class_of
 from tfaccel.training.private.private_trainer import methods_in_place_of_keras
 from tfaccel.training.steps.overrides import has_own, replaces
@@ -123,6 +124,8 @@ def given_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
     if own and not (isinstance(model, keras.Model) and overrides(model, name)):
         odd = next(iter(own))
         hint = did_you_mean(odd, [one for one in known if one not in ("model", "own")])
+        if odd in plan_field_names():
+            hint = f" Pass a plan (plan=...), or train with tfaccel.train(build_model, x, y, {odd}=..., run_dir=...)."
         raise TypeError(f"tfaccel.{name} has no argument {odd!r}.{hint}")
     return own | {
         one.name: arguments[one.name]

@@ -12,6 +12,7 @@ from typing import Any
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.unknown_arguments import advice
 from tfaccel.planning.workload import Workload
 from tfaccel.training.recipe_options import bound_options, check_data_options, recorded_options
 from tfaccel.training.run.result import TrainResult
@@ -113,6 +114,7 @@ class Recipe:
         Raises:
             WorkloadError: for an unknown option or an invalid value.
         """
+        self._check_names(options)
         bad_data = self._bad_data(options)
         options = {name: value for name, value in options.items() if bad_data is None or name not in _OF_BAD_DATA}
         own = {name: value for name, value in options.items() if name in self._own or not self._takes_training}
@@ -151,7 +153,7 @@ class Recipe:
         Args:
             run_dir: as in `tfaccel.train`.
             **options: options of the recipe and of `tfaccel.train` (`plan`, `epochs`, `seed`, `resume`, ...), and
-                `global_batch_size` if no plan is given.
+                fields of the plan if none is given.
         """
         return run_recipe(self, run_dir=run_dir, **options)
 
@@ -163,6 +165,14 @@ class Recipe:
         """
         self._shows = function
         return function
+
+    def _check_names(self, options: Mapping[str, Any]) -> None:
+        """Raises WorkloadError for an option that neither the recipe nor the options of training have."""
+        training = [field.name for field in fields(TrainingOptions)] if self._takes_training else []
+        known = (*self._own, *(_OF_BAD_DATA if self._takes_bad_data else ()), *training)
+        for name in options:
+            if name not in known:
+                raise WorkloadError(f"There is no option {name!r}{advice(name, known)}")
 
     def _bad_data(self, options: Mapping[str, Any]) -> BadData | None:
         """What to do with damaged data, from the options; None if the recipe does not take it.

@@ -15,11 +15,12 @@ from tfaccel.files import write_json
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.keras_file import check_members, check_no_code
-from tfaccel.planning.candidates import default_plan
+from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import TrainResult
+from tfaccel.training.run.shown_run import PROGRESS, ShownRun
 from tfaccel.training.train import train
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 
@@ -52,14 +53,15 @@ def run_recipe(
         make_workload: the recipe's `workload`.
         run_dir, plan: as in `tfaccel.train`.
         options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `keep_checkpoints`, `callbacks`, `verbose`,
-            `learning_rate_scaling`, `scaling_warm_up` and `on_nonfinite` of `tfaccel.train`; `global_batch_size`, if
-            there is no plan; all others are passed to the workload.
+            `learning_rate_scaling`, `scaling_warm_up` and `on_nonfinite` of `tfaccel.train`; fields of the plan, if
+            there is none; all others are passed to the workload.
 
     Raises:
-        PlanError: if `global_batch_size` differs from the plan's.
+        PlanError: for fields of a plan beside a plan, except the same `global_batch_size`.
     """
     of_train = {name: options.pop(name) for name in _OF_TRAIN if name in options}
     batch_size = options.pop("global_batch_size", None)
+    fixed = taken_fields(options, plan)
     workload = make_workload(**options)
     if plan is not None and batch_size not in (None, plan.global_batch_size):
         raise PlanError(
@@ -68,10 +70,14 @@ def run_recipe(
         )
     if plan is None:
         resized = workload if batch_size is None else replace(workload, global_batch_size=batch_size)
-        plan = default_plan(detect_hardware(), resized)
+        plan = default_plan(detect_hardware(), resized, **fixed)
     check_one_batch(workload.num_train_examples, plan.global_batch_size // plan.accumulation_steps)
-    result = train(workload, plan, run_dir=run_dir, **of_train)
-    return show_on_chief(workload, result)
+    verbose = of_train.pop("verbose", 1)
+    result = train(workload, plan, run_dir=run_dir, verbose=verbose and PROGRESS, **of_train)
+    result = show_on_chief(workload, result)
+    cluster = result.hardware["cluster"]
+    ShownRun(verbose, None if cluster is None else Cluster.from_json(cluster)).result(result)
+    return result
 
 
 def show_on_chief(workload: Workload, result: TrainResult) -> TrainResult:

@@ -18,6 +18,7 @@ import numpy as np
 from tfaccel.errors import PlanError
 from tfaccel.hardware.cluster import tf_config
 from tfaccel.hardware.hardware import Cluster
+from tfaccel.known_names import suggests_names
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import environment_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _GRAPPLER_BFLOAT16 = "auto_mixed_precision_onednn_bfloat16"  # in `tf.config.optimizer`'s options
 
 
+@suggests_names
 class Runtime:
     """A context manager that sets up TensorFlow as a plan specifies.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.worker_group import WorkerGroup
+from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.non_finite_policy import STOP, check_policy
@@ -25,12 +25,13 @@ from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt
-from tfaccel.training.run.plan_of_run import plan_of_run
+from tfaccel.training.run.plan_of_run import plan_and_origin
 from tfaccel.training.run.refused_run import nothing_left_if_refused
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_config import check_resumable, config_of_run, scaling_of_run
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
 from tfaccel.training.run.run_place import resume_on
+from tfaccel.training.run.shown_run import ShownRun
 from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
@@ -41,8 +42,6 @@ from tfaccel.training.workers.own_port import hardware_of_worker
 
 if TYPE_CHECKING:
     from tfaccel.training.run.train_session import Outcome
-
-logger = logging.getLogger("tfaccel")
 
 _GO_ON = (
     'Start all workers again with the same command and resume="auto" (--resume=auto): training continues from the '
@@ -75,7 +74,7 @@ def train(
     keep_checkpoints: int = 2,
     callbacks: Sequence[Any] = (),
     profile: str | None = None,
-    verbose: int = 1,
+    verbose: int | str = 1,
     learning_rate_scaling: str | None = None,
     scaling_warm_up: float = 0.05,
     on_nonfinite: str = STOP,
@@ -102,7 +101,8 @@ def train(
             second argument may be the plan.
         run_dir: a new or empty directory, or with `resume="auto"` or "must" one that holds the same run.
         plan: the plan to train with; None for the one that `tfaccel.find_fastest` has measured for this workload on
-            this machine, or else the `default_plan`. A run that is resumed keeps its plan.
+            this machine, or else the `default_plan`. A run that is resumed keeps its plan. In place of a plan, its
+            fields by name: `strategy="mirrored"`, `dtype_policy="mixed_bfloat16"`; the others are chosen.
         epochs: total number of epochs; None for the workload's recommendation.
         seed: determines initial weights, dropout and the order of the data.
         resume: "never"; "auto" to continue from the newest complete checkpoint, to the same weights as without an
@@ -114,7 +114,7 @@ def train(
         callbacks: additional Keras callbacks; checkpoints include their numbers and best weights.
         profile: optimizer steps to write a trace of, such as "10:12" for steps 10 to 12, counted from 1 over the whole
             run; it is in `tensorboard/`, for TensorBoard's profiler. None for none.
-        verbose: 1 shows progress on standard error, 0 is silent.
+        verbose: 1 shows the plan, progress and the verdict on standard error, "progress" only progress; 0 is silent.
         learning_rate_scaling: multiplies the learning rate if the plan's global batch is not the workload's recommended
             one: "linear" by the ratio of the two (the rule for SGD), "square_root" by its square root (for Adam, LAMB
             and similar optimizers). None leaves the rate as it is.
@@ -130,9 +130,9 @@ def train(
         engine_options: options of `tfaccel launch`, by the names of its flags: `max_restarts`, `cores_per_worker`,
             `gpus_per_worker`, `grace_seconds`, `silence_seconds`; for "ray" also `address`, `storage_path`,
             `wait_seconds`, `min_workers`.
-        **of: further arguments of `Workload.of`: `batch_size`, `validation_data`, `validation_split`, `sample_weight`,
-            `class_weight`, `shuffle`, `name`; and `optimizer`, `loss`, `metrics` etc. if the model is not compiled. For
-            a recipe, an import path or a function without data: its arguments.
+        **of: fields of a `Plan`; further arguments of `Workload.of`: `batch_size`, `validation_data`,
+            `validation_split`, `sample_weight`, `class_weight`, `shuffle`, `name`; and `optimizer`, `loss`, `metrics`
+            etc. if the model is not compiled. For a recipe, an import path or a function without data: its arguments.
 
     Returns:
         The `TrainResult`, which is also saved in `result.json`.
@@ -167,30 +167,29 @@ def train(
     if x is not None and not isinstance(x, Plan) and learning_rate_scaling is not None:
         raise WorkloadError(_NO_RECOMMENDATION.format(learning_rate_scaling))
     group, given = WorkerGroup.of(engine, num_workers, engine_options), workload
-    workload, plan = _what_to_train(workload, x, y, plan, of)
+    fixed = taken_fields(of, x if isinstance(x, Plan) else plan)
+    workload, plan = _what_to_train(workload, x, y, plan, of, fixed)
     epochs = run_epochs_of(workload, epochs)
-    check_counts(epochs=epochs, keep_checkpoints=keep_checkpoints)
-    check_seed(seed)
-    check_policy(on_nonfinite)
-    if checkpoint_interval is not None:
-        check_counts(checkpoint_interval=checkpoint_interval)
+    _check_options(epochs, checkpoint_interval, keep_checkpoints=keep_checkpoints, seed=seed, on_nonfinite=on_nonfinite)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     if group is not None:
-        sent = {name: value for name, value in locals().items() if name in _SENT}
+        sent = fixed | {name: value for name, value in locals().items() if name in _SENT}
         result = train_on_workers(group, given, workload, of, run_dir=run_dir, callbacks=callbacks, arguments=sent)
         _give_back(own, Path(result.run_dir, "model.keras"))
         return result
     hardware = hardware_of_worker()
-    resume = resume_on(hardware.cluster, resume_in_attempt(resume))
-    plan = plan or plan_of_run(hardware, workload, run_dir, resume=resume)
+    resume, shown = resume_on(hardware.cluster, resume_in_attempt(resume)), ShownRun(verbose, hardware.cluster)
+    if plan is None:
+        plan, origin = plan_and_origin(hardware, workload, run_dir, resume=resume, **fixed)
+        shown.plan(plan, origin)
     workload_key = plan_key(hardware, workload, {})
     scaling = scaling_of_run(workload, plan, learning_rate_scaling, scaling_warm_up)
     config: dict[str, Any] = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
     directory = RunDir(run_dir, {**config_of_run(workload, plan, scaling), **config}, resume=resume)
     complete = directory.result()
     if complete is not None:
-        logger.info("The run in %s is complete; there is nothing to train.", directory.path)
+        shown.complete(directory.path)
         _give_back(own, directory.model_file)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     check_resumable(workload, directory, on_nonfinite)
@@ -222,11 +221,30 @@ def train(
         directory.write_raw_input(workload.raw_input)
         directory.write_result(result.to_json())
     _give_back(own, directory.model_file)
+    shown.result(result)
     return result
 
 
-def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any]) -> tuple[Workload, Plan | None]:
-    """The workload, built from a model and its data if necessary, and the plan."""
+def _check_options(
+    epochs: Any, checkpoint_interval: Any, *, keep_checkpoints: Any, seed: Any, on_nonfinite: Any
+) -> None:
+    """Raises WorkloadError for an invalid value."""
+    check_counts(epochs=epochs, keep_checkpoints=keep_checkpoints)
+    check_seed(seed)
+    check_policy(on_nonfinite)
+    if checkpoint_interval is not None:
+        check_counts(checkpoint_interval=checkpoint_interval)
+
+
+def _what_to_train(
+    given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any], fixed: dict[str, Any]
+) -> tuple[Workload, Plan | None]:
+    """The workload, built from a model and its data if necessary, and the plan.
+
+    Args:
+        given, x, y, plan, of: arguments of `train`.
+        fixed: the fields of the plan among them.
+    """
     if not isinstance(plan, Plan | None):
         raise PlanError(f"`plan` must be a tfaccel.Plan, such as tfaccel.default_plan(...). Received: {plan!r:.200}.")
     if isinstance(given, Workload | str):
@@ -246,10 +264,11 @@ def _what_to_train(given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, 
             "tfaccel.train takes a tfaccel.Workload; or a Keras model, or the function that builds it, together with "
             f"its data: train(build_model, x, y, run_dir=...). Received: {given!r:.200} without data."
         )
-    if plan is not None and (size := of.get("batch_size")) not in (None, plan.global_batch_size):
+    of_plan = fixed.get("global_batch_size") if plan is None else plan.global_batch_size
+    if None not in (of_plan, of.get("batch_size")) and of["batch_size"] != of_plan:
         raise WorkloadError(
-            f"batch_size and the plan's global_batch_size differ. Received: batch_size={size}, "
-            f"global_batch_size={plan.global_batch_size}. Leave out batch_size."
+            f"batch_size and the plan's global_batch_size differ. Received: batch_size={of['batch_size']}, "
+            f"global_batch_size={of_plan}. Leave out batch_size."
         )
     made = Workload.of(given, x, y, **of)
     if isinstance(made.build_model, RebuiltModel):

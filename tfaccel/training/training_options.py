@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from tfaccel.errors import WorkloadError
-from tfaccel.known_names import check_names, did_you_mean
+from tfaccel.known_names import check_names, did_you_mean, suggests_names
+from tfaccel.short_repr import short_repr
 
 if TYPE_CHECKING:
     import keras
@@ -40,6 +41,8 @@ _NO_DECAY = ("bias", "gamma", "beta")
 _EMA_MOMENTUM = 0.98
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """Optimizer, learning-rate schedule and early stopping.

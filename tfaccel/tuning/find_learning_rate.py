@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import check_names
+from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.own_model import COMPILE_ARGUMENTS, FreshArguments, is_model, name_of, recreated
-from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.private_models import given_compile_arguments
 from tfaccel.planning.workload import Workload
@@ -87,10 +88,8 @@ def find_learning_rate(
         if x is None:
             raise WorkloadError("A Keras model is tested on its data: find_learning_rate(model, x, y).")
         return _of_model(workload, x, y, test=test, on_step=on_step, options=options)
-    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    fixed = taken_fields(options, plan)
     made = given_workload(workload, x, y, **options)
-    if plan is not None and fixed:
-        raise PlanError(f"Give a plan, or fields of one. Received both: plan, {', '.join(fixed)}.")
     plan = plan or without_unavailable(chosen_plan(detect_hardware(), made, **fixed), fixed)
     return _of_workload(made, plan, test=test, on_step=on_step)
 

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.graph_function import graph_function
+
 _WARM_UPS, _CALLS = 3, 30
 
 
@@ -22,7 +24,7 @@ def latency_seconds(model: keras.Model, batch_spec: Any) -> float:
     inputs = keras.utils.unpack_x_y_sample_weight(batch_spec)[0]
     specs = tf.nest.map_structure(lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype), inputs)
     example = tf.nest.map_structure(lambda s: tf.zeros([n or 1 for n in s.shape], s.dtype), specs)
-    call = tf.function(lambda x: model(x, training=False), autograph=False, jit_compile=bool(model.jit_compile))
+    call = graph_function(lambda x: model(x, training=False), jit_compile=bool(model.jit_compile))
     times = []
     for _ in range(_WARM_UPS + _CALLS):
         started = time.perf_counter()

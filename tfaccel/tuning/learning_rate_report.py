@@ -10,13 +10,17 @@ from os import PathLike
 from typing import Any, Self
 
 from tfaccel.errors import ReportError, WorkloadError
+from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, check_seed
+from tfaccel.short_repr import short_repr
 
 EXPONENTIAL, LINEAR = "exponential", "linear"
 MIN_POINTS = 3  # a slope needs neighbors on both sides
 
 
+@short_repr
+@suggests_names
 @dataclass(frozen=True, kw_only=True)
 class LearningRateTest:
     """How `find_learning_rate` tests a range of learning rates.
@@ -89,6 +93,7 @@ class LearningRateTest:
         return low * (high / low) ** part if self.spacing == EXPONENTIAL else low + (high - low) * part
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class LearningRateReport:
     """The outcome of a learning-rate range test.

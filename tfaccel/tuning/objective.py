@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from tfaccel.errors import SearchError
 from tfaccel.known_names import did_you_mean
+from tfaccel.short_repr import short_repr
 
 # Measured for every trial in addition to its metrics, with short aliases.
 MEASURED = ("latency_seconds", "model_bytes")
@@ -54,6 +55,7 @@ DEFAULT_NAME = "default_objective"
 _WEIGHT_OF_TEN_TIMES = 0.1  # the gain in a metric that a 10x smaller or faster model is worth
 
 
+@short_repr
 @dataclass(frozen=True)
 class Objective:
     """The metrics that a search optimizes.

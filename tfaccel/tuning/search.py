@@ -14,6 +14,7 @@ from typing import Any
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import SearchError
 from tfaccel.files import write_json
+from tfaccel.known_names import suggests_names
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.importance_picture import save_importance_picture
@@ -37,6 +38,7 @@ _OPTIONS = {option.name for option in fields(SearchOptions)}
 _FILLED = ("algorithm", "workload_options", "plan_fields", "algorithm_options", "pruning_options")  # None: the default
 
 
+@suggests_names
 def search(
     workload: Workload | str | Callable[..., Any] | None,
     space: Any = None,

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from tfaccel.errors import SearchError
 from tfaccel.local_path import local_path
+from tfaccel.short_repr import short_repr
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.trial_row import (
@@ -22,6 +23,7 @@ from tfaccel.tuning.trial_row import (
 )
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """The result of a search.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.files import write_json, write_json_lines
+from tfaccel.short_repr import short_repr
 from tfaccel.tuning.objective import Objective
 
 MODEL_FILE = "model.keras"
@@ -17,6 +18,7 @@ OUTCOME_FILE = "outcome.json"
 STATUSES = ("completed", "pruned", "failed")
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class TrialRow:
     """A finished trial.

@@ -10,12 +10,15 @@ from typing import Any, Self
 import numpy as np
 from scipy import special
 
+from tfaccel.short_repr import short_repr
+
 _MAX_EXAMPLES = 10**9
 _HALVINGS = 60
 # A group with a smaller relative contribution to the drop counts as unchanged: float32 has seven digits.
 _NO_CHANGE = 1e-5
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class DropInterval:
     """Confidence interval of the drop of a metric on examples from the same distribution.

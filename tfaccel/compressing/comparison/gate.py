@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.compressing.litert.layer_cost import LayerCost
+from tfaccel.short_repr import short_repr
 
 # Medians that differ by less than this fraction count as equal: two runs of the same file do.
 LATENCY_NOISE = 0.03
@@ -23,6 +24,7 @@ _MIN_AGREEMENT = 0.95
 _ROUNDING = 1e-9
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class CompressResult:
     """Every variant of a model compared with the float model.

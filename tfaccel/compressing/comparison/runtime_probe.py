@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.graph_function import graph_function
+
 _MIN_CALLS, _MAX_CALLS, _CALLS_AT_ONCE = 20, 3000, 10
 _WARM_UP_CALLS = 5
 
@@ -62,11 +64,10 @@ def _loaded_keras(file: str, inputs: dict[str, np.ndarray], task: dict[str, Any]
     for module in task.get("imports", ()):
         import_module(module)
     import keras
-    import tensorflow as tf
 
     model = keras.models.load_model(file, compile=False, safe_mode=False)
     x = keras.tree.map_structure(lambda name: inputs[name], task.get("nest", next(iter(inputs))))
-    function = tf.function(lambda values: model(values, training=False), autograph=False)
+    function = graph_function(lambda values: model(values, training=False))
 
     def call() -> None:
         keras.tree.map_structure(np.asarray, function(x))

@@ -9,8 +9,10 @@ from typing import Any, Self
 
 from tfaccel.compressing.comparison.drop_interval import DropInterval
 from tfaccel.compressing.variant import Variant
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Latency:
     """The latency of one example.
@@ -28,6 +30,7 @@ class Latency:
     num_calls: int
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class VariantResult:
     """The measurements of one variant, or the cause of its failure.

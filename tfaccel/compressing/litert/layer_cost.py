@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tfaccel.short_repr import short_repr
 
+
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class LayerCost:
     """The metric drop with one layer alone in int8.

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.graph_function import graph_function
+
 # The update rate of ranges in TFMOT's MovingAverageQuantizer (tensorflow-model-optimization 0.8.1).
 _STEP = 0.001
 _OF_INPUTS = "QuantizeLayer"  # its range covers all values seen so far, and -6..6
@@ -33,7 +35,7 @@ def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
     ranges = [found for layer in model.layers if type(layer).__name__ != _OF_INPUTS for found in _ranges_of(layer)]
     others = [(variable, variable.numpy()) for variable in model.non_trainable_weights]
     tensors = [tf.convert_to_tensor(array) for array in inputs]
-    forward = tf.function(lambda: model(tensors if len(tensors) > 1 else tensors[0], training=True), autograph=False)
+    forward = graph_function(lambda: model(tensors if len(tensors) > 1 else tensors[0], training=True))
     for variable in of_inputs:
         if not variable.shape.rank and variable.dtype.is_floating:
             variable.assign(0.0)  # covers all values from now on

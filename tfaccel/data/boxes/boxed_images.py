@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tfaccel.short_repr import short_repr
+
 NO_OBJECT = -1
 
 
+@short_repr
 @dataclass(frozen=True)
 class BoxedSplit:
     """Images of equal size and their boxes.
@@ -26,6 +29,7 @@ class BoxedSplit:
     labels: np.ndarray
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class BoxedImages:
     """Images with boxes in a training and a test part.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfaccel.errors import DataError
+from tfaccel.short_repr import short_repr
 
 MIN_IMAGE_SIZE = 8
 MAX_IMAGE_SIZE = 512
@@ -30,6 +31,7 @@ class EncodedImages(ABC):
         """A string that differs for different images."""
 
 
+@short_repr
 @dataclass(frozen=True)
 class ImageSplit:
     """One part of an image set.
@@ -44,6 +46,7 @@ class ImageSplit:
     labels: np.ndarray
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class ImageSet:
     """Labeled images, split into a training and a test part.

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tfaccel.short_repr import short_repr
 
+
+@short_repr
 @dataclass(frozen=True)
 class ImageMoves:
     """The range of random affine transformations; each amount is drawn uniformly between its bounds.

@@ -14,8 +14,10 @@ from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
 @dataclass(frozen=True)
 class Catalogue:
     """Users and items with their features, and how pairs of them become a model's inputs.

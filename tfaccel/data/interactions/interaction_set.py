@@ -16,8 +16,10 @@ from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.tabular_files import read_tables
 from tfaccel.data.tables.tabular_set import TabularSet, make_tabular_set
 from tfaccel.errors import DataError
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class InteractionSet:
     """Interactions prepared for training.

@@ -20,6 +20,7 @@ from tfaccel.data.tables.notations import NUMBERS_ADVICE, unread_notation
 from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
+from tfaccel.short_repr import short_repr
 
 logger = logging.getLogger("tfaccel")
 
@@ -30,6 +31,7 @@ _PENDULUM_SECONDS = 0.05
 _UNEVEN = 1.5  # a step of more times the median is a gap
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class SeriesSet:
     """A time series.

@@ -13,6 +13,7 @@ import pyarrow
 from pyarrow import compute
 
 from tfaccel.data.tables.values import NO_VALUE
+from tfaccel.short_repr import short_repr
 
 _TIME = r"(?:[T ]\s*([0-9]{1,2}):([0-9]{2})(?::[0-9]{2}(?:\.[0-9]+)?)?\s*(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?"
 _SIGN = r"[-/.]"
@@ -32,6 +33,7 @@ _DAYS_OF_YEAR, _HOURS = 365.25, 24.0
 _MOSTLY_DATES = 0.8
 
 
+@short_repr
 @dataclass(frozen=True)
 class DatePart:
     """One numeric feature of a date.
@@ -47,6 +49,7 @@ class DatePart:
     part: str
 
 
+@short_repr
 @dataclass(frozen=True)
 class DatesOfTexts:
     """What texts are as dates.

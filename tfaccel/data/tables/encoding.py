@@ -17,10 +17,12 @@ from tfaccel.data.tables.precision import lost_in_float32
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
+from tfaccel.short_repr import short_repr
 
 MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
 
 
+@short_repr
 @dataclass(frozen=True)
 class NumericColumn:
     """A column of numbers: the model takes them unscaled, less their offset, with NaN for missing values.
@@ -57,6 +59,7 @@ class NumericColumn:
         return cls(name, center, float(np.std(present)) or 1.0, bool(missing.any()), date, offset)
 
 
+@short_repr
 @dataclass(frozen=True)
 class CategoricalColumn:
     """A column of categories with integer codes: 0 for missing, 1 for rare and unknown ones, then the others.
@@ -98,6 +101,7 @@ class CategoricalColumn:
         return np.array([*found, MISSING_CODE], dtype=np.int32)[places]
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class TableEncoding:
     """How rows of a table become a model's inputs, and what its outputs mean.

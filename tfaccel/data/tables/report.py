@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tfaccel.short_repr import short_repr
 
+
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class TableReport:
     """The preprocessing of a table before training; saved in the run as `data_report.json`.

@@ -15,6 +15,7 @@ from tfaccel.data.tables.dates import YEAR, DatesOfTexts, date_parts, dates_of_t
 from tfaccel.data.tables.values import NO_VALUE, finite_numbers, is_no_value, number_text, numbers_of_texts
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
+from tfaccel.short_repr import short_repr
 
 _PARTS = "parts of dates"
 R = TypeVar("R")
@@ -181,6 +182,7 @@ def _as_numpy(array: pyarrow.Array) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False)
 
 
+@short_repr
 @dataclass(frozen=True)
 class Table:
     """Named columns of equal length.

@@ -27,10 +27,12 @@ from tfaccel.data.tables.precision import lost_in_float32
 from tfaccel.data.tables.report import TableReport
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.targets import class_numbers, target_numbers
+from tfaccel.short_repr import short_repr
 
 _NUM_TARGET_BINS = 10  # for stratified splits in regression
 
 
+@short_repr
 @dataclass(frozen=True)
 class TabularPart:
     """Rows of a table as arrays.
@@ -44,6 +46,7 @@ class TabularPart:
     targets: np.ndarray
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class TabularSet:
     """A table prepared for training.

@@ -8,8 +8,10 @@ import numpy as np
 
 from tfaccel.data.images.image_set import split_rows
 from tfaccel.errors import DataError
+from tfaccel.short_repr import short_repr
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class LabelledTexts:
     """Texts with a class each, split into a training and a test part.

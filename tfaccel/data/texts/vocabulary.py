@@ -13,6 +13,7 @@ import numpy as np
 
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
+from tfaccel.short_repr import short_repr
 
 PADDING, UNKNOWN, START, END = 0, 1, 2, 3
 NUM_SPECIAL_TOKENS = 4
@@ -24,6 +25,7 @@ _NO_SPACE_AFTER = set("([{“‘")
 Unit = Literal["characters", "words"]
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
     """The characters or words that a model knows. Ids 0 to 3 are reserved for padding, unknown, start and end.

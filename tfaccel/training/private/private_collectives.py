@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.graph_function import graph_function
 from tfaccel.tested_versions import private_part
 
 PIECE_BYTES = 4 << 20  # larger messages are slower, and take memory
@@ -79,7 +80,7 @@ def broadcast_array(
     num_values = math.prod(shape)
     received = None if flat is not None else np.empty(num_values, dtype.as_numpy_dtype)
 
-    @tf.function(autograph=False)
+    @graph_function
     def all_get(piece: Any) -> list[Any]:
         values = [piece if value is not None and index == replica else None for index in range(len(devices))]
         results = broadcast(strategy, values, [size], dtype, after=[()] * len(devices))

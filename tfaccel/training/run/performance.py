@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from tfaccel.short_repr import short_repr
+
 INPUT_BOUND_FROM = 0.15  # fraction of the training time spent waiting for batches
 BUSY_FROM = 0.7  # utilization of the processor from which it holds the run back
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck:
     """What held a run back.
@@ -27,6 +30,7 @@ class Bottleneck:
         return asdict(self)
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class Performance:
     """How fast some steps trained, without the graph calls that trace and compile.

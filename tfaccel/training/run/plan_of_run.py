@@ -21,35 +21,6 @@ from tfaccel.training.process_settings import without_unavailable
 logger = logging.getLogger("tfaccel")
 
 
-def plan_of_run(
-    hardware: Hardware,
-    workload: Workload,
-    run_dir: str | os.PathLike[str],
-    *,
-    resume: str,
-    can_restart: bool = False,
-    **fixed: Any,
-) -> Plan:
-    """Chooses the plan of a run.
-
-    A run that is resumed on the same devices keeps its plan, so that it ends with the same weights as without an
-    interruption, whatever has been measured in between. With several workers, which must all have the same plan and may
-    not see each other's files, it is always that of the rules.
-
-    Args:
-        hardware, workload: what the plan is for.
-        run_dir: the run directory, which need not exist.
-        resume: "never", "auto" or "must", as for `tfaccel.train`.
-        can_restart: whether settings that this process cannot take any more stay in a measured plan.
-        **fixed: plan fields, whose values stay fixed.
-
-    Raises:
-        PlanError: if a fixed field cannot run here.
-    """
-    chosen: dict[str, Any] = {"can_restart": can_restart, **fixed}
-    return plan_and_origin(hardware, workload, run_dir, resume=resume, **chosen)[0]
-
-
 def plan_and_origin(
     hardware: Hardware,
     workload: Workload,
@@ -60,11 +31,22 @@ def plan_and_origin(
     measured: Plan | None = None,
     **fixed: Any,
 ) -> tuple[Plan, str]:
-    """The plan of a run as `plan_of_run` chooses it, and a few words on where it comes from.
+    """Chooses the plan of a run, and says in a few words where it comes from.
+
+    A run that is resumed on the same devices keeps its plan, so that it ends with the same weights as without an
+    interruption, whatever has been measured in between. With several workers, which must all have the same plan and may
+    not see each other's files, it is always that of the rules.
 
     Args:
-        hardware, workload, run_dir, resume, can_restart, **fixed: as there.
+        hardware, workload: what the plan is for.
+        run_dir: the run directory, which need not exist.
+        resume: "never", "auto" or "must", as for `tfaccel.train`.
+        can_restart: whether settings that this process cannot take any more stay in a measured plan.
         measured: a plan that was measured just now, which counts as a kept one, whether or not it could be kept.
+        **fixed: plan fields, whose values stay fixed.
+
+    Raises:
+        PlanError: if a fixed field cannot run here.
     """
     fixed = _as_for_whole_group(hardware, workload, fixed)
     if hardware.cluster is not None and hardware.cluster.num_workers > 1:

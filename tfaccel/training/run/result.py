@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from tfaccel.planning.plan import Plan
+from tfaccel.short_repr import short_repr
 from tfaccel.training.run.performance import Bottleneck, Performance
 from tfaccel.training.run.stragglers import WorkerTimes, straggler
 from tfaccel.training.verdict.baseline_scores import BaselineScores
@@ -17,6 +18,7 @@ from tfaccel.training.verdict.fit_verdict import FitVerdict, verdict
 _PACKAGES = ("tfaccel", "tensorflow", "keras", "numpy")
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
     """The outcome of a training run.
@@ -52,21 +54,21 @@ class TrainResult:
 
     recipe: str
     plan: Plan
-    history: dict[str, list[float | None]]
+    history: dict[str, list[float | None]] = field(repr=False)
     final: dict[str, float]
     examples_per_second: float
-    step_seconds: dict[str, float]
+    step_seconds: dict[str, float] = field(repr=False)
     first_step_seconds: float
     wall_seconds: float
-    hardware: dict[str, Any]
-    versions: dict[str, str]
+    hardware: dict[str, Any] = field(repr=False)
+    versions: dict[str, str] = field(repr=False)
     run_dir: str
     learning_rate_scaling: dict[str, Any] | None = None
     baselines: BaselineScores | None = None
     performance: Performance | None = None
     workers: tuple[WorkerTimes, ...] = ()
     left_out_batches: int = 0
-    workload_key: str = ""
+    workload_key: str = field(default="", repr=False)
     bad_data: dict[str, Any] | None = None
     proof: dict[str, Any] | None = None
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfaccel.errors import RunDirError, WorkloadError
-from tfaccel.known_names import did_you_mean
+from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_counts
 
@@ -22,6 +22,7 @@ _ELSEWHERE = (
 )
 
 
+@suggests_names
 class Resume(keras.callbacks.Callback):
     """Saves the training state of `tfaccel.fit`, and continues from it when the script is started again.
 

@@ -29,6 +29,7 @@ from tfaccel.training.run.checkpoints import NOT_OF_MODEL, CheckpointOptions, Ch
 from tfaccel.training.run.fit_data import FitData
 from tfaccel.training.run.resume import Resume
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.shown_run import say
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.run.stopping import StopWhenAsked
 from tfaccel.training.run.unsaved_state import refused_unsaved_state
@@ -64,6 +65,7 @@ class ResumedFit:
     def __init__(self, resume: Resume, replicas: Replicas) -> None:
         self._resume = resume
         self._checkpoints: Checkpoints | None = None
+        self._where = ""  # where training continues, in words
         self._directory = RunDir(resume.directory, {"training": "tfaccel.fit"}, resume="auto")
         self._directory.resume_by = self._directory.continue_by = _AGAIN
         directory = self._directory
@@ -101,6 +103,8 @@ class ResumedFit:
             stack.enter_context(lost_workers_named(engine.replicas.strategy, _WORKERS_AGAIN.format(directory.path)))
             signals = stack.enter_context(StopSignals(grace_seconds(), _CONTINUES))
             first_epoch, first_step = self._restore(engine, data, epochs=epochs, initial_epoch=initial_epoch)
+            if self._where and verbose and engine.replicas.is_chief:
+                say(self._where)
             every = self._callbacks(engine, data, callbacks, signals, initial_epoch=initial_epoch)
             container = callbacks_of(every, engine, data.source, verbose=verbose, epochs=epochs)
             stack.callback(every[-2].close)
@@ -153,12 +157,13 @@ class ResumedFit:
         epoch, step = position["epoch"], position["step_in_epoch"]
         if position["stopped"] or epoch >= epochs:
             _refuse_second_call(self._resume, self._directory.path)
-            level = logging.WARNING if self._directory.path.resolve() in _ended_here else logging.INFO
-            logger.log(level, "The training in %s is complete after epoch %d.", self._directory.path, epoch)
+            self._where = f"The training in {self._directory.path} is complete after epoch {epoch}."
+            if self._directory.path.resolve() in _ended_here:
+                logger.warning(self._where)
             return epochs, 0
         place = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("data/")}
         data.go_to(position["data"], place, epoch=epoch - initial_epoch)
-        logger.info("Training continues in epoch %d after step %d: %s.", epoch + 1, step, self._directory.path)
+        self._where = f"Training continues in epoch {epoch + 1} after step {step}: {self._directory.path}."
         return epoch, step
 
     def _write(self, engine: Engine) -> None:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Self
 
+from tfaccel.short_repr import short_repr
+
 SLOW_FROM = 1.25  # times as long as the other workers
 MIN_SHARE = 0.1  # of the step time that the others wait
 
@@ -17,6 +19,7 @@ _HELP = {
 }
 
 
+@short_repr
 @dataclass(frozen=True)
 class WorkerTimes:
     """Seconds of one worker per batch.

@@ -16,6 +16,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from tfaccel.graph_function import graph_function
 from tfaccel.training.run.utilization import Utilization
 from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
 
@@ -50,6 +51,10 @@ class TensorBoardScalars(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Closes the files."""
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files, also after an error: each has a thread that writes."""
         for writer in self._writers.values():
             writer.close()
         self._writers = {}
@@ -65,6 +70,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
     def _learning_rates(self) -> dict[str, float]:
         optimizers = [inner for outer in optimizers_of(self.model).values() for inner in stepping_optimizers(outer)]
         if self._rates is None:
-            self._rates = tf.function(lambda: [tf.convert_to_tensor(o.learning_rate) for o in optimizers])
+            rates = lambda: [tf.convert_to_tensor(o.learning_rate) for o in optimizers]  # noqa: E731
+            self._rates = graph_function(rates, autograph=True)
         names = ["learning_rate"] if len(optimizers) == 1 else [f"learning_rate_{o.name}" for o in optimizers]
         return {name: float(rate) for name, rate in zip(names, self._rates(), strict=True)}

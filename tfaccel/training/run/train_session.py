@@ -38,6 +38,7 @@ from tfaccel.training.run.profile_steps import ProfileSteps
 from tfaccel.training.run.run_dir import LEFT_OUT, NO_METRICS, RunDir
 from tfaccel.training.run.run_options import RunOptions
 from tfaccel.training.run.scaled_rates import ScaledRates
+from tfaccel.training.run.shown_run import say
 from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
 from tfaccel.training.run.stragglers import WorkerTimes
@@ -128,7 +129,7 @@ class TrainSession:
         *,
         signals: StopSignals,
         hardware: Hardware,
-        verbose: int,
+        verbose: int | str,
     ) -> Outcome:
         """Trains with the workload's and additional callbacks, until a signal asks to stop; evaluates and saves."""
         replicas = Replicas(strategy)
@@ -154,7 +155,7 @@ class TrainSession:
         *,
         signals: StopSignals,
         hardware: Hardware,
-        verbose: int,
+        verbose: int | str,
     ) -> Outcome:
         """Trains on the source's batches, then evaluates and saves."""
         if self._num_steps is None:
@@ -176,6 +177,8 @@ class TrainSession:
         source = self._source
         check_built(self._run_dir, built_settings(model, num_batches=source.num_batches, batch_size=source.batch_size))
         self._restore(model, engine)
+        if self._run_dir.resumes and self._run_dir.writes and verbose:
+            say(f"The run in {self._run_dir.path} continues {self.place}.")
         self._run_dir.start(self.plan.to_json())
         times = StepTimes()
         batches = {"batch_spec": source.batch_spec, "examples_per_batch": source.batch_size}
@@ -201,7 +204,7 @@ class TrainSession:
                 final = self._final_metrics(engine, validation, every[-1])
         finally:
             for callback in container.callbacks:
-                if isinstance(callback, TrainingProgress | ProfileSteps | Checkpoints):
+                if isinstance(callback, TrainingProgress | ProfileSteps | Checkpoints | TensorBoardScalars):
                     callback.close()
         if engine.replicas.is_chief:
             self._run_dir.check_held()
@@ -245,7 +248,7 @@ class TrainSession:
         utilization: Utilization,
         *,
         signals: StopSignals,
-        verbose: int,
+        verbose: int | str,
     ) -> list[keras.callbacks.Callback]:
         """All callbacks, in order; the last one stops the run."""
         steps = self._source.num_batches

@@ -62,7 +62,8 @@ class TrainingProgress(keras.callbacks.Callback):
         """Prints the epoch's metrics."""
         self._epoch = epoch + 1
         values = "  ".join(f"{name} {float(value):.4f}" for name, value in (logs or {}).items())
-        self._console.print(f"epoch {epoch + 1}/{self._epochs}  {values}", highlight=False, soft_wrap=True)
+        text = f"epoch {epoch + 1}/{self._epochs}  {values}"
+        self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Removes the bar."""

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfaccel.errors import WorkloadError
+from tfaccel.known_names import hint_of_keras_error
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.private import private_models
@@ -23,9 +24,10 @@ def build_for(model: keras.Model, batch_spec: Any, workload: Workload) -> None:
     try:
         private_models.build_model(model, batch_spec)
     except (ValueError, TypeError) as error:
+        text = " ".join(str(error).split())
         raise WorkloadError(
             f"The model, loss or metrics of workload {workload.name!r} do not take the batches that train_data "
-            f"returns, which hold {described(batch_spec)}: {' '.join(str(error).split()):.600}"
+            f"returns, which hold {described(batch_spec)}: {text:.600}{hint_of_keras_error(text)}"
         ) from error
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.batch_dependence import is_same_on_all_replicas
 from tfaccel.training.steps.global_batch import current_share
@@ -272,7 +273,7 @@ class GradientUpdate:
                     apply(list(local), variables)
 
             if self.jit_compile:
-                update = tf.function(update, jit_compile=True, autograph=False)
+                update = graph_function(update, jit_compile=True)
             with tf.device(self.replicas.devices[replica]):
                 update(local)
 

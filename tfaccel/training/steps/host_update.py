@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.private.private_step_state import SCRATCH
 from tfaccel.training.steps.gradients import same_numbers_on_all
@@ -61,7 +62,7 @@ class HostUpdate:
                     stack.enter_context(same_numbers_on_all(self._replicas.num_workers))
                     apply(gradients)
 
-            run = tf.function(update, jit_compile=True, autograph=False) if jit_compile else update
+            run = graph_function(update, jit_compile=True) if jit_compile else update
             run([_on_this_device(gradient) for gradient in gradients])
             new = [copy.read_value() for copy in copies]
         for replica, device in enumerate(self._replicas.devices):

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.feeds import GraphBatches
+from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.gradient_update import build_optimizer, descend, is_plain
 from tfaccel.training.steps.gradients import CombineSlices
@@ -97,7 +98,7 @@ class OneReplica:
 
         function = run
         if self._jit_compile:
-            function = tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)
+            function = graph_function(run, jit_compile=True, reduce_retracing=True)
 
         def on_device(data: Any) -> Any:
             with tf.device(self._replicas.devices[0] or None):

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import global_seed_state
 from tfaccel.training.steps.batch_statistics import layers_alike
@@ -95,7 +96,6 @@ def average_drifting(model: keras.Model, replicas: Replicas) -> None:
 def _average_function(variables: list[keras.Variable], replicas: Replicas) -> Callable[[], None]:
     strategy = replicas.strategy
 
-    @tf.function(autograph=False)
     def average() -> None:
         with strategy.scope():
             values = strategy.run(lambda: [tf.identity(private_api.tf_variable(v)) for v in variables])
@@ -104,7 +104,7 @@ def _average_function(variables: list[keras.Variable], replicas: Replicas) -> Ca
             for component, total in zip(replicas.components(variables, replica), local, strict=True):
                 component.assign(total / replicas.num_replicas)
 
-    return average if variables else lambda: None
+    return graph_function(average) if variables else lambda: None
 
 
 @contextlib.contextmanager

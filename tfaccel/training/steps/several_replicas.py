@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.feeds import GraphBatches
+from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.batch_statistics import replica_statistics
 from tfaccel.training.steps.gathered_loss import gathered_loss
@@ -216,7 +217,7 @@ class SeveralReplicas:
             return results
 
         if jit_compile:
-            return tf.function(run, jit_compile=True, autograph=False, reduce_retracing=True)
+            return graph_function(run, jit_compile=True, reduce_retracing=True)
         return run
 
     def _own_step(self, kind: str) -> Step:

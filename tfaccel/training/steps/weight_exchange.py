@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_collectives, private_slots
 from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.private.private_collectives import PIECE_BYTES
@@ -80,7 +81,7 @@ def give_weights(
         for variable in variables:
             _copy(variable, owners[id(variable)], replicas)
     elif tf.executing_eagerly():  # the collectives of several devices must run at the same time
-        tf.function(lambda: _broadcast(variables, owners, replicas, ()), autograph=False)()
+        graph_function(lambda: _broadcast(variables, owners, replicas, ()))()
     else:
         _broadcast(variables, owners, replicas, after)
 

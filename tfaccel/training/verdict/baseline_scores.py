@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from tfaccel.errors import WorkloadError
+from tfaccel.short_repr import short_repr
 
 _MIN_EXAMPLES = 10  # with fewer, scores other than fractions are not compared
 _MIN_SKILL = 0.2  # 0 is the best trivial predictor's score, 1 a perfect score
+_SAME = 1e-6  # scores that differ by a smaller fraction are the same, rounded in another way
 _CLOSE = 0.01  # scores that differ by a smaller fraction count as equal
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class BaselineScores:
     """A trained model's score and those of cheaper predictors on the same examples.
@@ -65,6 +68,13 @@ class BaselineScores:
         trivial = [name for name, value in self.trivial.items() if not self._leads(self.score, value)]
         better = [name for name, value in self.baselines.items() if self._leads(value, self.score, surely=True)]
         return (*better, *trivial)
+
+    @property
+    def below(self) -> tuple[str, ...]:
+        """Baselines and trivial predictors that are better, by however little."""
+        sign = 1 if self.higher_is_better else -1
+        found = {**self.baselines, **self.trivial}
+        return tuple(name for name, value in found.items() if sign * (value - self.score) > _SAME * abs(value))
 
     @property
     def has_too_few_examples(self) -> bool:

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tfaccel.short_repr import short_repr
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 from tfaccel.training.verdict.curve_findings import MIN_EPOCHS, LossCurves
 
 OVER_FITTING, UNDER_FITTING, UNSTABLE = "over-fitting", "under-fitting", "unstable"
-WORSE, SOUND, UNKNOWN = "worse than a baseline", "sound", "unknown"
+WORSE, NO_BETTER = "worse than a baseline", "no better than a baseline"
+SOUND, UNKNOWN = "sound", "unknown"
 
 _MORE_DATA = "train for at least three epochs, with validation data"
 _ADVICE = {
@@ -33,18 +35,20 @@ _ADVICE = {
         "a larger batch",
     ),
     WORSE: ("search for better settings (tfaccel tune)", "use the baseline"),
+    NO_BETTER: ("search for better settings (tfaccel tune)", "use the baseline, which is simpler"),
     SOUND: (),
     UNKNOWN: (_MORE_DATA,),
 }
 
 
+@short_repr
 @dataclass(frozen=True)
 class FitVerdict:
     """The diagnosis of a training history.
 
     Args:
-        kind: "over-fitting", "under-fitting", "unstable", "worse than a baseline", "sound", or "unknown" if there is
-            too little evidence.
+        kind: "over-fitting", "under-fitting", "unstable", "worse than a baseline", "no better than a baseline",
+            "sound", or "unknown" if there is too little evidence.
         evidence: findings with figures.
         advice: what to try, most promising first; empty for a sound fit.
     """
@@ -87,6 +91,7 @@ def verdict(
     * Under-fitting: losses are still falling at the end, or hardly fell at all, or the score is hardly better than that
       of a trivial predictor, such as the most frequent class or the mean.
     * Worse than a baseline: none of these, but a baseline's score is better by more than the standard error.
+    * No better than a baseline: none of these, but a baseline's score is better by so little that it may be chance.
     * Unknown: too few epochs, no validation loss, or too few examples to distinguish the score from the trivial one.
 
     Args:
@@ -147,6 +152,8 @@ def _weighed(found: dict[str, list[str]], baselines: BaselineScores | None, miss
         return _found(WORSE, beside)
     if missing:
         return _found(UNKNOWN, [missing])
+    if baselines is not None and baselines.below:
+        return _found(NO_BETTER, [f"{baselines.beside(*baselines.below)}, a difference that may be chance"])
     if baselines is not None and baselines.has_too_few_examples:
         few = f"{baselines.num_examples} examples are too few to distinguish {baselines.beside(*baselines.trivial)}"
         return FitVerdict(UNKNOWN, (few,), ("more validation data",))

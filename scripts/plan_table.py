@@ -1,0 +1,46 @@
+"""The choices of a plan that are worth a look, each as its flag, with the reason; shared by several commands."""
+
+from dataclasses import fields
+
+from rich.table import Table
+from rich.text import Text
+
+from tfaccel.planning.moves import MEASURED
+from tfaccel.planning.override_flags import FieldExplanation, explain
+from tfaccel.planning.placements import SET_BY_YOU
+from tfaccel.planning.plan import Plan
+
+# Fields that are always shown; others are shown if they were set, measured, or are not what they usually are.
+ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
+
+
+def choices_table(plan: Plan) -> Table:
+    """A table of two columns: flags, and why they have their values; it breaks lines at spaces."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 0, 0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for explanation in decisive_choices(plan):
+        table.add_row(Text(_as_flag(explanation)), Text(explanation.reason))
+    return table
+
+
+def decisive_choices(plan: Plan) -> list[FieldExplanation]:
+    """The fields of a plan that are worth a look."""
+    usual = {field.name: field.default for field in fields(Plan)}
+    return [
+        one
+        for one in explain(plan)
+        if one.field in ALWAYS_SHOWN
+        or one.reason == SET_BY_YOU
+        or one.reason.startswith(MEASURED)
+        or one.value != usual[one.field]
+    ]
+
+
+def _as_flag(explanation: FieldExplanation) -> str:
+    """A choice as a command-line flag."""
+    value = explanation.value
+    text = ",".join(value) if isinstance(value, tuple) else "auto" if value is None else str(value)
+    if isinstance(value, bool):
+        text = "on" if value else "off"
+    return f"{explanation.flag.removesuffix('=VALUE')}={text}"
