@@ -22,8 +22,8 @@ from tfaccel.data.tables.encoding import (
 from tfaccel.data.tables.hashing import HASH_KEY
 from tfaccel.data.tables.values import MISSING, NO_VALUE
 
-_MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # lowercase texts that mean a missing value, as in files
-_MISSING_DATE = f"{_MISSING_CATEGORY}|{NO_VALUE}"
+_MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # texts that mean a missing value, as in files
+_MISSING_DATE = f"{_MISSING_CATEGORY}|(?i:{NO_VALUE})"
 
 
 def table_preprocessing(
@@ -81,7 +81,7 @@ def _group(texts: tf.Tensor, is_date: tf.Tensor, pattern: str, group: int) -> tf
 
 
 def _is_missing(plain: tf.Tensor, pattern: str) -> tf.Tensor:
-    return tf.strings.regex_full_match(tf.strings.lower(plain), pattern)
+    return tf.strings.regex_full_match(plain, pattern)
 
 
 def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:

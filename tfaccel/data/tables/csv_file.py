@@ -150,11 +150,7 @@ class _Text:
         def check_header(header: list[str]) -> Callable[[list[str]], str]:
             names.extend(checked_header(header, path))
             num_columns = len(names)
-            return lambda row: (
-                ""
-                if len(row) == num_columns
-                else f"it has {len(row)} fields, but the header has {num_columns}. Fix it."
-            )
+            return lambda row: "" if len(row) == num_columns else _wrong_length(row, num_columns)
 
         lines = io.StringIO(self.text, newline="\n")
         rows = list(csv_rows(lines, path, bad_data, check_header=check_header, delimiter=self.delimiter))
@@ -162,6 +158,14 @@ class _Text:
             checked_header([], path)
         columns = [pyarrow.array([row[place] for _, row in rows], pyarrow.string()) for place in range(len(names))]
         return names, columns, np.array([line for line, _ in rows], np.int64)
+
+
+def _wrong_length(row: list[str], num_columns: int) -> str:
+    is_named = len(row) == num_columns + 1
+    advice = (
+        " If each row begins with its name, as R writes it, name that column in the header too." if is_named else ""
+    )
+    return f"it has {len(row)} fields, but the header has {num_columns}. Fix it.{advice}"
 
 
 def _are_well_formed(marks: np.ndarray, quotes: np.ndarray, delimiter: int) -> bool:
