@@ -75,6 +75,12 @@ def test_bad_csv_is_refused(tmp_path, content, options, message):
         read_table(path, **options)
 
 
+def test_empty_lines_may_precede_the_header(tmp_path):
+    table = read_table(write(tmp_path / "t.csv", "\n\na;b\n1,5;2\n"))
+    assert table.names == ("a", "b")
+    assert table.places.tolist() == [4]
+
+
 def test_row_names_without_a_header_are_explained(tmp_path):
     path = write(tmp_path / "t.csv", '"a","b"\n"1",3,4\n"2",5,6\n')
     with pytest.raises(DataError, match="as R writes it, name that column in the header too"):
