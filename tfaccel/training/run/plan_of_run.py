@@ -39,7 +39,7 @@ def plan_of_run(
     Args:
         hardware, workload: what the plan is for.
         run_dir: the run directory, which need not exist.
-        resume: "never", "auto" or "must", as for `tfaccel.train`.
+        resume: as for `tfaccel.train`.
         can_restart: whether settings that this process cannot take any more stay in a measured plan.
         **fixed: plan fields, whose values stay fixed.
 
