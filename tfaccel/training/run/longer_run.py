@@ -39,8 +39,8 @@ def check_same_when_longer(
         name, was, would_be = place
         raise RunDirError(
             f"This run depends on its number of steps: {name} is {was!r:.80} for the {num_steps} steps that it was "
-            f"begun with, and {would_be!r:.80} for {more_steps}. {_ANEW}; runs with a constant learning rate "
-            "(--schedule=constant in recipes) can go on."
+            f"begun with, and {would_be!r:.80} for {more_steps}. {_ANEW}. Runs can go on whose rates do not depend "
+            "on it; in recipes: --schedule=constant --warm_up=0 --weight_decay=NUMBER."
         )
 
 
