@@ -200,7 +200,6 @@ def train(
         same = settings_to_agree_on(workload, directory.config)
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
         from tfaccel.training.run.augmentation_place import place_for_run
-        from tfaccel.training.run.example_inputs import write_example_inputs
         from tfaccel.training.run.input_errors import input_errors_named
         from tfaccel.training.run.non_finite import trained_without_faults
         from tfaccel.training.run.run_options import RunOptions
@@ -223,7 +222,6 @@ def train(
         plan, outcome = trained_without_faults(begin, run, plan, directory, runtime, on_nonfinite=on_nonfinite)
         result = _result(workload, plan, hardware, outcome, directory, started=started, workload_key=workload_key)
         directory.write_raw_input(workload.raw_input)
-        write_example_inputs(directory, workload, plan.global_batch_size)
         directory.write_result(result.to_json())
     _give_back(own, directory.model_file)
     return result
@@ -277,8 +275,11 @@ def _result(
     started: float,
     workload_key: str,
 ) -> TrainResult:
-    """The result of a run that began at `started`, by the clock of `time.perf_counter`."""
+    """The result of a run that began at `started`, by the clock of `time.perf_counter`; keeps rows for exports."""
+    from tfaccel.training.run.example_inputs import write_example_inputs
+
     wall_seconds, baselines = time.perf_counter() - started, None
+    write_example_inputs(directory, workload, plan.global_batch_size)
     if workload.validation_data is not None and directory.writes:
         baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)
     rate = outcome.times.steps_per_second() * (plan.global_batch_size // plan.accumulation_steps)

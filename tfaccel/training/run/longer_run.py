@@ -55,7 +55,7 @@ def _deep(value: Any) -> Any:
         return {"function": value.__qualname__, "keeps": described([*kept, *(value.__defaults__ or ())])}
     try:
         return described(value)
-    except NotImplementedError as error:  # Keras's, for schedules of users
+    except RuntimeError as error:  # Keras's base classes of schedules and optimizers
         raise RunDirError(
             f"Whether {type(value).__name__} depends on the number of steps is not known, because what it holds has no "
             f"`get_config`. Write it, or train the longer run in a new directory."
