@@ -109,7 +109,8 @@ def _print(report: InspectionReport) -> None:
     for finding in report.findings:
         num_shown[finding.kind] += 1
         if num_shown[finding.kind] <= _MAX_FINDINGS_SHOWN:
-            console.print(f"  {finding.kind}: {_cut(finding.where)}: {_cut(finding.text)}. {finding.advice}".rstrip())
+            advice = printable(finding.advice)
+            console.print(f"  {finding.kind}: {_cut(finding.where)}: {_cut(finding.text)}. {advice}".rstrip())
     for kind, count in num_shown.items():
         if count > _MAX_FINDINGS_SHOWN:
             console.print(f"  {kind}: and {count - _MAX_FINDINGS_SHOWN} more; --json lists all")
