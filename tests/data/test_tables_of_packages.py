@@ -23,7 +23,7 @@ def test_bundled_tables_are_read_as_pandas_reads_them(tmp_path):
     for file in files:
         path = tmp_path / file.stem
         path.write_bytes(gzip.decompress(file.read_bytes()))
-        frame, table = pandas.read_csv(path, float_precision="round_trip"), read_table(path)
+        frame, table = pandas.read_csv(path, engine="python"), read_table(path)
         assert frame.shape == (table.num_rows, len(table.columns))
         for (name, wanted), column in zip(frame.items(), table.columns, strict=True):
             assert wanted.isna().tolist() == column.missing.tolist(), name
