@@ -60,7 +60,7 @@ def build_model(num_tokens: int, lengths: tuple[int, int], **blocks: Any) -> Any
 @tfaccel.recipe(data_dir_only=("document_column", "summary_column"), adamw_learning_rate=2e-3, global_clipnorm=1.0)
 def workload(
     *,
-    # CSV file; None for entries of CPython's documentation, whose first sentence serves as the summary
+    # CSV or Parquet file; None for entries of CPython's documentation, whose first sentence serves as the summary
     data_dir: tfaccel.DataPath | None = None,
     num_words: tfaccel.Count = 100,  # max tokens of a document; the rest is cut off
     width: tfaccel.Count = 64,  # width of the Transformer blocks
@@ -70,6 +70,7 @@ def workload(
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     document_column: str = "document",  # column with the documents
     summary_column: str = "summary",  # column with their summaries
+    encoding: str = "utf-8",  # text encoding of a CSV file
     bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
@@ -77,9 +78,8 @@ def workload(
     if data_dir is None:
         pairs = data.documentation_summaries()
     else:
-        pairs = data.read_summaries(
-            data_dir, document_column=document_column, summary_column=summary_column, bad_data=bad_data
-        )
+        reading = {"document_column": document_column, "summary_column": summary_column, "encoding": encoding}
+        pairs = data.read_summaries(data_dir, **reading, bad_data=bad_data)
     texts = [text for pair in pairs.train for text in pair]
     vocabulary = data.Vocabulary.of(texts, unit="words", least_count=3, most_tokens=20_000)
     longest = max(len(data.split_text(summary, "words")) for _, summary in pairs.train)

@@ -66,11 +66,13 @@ def build_model(name: str, *, num_tokens: int, num_words: int, num_classes: int,
 # ---------- The workload: data, model, optimizer and loss
 
 
-@tfaccel.recipe(data_dir_only=("text_column", "label_column"), adamw_learning_rate=lambda model: LEARNING_RATES[model])
+@tfaccel.recipe(
+    data_dir_only=("text_column", "label_column", "encoding"), adamw_learning_rate=lambda model: LEARNING_RATES[model]
+)
 def workload(
     *,
-    # CSV file, or folder with one subfolder of text files per class; None for passages of CPython's documentation,
-    # labeled by chapter group
+    # CSV or Parquet file, or folder with one subfolder of text files per class; None for passages of CPython's
+    # documentation, labeled by chapter group
     data_dir: tfaccel.DataPath | None = None,
     model: Literal["embedding", "lstm", "transformer"] = "embedding",  # architecture
     num_words: tfaccel.Count = 100,  # max tokens of a text; the rest is cut off
@@ -78,8 +80,9 @@ def workload(
     token_dropout: tfaccel.Fraction = 0.4,  # fraction of tokens replaced by the unknown token in training
     label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
-    text_column: str = "text",  # column with the texts, in a CSV file
+    text_column: str = "text",  # column with the texts, in a table
     label_column: str = "label",  # column with their classes
+    encoding: str = "utf-8",  # text encoding of a CSV file
     bad_data: tfaccel.data.BadData,
     training: tfaccel.TrainingOptions,
 ) -> tfaccel.Workload:
@@ -87,9 +90,8 @@ def workload(
     if data_dir is None:
         texts = data.documentation_passages()
     else:
-        texts = data.read_labelled_texts(
-            data_dir, text_column=text_column, label_column=label_column, bad_data=bad_data
-        )
+        reading = {"text_column": text_column, "label_column": label_column, "encoding": encoding}
+        texts = data.read_labelled_texts(data_dir, **reading, bad_data=bad_data)
     examples = data.TextData(texts, num_words=num_words, token_dropout=token_dropout)
     sizes = {"num_tokens": len(examples.vocabulary), "num_words": num_words, "num_classes": len(texts.class_names)}
 

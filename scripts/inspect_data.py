@@ -21,7 +21,7 @@ from rich.table import Table as TextTable
 
 from tfaccel.data.inspection.findings import InspectionReport
 from tfaccel.data.inspection.inspect_data import inspect_data
-from tfaccel.errors import DataError
+from tfaccel.errors import DataError, printable
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags
 
@@ -92,7 +92,7 @@ def _print(report: InspectionReport) -> None:
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.width = max(console.width, _MIN_CHARACTERS)
     sizes = ", ".join(f"{count:,} to {part}" for part, count in report.num_examples.items())
-    console.print(f"{report.path}: {report.kind}, {sizes}; each {report.shape}.")
+    console.print(f"{printable(report.path)}: {report.kind}, {sizes}; each {report.shape}.")
     verdict = "fits" if report.fits_in_memory else "does not fit"
     console.print(
         f"In memory: {report.num_bytes / 2**20:,.1f} MiB; it {verdict} (free: {report.memory_bytes / 2**30:.1f} GiB)."
@@ -102,21 +102,23 @@ def _print(report: InspectionReport) -> None:
     if report.class_counts:
         table = _table("class", "examples to train on", "weight to use")
         for name, count in list(report.class_counts.items())[:_MAX_CLASSES_SHOWN]:
-            table.add_row(name, f"{count:,}", f"{report.class_weights[name]:.3g}")
+            table.add_row(printable(name), f"{count:,}", f"{report.class_weights[name]:.3g}")
         _print_table(table, console, len(report.class_counts) - _MAX_CLASSES_SHOWN)
     console.print(f"\nFound: {len(report.findings)}" if report.findings else "\nFound nothing to worry about.")
     num_shown = Counter[str]()
     for finding in report.findings:
         num_shown[finding.kind] += 1
         if num_shown[finding.kind] <= _MAX_FINDINGS_SHOWN:
-            console.print(f"  {finding.kind}: {_cut(finding.where)}: {_cut(finding.text)}. {finding.advice}".rstrip())
+            advice = printable(finding.advice)
+            console.print(f"  {finding.kind}: {_cut(finding.where)}: {_cut(finding.text)}. {advice}".rstrip())
     for kind, count in num_shown.items():
         if count > _MAX_FINDINGS_SHOWN:
             console.print(f"  {kind}: and {count - _MAX_FINDINGS_SHOWN} more; --json lists all")
 
 
 def _cut(text: str) -> str:
-    """Shortens a long text; the JSON output has all of it."""
+    """Shortens a long text, and escapes control characters in it; the JSON output has all of it."""
+    text = printable(text)
     return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]} ..."
 
 
@@ -124,7 +126,9 @@ def _print_columns(report: InspectionReport, console: Console) -> None:
     table = _table("column", "kind", "missing", "different", "lowest", "median", "highest")
     for name, about in list(report.columns.items())[:_MAX_COLUMNS_SHOWN]:
         numbers = [f"{about[key]:.6g}" if key in about else "" for key in ("min", "median", "max")]
-        table.add_row(name, about["kind"], f"{about['num_missing']:,}", f"{about['num_distinct']:,}", *numbers)
+        table.add_row(
+            printable(name), about["kind"], f"{about['num_missing']:,}", f"{about['num_distinct']:,}", *numbers
+        )
     _print_table(table, console, len(report.columns) - _MAX_COLUMNS_SHOWN)
 
 

@@ -17,7 +17,8 @@ worker 0 writes the run directory, which the others need not see.
 Ctrl-C and SIGTERM stop training after the steps in progress (about half a second of them), and save a checkpoint;
 several workers stop together if one of them gets the signal. A second signal ends the process at once. After SIGTERM,
 the process ends within TFACCEL_GRACE_SECONDS (15 by default), with a new checkpoint or without. --resume=must does what
---resume=auto does, but fails if there is no run to continue.
+--resume=auto does, but fails if there is no run to continue; --resume=extend also trains a complete run up to a larger
+number of --epochs.
 
 Exit status: 0; 2 for bad input, or files that cannot be written; 138 after SIGTERM, or if another worker did not start
 or was lost: the same command with --resume=auto continues, on all workers; 130 for Ctrl-C; 143 after a second SIGTERM;

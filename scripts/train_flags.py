@@ -70,7 +70,10 @@ def define_train_flags(values: flags.FlagValues) -> None:
     )
     text = "seed of the initial weights, dropout and the order of the data"
     flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)
-    help_text = "auto continues from the newest checkpoint in --run_dir, if it holds a run; must fails if it holds none"
+    help_text = (
+        "auto continues from the newest checkpoint in --run_dir, if it holds a run; must fails if it holds none; "
+        "extend also continues a complete run, up to a larger number of --epochs"
+    )
     flags.DEFINE_enum("resume", "never", list(RESUME), help_text, **own)
     text = "newest checkpoints to keep; the one with the lowest val_loss (or loss) is kept as well"
     flags.DEFINE_integer("keep_checkpoints", 2, text, lower_bound=1, **own)

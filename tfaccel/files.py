@@ -10,10 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tfaccel.errors import TfaccelError
+from tfaccel.local_path import local_path
+
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path next to `path`, with the same suffix; renames it to `path` if the block succeeds."""
+    """Yields a temporary path next to `path`, with the same suffix; renames it to `path` if the block succeeds.
+
+    Raises:
+        TfaccelError: if the path is not local.
+    """
+    path = local_path(path, TfaccelError)
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the umask takes away what it must
     try:

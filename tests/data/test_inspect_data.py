@@ -275,3 +275,13 @@ NAMES = (
 def test_examples(name):
     result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
     assert (result.failed, result.attempted > 0) == (0, True)
+
+
+def test_names_that_would_move_the_cursor_are_escaped(tmp_path, capsys):
+    from tfaccel.scripts.main import main
+
+    odd = "a\x1b[31m\x9b"
+    (tmp_path / f"{odd}.csv").write_text(f"{odd},kind\n" + f"1,{odd}\n2,z\n" * 10, encoding="utf-8")
+    assert main(["tfaccel", "inspect-data", f"--data_dir={tmp_path}/{odd}.csv", "--target=kind"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\x9b" not in shown and r"a\x1b[31m\x9b" in shown

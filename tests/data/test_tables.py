@@ -75,6 +75,18 @@ def test_bad_csv_is_refused(tmp_path, content, options, message):
         read_table(path, **options)
 
 
+def test_empty_lines_may_precede_the_header(tmp_path):
+    table = read_table(write(tmp_path / "t.csv", "\n\na;b\n1,5;2\n"))
+    assert table.names == ("a", "b")
+    assert table.places.tolist() == [4]
+
+
+def test_row_names_without_a_header_are_explained(tmp_path):
+    path = write(tmp_path / "t.csv", '"a","b"\n"1",3,4\n"2",5,6\n')
+    with pytest.raises(DataError, match="as R writes it, name that column in the header too"):
+        read_table(path)
+
+
 def test_bad_encoding_says_what_to_do(tmp_path):
     path = write(tmp_path / "t.csv", "stadt\nKöln\n", "latin-1")
     with pytest.raises(DataError, match=r"not written in utf-8: byte 0xf6 .* for example --encoding=latin-1"):
@@ -182,6 +194,10 @@ def test_markers_of_missing_values(tmp_path):
     assert numbers.numbers[0][[0, 1, 5, 6]].tolist() == [1, 2, 5, 3]
     assert numbers.numbers[1].tolist() == [4]  # Underscores are Python's own notation; none is no number, but a gap.
     assert kind_of(texts("1", "2", "none", "#4")) == "categorical"
+    assert kind_of(texts("1", "inf", "-Infinity", "1e999")) == "numeric"  # which is refused by name
+    table = read_table(write(tmp_path / "t.csv", "symbol,y\nH,1\nNa,2\nNull,-nan(ind)\nNAN,-1.#IND\n"))
+    assert table.column("symbol").values.tolist() == ["H", "Na", "Null", None]
+    assert table.column("y").values.tolist() == ["1", "2", None, None]
     assert kind_of(texts("1", "2", "none")) == "numeric"
     assert kind_of(texts("2024-05-31", "none", "None")) == "date"
 
@@ -255,6 +271,8 @@ def test_text_among_numbers_names_row_and_column():
         as_numbers(texts("1", None, "three", "4", "five"), "pets.csv")
     with pytest.raises(DataError, match="row 2 below the header has 'inf'"):
         as_numbers(texts("1", "inf"), "pets.csv")
+    with pytest.raises(DataError, match="row 1 below the header has '1e999'"):
+        as_numbers(texts("1e999", "1"), "pets.csv")
     assert as_numbers(texts("1", None, " 4"), "")[[0, 2]].tolist() == [1, 4]
 
 

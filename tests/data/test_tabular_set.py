@@ -5,11 +5,14 @@ import importlib
 import json
 import re
 
+import keras
 import numpy as np
 import pytest
 
-from tfaccel.data.tables.encoding import TableEncoding
+from tfaccel.data.tables.encoding import NumericColumn, TableEncoding
+from tfaccel.data.tables.layers import table_inputs
 from tfaccel.data.tables.options import TableOptions
+from tfaccel.data.tables.precision import check_float32, lost_in_float32
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.tabular_files import embedded_table, read_tabular_set
 from tfaccel.data.tables.tabular_set import make_tabular_set
@@ -132,6 +135,28 @@ def test_numbers_that_float32_would_merge_are_centered_first():
     assert text in report.lines()
 
 
+def test_outliers_do_not_make_targets_too_coarse():
+    numbers = np.concatenate([np.linspace(0, 1, 91), np.full(9, 4001.1)])  # The error at 4001.1 is 1e-4.
+    assert lost_in_float32(numbers) == (0, False)
+    assert lost_in_float32(1.7e9 + 60 * numbers)[1]
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e20])
+def test_targets_whose_squares_float32_cannot_hold_are_refused(size):
+    with pytest.raises(DataError, match=r"vary by [0-9.e+-]*\. Their squares are summed in float32"):
+        check_float32(size * np.arange(5.0), "mass", "t.csv")
+    assert check_float32(np.full(5, 3.0), "mass", "t.csv") == 0
+
+
+@pytest.mark.parametrize("size", [1e-37, 1e-12, 1e22, 1e36])
+def test_numbers_of_any_size_are_scaled(logical_devices, size):
+    numbers = size * np.random.default_rng(0).normal(5, 1, size=100)
+    encoding = TableEncoding(numeric=(NumericColumn.of("mass", numbers),), categorical=(), target="y")
+    inputs, features = table_inputs(encoding)
+    found = keras.Model(inputs, features)({"numbers": numbers[:, None].astype(np.float32)}).numpy()[:, 0]
+    np.testing.assert_allclose(found, (numbers - np.median(numbers)) / numbers.std(), atol=2e-6)
+
+
 def test_targets_that_float32_would_merge_are_refused():
     message = r"column 'kind' of pets\.csv are around 1\.7e\+12 and vary by 1\.73e\+04: float32, .* is too coarse"
     with pytest.raises(DataError, match=message):
@@ -159,11 +184,13 @@ def test_targets_that_float32_would_merge_are_refused():
             ["(1,200)", "300"],
             ["3 EUR", "5 EUR"],
         ),
-        *(["5/31/24", "6/1/24"], ["31.12.24", "01.01.25 14:00"]),
+        *(["5/31/24", "6/1/24"], ["31.12.24", "01.01.25 14:00"], ["19-Sep-03", "3-may-04"], ["05MAY1984", "6JUN1984"]),
+        *(["May 5, 2024", "June 16th, 2024"], ["Jan-1-1995", "Feb-1-1995"], ["Sept. 95", "Dec. 95"]),
     ],
 )
 def test_numbers_and_dates_in_other_notations_are_named(texts):
-    kind = "dates" if texts[0] in ("5/31/24", "31.12.24") else "numbers"
+    is_date = re.search(r"[A-Za-z]{3,}(?<!EUR)|[/.]24$", texts[0])
+    kind = "dates" if is_date else "numbers"
     for rows in (texts * 30, [*texts * 29, "x", "y"]):
         with pytest.raises(
             DataError, match=re.escape(f"pets.csv holds {kind} such as {texts[0]!r} in column 'color'.")
@@ -231,6 +258,11 @@ def test_a_test_table_of_its_own():
         ({"kind": ["cat"] * ROWS}, {}, "must have at least two classes. Received: 'cat' only."),
         ({"kind": [None] * ROWS}, {}, "No row of pets.csv has a value in the target column 'kind'."),
         ({"kind": ["x"] * 58 + ["y"] * 2, "weight": None, "color": None}, {}, "There is no column of use beside"),
+        (
+            {"kind": ["x"] * 58 + ["y"] * 2, "weight": None, "color": None},
+            {},
+            "Not used: 'legs': all its values are equal",
+        ),
         ({}, {"column_kinds": "weigt=numeric"}, "has no column 'weigt'. Did you mean 'weight'?"),
         ({}, {"classification": False}, "holds texts, but numbers are predicted."),
         ({"kind": ["1"] * ROWS}, {"classification": False}, "must hold at least two different numbers."),
@@ -240,6 +272,12 @@ def test_a_test_table_of_its_own():
 def test_bad_tables_are_refused(changed, options, message):
     with pytest.raises(DataError, match=re.escape(message)):
         made(pets(**changed), **options)
+
+
+def test_fields_between_spaces_are_one_column():
+    table = Table("t.csv", (text_column("age kind", [f"{number % 4} cat" for number in range(ROWS)]),))
+    with pytest.raises(DataError, match=r"it has one column only\. Separate its fields by commas"):
+        make_tabular_set(table, TableOptions(target="age kind"), classification=True)
 
 
 def test_far_too_many_classes_are_numbers():

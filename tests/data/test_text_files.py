@@ -2,7 +2,9 @@
 
 import re
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from tfaccel.data import BadData
 from tfaccel.data.texts.files import read_aligned_lines, read_columns, read_text, whole_lines
@@ -59,15 +61,19 @@ def test_columns_are_read_by_name(tmp_path):
     ("content", "message"),
     [
         ("txt,label\na,b\n", "has no column 'text'. Did you mean 'txt'?"),
-        ("words,label\na,b\n", "has no column 'text'. Columns: 'words', 'label'; they are separated by commas."),
-        ("text;label\na;b\n", "has no column 'text'. Columns: 'text;label'; they are separated by commas."),
-        ("text,label,text\na,b,c\n", "has 2 columns 'text'. Give each a different name."),
-        ("text,label\na,b\none, two,c\n", "line 3: there are more values than the 2 columns. Put texts that hold"),
+        ("words,label\na,b\n", "has no column 'text'. Columns: words, label."),
+        ("text:label\na:b\n", "has no column 'text'. Columns: text:label."),
+        ("text,label,text\na,b,c\n", "are called 'text'. Give each a different name."),
+        (
+            "text,label\na,b\none, two,c\n",
+            "line 3: it has 3 fields, but the header has 2. Fix it. Put fields that hold",
+        ),
         ("text,label\na,b\n,c\n", "line 3: column 'text' is empty. Fill or remove it."),
-        ("text,label\na,b\nc\n", "line 3: column 'label' is empty."),
+        ("text,label\na,b\nc\n", "line 3: it has 1 fields, but the header has 2."),
+        ('text,label\na,b\nc,""\n', "line 3: column 'label' is empty."),
         ('text,label\n"a"b,c\n', "line 2: ',' expected after '\"'. Fix the row."),
         ('text,label\na,b\n"c,d\ne,f\n', "line 3: unexpected end of data. Fix the row."),
-        ("text,label\n", "has no row below the names of its columns."),
+        ("text,label\n", "has a header, but no rows."),
     ],
 )
 def test_columns_that_cannot_be_used_are_refused(tmp_path, content, message):
@@ -75,6 +81,19 @@ def test_columns_that_cannot_be_used_are_refused(tmp_path, content, message):
     path.write_text(content)
     with pytest.raises(DataError, match=re.escape(message)):
         read_columns(path, ("text", "label"))
+
+
+def test_texts_of_tables_are_read_as_other_tables_are(tmp_path):
+    path, found = tmp_path / "a.csv", (["sch\u00f6n, neu", "None"], ["gut", "NA"])
+    for start, encoding in (("sep=;\r\n", "utf-16"), ("", "utf-8-sig"), ("\n", "latin-1")):
+        path.write_text(start + "text;label\nsch\u00f6n, neu;gut\nNone;NA\n", encoding=encoding)
+        given = encoding if encoding == "latin-1" else "utf-8"
+        assert read_columns(path, ("text", "label"), encoding=given) == found
+    with pytest.raises(DataError, match=r"is not written in utf-8: .* --encoding=latin-1"):
+        read_columns(path, ("text", "label"))
+    table = pyarrow.table({"text": found[0], "label": found[1]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert read_columns(tmp_path / "a.parquet", ("text", "label")) == found
 
 
 def test_aligned_lines_without_empty_ones(tmp_path):

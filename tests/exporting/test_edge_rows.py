@@ -81,6 +81,35 @@ def test_cases_are_those_that_the_model_takes():
     assert names == [f"{kind} values of x" for kind in ("zero", "positive", "largest")]
 
 
+def test_texts_have_edge_values_too():
+    rows = {"color": np.array([[b"red"], [b"blue"]], dtype=object), "x": np.ones((2, 1), np.float32)}
+    cases = {case.name: case.rows for case in edge_cases(rows, lambda rows: [rows["x"]])}
+    assert set(cases["zero values of color"]["color"].ravel()) == {b""}
+    assert cases["negative values of color, x"]["color"][0, 0].decode() == "\u00c4 \u4e2d"
+    assert (cases["negative values of x"]["color"] == rows["color"]).all()
+
+
+def test_a_model_with_inputs_of_every_dtype_is_compared(tmp_path):
+    import keras
+
+    kinds = {"color": "string", "size": "float32", "code": "uint8", "is_new": "bool", "place": "int64"}
+    shapes = {name: () if dtype == "uint8" else (1,) for name, dtype in kinds.items()}
+    inputs = {name: keras.Input(shapes[name], dtype=dtype, name=name) for name, dtype in kinds.items()}
+    places = keras.layers.StringLookup(vocabulary=["red", "blue"])(inputs["color"])
+    numbers = [inputs["size"], inputs["code"][:, None], inputs["is_new"], inputs["place"] % 7, places]
+    x = keras.layers.Concatenate()([keras.ops.cast(one, "float32") for one in numbers])
+    model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    sample = {
+        "color": np.array([["red"], ["blue"], ["\u00e4"], [""]]),
+        "size": np.ones((4, 1)),
+        "code": np.array([1, 2, 3, 250], np.uint8),
+        "is_new": np.array([[True], [False]] * 2),
+        "place": np.arange(4)[:, None],
+    }
+    result = export(model, ["keras", "saved_model"], out=tmp_path / "out", name="kinds", sample=sample)
+    assert [(file.max_difference < 1e-5 < file.max_output, file.differs) for file in result.files] == [(True, "")] * 2
+
+
 def test_integers_are_compared_exactly():
     from tfaccel.errors import ExportError
     from tfaccel.exporting.comparison import largest_difference
@@ -88,6 +117,31 @@ def test_integers_are_compared_exactly():
     wanted = {"a": np.array([2_000_000_000, 1])}
     with pytest.raises(ExportError, match=r"differs by 1 from"):
         largest_difference({"a": np.array([2_000_000_000, 2])}, wanted, "f")
+
+
+def test_scripts_keep_rows_for_their_exports(tmp_path):
+    import keras
+    import tensorflow as tf
+
+    import tfaccel
+    from tfaccel.exporting.own_rows import rows_of_run
+
+    x, y = np.arange(48.0).reshape(24, 2), np.zeros((24, 1))
+    words = np.array([["a"], ["b\u00e4"]] * 12)
+
+    def build_model():
+        inputs = [keras.Input((1,), dtype="string"), keras.Input((2,))]
+        places = keras.ops.cast(keras.layers.StringLookup(vocabulary=["a"])(inputs[0]), "float32")
+        return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()([places, inputs[1]])))
+
+    compiled = {"optimizer": "sgd", "loss": "mse"}
+    data = tf.data.Dataset.from_tensor_slices(((words, x), y)).batch(8)
+    tfaccel.train(build_model, compiled, data, epochs=1, run_dir=tmp_path / "run", verbose=0)
+    found = rows_of_run(tmp_path / "run")
+    assert [text.decode() for text in found[0].ravel()] == ["a", "b\u00e4"] * 2
+    assert np.array_equal(found[1], x[:4])
+    result = tfaccel.export(tmp_path / "run", ["keras", "saved_model"], out=tmp_path / "out")
+    assert [file.max_difference < 1e-5 < file.max_output for file in result.files] == [True, True]
 
 
 @pytest.mark.slow

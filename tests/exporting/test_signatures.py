@@ -152,12 +152,17 @@ def test_hashed_ids_in_the_graph_are_those_of_training():
 
     from tfaccel.exporting.table_preprocessing import table_preprocessing
 
+    # All categories of "rare" are in few training rows.
     kinds = (CategoricalColumn("user", (), num_buckets=50), CategoricalColumn("genre", ("b",)))
+    kinds += (CategoricalColumn("rare", ()),)
     encoding = TableEncoding(numeric=(), categorical=kinds, target="click")
     users, genres = ["anna", " bert ", "", "none", "\u00c4ffchen"], ["b", "c", "", "b", " b"]
-    encode, _, _ = table_preprocessing(encoding, ["user", "genre"])
-    found = encode(user=tf.constant(users), genre=tf.constant(genres))["categories"].numpy().tolist()
+    rare = ["Na", "NA", "", "b", " x"]
+    encode, _, _ = table_preprocessing(encoding, ["user", "genre", "rare"])
+    columns_given = {"user": tf.constant(users), "genre": tf.constant(genres), "rare": tf.constant(rare)}
+    found = encode(**columns_given)["categories"].numpy().tolist()
     texts = {"user": ["anna", "bert", None, "none", "\u00c4ffchen"], "genre": ["b", "c", None, "b", "b"]}
+    texts |= {"rare": ["Na", None, None, "b", "x"]}
     columns = tuple(Column(name, np.array(values, dtype=object)) for name, values in texts.items())
     assert found == encoding.encode(Table("views", columns))["categories"].tolist()
     assert TableEncoding.from_json(encoding.to_json()) == encoding

@@ -6,9 +6,9 @@ import pytest
 
 CLASSIFY, WRITE, TRANSLATE, SUMMARIZE = "text_classification", "text_generation", "translation", "summarization"
 CASES = (
-    (CLASSIFY, "latin.csv", "latin.csv has an unknown encoding: line 2 is not UTF-8 (byte 0xe9)."),
+    (CLASSIFY, "latin.csv", "latin.csv is not written in utf-8: byte 0xe9 cannot be read. It is in line 2."),
     (CLASSIFY, "column.csv", "has no column 'text'. Did you mean 'txt'?"),
-    (CLASSIFY, "commas.csv", "line 2: there are more values than the 2 columns."),
+    (CLASSIFY, "commas.csv", "line 2: it has 3 fields, but the header has 2."),
     (CLASSIFY, "small.csv", "A batch takes 32 examples, but there are 8 to train on."),
     (CLASSIFY, "one_class.csv", "must have at least two classes. Received one, 'a'."),
     (CLASSIFY, "empty_class", "empty_class/b holds no .txt file."),
@@ -26,10 +26,10 @@ CASES = (
     (TRANSLATE, "latin", "latin/source.txt has an unknown encoding: line 2"),
     (TRANSLATE, "empty_class", "There is no file empty_class/source.txt."),
     (TRANSLATE, "nowhere", "must be a folder with source.txt and target.txt. Received: nowhere."),
-    (SUMMARIZE, "latin.csv", "has an unknown encoding: line 2"),
+    (SUMMARIZE, "latin.csv", "byte 0xe9 cannot be read. It is in line 2."),
     (SUMMARIZE, "summary.csv", "has no column 'summary'. Did you mean 'sumary'?"),
     (SUMMARIZE, "summaries.csv", "A batch takes 16 examples, but there are 9 to train on."),
-    (SUMMARIZE, "empty.txt", "empty.txt holds no text."),
+    (SUMMARIZE, "empty.txt", "A table must be a file that ends in .csv, .tsv, .parquet, .pq. Received: empty.txt."),
     (SUMMARIZE, "nowhere", "There is no file nowhere."),
 )
 PROGRAM = """

@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tfaccel
+from tfaccel import data, reporting
+from tfaccel.compressing.distillation import teacher_file
+from tfaccel.compressing.outcome_folder import OutcomeFolder
 from tfaccel.data.boxes.coco_files import read_coco
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.inspection.inspect_data import inspect_data
@@ -81,6 +85,21 @@ def test_addresses_are_no_paths(tmp_path, monkeypatch, capsys):
         lambda place: tfaccel.compress(place),
         lambda place: tfaccel.load_run(place),
         lambda place: tfaccel.write_report(place),
+        lambda place: tfaccel.Interconnect.load(place),
+        data.Catalogue.load,
+        data.Vocabulary.load,
+        data.read_interactions,
+        data.read_summaries,
+        lambda place: data.read_text_parts(place, min_characters=1),
+        data.read_translations,
+        lambda place: data.write_tfrecords([], place),
+        lambda place: data.TableData(place, embedded="wine", classification=True, target="x"),
+        lambda place: reporting.write_json(place, {}),
+        lambda place: reporting.write_text(place, "x"),
+        lambda place: reporting.save_anomalies(place, [], [], np.zeros(0)),
+        lambda place: reporting.save_confusions(place, np.arange(2), {"a": np.eye(2)}, class_names=("a", "b")),
+        teacher_file,
+        OutcomeFolder,
         lambda place: tfaccel.write_report("run", output=place),
         lambda place: tfaccel.Plan.load(place),
         lambda place: tfaccel.Hardware.load(place),
@@ -106,6 +125,28 @@ def test_python_refuses_it(call, place, tmp_path, monkeypatch):
 @pytest.mark.parametrize("place", ["runs/a", "/a:/b", "C:/runs", "./gs:/a", "a:b", "tfds:mnist", "hf:owner/name"])
 def test_other_paths_are_local(place):
     assert local_path(place, TfaccelError) == Path(place)
+
+
+def test_the_cache_of_examples_is_local(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", PLACE)
+    for options in (data.CacheOptions(folder=PLACE), data.CacheOptions()):
+        with pytest.raises(TfaccelError, match="is not a local path"):
+            assert options.path
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_log_directory_of_a_trial_may_be_an_address(tmp_path, monkeypatch, logical_devices):
+    import keras
+    import keras_tuner
+
+    from tfaccel.tuning.trial_callbacks import tensorboard_beside
+
+    monkeypatch.chdir(tmp_path)
+    board = keras.callbacks.TensorBoard(f"file://{tmp_path}/board")
+    tensorboard_beside([board], "3", 0, keras_tuner.HyperParameters())
+    assert board.log_dir == f"file://{tmp_path}/board/3/execution0"
+    assert [entry.name for entry in tmp_path.iterdir()] in ([], ["board"])  # no folder called file:
 
 
 def test_advice_fits_the_scheme():

@@ -15,7 +15,7 @@ import numpy as np
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.edge_rows import EdgeCase, first_difference, joined
-from tfaccel.exporting.fresh_process import ERROR, packed
+from tfaccel.exporting.fresh_process import ERROR, without_texts
 from tfaccel.processes.child import ProcessError, last_words, run_program
 
 TOLERANCE = 1e-4  # relative to the largest output, or to 1 if that is larger
@@ -98,13 +98,12 @@ def _outputs(files: Sequence[Comparison], modules: Sequence[str], *, has_edges: 
         jobs, may_fail = [], []
         for number, file in enumerate(files):
             names = [str(Path(folder, f"{kind}_{number}.npz")) for kind in ("rows", "outputs")]
-            plain = {name: packed(array) if array.dtype == object else array for name, array in file.rows.items()}
-            np.savez(names[0], **plain)  # type: ignore[arg-type]
+            np.savez(names[0], **without_texts(file.rows))  # type: ignore[arg-type]
             jobs.append([file.kind, str(file.path), *names])
             edge_names = [f"{name}.edges" for name in names]
             if file.edges and has_edges:
                 with open(edge_names[0], "wb") as target:
-                    np.savez(target, **joined(list(file.edges)))  # type: ignore[arg-type]
+                    np.savez(target, **without_texts(joined(list(file.edges))))  # type: ignore[arg-type]
                 may_fail.append([file.kind, str(file.path), *edge_names])
         order = {"jobs": jobs, "may_fail": may_fail, "modules": list(modules)}
         _run(json.dumps(order), ", ".join(file.path.name for file in files))

@@ -1,4 +1,4 @@
-"""Rows that converted models may treat in another way: negative, zero, positive and largest values."""
+"""Rows that converted models may treat in another way: negative, zero, positive and largest values, odd texts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from tfaccel.errors import ExportError
 
 _MAX_INPUTS = 8  # of models whose inputs are tried one by one as well
+_TEXTS = {"zero": b"", "positive": b"a", "negative": "\u00c4 \u4e2d".encode(), "largest": b"x" * 1000}
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -40,8 +41,6 @@ def edge_cases(
         highest: the size of its smallest embedding, if it has one.
     """
     found: list[EdgeCase] = []
-    if any(array.dtype.kind not in "biuf" for array in rows.values()):
-        return found
     for name, changed in _changed(rows, highest):
         try:
             wanted = outputs(changed)
@@ -66,6 +65,8 @@ def _values(kind: str, like: np.ndarray, highest: int | None) -> np.ndarray:
     random = np.random.default_rng(0).integers(1, 100, like.shape)
     dtype: Any = like.dtype
     is_integer, is_float = dtype.kind in "iu", dtype.kind == "f"
+    if dtype.kind == "O":
+        return np.full_like(like, _TEXTS[kind]) if kind in _TEXTS else like
     if dtype.kind == "b":
         return np.full_like(like, kind == "largest") if kind in ("zero", "largest") else like
     if not is_integer and not is_float:

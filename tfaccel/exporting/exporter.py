@@ -23,7 +23,7 @@ from tfaccel.exporting.edge_rows import EdgeCase, edge_cases
 from tfaccel.exporting.export_folder import RESULT_FILE, SAVED_MODEL_FOLDER
 from tfaccel.exporting.export_result import ExportedFile, ExportResult
 from tfaccel.exporting.float32_model import float32_model
-from tfaccel.exporting.fresh_process import NEST, RAW_MARK
+from tfaccel.exporting.fresh_process import NEST, RAW_MARK, as_inputs
 from tfaccel.exporting.load_model import MODEL_FILE, ModelPlace
 from tfaccel.exporting.sample_rows import NUM_ROWS, raw_rows, rows_of_raw, sample_rows, smallest_embedding
 from tfaccel.exporting.saved_model_files import serving_command, write_saved_model
@@ -203,9 +203,12 @@ class Exporter:
             raise ExportError(
                 f"The model has {len(names)} inputs ({', '.join(names)}). Received: a sample with {len(leaves)}."
             )
+        rows = {name: np.asarray(leaf)[:NUM_ROWS] for name, leaf in zip(names, leaves, strict=True)}
         return {
-            name: np.asarray(leaf)[:4].astype(inputs[name].dtype.as_numpy_dtype)
-            for name, leaf in zip(names, leaves, strict=True)
+            name: _encoded(array)
+            if inputs[name].dtype == tf.string
+            else array.astype(inputs[name].dtype.as_numpy_dtype)
+            for name, array in rows.items()
         }
 
     def _nest_order(self) -> list[str]:
@@ -214,7 +217,7 @@ class Exporter:
 
     def _outputs(self, model: keras.Model, rows: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs of a Keras model in this process; half precision is converted to float32."""
-        arguments = keras.tree.map_structure(lambda name: rows[name], self._signatures.input_nest)
+        arguments = keras.tree.map_structure(as_inputs(rows).__getitem__, self._signatures.input_nest)
         outputs = [
             np.asarray(keras.ops.convert_to_numpy(value))
             for value in keras.tree.flatten(call_model(model, arguments, training=False))
@@ -251,7 +254,14 @@ class Exporter:
 def _takes(spec: tf.TensorSpec, leaf: Any) -> bool:
     """Whether an input takes an array of at least four rows."""
     array = np.asarray(leaf)
-    return len(array) >= NUM_ROWS and array.dtype.kind in "biuf" and spec.shape[1:].is_compatible_with(array.shape[1:])
+    kinds = "OSU" if spec.dtype == tf.string else "biuf"
+    return len(array) >= NUM_ROWS and array.dtype.kind in kinds and spec.shape[1:].is_compatible_with(array.shape[1:])
+
+
+def _encoded(texts: np.ndarray) -> np.ndarray:
+    """Texts as byte strings in UTF-8."""
+    parts = [text.encode() if isinstance(text, str) else bytes(text) for text in texts.ravel().tolist()]
+    return np.array([*parts, None], object)[:-1].reshape(texts.shape)
 
 
 def output_specs_in_order(function: Any) -> dict[str, Any]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from tfaccel.exporting.sample_rows import NUM_ROWS
 from tfaccel.planning.run_workload import workload_of_run
+from tfaccel.training.run.example_inputs import first_inputs, read_example_inputs
 
 logger = logging.getLogger("tfaccel")
 
 
-def rows_of_run(run_or_model: Any) -> Any:
-    """The model's inputs for the first rows of the data of a run of a recipe; None if they cannot be had.
+def rows_of_run(run_or_model: Any) -> list[np.ndarray] | None:
+    """The model's inputs, flattened, for the first rows of the data of a run; None if they cannot be had.
 
     Args:
         run_or_model: the run directory; anything else has no data.
@@ -24,11 +25,8 @@ def rows_of_run(run_or_model: Any) -> Any:
     if not isinstance(run_or_model, str | os.PathLike) or not os.path.isdir(run_or_model):
         return None
     try:
-        work = workload_of_run(run_or_model)
-        validation = work.validation_data
-        data = work.train_data(NUM_ROWS, seed=0, epoch=0) if validation is None else validation(NUM_ROWS)
-        inputs = keras.utils.unpack_x_y_sample_weight(next(iter(data)))[0]
-        return keras.tree.map_structure(np.asarray, inputs)
+        kept = read_example_inputs(Path(run_or_model))
+        return first_inputs(workload_of_run(run_or_model), NUM_ROWS, num_rows=NUM_ROWS) if kept is None else kept
     except Exception as error:  # the data may be gone, and a user's function may raise anything
         reason = " ".join(str(error).split())[:200]
         logger.info("The data of the run cannot be read again, so files are compared on random numbers: %s", reason)

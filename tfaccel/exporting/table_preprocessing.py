@@ -22,8 +22,8 @@ from tfaccel.data.tables.encoding import (
 from tfaccel.data.tables.hashing import HASH_KEY
 from tfaccel.data.tables.values import MISSING, NO_VALUE
 
-_MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # lowercase texts that mean a missing value, as in files
-_MISSING_DATE = f"{_MISSING_CATEGORY}|{NO_VALUE}"
+_MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # texts that mean a missing value, as in files
+_MISSING_DATE = f"{_MISSING_CATEGORY}|(?i:{NO_VALUE})"
 
 
 def table_preprocessing(
@@ -47,7 +47,7 @@ def table_preprocessing(
     for column in encoding.numeric:
         if column.offset:
             specs[name_of[column.source]] = tf.TensorSpec((None,), tf.float64, name=name_of[column.source])
-    tables = {name_of[column.name]: _table(column) for column in encoding.categorical if column.num_buckets is None}
+    tables = {name_of[column.name]: _table(column) for column in encoding.categorical if column.categories}
 
     def encode(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
         numbers = [_numbers(column, columns[name_of[column.source]]) for column in encoding.numeric]
@@ -81,7 +81,7 @@ def _group(texts: tf.Tensor, is_date: tf.Tensor, pattern: str, group: int) -> tf
 
 
 def _is_missing(plain: tf.Tensor, pattern: str) -> tf.Tensor:
-    return tf.strings.regex_full_match(tf.strings.lower(plain), pattern)
+    return tf.strings.regex_full_match(plain, pattern)
 
 
 def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
@@ -94,10 +94,11 @@ def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
 def _codes(texts: tf.Tensor, column: CategoricalColumn, table: tf.lookup.StaticHashTable | None) -> tf.Tensor:
     plain = tf.strings.strip(texts)
     is_missing = _is_missing(plain, _MISSING_CATEGORY)
-    if table is None:
+    if column.num_buckets is not None:
         buckets = tf.strings.to_hash_bucket_strong(plain, column.num_buckets, key=HASH_KEY)
         codes = buckets + tf.constant(NUM_SPECIAL_CODES, tf.int64)
     else:
-        codes = table.lookup(plain)
+        known = tf.fill(tf.shape(plain), tf.constant(OTHER_CODE, tf.int64))  # if all categories are rare
+        codes = known if table is None else table.lookup(plain)
         is_missing &= codes == OTHER_CODE
     return tf.cast(tf.where(is_missing, tf.constant(MISSING_CODE, tf.int64), codes), tf.int32)

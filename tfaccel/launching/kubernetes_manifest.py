@@ -20,7 +20,7 @@ from tfaccel.processes.launched import ATTEMPT
 _CONTAINER = "worker"
 _VOLUME = "checkpoints"
 _GPU = "nvidia.com/gpu"
-_RESUMES = ("auto", "must")
+_RESUMES = ("auto", "must", "extend")
 _INDEX = "TFACCEL_WORKER_INDEX"
 _INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _AFTER_GRACE_SECONDS = 15  # for TensorFlow to shut down

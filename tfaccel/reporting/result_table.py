@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from tfaccel.errors import printable
+
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table to standard output; all columns but the first are right-aligned.
@@ -24,7 +26,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def show_text(text: str) -> None:
-    """Prints a text to the current standard output, even if it was redirected."""
+    """Prints a text without control characters to the current standard output, even if it was redirected."""
     import sys
 
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{printable(text)}\n")

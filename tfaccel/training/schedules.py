@@ -111,7 +111,7 @@ def make_schedule(name: str, *, peak: float, num_steps: int, warm_up: float) -> 
     num_rising = max(1, round(warm_up * num_steps))
     num_falling = max(1, num_steps - num_rising)
     if name in ("cosine", "constant"):  # Keras's own class, so that a saved model does not need tfaccel
-        alpha = _LAST_PART if name == "cosine" else 1.0
+        alpha, num_falling = (_LAST_PART, num_falling) if name == "cosine" else (1.0, 1)
         return keras.optimizers.schedules.CosineDecay(
             peak / num_rising, decay_steps=num_falling, alpha=alpha, warmup_target=peak, warmup_steps=num_rising
         )

@@ -99,7 +99,7 @@ def train(
         x, y: data for the model, as `Workload.of` takes them; compile arguments in one piece, a dictionary or a
             function, come before them: `train(build_model, compile_args, x, y, run_dir=...)`. With a `Workload`, the
             second argument may be the plan.
-        run_dir: a new or empty directory, or with `resume="auto"` or "must" one that holds the same run.
+        run_dir: a new or empty directory, or with another `resume` than "never" one that holds the same run.
         plan: the plan to train with; None for the one that `tfaccel.find_fastest` has measured for this workload on
             this machine, or else the `default_plan`. A run that is resumed keeps its plan. In place of a plan, its
             fields by name: `strategy="mirrored"`, `dtype_policy="mixed_bfloat16"`; the others are chosen.
@@ -107,6 +107,8 @@ def train(
         seed: determines initial weights, dropout and the order of the data.
         resume: "never"; "auto" to continue from the newest complete checkpoint, to the same weights as without an
             interruption, or to start if there is no run; "must" to continue, or fail. A complete run is left unchanged.
+            "extend" is "auto", and a run of fewer epochs goes on to `epochs`, also if it is complete: to the same
+            weights as if it had had them from the start, or it is refused, as with a cosine schedule over all steps.
         checkpoint_interval: optimizer steps between checkpoints; None for one after each epoch, or after several if
             epochs are so short that saving would take more than 2 % of the time.
         keep_checkpoints: number of the newest checkpoints to keep. The best one after an epoch, by `val_loss`, or by
@@ -292,8 +294,11 @@ def _result(
     started: float,
     workload_key: str,
 ) -> TrainResult:
-    """The result of a run that began at `started`, by the clock of `time.perf_counter`."""
+    """The result of a run that began at `started`, by the clock of `time.perf_counter`; keeps rows for exports."""
+    from tfaccel.training.run.example_inputs import write_example_inputs
+
     wall_seconds, baselines = time.perf_counter() - started, None
+    write_example_inputs(directory, workload, plan.global_batch_size)
     if workload.validation_data is not None and directory.writes:
         baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)
     rate = outcome.times.steps_per_second() * (plan.global_batch_size // plan.accumulation_steps)

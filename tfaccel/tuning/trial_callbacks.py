@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -162,7 +163,7 @@ def tensorboard_beside(callbacks: list[Any], trial_id: str, execution: int, hp: 
     shown = list(callbacks)
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.TensorBoard):
-            callback.log_dir = str(Path(callback.log_dir, trial_id, f"execution{execution}"))
+            callback.log_dir = os.path.join(callback.log_dir, trial_id, f"execution{execution}")  # perhaps an address
             values = {name: v for name, v in hp.values.items() if isinstance(v, bool | int | float | str)}
             shown.append(api.KerasCallback(writer=callback.log_dir, hparams=values, trial_id=trial_id))
     return shown

@@ -65,8 +65,9 @@ def kind_of(column: Column) -> str:
     strings = column.strings
     num_present = len(strings) - strings.null_count
     numbers, wrong = column.numbers
-    num_numbers = len(numbers) - int(np.isnan(numbers).sum())
-    if num_numbers >= _MOSTLY_NUMBERS * (num_numbers + len(wrong)) and (num_numbers or not num_present):
+    num_finite = len(numbers) - int(np.isnan(numbers).sum())
+    num_numbers = num_finite + (column.num_infinite if len(wrong) else 0)
+    if num_numbers >= _MOSTLY_NUMBERS * (num_finite + len(wrong)) and (num_numbers or not num_present):
         return NUMERIC
     if column.date_order is not None:
         return DATE

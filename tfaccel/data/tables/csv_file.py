@@ -78,8 +78,10 @@ class _Text:
         except UnicodeDecodeError as error:
             if b"\0" in content.split(b"\n", 1)[0]:
                 raise DataError(f"{path} is not a text file: its first line holds a zero byte.") from error
+            line = content.count(b"\n", 0, error.start) + 1
             raise DataError(
-                f"{path} is not written in {error.encoding}: byte {error.object[error.start]:#04x} cannot be read. "
+                f"{path} is not written in {error.encoding}: byte {content[error.start]:#04x} cannot be read. It is "
+                f"in line {line}. "
                 f"Say how it is encoded, for example --encoding=latin-1. {bad_data.advice}".strip()
             ) from error
         except UnicodeError as error:
@@ -94,7 +96,8 @@ class _Text:
         separator = _SEPARATOR_LINE.fullmatch(first)
         if separator is not None:
             return cls(text[len(first) :], separator[1])  # The empty line that is left keeps the numbers of the others.
-        return cls(text, max(_DELIMITERS, key=first.count))
+        header = text.lstrip("\n").split("\n", 1)[0]
+        return cls(text, max(_DELIMITERS, key=header.count))
 
     def fields_by_arrow(self, path: Path) -> Fields | None:
         """The fields; None if a line is damaged, or may be."""
@@ -150,11 +153,7 @@ class _Text:
         def check_header(header: list[str]) -> Callable[[list[str]], str]:
             names.extend(checked_header(header, path))
             num_columns = len(names)
-            return lambda row: (
-                ""
-                if len(row) == num_columns
-                else f"it has {len(row)} fields, but the header has {num_columns}. Fix it."
-            )
+            return lambda row: "" if len(row) == num_columns else _wrong_length(row, num_columns, self.delimiter)
 
         lines = io.StringIO(self.text, newline="\n")
         rows = list(csv_rows(lines, path, bad_data, check_header=check_header, delimiter=self.delimiter))
@@ -162,6 +161,15 @@ class _Text:
             checked_header([], path)
         columns = [pyarrow.array([row[place] for _, row in rows], pyarrow.string()) for place in range(len(names))]
         return names, columns, np.array([line for line, _ in rows], np.int64)
+
+
+def _wrong_length(row: list[str], num_columns: int, delimiter: str) -> str:
+    advice = ""
+    if len(row) > num_columns:
+        advice = f' Put fields that hold {delimiter!r} in "quotation marks".'
+    if len(row) == num_columns + 1:
+        advice += " If each row begins with its name, as R writes it, name that column in the header too."
+    return f"it has {len(row)} fields, but the header has {num_columns}. Fix it.{advice}"
 
 
 def _are_well_formed(marks: np.ndarray, quotes: np.ndarray, delimiter: int) -> bool:

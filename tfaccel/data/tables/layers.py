@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -9,6 +10,9 @@ from keras import layers, ops
 
 from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.tables.features import embedding_width
+
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-6, 1e18
+_MAX_EXPONENT = 120  # float32 holds 2**120 and 2**-120, and numbers that are divided by them
 
 
 def table_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
@@ -78,10 +82,23 @@ def column_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], dict[str, An
 
 
 def _scaled(encoding: TableEncoding, numbers: Any) -> Any:
+    units = [_unit(column.scale) for column in encoding.numeric]
+    if any(unit != 1 for unit in units):
+        numbers = layers.Rescaling([1 / unit for unit in units], dtype="float32", name="units")(numbers)
     scale = layers.Normalization(
-        mean=[column.center - column.offset for column in encoding.numeric],
-        variance=[column.scale**2 for column in encoding.numeric],
+        mean=[(column.center - column.offset) / unit for column, unit in zip(encoding.numeric, units, strict=True)],
+        variance=[(column.scale / unit) ** 2 for column, unit in zip(encoding.numeric, units, strict=True)],
         dtype="float32",
         name="scale",
     )
     return ops.nan_to_num(scale(numbers), nan=0.0)
+
+
+def _unit(scale: float) -> float:
+    """A power of two by which numbers are divided first if float32 cannot hold their variance, else 1.
+
+    `Normalization` divides by 1e-7 at least.
+    """
+    if _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
+        return 1.0
+    return 2.0 ** min(max(round(math.log2(scale)), -_MAX_EXPONENT), _MAX_EXPONENT)

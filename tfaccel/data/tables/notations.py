@@ -16,7 +16,14 @@ _UNIT = r"(?:\p{Sc}|%|‰|USD|EUR|GBP|CHF|JPY)"
 # Decimal commas, thousands separators, currencies and percentages; accountants put negative numbers in parentheses.
 _NUMBER = rf"^[+\-−]?\(?{_UNIT}?\s*[+\-−]?{_DIGITS}\s*{_UNIT}?\)?$"
 _DATE = r"^[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{2}(?:[T ].*)?$"
-_KINDS = {_NUMBER: "numbers", _DATE: "dates"}
+# 5-May-2024, 05MAY24, May 5, 2024, and May-24.
+_MONTH = (
+    r"(?i:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
+    r"nov(?:ember)?|dec(?:ember)?)\.?"
+)
+_YEAR, _DAY, _GAP = r"(?:[0-9]{2}|[0-9]{4})", r"[0-9]{1,2}(?:st|nd|rd|th)?", r"(?:[-/., ]+)"
+_NAMED_DATE = rf"^(?:{_DAY}{_GAP}?{_MONTH}{_GAP}?{_YEAR}|{_MONTH}{_GAP}(?:{_DAY}{_GAP})?{_YEAR})(?:[T ].*)?$"
+_KINDS = {_NUMBER: "numbers", _DATE: "dates", _NAMED_DATE: "dates"}
 _MOSTLY = 0.8  # fraction of the rows
 _MOST_NAMED = 5
 NUMBERS_ADVICE = "Write numbers with a decimal point, and without thousands separators and units"

@@ -7,6 +7,7 @@ import numpy as np
 from tfaccel.errors import DataError
 
 _MAX_ERROR = 1e-4  # as a fraction of how much numbers vary
+_SMALLEST_TARGETS, _LARGEST_TARGETS = 1e-15, 1e15
 _SAMPLE = 10_000  # numbers of which quartiles are taken
 
 
@@ -28,14 +29,20 @@ def lost_in_float32(numbers: np.ndarray) -> tuple[int, bool]:
         single = present.astype(np.float32).astype(np.float64)
     if np.array_equal(single, present):
         return 0, False
+    errors = np.abs(single - present)
     low, high = np.quantile(present[:: 1 + len(present) // _SAMPLE], [0.25, 0.75])
-    spread = min((value for value in (float(np.std(present)), float(high - low)) if value > 0), default=0.0)
-    is_coarse = bool(np.abs(single - present).max() > _MAX_ERROR * spread > 0)
+    is_coarse = _is_coarse(errors, float(np.std(present)))
+    if not is_coarse:  # A few outliers may make the deviation large.
+        is_coarse = _is_coarse(errors[(present >= low) & (present <= high)], float(high - low))
     if not is_coarse and (present != np.round(present)).any():
         return 0, False
     distinct = np.unique(present)
     with np.errstate(over="ignore"):
         return len(distinct) - len(np.unique(distinct.astype(np.float32))), is_coarse
+
+
+def _is_coarse(errors: np.ndarray, spread: float) -> bool:
+    return bool(errors.max(initial=0.0) > _MAX_ERROR * spread > 0)
 
 
 def check_float32(numbers: np.ndarray, name: str, source: str) -> int:
@@ -47,7 +54,7 @@ def check_float32(numbers: np.ndarray, name: str, source: str) -> int:
         source: where it is from, for messages.
 
     Raises:
-        DataError: if the error of float32 is large beside their variation.
+        DataError: if the error of float32 is large beside their variation, or float32 cannot hold their squares.
 
     Example:
         >>> check_float32(1.7e12 + np.arange(3.0), "time", "t.csv")
@@ -56,12 +63,20 @@ def check_float32(numbers: np.ndarray, name: str, source: str) -> int:
         tfaccel.errors.DataError: The numbers in column 'time' of t.csv are around 1.7e+12 and vary by 0.816: float32, \
 in which models predict, is too coarse for them. Subtract a constant from the column, such as 1.7e+12.
     """
+    present = numbers[~np.isnan(numbers)]
+    deviation = float(np.std(present)) if len(present) else 0.0
+    if deviation and not _SMALLEST_TARGETS <= deviation <= _LARGEST_TARGETS:
+        raise DataError(
+            f"The numbers in column {name!r} of {source} vary by {deviation:.3g}. Their squares are summed in float32, "
+            f"for which this is too {'small' if deviation < 1 else 'large'}. Divide the column by a constant, such as "
+            f"{deviation:.0e}."
+        )
     num_merged, is_coarse = lost_in_float32(numbers)
     if is_coarse:
         center = float(np.nanmedian(numbers))
         raise DataError(
             f"The numbers in column {name!r} of {source} are around {center:.3g} and vary by "
-            f"{float(np.nanstd(numbers)):.3g}: float32, in which models predict, is too coarse for them. Subtract a "
+            f"{deviation:.3g}: float32, in which models predict, is too coarse for them. Subtract a "
             f"constant from the column, such as {center:.3g}."
         )
     return num_merged

@@ -12,7 +12,14 @@ import pyarrow
 from pyarrow import compute
 
 from tfaccel.data.tables.dates import YEAR, DatesOfTexts, date_parts, dates_of_texts
-from tfaccel.data.tables.values import NO_VALUE, finite_numbers, is_no_value, number_text, numbers_of_texts
+from tfaccel.data.tables.values import (
+    NO_VALUE,
+    are_infinite,
+    finite_numbers,
+    is_no_value,
+    number_text,
+    numbers_of_texts,
+)
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 from tfaccel.short_repr import short_repr
@@ -97,6 +104,12 @@ class Column:
         if not self.is_text:
             return self._given, np.flatnonzero(np.isinf(self._given))
         return self._kept("numbers", self._numbers)
+
+    @property
+    def num_infinite(self) -> int:
+        """The rows of texts that are infinite numbers, such as "inf" and "1e999"."""
+        places, texts = self.codes
+        return int(np.append(are_infinite(texts), False)[places].sum())
 
     @property
     def date_order(self) -> str | None:

@@ -27,9 +27,11 @@ from tfaccel.data.tables.precision import lost_in_float32
 from tfaccel.data.tables.report import TableReport
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.targets import class_numbers, target_numbers
+from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
 
 _NUM_TARGET_BINS = 10  # for stratified splits in regression
+_MOST_NAMED = 10
 
 
 @short_repr
@@ -245,10 +247,22 @@ def _encoding(
                 columns.ignored[name] = "all its dates in training rows are equal"
         else:
             numeric.append(NumericColumn.of(name, column.values))
+    if not numeric and not categorical:
+        raise DataError(_no_column(columns, target))
     encoding = TableEncoding(
         numeric=tuple(numeric), categorical=tuple(categorical), target=target, class_names=class_names
     )
     return encoding, rare
+
+
+def _no_column(columns: _Columns, target: str) -> str:
+    text = f"There is no column of use beside the target {target!r} in {columns.table.source}"
+    if columns.ignored:
+        reasons = "; ".join(f"{name!r}: {reason}" for name, reason in list(columns.ignored.items())[:_MOST_NAMED])
+        more = len(columns.ignored) - _MOST_NAMED
+        return f"{text}. Not used: {reasons}{f'; and {more} more' if more > 0 else ''}."
+    hint = " Separate its fields by commas, semicolons, tabs or bars, not by spaces." if len(target.split()) > 1 else ""
+    return f"{text}: it has one column only.{hint}"
 
 
 def _merged(encoding: TableEncoding, rows: Table, target: Column, classification: bool) -> dict[str, int]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pyarrow
 from pyarrow import compute
 
-# Lowercase texts that denote a missing value. Among numbers and dates, NO_VALUE does so too; among texts it is one.
-MISSING = ("", "na", "n/a", "nan", "null", "?", "-nan", "+nan", "#n/a", "#na", "#n/a n/a", "<na>")
+# Markers of a missing value; in others' capitals, such as Na and Null, they are symbols and names. Among numbers and
+# dates, NO_VALUE marks one too, in any capitals; among texts it is a value.
+_WORDS = ("na", "n/a", "nan", "null", "-nan", "+nan", "#n/a", "#na", "#n/a n/a", "<na>")
+_OF_C = ("-nan(ind)", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")  # which programs in C write on Windows
+MISSING = ("", "?", *_WORDS, *map(str.upper, _WORDS), "NaN", "-NaN", "+NaN", *_OF_C)
 NO_VALUE = "none"
-_SPELLINGS = pyarrow.array(
-    sorted({"".join(letters) for word in MISSING for letters in product(*((mark, mark.upper()) for mark in word))})
-)
+_SPELLINGS = pyarrow.array(MISSING)
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_INFINITY = r"^[+-]?(?i:inf|infinity)$"
 _EXACT = 2.0**53  # float64 holds all integers up to this one
 
 
@@ -65,6 +65,19 @@ def numbers_of_texts(texts: pyarrow.StringArray) -> tuple[np.ndarray, np.ndarray
     numbers = compute.if_else(compute.match_substring_regex(plain, _NUMBER), plain, None)
     missing = compute.equal(compute.utf8_lower(texts), NO_VALUE).fill_null(True)
     return finite_numbers(compute.cast(numbers, pyarrow.float64()), missing.to_numpy(zero_copy_only=False))
+
+
+def are_infinite(texts: pyarrow.StringArray) -> np.ndarray:
+    """Which texts are numbers, but none that float64 holds: a boolean mask.
+
+    Example:
+        >>> are_infinite(pyarrow.array(["inf", "-Infinity", "1e999", "1e9", "info"])).tolist()
+        [True, True, True, False, False]
+    """
+    of_number = compute.match_substring_regex(texts, _NUMBER)
+    numbers = compute.cast(compute.if_else(of_number, texts, None), pyarrow.float64())
+    found = compute.or_(compute.is_inf(numbers).fill_null(False), compute.match_substring_regex(texts, _INFINITY))
+    return found.to_numpy(zero_copy_only=False)
 
 
 def finite_numbers(numbers: pyarrow.DoubleArray, missing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

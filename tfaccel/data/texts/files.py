@@ -1,15 +1,14 @@
-"""Text read from files: whole files, their lines, and the columns of CSV files. Text is UTF-8."""
+"""Text read from files: whole files, their lines, and columns of tables. Text files are UTF-8."""
 
 import io
 import os
-from collections.abc import Callable
 
 import numpy as np
 
 from tfaccel.data.bad_data import SKIP_ADVICE, BadData
-from tfaccel.data.csv_rows import KEEP_BYTES, csv_rows, text_damage
+from tfaccel.data.csv_rows import KEEP_BYTES, text_damage
+from tfaccel.data.tables.files import read_table
 from tfaccel.errors import DataError
-from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
 
 _TEST_FRACTION = 0.1
@@ -120,14 +119,19 @@ def read_text_parts(
 
 
 def read_columns(
-    path: str | os.PathLike[str], columns: tuple[str, str], bad_data: BadData | None = None
+    path: str | os.PathLike[str],
+    columns: tuple[str, str],
+    bad_data: BadData | None = None,
+    *,
+    encoding: str = "utf-8",
 ) -> tuple[list[str], list[str]]:
-    """Two columns of a CSV file with a header row. No value may be empty.
+    """Two columns of texts in a table, read as by `read_table`. No value may be empty.
 
     Args:
         path: the file.
         columns: the names of the columns.
         bad_data: what to do with damaged rows.
+        encoding: Python's name of the encoding of a CSV file.
 
     Raises:
         DataError: if the file cannot be read, lacks a column (the message suggests the closest name), or has a
@@ -143,41 +147,17 @@ def read_columns(
         (['It works.'], ['good'])
     """
     bad_data = bad_data or BadData()
-    places: list[int] = []
-
-    def check_header(header: list[str]) -> Callable[[list[str]], str]:
-        names = [name.strip() for name in header]
-        for column in columns:
-            _check_column(path, column, names)
-            places.append(names.index(column))
-        return lambda row: _wrong_with(row, len(names), dict(zip(columns, places, strict=True)))
-
-    lines = _lines_of(read_text(path, keeps_damage=bad_data.skips))
-    found = [row for _, row in csv_rows(lines, path, bad_data, check_header=check_header)]
-    bad_data.finish(len(found), "rows")
-    if not found:
-        raise DataError(f"{path} has no row below the names of its columns.")
-    return [_value(row, places[0]) for row in found], [_value(row, places[1]) for row in found]
-
-
-def _wrong_with(row: list[str], num_columns: int, places: dict[str, int]) -> str:
-    """What is wrong with a row, or ""."""
-    if len(row) > num_columns:  # from an unquoted comma
-        return f'there are more values than the {num_columns} columns. Put texts that hold commas in "quotation marks".'
-    empty = next((column for column, place in places.items() if not _value(row, place)), None)
-    return "" if empty is None else f"column {empty!r} is empty. Fill or remove it."
-
-
-def _value(row: list[str], place: int) -> str:
-    return row[place].strip() if place < len(row) else ""
-
-
-def _check_column(path: str | os.PathLike[str], column: str, names: list[str]) -> None:
-    if names.count(column) > 1:
-        raise DataError(f"{path} has {names.count(column)} columns {column!r}. Give each a different name.")
-    if column not in names:
-        hint = did_you_mean(column, names) or f" Columns: {', '.join(map(repr, names))}; they are separated by commas."
-        raise DataError(f"{path} has no column {column!r}.{hint}")
+    table = read_table(path, encoding=encoding, bad_data=bad_data, texts=columns)
+    texts = [table.column(name).texts() for name in columns]
+    is_whole = np.ones(table.num_rows, bool)
+    for column in columns:
+        for row in np.flatnonzero(is_whole & table.column(column).missing).tolist():
+            place = row + 1 if table.places is None else int(table.places[row])
+            text = f"{path}, line {place}: column {column!r} is empty. Fill or remove it."
+            bad_data.found(DataError(text), path, place)
+            is_whole[row] = False
+    bad_data.finish(int(is_whole.sum()), "rows")
+    return texts[0][is_whole].tolist(), texts[1][is_whole].tolist()
 
 
 def read_aligned_lines(

@@ -39,17 +39,19 @@ def read_labelled_texts(
     *,
     text_column: str = "text",
     label_column: str = "label",
+    encoding: str = "utf-8",
     bad_data: BadData | None = None,
 ) -> LabelledTexts:
-    """Texts from a CSV file, from a folder with a sub-folder of `.txt` files for each class, or from a named dataset.
+    """Texts from a table, from a folder with a sub-folder of `.txt` files for each class, or from a named dataset.
 
     "tfds:NAME" is a dataset of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`
     for their splits. From other sources a stratified fifth of the texts, always the same, is held out for testing.
 
     Args:
         data_dir: the file or folder, or the name of the dataset.
-        text_column: the column of the texts, in a CSV file or dataset.
+        text_column: the column of the texts, in a table or dataset.
         label_column: the column of their classes.
+        encoding: Python's name of the encoding of a CSV file.
         bad_data: what to do with damaged rows, records and files; None for `BadData()`, which raises an error.
 
     Raises:
@@ -70,7 +72,7 @@ def read_labelled_texts(
     if path.is_dir():
         pairs = _read_folder(path, bad_data)
     elif path.exists():
-        pairs = list(zip(*read_columns(path, (text_column, label_column), bad_data), strict=True))
+        pairs = list(zip(*read_columns(path, (text_column, label_column), bad_data, encoding=encoding), strict=True))
     else:
         raise DataError(f"There is no folder or file {path} (`data_dir`).")
     names = tuple(sorted({label for _, label in pairs}))

@@ -92,19 +92,21 @@ def read_summaries(
     *,
     document_column: str = "document",
     summary_column: str = "summary",
+    encoding: str = "utf-8",
     bad_data: BadData | None = None,
 ) -> TextPairs:
-    """Documents and their summaries from a CSV file.
+    """Documents and their summaries from a table.
 
     Args:
         path: the file.
         document_column, summary_column: the columns.
+        encoding: Python's name of the encoding of a CSV file.
         bad_data: what to do with damaged rows; None for `BadData()`, which raises an error.
 
     Raises:
         DataError: if the file cannot be read or lacks a column (the message suggests the closest name).
     """
-    columns = read_columns(path, (document_column, summary_column), bad_data)
+    columns = read_columns(path, (document_column, summary_column), bad_data, encoding=encoding)
     return TextPairs.cut(list(zip(*columns, strict=True)), str(path))
 
 

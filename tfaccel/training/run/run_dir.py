@@ -15,9 +15,10 @@ from tfaccel.errors import RunDirError
 from tfaccel.files import write_json, write_json_lines
 from tfaccel.training.run.run_identity import CONFIG_FILE, RUN_ID, RunIdentity, read_config
 from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock
-from tfaccel.training.run.run_place import checked_place
+from tfaccel.training.run.run_place import EXTEND, checked_place
 
-_LEFT_OUT_FILE = "left_out.json"
+_LEFT_OUT_FILE, _RESULT_FILE = "left_out.json", "result.json"
+_EPOCHS = "epochs"
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved
 RESUME_BY_ARGUMENT = 'resume="auto" (--resume=auto)'
@@ -34,7 +35,7 @@ class RunDir:
         path: the directory, which `start` creates.
         config: JSON-serializable data that identifies the run; a resumed run must have the same.
         resume: "never": the directory must be new or empty; "auto": continue if it holds this run; "must": it must hold
-            this run.
+            this run; "extend": as "auto", and it may hold this run with fewer epochs.
         writes: False on workers other than the chief, which write nothing.
 
     Raises:
@@ -50,12 +51,13 @@ class RunDir:
         self.resume_by = RESUME_BY_ARGUMENT  # how the user resumes the run, for messages
         self.continue_by = CONTINUE_BY_COMMAND  # what the user does after a stop
         self.resumes = False
+        self.is_longer = False  # than the run that the directory holds
         self.built: dict[str, Any] | None = None  # see `built_settings`; of the run that this directory holds
         self.identity: RunIdentity | None = None  # None for a new run until `make`
         self._lock: RunLock | None = None
         self.rows: list[dict[str, Any]] = []
         if (self.path / CONFIG_FILE).exists():
-            self._check_holds_this_run()
+            self._check_holds_this_run(may_be_longer=resume == EXTEND)
             self.resumes = True
         self._seen = self._content()
         self.close: Callable[[], Any] = _nothing
@@ -149,6 +151,8 @@ class RunDir:
         known = {} if self.identity.run_id is None else {RUN_ID: self.identity.run_id}
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if self.is_longer:  # The result comes first: without it, the shorter run is one that goes on.
+                (self.path / _RESULT_FILE).unlink(missing_ok=True)
             # The config comes first: without it, a directory with folders is not that of a run; see `run_place`.
             for name, data in {"config": {**self.config, **known}, **files}.items():
                 write_json(self.path / f"{name}.json", data)
@@ -214,7 +218,7 @@ class RunDir:
     def result(self) -> dict[str, Any] | None:
         """The outcome of a complete run; None if it is not complete."""
         file = self.path / "result.json"
-        if not self.resumes or not file.exists():
+        if not self.resumes or self.is_longer or not file.exists():
             return None
         try:
             return dict(json.loads(file.read_text()))
@@ -233,20 +237,26 @@ class RunDir:
             self.check_held()
             write_json(self.path / "result.json", result)
 
-    def _check_holds_this_run(self) -> None:
+    def _check_holds_this_run(self, *, may_be_longer: bool) -> None:
         found = read_config(self.path)
         self.identity = RunIdentity(self.path, found.pop(RUN_ID, None))
         self.built = found.pop("built", None)
         found, wanted = _flat(found), _flat(json.loads(json.dumps(self.config)))
+        there, here = found.get(_EPOCHS), wanted.get(_EPOCHS)
+        if may_be_longer and isinstance(there, int) and isinstance(here, int) and there < here:
+            self.is_longer = True
+            found[_EPOCHS] = here
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
                 raise self.holds_another(name, found.get(name), wanted.get(name))
 
     def holds_another(self, name: str, there: Any, here: Any) -> RunDirError:
         """The error for a directory whose run has another value of a setting."""
+        longer = name == _EPOCHS and isinstance(there, int) and isinstance(here, int) and there < here
+        advice = f' To train it longer: resume="{EXTEND}" (--resume={EXTEND}).' if longer else ""
         return RunDirError(
             f"The run directory {self.path} holds another run: {name} is {there!r} there and {here!r} here. Choose "
-            "a new directory, or resume with the same settings."
+            f"a new directory, or resume with the same settings.{advice}"
         )
 
 

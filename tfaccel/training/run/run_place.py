@@ -12,7 +12,8 @@ from tfaccel.local_path import is_utf8, local_path, shown_path
 from tfaccel.training.run.run_identity import CONFIG_FILE, read_config
 from tfaccel.training.run.run_lock import own_files
 
-RESUME = ("never", "auto", "must")
+RESUME = ("never", "auto", "must", "extend")
+EXTEND = RESUME[-1]
 _MUST = 'resume="must" (--resume=must) continues a run'
 _OR_START = 'Check the path, or start the run with resume="auto" (--resume=auto).'
 
@@ -30,7 +31,7 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
     """
     if resume not in RESUME:
         hint = did_you_mean(resume, RESUME) if isinstance(resume, str) else ""
-        raise RunDirError(f'`resume` must be "never", "auto" or "must". Received: resume={resume!r}.{hint}')
+        raise RunDirError(f'`resume` must be "never", "auto", "must" or "extend". Received: resume={resume!r}.{hint}')
     path = local_path(path, RunDirError)
     if not is_utf8(path):
         raise RunDirError(f"The name of the run directory must be UTF-8. Received: {shown_path(path)}.")

@@ -30,6 +30,7 @@ from tfaccel.training.run.checkpoint_files import load_newest
 from tfaccel.training.run.checkpoints import NOT_OF_MODEL, CheckpointOptions, Checkpoints
 from tfaccel.training.run.compiled_model import compiled_model
 from tfaccel.training.run.faulty_batch import causes_named
+from tfaccel.training.run.longer_run import check_same_when_longer
 from tfaccel.training.run.memory_check import check_memory, within_memory
 from tfaccel.training.run.non_finite import UntilFault, positions
 from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
@@ -104,6 +105,7 @@ class TrainSession:
         self._begin_from(checkpoint_of_chief(self._stored, replicas))
         left_out = json.loads(replicas.bytes_of_chief(json.dumps(self._run_dir.left_out()).encode()))
         self.dropped = positions(left_out, self.plan.accumulation_steps)
+        self._is_longer = bool(json.loads(replicas.bytes_of_chief(json.dumps(self._run_dir.is_longer).encode())))
         self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
 
     @property
@@ -158,10 +160,7 @@ class TrainSession:
         verbose: int | str,
     ) -> Outcome:
         """Trains on the source's batches, then evaluates and saves."""
-        if self._num_steps is None:
-            self._num_steps = num_optimizer_steps(
-                self._workload, self.plan, epochs=self._epochs, num_batches=self._source.num_batches
-            )
+        self._know_steps()
         model = self._built_model(strategy, hardware)
         engine = engine_of(model, self._options.engine_options(self.plan))
         engine.on_unsaved_state = warned_unsaved_state()
@@ -215,6 +214,16 @@ class TrainSession:
         scaled = None if self._rates is None else self._rates.to_json()
         proof = engine.checks.to_json()
         return Outcome(self._run_dir.history(), final, times, utilization.of_run(), workers, scaled, proof)
+
+    def _know_steps(self) -> None:
+        """Computes the number of optimizer steps; a resumed run has that of the original, unless it becomes longer."""
+        if self._num_steps is not None and not self._is_longer:
+            return
+        before, epochs = self._num_steps, self._epochs
+        num_batches = self._source.num_batches
+        self._num_steps = num_optimizer_steps(self._workload, self.plan, epochs=epochs, num_batches=num_batches)
+        if self._is_longer and self._restored is not None:
+            check_same_when_longer(self._workload, self._scaling, num_steps=before, more_steps=self._num_steps)
 
     def _restore(self, model: keras.Model, engine: Engine) -> None:
         if self._restored is not None:
