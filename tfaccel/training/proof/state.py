@@ -94,10 +94,10 @@ def _kept_attributes(model: keras.Model) -> Iterator[None]:
             if holder.get(name) is not value:
                 holder[name] = value
         for value, before in containers:
-            kind = next(one for one in (list, dict, set) if isinstance(value, one))
+            kind: Any = next(one for one in (list, dict, set) if isinstance(value, one))
             if list(map(id, value)) != list(map(id, before)) or kind is dict:  # bypasses Keras's tracking
                 kind.clear(value)
-                (list.extend if kind is list else kind.update)(value, before)
+                (kind.extend if kind is list else kind.update)(value, before)
 
 
 def _names_of_user(model: keras.Model) -> Iterator[tuple[dict[str, Any], str]]:
