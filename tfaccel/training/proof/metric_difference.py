@@ -50,6 +50,7 @@ class MetricDifference:
         self.names_of_results: set[str] = set()
         self.begun = False
         self.differing: list[keras.metrics.Metric] = []
+        self._ratios: dict[int, float] = {}  # of what one device and all replicas have added to the count of a mean
         self._before = State([])
 
     def begin(self) -> None:
@@ -81,6 +82,9 @@ class MetricDifference:
                 start = self._state_of_all(metric, self._before)
                 of_all = [value - first for value, first in zip(of_all, start, strict=True)]
                 of_one = [value - first for value, first in zip(of_one, before, strict=True)]
+            if isinstance(metric, keras.metrics.Mean):  # a scalar of each replica counts as one value
+                count = [variable is metric.count for variable in metric.variables].index(True)
+                self._ratios[id(metric)] = float(of_one[count] / of_all[count]) if of_all[count] else 1.0
             added = max((float(np.abs(v).max(initial=0.0)) for v in of_one), default=0.0)
             rounding = _ROUNDING * largest / added if np.isfinite(added) and added else 0.0
             results = [self._results(metric, state) for state in (of_all, of_one)]
@@ -102,7 +106,7 @@ class MetricDifference:
             if self.begun:  # what the replicas have summed so far
                 for variable, total in zip(metric.variables, self._state_of_all(metric, None), strict=True):
                     for i in range(len(self._replicas.devices)):
-                        self._replicas.components([variable], i)[0].assign(total)
+                        self._replicas.components([variable], i)[0].assign(total * self._ratios.get(id(metric), 1.0))
         return found
 
     def _components(self, metric: keras.metrics.Metric) -> list[tf.Variable]:

@@ -80,7 +80,8 @@ def without_side_effects(model: keras.Model) -> Iterator[None]:
 @contextlib.contextmanager
 def _kept_attributes(model: keras.Model) -> Iterator[None]:
     """Restores the numbers, lists, dicts and sets that the Python code of a step may have changed."""
-    numbers, containers = [], []
+    numbers: list[tuple[dict[str, Any], str, Any]] = []
+    containers: list[tuple[Any, Any]] = []
     for holder, name in _names_of_user(model):
         value = holder.get(name)
         if type(value) in (int, float):

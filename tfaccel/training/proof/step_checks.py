@@ -41,6 +41,9 @@ logger = logging.getLogger("tfaccel")
 GATHERS_LOSS = (
     "The compiled loss of %s couples the rows of a batch: every replica computes it from the rows of all of them."
 )
+EARLIER_STEPS = (
+    "That shows only now: except for %d steps that were compared, the steps before may differ from those of one device."
+)
 _EVERY_EPOCH = 10  # the epochs that each have a step compared; after them, so many steps lie in between:
 _STEPS_BETWEEN = 200
 _MAX_BYTES = 1 << 30  # larger models have their first step compared alone
@@ -243,8 +246,10 @@ class StepChecks:
             self.proofs.pop(kind, None)
             self._engine.forget_graphs()
             raise CoupledRowsError(refusal_of(self._engine, kind, data, first))
-        self._undone.clear()  # what was changed is proven, whatever later steps show
         known = self.proofs.get(kind)
+        if known is not None and self._undone:
+            logger.warning(EARLIER_STEPS, known.num_steps)
+        self._undone.clear()  # what was changed is proven, whatever later steps show
         if known is None:
             logger.info("%s", found)
             self.proofs[kind] = found

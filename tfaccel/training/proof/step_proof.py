@@ -2,8 +2,8 @@
 
 All that a step can change is compared: weights, optimizer slots, metrics, logs, variables outside of the model that
 the step reads or writes, and the replicas' copies of them with each other. The engine's own step is compared, and its
-result stays. The device runs the step once more on the rows in reverse order; what that changes is rounding, and shows
-how much of it there is.
+result stays. If something differs, the device runs the step once more on the rows in reverse order; what that changes
+is rounding, and shows how much of it there is.
 
 A step of its own, after which all is put back, is compared instead (`is_apart`) where the engine's would differ as it
 is meant to: random numbers are then constants, the same on all replicas and on one device; BatchNormalization over a
@@ -88,17 +88,15 @@ class StepProof:
             self._failure = _in_one_line(error)
 
     def _trace(self) -> None:
-        if not self.is_apart:
-            drawn: list[bool] = []
-            self._step_of_one = self._traced(self._run_one, drawn)
-            self.is_apart = bool(drawn)
+        drawn: list[bool] = []
+        self._step_of_one = self._traced(self._run_one, drawn)
+        self.is_apart |= bool(drawn)  # the engine's step draws other numbers
         if self.is_apart:
-            self._step_of_one = self._traced(self._run_one)
             self.trace_replicas()
 
     def trace_replicas(self) -> None:
         """Traces the step of all replicas, where it is compared apart from the engine's; again after a change."""
-        self._step_of_all = self._traced(self._run_all)
+        self._step_of_all = self._traced(self._run_all, [])
 
     def accepts(self, data: Any) -> bool:
         """Whether a batch has the shapes that the steps were traced for."""
@@ -151,8 +149,8 @@ class StepProof:
 
     # --- Steps --------------------------------------------------------------------------------------------------------
 
-    def _traced(self, run: Callable[[Any], Any], drawn: list[bool] | None = None) -> Callable[[Any], Any]:
-        """A step as a graph, with constants for random numbers; or with them, taking note that they are drawn."""
+    def _traced(self, run: Callable[[Any], Any], drawn: list[bool]) -> Callable[[Any], Any]:
+        """A step as a graph, with constants for random numbers; `drawn` takes note of those."""
         contexts = self._engine.contexts(trains=self._kind == "train", on_one_device=run == self._run_one)
 
         def traced(data: Any) -> Any:
@@ -164,8 +162,7 @@ class StepProof:
                     stack.enter_context(plain_descent())
                 return run(data)
 
-        constants = drawn is None
-        with without_side_effects(self._model), still_random([] if drawn is None else drawn, when=lambda: constants):
+        with without_side_effects(self._model), still_random(drawn):
             function = tf.function(traced, autograph=False).get_concrete_function(self._specs)
         self._graphs.append(function.graph)
         return function
@@ -252,30 +249,35 @@ class StepProof:
     def _compared(self, data: Any, results: Any, many: State) -> Proof:
         """Compares results and state of all replicas with what one device makes of the step."""
         own, one = self._ran(self._step_of_one, data)
-        _, again = self._ran(self._step_of_one, _reversed(data))
-        found: dict[str, float] = {}
-        tolerance, number, largest = Tolerance.of_model(self._model), 0, 0.0
+        variables = self._differences(many, one, one)
+        if any(differs for differs, _ in variables.values()):  # by more than rounding?
+            variables = self._differences(many, one, self._ran(self._step_of_one, _reversed(data))[1])
+        found = {name: relative for name, (differs, relative) in variables.items() if differs}
+        for name, relative in self._differing_results(results, own, many, one, Tolerance.of_model(self._model)):
+            found[name] = max(relative, found.get(name, 0.0))
+        return self._proof(
+            num_rows=_num_rows(data),
+            num_variables=len(variables),
+            largest=max((found or {name: relative for name, (_, relative) in variables.items()}).values(), default=0.0),
+            differing=tuple(sorted(found, key=lambda name: -found[name])),
+        )
+
+    def _differences(self, many: State, one: State, again: State) -> dict[str, tuple[bool, float]]:
+        """Name of a variable -> whether it differs on any replica, and by how much; see `difference`."""
         compared = list(self._compared_variables())
-        steps = [size_of_step(self._before[first], one[first]) for _, first, *_ in compared]
         kinds = [_kind(name, is_trained=name in self._trained) for name, *_ in compared]
-        largest_steps: dict[str, float] = {}  # by kind: of all first moments, say
-        for kind, step in zip(kinds, steps, strict=True):
-            largest_steps[kind] = max(step, largest_steps.get(kind, 0.0))
+        largest: dict[str, float] = {}  # the largest step of a kind: of all first moments, say
+        for kind, (_, first, *_) in zip(kinds, compared, strict=True):
+            largest[kind] = max(size_of_step(self._before[first], one[first]), largest.get(kind, 0.0))
+        found = {}
         for kind, (name, first, copies, has_slots) in zip(kinds, compared, strict=True):
             values = (self._before[first], one[first], again[first])
-            scaled = replace(tolerance, scale=largest_steps[kind])
-            number += 1
-            noise = is_noise(self._slots_of(name, one, largest_steps)) if has_slots else False
-            for copy in copies:
-                differs, relative = difference(*values, many[copy], scaled, has_slots=has_slots, noise=noise)
-                largest = max(largest, relative if not differs else 0.0)
-                if differs:
-                    found[name] = max(relative, found.get(name, 0.0))
-        for name, relative in self._differing_results(results, own, many, one, tolerance):
-            found[name] = max(relative, found.get(name, 0.0))
-        worst = max(found.values(), default=largest)
-        names = tuple(sorted(found, key=lambda name: -found[name]))
-        return self._proof(num_rows=_num_rows(data), num_variables=number, largest=worst, differing=names)
+            tolerance = replace(Tolerance.of_model(self._model), scale=largest[kind])
+            noise = is_noise(self._slots_of(name, one, largest)) if has_slots else False
+            found[name] = max(
+                difference(*values, many[copy], tolerance, has_slots=has_slots, noise=noise) for copy in copies
+            )
+        return found
 
     def _slots_of(self, path: str, one: State, largest: dict[str, float]) -> list[tuple[str, np.ndarray, float]]:
         """The slots of a weight, or of its average, as `is_noise` takes them."""

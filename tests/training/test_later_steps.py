@@ -1,0 +1,231 @@
+"""What couples the rows of later batches only is found in them; comparing steps changes and shows nothing."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from replica_models import Centred, assert_equal, scope_of, sequential, trained
+
+from tfaccel.errors import CoupledRowsError
+from tfaccel.training.evaluate import evaluate
+from tfaccel.training.fit import fit
+from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.predict import predict
+from tfaccel.training.steps.engine import engine_of
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(64, 6)).astype("float32"), RNG.normal(size=(64, 1)).astype("float32")
+LATE = Y.copy()
+LATE[24:62:3] = np.nan  # nothing is missing in the first batches
+MARKED = np.where(np.isnan(LATE), 9.0, LATE).astype("float32")
+layers = keras.layers
+
+
+def present(y):
+    return tf.cast(~tf.math.is_nan(y), tf.float32), tf.where(tf.math.is_nan(y), 0.0, y)
+
+
+def mean_of_present(y, p):
+    there, y = present(y)
+    return tf.reduce_sum(there * (y - p) ** 2) / tf.reduce_sum(there)
+
+
+def above_a_margin(y, p):
+    return tf.reduce_mean((y - p) ** 2) + tf.math.reduce_std(p) * tf.maximum(tf.reduce_max(y) - 5, 0.0)
+
+
+EQUAL = {
+    "loss over targets that are missing later": (sequential(loss=mean_of_present), LATE),
+    "metric over targets that are missing later": (
+        sequential(
+            loss=lambda y, p: (present(y)[1] - p) ** 2,
+            metrics=[lambda: keras.metrics.MeanMetricWrapper(mean_of_present, name="of_present")],
+        ),
+        LATE,
+    ),
+    "loss of a coupled part that is inactive at first": (sequential(loss=above_a_margin), MARKED),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_what_matters_only_later_is_gathered_from_then_on(name):
+    make, y = EQUAL[name]
+    assert_equal(trained(make, 2, X, y), trained(make, 0, X, y), rel=1e-4)
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((y - self(x, training=True)) ** 2) + self.more(x, y)
+        self.apply_gradients(tape.gradient(loss, self.trainable_variables), y)
+        return {"objective": loss}
+
+    def more(self, x, y):
+        return 0.0
+
+    def apply_gradients(self, gradients, y):
+        self.optimizer.apply(gradients, self.trainable_variables)
+
+
+class EveryFourth(OwnStep):
+    """A coupled term in every fourth step, as lazy regularization has it."""
+
+    def more(self, x, y):
+        is_due = tf.equal(tf.cast(self.optimizer.iterations, tf.int32) % 4, 3)
+        return tf.cond(is_due, lambda: tf.math.reduce_std(self(x)), lambda: 0.0)
+
+
+class Annealed(OwnStep):
+    """A coupled term whose weight is 0 in the first step."""
+
+    def more(self, x, y):
+        return tf.cast(self.optimizer.iterations, tf.float32) * tf.math.reduce_std(self(x))
+
+
+class Counts(OwnStep):
+    """Counts rows of which the first batch has none."""
+
+    def build(self, shape=None):
+        super().build(shape)
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen")
+
+    def apply_gradients(self, gradients, y):
+        super().apply_gradients(gradients, y)
+        self.seen.assign_add(tf.reduce_sum(tf.cast(y > float(Y[:8].max()), tf.float32)))
+
+
+REFUSED = {EveryFourth: "gradients that EveryFourth", Annealed: "gradients that Annealed", Counts: "seen is assigned"}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_matters_only_later_is_refused_by_name(kind):
+    def make():
+        model = kind([keras.Input((6,)), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01))
+        return model
+
+    with pytest.raises(CoupledRowsError, match=REFUSED[kind]):
+        trained(make, 2, X, Y)
+    assert trained(make, 2, X, Y, check_rows=False)
+
+
+class TfNoise(layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+class Samples(layers.Layer):
+    """Draws in training and inference, as the sampling layer of a variational autoencoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        return x + keras.random.normal(tf.shape(x), seed=self.seed_generator)
+
+
+DRAWING = {"tf.random": TfNoise, "a seed generator": Samples, "dropout": lambda: layers.Dropout(0.5)}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_steps_that_draw_random_numbers_are_compared(name):
+    with scope_of(2):
+        model = sequential(DRAWING[name])()
+        coupled = sequential(DRAWING[name], lambda: Centred(name="centring"))()
+    fit(model, X, Y, batch_size=8, verbose=0)
+    proof = engine_of(model).checks.proofs["train"]
+    assert proof.holds and proof.num_steps == 4
+    with pytest.raises(CoupledRowsError, match="Layer 'centring'"):
+        fit(coupled, X, Y, batch_size=8, verbose=0)
+
+
+PLACES = {
+    "sharded": {"optimizer_state": "sharded"},
+    "host": {"optimizer_state": "host"},
+    "16 bits": {"optimizer_slots_dtype": "bfloat16"},
+    "stages": {"pipeline_stages": 2, "devices": ("CPU:0", "CPU:1", "CPU:2", "CPU:3")},
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["sharded", *[pytest.param(n, marks=pytest.mark.slow) for n in PLACES if n != "sharded"]]
+)
+def test_steps_whose_slots_are_elsewhere_are_compared(name):
+    def fitted(*more):
+        devices = ["CPU:0", "CPU:2"] if name == "stages" else ["CPU:0", "CPU:1"]
+        with tf.distribute.MirroredStrategy(devices).scope():
+            model = sequential(lambda: layers.Dense(8), *more)()
+        fit(model, X, Y, batch_size=8, verbose=0, plan=plan_of_model(model, batch_size=8, **PLACES[name]))
+        return engine_of(model).checks.proofs["train"]
+
+    assert fitted().holds
+    with pytest.raises(CoupledRowsError, match="Layer 'centring'"):
+        fitted(lambda: Centred(name="centring"))
+
+
+SEEN = []
+
+
+class Shows(OwnStep):
+    """A step whose Python code keeps, counts and prints."""
+
+    count = 0
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.traces, self.number = [], 0
+
+    def more(self, x, y):
+        self.traces.append(1)
+        self.number += 1
+        SEEN.append(1)
+        print("in the step")
+        tf.print("a step is run")
+        return 0.0
+
+    def train_step(self, data):
+        SEEN.append(data)
+        return super().train_step(data)
+
+
+def test_what_a_step_shows_and_keeps_is_not_seen_twice(capfd):
+    def shown(check_rows):
+        SEEN.clear()
+        with scope_of(2):
+            model = Shows([keras.Input((6,)), layers.Dense(1)])
+            model.compile("sgd")
+        fit(model, X, Y, batch_size=8, verbose=0, check_rows=check_rows)
+        said = capfd.readouterr()
+        counts = said.out.count("in the step"), said.err.count("a step is run")
+        return len(model.traces), model.number, len(SEEN), *counts
+
+    assert shown(True) == shown(False)
+
+
+@pytest.mark.parametrize(
+    "drop", [(), (lambda: layers.Dropout(0.5), layers.BatchNormalization)], ids=["plain", "drawing"]
+)
+def test_comparing_changes_no_bit(drop):
+    def everything(check_rows):
+        keras.utils.set_random_seed(0)
+        with scope_of(2):
+            model = sequential(
+                lambda: layers.Dense(8), *drop, metrics=[keras.metrics.MeanAbsoluteError, keras.metrics.R2Score]
+            )()
+        data = {"validation_data": (X[:20], Y[:20]), "batch_size": 10, "epochs": 2, "verbose": 0}
+        history = fit(model, X, Y, check_rows=check_rows, **data).history
+        results = evaluate(model, X, Y, verbose=0, check_rows=check_rows)
+        outputs = predict(model, X, verbose=0, check_rows=check_rows)
+        return [
+            *history.values(),
+            results,
+            outputs,
+            *(v.numpy() for v in (*model.variables, *model.optimizer.variables)),
+        ]
+
+    for one, other in zip(everything(True), everything(False), strict=True):
+        np.testing.assert_array_equal(one, other)
