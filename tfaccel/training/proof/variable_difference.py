@@ -42,18 +42,21 @@ class Tolerance:
         return cls(5e-4, 1e-4)
 
     def of_output(self, many: Any, one: Any) -> tuple[bool, float]:
-        """Whether two outputs differ, and by how much; other than dense numbers are not compared."""
-        if not (isinstance(many, np.ndarray) and isinstance(one, np.ndarray)) or one.dtype.kind not in "fiub":
+        """Whether two outputs differ, and by how much; other than dense values are not compared."""
+        if not (isinstance(many, np.ndarray) and isinstance(one, np.ndarray)):
             return False, 0.0
-        if many.shape == one.shape and one.dtype.kind != "f":
+        if many.shape != one.shape:
+            return True, 1.0
+        if not is_rounded(one):
             return bool((many != one).any()), float((many != one).mean()) if one.size else 0.0
-        return (True, 1.0) if many.shape != one.shape else self.of_log(many, one)
+        return self.of_log(many, one)
 
     def of_log(self, many: Any, one: Any) -> tuple[bool, float]:
         """Whether two logs differ, and by how much."""
-        many, one = np.asarray(many, np.float64), np.asarray(one, np.float64)
-        if many.shape != one.shape or not np.isfinite(one).all():
+        many, one = np.asarray(many), np.asarray(one)
+        if many.shape != one.shape:
             return False, 0.0
+        many, one = _where_finite(one, _in_64_bits(many), _in_64_bits(one))
         if not np.isfinite(many).all():
             return True, 1.0
         size = max(float(np.abs(one).max(initial=0.0)), 1e-3)
@@ -61,11 +64,31 @@ class Tolerance:
         return distance > self.of_value, distance
 
 
+def is_rounded(values: np.ndarray) -> bool:
+    """Whether values are floating-point numbers, real or complex; others are equal or not."""
+    return values.dtype.kind in "fc" or values.dtype.name.startswith(("bfloat", "float"))
+
+
 def size_of_step(before: np.ndarray, after: np.ndarray) -> float:
     """How far a variable has moved at most."""
-    if after.dtype.kind not in "fiu" and after.dtype.name != "bfloat16":
+    if after.dtype.kind not in "iu" and not is_rounded(after):
         return 0.0
-    return float(np.abs(after.astype(np.float64) - before.astype(np.float64)).max(initial=0.0))
+    moved = _in_64_bits(after) - _in_64_bits(before)
+    return float(np.abs(moved[np.isfinite(moved)]).max(initial=0.0))
+
+
+def _in_64_bits(values: Any) -> np.ndarray:
+    """Values as float64, complex ones with their real and imaginary parts along a last axis."""
+    values = np.asarray(values)
+    if values.dtype.kind == "c":
+        values = np.stack([values.real, values.imag], axis=-1)
+    return np.asarray(values, np.float64)
+
+
+def _where_finite(one: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Values with zeros where one device's are not finite: those tell nothing, unlike the ones beside them."""
+    finite = np.isfinite(_in_64_bits(one))
+    return tuple(np.where(finite, value, 0.0) for value in values)
 
 
 def is_noise(slots: list[tuple[str, np.ndarray, float]]) -> Any:
@@ -119,11 +142,12 @@ def difference(
         >>> difference(before, one, one, np.array([1.0, 0.5]), Tolerance(1e-5, 1e-5), has_slots=False)
         (True, 0.5)
     """
-    if one.dtype.kind != "f" and one.dtype.name != "bfloat16":
+    if not is_rounded(one):
         return bool((one != many).any()), float((one != many).mean()) if one.size else 0.0
-    before, one, again, many = (np.asarray(value, np.float64) for value in (before, one, again, many))
-    if not one.size or not np.isfinite(one).all():
+    if not one.size:
         return False, 0.0
+    before, one, again, many = _where_finite(one, *map(_in_64_bits, (before, one, again, many)))
+    before, again = (np.where(np.isfinite(value), value, one) for value in (before, again))
     if not np.isfinite(many).all():
         return True, 1.0
     step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
