@@ -1,4 +1,4 @@
-"""What comparing a step of several replicas with one device's finds, by kind of state, and what it takes for rounding."""
+"""What comparing a step of several replicas with one device's finds, by kind of state, and what is rounding."""
 
 import numpy as np
 import pytest
