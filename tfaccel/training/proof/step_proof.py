@@ -336,7 +336,7 @@ class StepProof:
         trained = {id(variable) for variable in self._model.trainable_variables}
         follows = {id(slot) for one in optimizers for slot in followers_of_weights(one)}
         for variable in self._of_model:
-            if id(variable) in left_out or variable.dtype == "string":
+            if id(variable) in left_out:
                 continue
             copies = [self._replicas.components([variable], i)[0] for i in range(len(self._replicas.devices))]
             has_slots = not self._is_plain and id(variable) in trained and tuple(variable.shape) in shapes
