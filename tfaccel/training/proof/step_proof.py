@@ -36,6 +36,7 @@ from tfaccel.training.steps.gradient_update import build_optimizer, plain_descen
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
+    averages_and_steps,
     followers_of_weights,
     has_own_logs,
     optimizers_of,
@@ -279,11 +280,13 @@ class StepProof:
 
     def _slots_of(self, path: str, one: State, largest: dict[str, float]) -> list[tuple[str, np.ndarray, float]]:
         """The slots of a weight, or of its average, as `is_noise` takes them."""
-        found = []
-        for slot in (slot for optimizer in optimizers_of(self._model).values() for slot in optimizer.variables):
+        found, optimizers = [], optimizers_of(self._model).values()
+        followers = {id(slot) for optimizer in optimizers for slot in averages_and_steps(optimizer)}
+        slots = (slot for optimizer in optimizers for slot in optimizer.variables if id(slot) not in followers)
+        for slot in slots:
             word, place = _kind(slot.name), self._replicas.components([slot], 0)[0]
-            owner = path.replace("/", "_").removesuffix("_average")
-            if word != "average" and owner.endswith(slot.name.removesuffix(f"_{word}")) and word in largest:
+            owner = path.replace("/", "_").removesuffix("_average").removesuffix("_momentum")
+            if owner.endswith(slot.name.removesuffix(f"_{word}")) and word in largest:
                 found.append((word, np.asarray(one[place], np.float64) - self._before[place], largest[word]))
         return found
 
