@@ -31,7 +31,14 @@ from tfaccel.training.proof.metric_difference import MetricDifference
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.state import CALLS_PYTHON, State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode, layers_by_replica
-from tfaccel.training.proof.variable_difference import Tolerance, difference, is_noise, size_of_step
+from tfaccel.training.proof.variable_difference import (
+    Tolerance,
+    difference,
+    is_noise,
+    is_rounded,
+    size_of_step,
+    without_multiple,
+)
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import (
@@ -256,9 +263,13 @@ class StepProof:
         _, again = self._ran(self._step_of_one, _reversed(data))
         found: dict[str, float] = {}
         tolerance, number, largest = Tolerance.of_model(self._model), 0, 0.0
-        compared = list(self._compared_variables())
+        compared = sorted(self._compared_variables(), key=lambda each: each[0] not in self._trained)
+        rounded: list[np.ndarray] = []  # by how much the weights differ
         steps = [size_of_step(self._before[first], one[first]) for _, first, *_ in compared]
-        kinds = [_kind(name, is_trained=name in self._trained) for name, *_ in compared]
+        slots = {slot.path for optimizer in optimizers_of(self._model).values() for slot in optimizer.variables}
+        trained, numbers = self._trained, {name for name, first, *_ in compared if not first.shape.rank}
+        counts = numbers - trained - slots  # numbers that a step counts or adapts: each is of its own kind
+        kinds = [name if name in counts else _kind(name, is_trained=name in trained) for name, *_ in compared]
         largest_steps: dict[str, float] = {}  # by kind: of all first moments, say
         for kind, step in zip(kinds, steps, strict=True):
             largest_steps[kind] = max(step, largest_steps.get(kind, 0.0))
@@ -268,10 +279,15 @@ class StepProof:
             number += 1
             noise = is_noise(self._slots_of(name, one, largest_steps)) if has_slots else False
             for copy in copies:
-                differs, relative = difference(*values, many[copy], scaled, has_slots=has_slots, noise=noise)
+                value = many[copy]
+                if name not in trained | slots:
+                    value = without_multiple(value, one[first], rounded)
+                differs, relative = difference(*values, value, scaled, has_slots=has_slots, noise=noise)
                 largest = max(largest, relative if not differs else 0.0)
                 if differs:
                     found[name] = max(relative, found.get(name, 0.0))
+            if name in trained and name not in found and is_rounded(one[first]):
+                rounded.append(np.asarray(many[first], np.float64) - one[first])
         for name, relative in self._differing_results(results, own, many, one, tolerance):
             found[name] = max(relative, found.get(name, 0.0))
         worst = max(found.values(), default=largest)
@@ -386,6 +402,12 @@ def _specs(data: Any, *, any_rows: bool) -> Any:
 
 def _reversed(data: Any) -> Any:
     def of(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            rows, *others = tf.unstack(leaf.indices, axis=1)
+            indices = tf.stack([leaf.dense_shape[0] - 1 - rows, *others], axis=1)
+            return tf.sparse.reorder(tf.SparseTensor(indices, leaf.values, leaf.dense_shape))
+        if isinstance(leaf, tf.RaggedTensor):
+            return tf.gather(leaf, tf.range(leaf.nrows() - 1, -1, -1))
         return tf.reverse(leaf, [0]) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
 
     return keras.tree.map_structure(of, data)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 _SPREADS = 50.0  # differences of more than so many times the rounding that was seen are not rounding
-_MAX_ROUNDING = 1e-2  # of the step; what the order of the rows moves by more is not only rounding
+_MAX_ROUNDING = 1e-2  # of the largest step; what the order of the rows moves by more is not only rounding
 _NOTHING = 1e-5
 _EPSILON = 2e-6  # of the value itself
 _NOISY_ELEMENTS = 4.0
@@ -108,6 +108,30 @@ def is_noise(slots: list[tuple[str, np.ndarray, float]]) -> Any:
     return found
 
 
+def without_multiple(many: np.ndarray, one: np.ndarray, rounded: list[np.ndarray]) -> np.ndarray:
+    """A variable after a step on several replicas, without what follows from the rounding of a weight.
+
+    A moving average of a weight differs by a fraction of what the weight differs by.
+
+    Args:
+        many: its value on several replicas.
+        one: its value on one device.
+        rounded: by how much weights differ, which is only rounding.
+    """
+    if not is_rounded(one) or one.dtype.kind == "c" or one.size == 1:
+        return many
+    distance = np.asarray(many, np.float64) - one
+    best = distance
+    for other in rounded:
+        if other.shape != distance.shape or not (other.any() and np.isfinite(other).all()):
+            continue
+        fraction = np.vdot(other, distance) / np.vdot(other, other)
+        rest = distance - fraction * other
+        if abs(fraction) <= 1 and np.abs(rest).max() < np.abs(best).max():
+            best = rest
+    return many if best is distance else np.asarray(one, np.float64) + best
+
+
 def difference(
     before: np.ndarray,
     one: np.ndarray,
@@ -153,7 +177,7 @@ def difference(
     step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
     distance = np.where(noise, 0.0, np.abs(many - one))
     floor = _NOTHING * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
-    allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * step))
+    allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * max(step, tolerance.scale)))
     size = max(step, tolerance.scale, float(np.abs(one).max()), 1e-12)
     far = distance > allowed
     differs = bool(far.any())
