@@ -27,6 +27,7 @@ from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
+from tfaccel.training.private.private_step_state import LookupTable, changed_tables, what_cannot_run_again
 from tfaccel.training.proof.metric_difference import MetricDifference
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.state import CALLS_PYTHON, State, without_side_effects
@@ -103,6 +104,7 @@ class StepProof:
         if self.is_apart:
             self._step_of_one = self._traced(self._run_one)
             self.trace_replicas()
+        self._failure = next(filter(None, map(what_cannot_run_again, self._graphs)), "")
 
     def trace_replicas(self) -> None:
         """Traces the step of all replicas, where it is compared apart from the engine's; again after a change."""
@@ -235,7 +237,11 @@ class StepProof:
 
     @cached_property
     def _variables(self) -> list[tf.Variable]:
-        return [*self._components, *self._outer]
+        return [*self._components, *self._outer, *self._tables]
+
+    @cached_property
+    def _tables(self) -> list[LookupTable]:
+        return [] if self._failure else changed_tables(self._graphs[0])
 
     # --- Comparing ----------------------------------------------------------------------------------------------------
 
@@ -288,6 +294,12 @@ class StepProof:
                     found[name] = max(relative, found.get(name, 0.0))
             if name in trained and name not in found and is_rounded(one[first]):
                 rounded.append(np.asarray(many[first], np.float64) - one[first])
+        for table in self._tables:
+            if not all(
+                np.array_equal(*pair) or (is_rounded(pair[1]) and not tolerance.of_output(*pair)[0])
+                for pair in zip(many[table], one[table], strict=True)
+            ):
+                found[table.name] = 1.0
         for name, relative in self._differing_results(results, own, many, one, tolerance):
             found[name] = max(relative, found.get(name, 0.0))
         worst = max(found.values(), default=largest)
