@@ -246,7 +246,7 @@ class StepChecks:
         self._undone.clear()  # what was changed is proven, whatever later steps show
         known = self.proofs.get(kind)
         if known is None:
-            logger.info("%s", found)
+            logger.log(logging.WARNING if found.failure else logging.INFO, "%s", found)
             self.proofs[kind] = found
         elif not found.failure:
             largest = max(known.largest, found.largest)
