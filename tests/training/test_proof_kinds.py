@@ -190,7 +190,29 @@ def with_momentum():
     return model
 
 
-@pytest.mark.parametrize("make", [NotesATable, MeanTeacher, DrawsFromAGenerator, with_momentum])
+def in_16_bits(policy):
+    def make():
+        first = keras.layers.Dense(6, dtype=policy)
+        normalization = keras.layers.BatchNormalization(synchronized=True, dtype=policy)
+        last = keras.layers.Dense(3, dtype=policy)
+        model = keras.Sequential([keras.Input((4,)), first, normalization, last])
+        model.compile(keras.optimizers.Adam(1e-3), "mse")
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        in_16_bits("mixed_float16"),
+        in_16_bits("mixed_bfloat16"),
+        NotesATable,
+        MeanTeacher,
+        DrawsFromAGenerator,
+        with_momentum,
+    ],
+)
 def test_what_is_right_is_not_refused(make, caplog):
     caplog.set_level("INFO", logger="tfaccel")
     fitted(make)

@@ -74,7 +74,7 @@ def changed_tables(graph: Any) -> list[LookupTable]:
     nodes = [node for node in nodes_of(graph.as_graph_def()) if _CHANGES_A_TABLE.fullmatch(node.op)]
     kinds = sorted({tuple(tf.as_dtype(node.attr[name].type).name for name in ("Tin", "Tout")) for node in nodes})
     variables = {id(variable.handle) for variable in graph.variables}
-    found = []
+    found: list[LookupTable] = []
     for handle, _ in graph.captures if kinds else ():
         if handle.dtype != tf.resource or id(handle) in variables:
             continue

@@ -283,7 +283,7 @@ class StepProof:
             values = (self._before[first], one[first], again[first])
             scaled = replace(tolerance, scale=largest_steps[kind])
             number += 1
-            noise = is_noise(self._slots_of(name, one, largest_steps)) if has_slots else False
+            noise = is_noise(self._slots_of(name, one, largest_steps), tolerance) if has_slots else False
             for copy in copies:
                 value = many[copy]
                 if name not in trained | slots:

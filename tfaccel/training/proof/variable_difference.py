@@ -11,7 +11,6 @@ import tensorflow as tf
 
 _SPREADS = 50.0  # differences of more than so many times the rounding that was seen are not rounding
 _MAX_ROUNDING = 1e-2  # of the largest step; what the order of the rows moves by more is not only rounding
-_NOTHING = 1e-5
 _EPSILON = 2e-6  # of the value itself
 _NOISY_ELEMENTS = 4.0
 _MAX_TOGETHER = 0.02  # of the step, of all elements of a weight that has slots
@@ -25,18 +24,20 @@ class Tolerance:
         of_step: relative to the largest change of any element in the step.
         of_value: relative to a log's value.
         scale: the largest step of variables of the same kind; what is nothing beside it is rounding.
+        nothing: relative to that step.
     """
 
     of_step: float
     of_value: float
     scale: float = 0.0
+    nothing: float = 1e-5
 
     @classmethod
     def of_model(cls, model: keras.Model) -> Tolerance:
         """That of a model: wider in 16 bits, on a GPU, which may multiply in TF32, and under XLA."""
         policies = {layer.dtype_policy.compute_dtype for layer in (model, *model.layers)}
         if policies & {"float16", "bfloat16"}:
-            return cls(0.1, 0.02)
+            return cls(0.1, 0.02, nothing=2e-2)
         if tf.config.list_logical_devices("GPU"):
             return cls(2e-2, 1e-2)
         return cls(5e-4, 1e-4)
@@ -91,19 +92,20 @@ def _where_finite(one: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...
     return tuple(np.where(finite, value, 0.0) for value in values)
 
 
-def is_noise(slots: list[tuple[str, np.ndarray, float]]) -> Any:
+def is_noise(slots: list[tuple[str, np.ndarray, float]], tolerance: Tolerance) -> Any:
     """Where the gradient that an optimizer has seen is nothing beside the others', so that all of it may be rounding.
 
     Args:
         slots: for each slot of a weight: the last word of its name, how far it has moved, and how far the slots of that
             name have moved at most. Those that hold squares of gradients have other names than "momentum".
+        tolerance: what is nothing beside the largest step.
 
     Returns:
         A boolean array of the weight's shape; False without slots.
     """
     found: Any = False
     for place, (word, moved, largest) in enumerate(slots):
-        nothing = np.abs(moved) <= (_NOTHING if "momentum" in word else _NOTHING**2) * largest
+        nothing = np.abs(moved) <= tolerance.nothing ** (1 if "momentum" in word else 2) * largest
         found = nothing if not place else found & nothing
     return found
 
@@ -176,7 +178,7 @@ def difference(
         return True, 1.0
     step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
     distance = np.where(noise, 0.0, np.abs(many - one))
-    floor = _NOTHING * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
+    floor = tolerance.nothing * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
     allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * max(step, tolerance.scale)))
     size = max(step, tolerance.scale, float(np.abs(one).max()), 1e-12)
     far = distance > allowed
