@@ -213,4 +213,5 @@ _CONSTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
         _filled(lambda given: given["means"]),
     ),
     **_shuffled,
+    "rng_read_and_skip": lambda given: tf.zeros([3], tf.int64),  # of a `tf.random.Generator`, whose state stays
 }

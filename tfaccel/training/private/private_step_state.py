@@ -6,16 +6,22 @@ looked at.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.private_pipelines import is_python, is_random, nodes_of
 
 _READS_AN_ITERATOR = re.compile(r"IteratorGetNext(Sync)?")  # the engine's own is read by `IteratorGetNextAsOptional`
 _CHANGES_A_TABLE = re.compile(r"LookupTable(Insert|Import|Remove)(V2)?")
+
+_TAKES_OR_WRITES = re.compile(
+    r"IteratorGetNext(Sync|AsOptional)?|Queue(Enqueue|Dequeue)\w*|(Uns|S)tage|WriteFile|PrintV2|Write\w*Summary"
+)
 
 SCRATCH = "tfaccel_scratch"  # an attribute of variables that a resumed run may begin anew
 
@@ -55,6 +61,56 @@ def unsaved_state(graph: Any, saved: Iterable[tf.Variable] | None, *, what: str)
                 return reason.format(what, _named(node))
     changed = next(iter(() if saved is None else _changed_variables(graph, saved)), "")
     return changed and _CHANGES.format(what, changed)
+
+
+def what_cannot_run_again(graph: Any) -> str:
+    """What a step takes from an iterator or a queue, or puts out, which cannot be put back; "" if nothing is known."""
+    found = next((node for node in nodes_of(graph.as_graph_def()) if _TAKES_OR_WRITES.fullmatch(node.op)), None)
+    return "" if found is None else f"it takes or puts out something that cannot be put back ({_named(found)})"
+
+
+def changed_tables(graph: Any) -> list[LookupTable]:
+    """The lookup tables that a step changes."""
+    nodes = [node for node in nodes_of(graph.as_graph_def()) if _CHANGES_A_TABLE.fullmatch(node.op)]
+    kinds = sorted({tuple(tf.as_dtype(node.attr[name].type).name for name in ("Tin", "Tout")) for node in nodes})
+    variables = {id(variable.handle) for variable in graph.variables}
+    found: list[LookupTable] = []
+    for handle, _ in graph.captures if kinds else ():
+        if handle.dtype != tf.resource or id(handle) in variables:
+            continue
+        for kind in kinds:
+            table = LookupTable(handle, *kind, name=f"lookup table {len(found)}")
+            with contextlib.suppress(tf.errors.OpError):  # another kind of table, or no table
+                table.assign(table.numpy())
+                found.append(table)
+    return found
+
+
+class LookupTable:
+    """The contents of a mutable lookup table, which can be taken and assigned as those of a variable.
+
+    Args:
+        handle: the table's resource.
+        keys, values: the types of its keys and values.
+        name: what to call it.
+    """
+
+    def __init__(self, handle: tf.Tensor, keys: str, values: str, *, name: str) -> None:
+        self._handle, self._types, self.name = handle, (keys, values), name
+        self.shape, self.dtype = tf.TensorShape([0]), tf.resource
+
+    def numpy(self) -> tuple[np.ndarray, np.ndarray]:
+        """Its keys in order, and their values."""
+        keys, values = self._types
+        found = tf.raw_ops.LookupTableExportV2(table_handle=self._handle, Tkeys=keys, Tvalues=values)
+        keys, values = (one.numpy() for one in found)
+        order = np.lexsort(keys.reshape(len(keys), -1).T) if len(keys) else np.zeros(0, int)
+        return keys[order], values[order]
+
+    def assign(self, contents: tuple[np.ndarray, np.ndarray]) -> None:
+        """Replaces the contents."""
+        keys, values = (tf.constant(one, kind) for one, kind in zip(contents, self._types, strict=True))
+        tf.raw_ops.LookupTableImportV2(table_handle=self._handle, keys=keys, values=values)
 
 
 def _named(node: Any) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import random
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.training.private import private_api
+from tfaccel.training.steps.merged_metrics import metrics_in
+from tfaccel.training.steps.model_parts import optimizers_of
 from tfaccel.training.steps.overrides import instance_attributes
 
 
@@ -19,7 +24,7 @@ class State:
     """The values of some variables at one moment.
 
     Args:
-        variables: plain TensorFlow variables of this process.
+        variables: plain TensorFlow variables of this process, and lookup tables.
 
     Example:
         >>> variable = tf.Variable(1.0)
@@ -30,17 +35,26 @@ class State:
         1.0
     """
 
-    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+    def __init__(self, variables: Sequence[Any]) -> None:
         self._variables = list(variables)
-        self._values = {id(variable): variable.numpy() for variable in self._variables}
+        self._values = {id(variable): _value(variable) for variable in self._variables}
 
-    def __getitem__(self, variable: tf.Variable) -> np.ndarray:
+    def __getitem__(self, variable: Any) -> Any:
         return self._values[id(variable)]
 
     def put_back(self) -> None:
         """Gives the variables these values again."""
         for variable in self._variables:
             variable.assign(self[variable])
+
+
+_MAX_SIZE = 100_000  # of a list or an array that the code of a step may change while it is traced
+_PLAIN = (int, float, complex, bool, str, bytes, tuple, type(None))
+
+
+def _value(variable: Any) -> Any:
+    value = variable.numpy()
+    return np.array(value, object) if variable.dtype == tf.string else value
 
 
 CALLS_PYTHON = "it calls Python code while it runs (tf.py_function), which would be called once more"
@@ -68,6 +82,7 @@ def without_side_effects(model: keras.Model) -> Iterator[None]:
         contextlib.redirect_stdout(None),
         instance_attributes(tf, quiet),
         tf.summary.record_if(False),
+        instance_attributes(tf.summary, {"record_if": lambda condition: contextlib.nullcontext()}),
         _kept_attributes(model),
     ):
         try:
@@ -79,42 +94,108 @@ def without_side_effects(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_attributes(model: keras.Model) -> Iterator[None]:
-    """Restores the numbers, lists, dicts and sets that the Python code of a step may have changed."""
-    numbers: list[tuple[dict[str, Any], str, Any]] = []
+    """Restores the values, lists, dicts, sets and arrays that the Python code of a step may have changed."""
+    values: list[tuple[dict[str, Any], str, Any]] = []
     containers: list[tuple[Any, Any]] = []
     for holder, name in _names_of_user(model):
         value = holder.get(name)
-        if type(value) in (int, float):
-            numbers.append((holder, name, value))
-        elif isinstance(value, list | dict | set):
-            containers.append((value, value.copy()))
+        if type(value) in _PLAIN:
+            values.append((holder, name, value))
+        else:
+            containers += [(one, one.copy()) for one in _containers_in(value)]
     try:
         yield
     finally:
-        for holder, name, value in numbers:
-            if holder.get(name) is not value:
+        for holder, name, value in values:
+            now = holder.get(name)
+            if now is not value and (type(now) in _PLAIN or isinstance(now, tf.Tensor)):
                 holder[name] = value
         for value, before in containers:
-            kind: Any = next(one for one in (list, dict, set) if isinstance(value, one))
-            if list(map(id, value)) != list(map(id, before)) or kind is dict:  # bypasses Keras's tracking
-                kind.clear(value)
-                (kind.extend if kind is list else kind.update)(value, before)
+            _restore(value, before)
+
+
+def _containers_in(value: Any, depth: int = 3) -> Iterator[Any]:
+    """A list, dict, set or array, and those in it; larger ones are data."""
+    value = getattr(value, "__wrapped__", value) if isinstance(value, dict) else value  # what TensorFlow has wrapped
+    if not isinstance(value, list | dict | set | tuple | np.ndarray) or _size(value) > _MAX_SIZE:
+        return
+    if not isinstance(value, tuple):
+        yield value
+    if depth and isinstance(value, list | dict | tuple):
+        for one in list(value.values()) if isinstance(value, dict) else value:
+            yield from _containers_in(one, depth - 1)
+
+
+def _size(value: Any) -> int:
+    return value.size if isinstance(value, np.ndarray) else len(value)
+
+
+def _restore(value: Any, before: Any) -> None:
+    """Gives a container its contents from before, without Keras's tracking."""
+    if isinstance(value, np.ndarray):
+        if value.flags.writeable:
+            value[...] = before
+        return
+    kind: Any = next(one for one in (list, dict, set) if isinstance(value, one))
+    if list(map(id, value)) != list(map(id, before)) or kind is dict:
+        kind.clear(value)
+        (kind.extend if kind is list else kind.update)(value, before)
+
+
+class _Cell(dict[str, Any]):
+    """The namespace of one variable of a closure."""
+
+    def __init__(self, name: str, cell: types.CellType) -> None:
+        super().__init__({name: cell.cell_contents})
+        self._cell = cell
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._cell.cell_contents
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cell.cell_contents = value
 
 
 def _names_of_user(model: keras.Model) -> Iterator[tuple[dict[str, Any], str]]:
-    """Namespaces, and names in them, that the code of a step can refer to: attributes, globals, closures."""
-    layers = [layer for layer in private_api.all_layers(model) if not _is_of_keras(type(layer))]
-    for layer in layers:
-        yield from ((vars(layer), name) for name in list(vars(layer)) if not name.startswith("_"))
-    functions = [getattr(type(one), name, None) for one in layers for name in ("train_step", "test_step", "call")]
-    for function in (*functions, *keras.tree.flatten(getattr(model, "loss", None))):
-        if not hasattr(function, "__code__") or _is_of_keras(function):
+    """Namespaces, and names in them, that the code of a step can refer to: attributes, globals, closures.
+
+    The code is that of the user's layers, losses, metrics and optimizers, and of the functions that it calls.
+    """
+    optimizers, losses = list(optimizers_of(model).values()), keras.tree.flatten(getattr(model, "loss", None))
+    rates = [getattr(one, "_learning_rate", None) for one in optimizers]
+    parts = [*private_api.all_layers(model), *metrics_in(model), *optimizers, *rates, *losses]
+    own = [one for one in parts if hasattr(one, "__dict__") and not _is_of_keras(type(one))]
+    functions: list[Any] = [one for one in losses if hasattr(one, "__code__")]
+    packages = {_package_of(one) for one in (*map(type, own), *functions)}
+    for one in own:
+        yield from ((vars(one), name) for name in list(vars(one)) if name not in _names_of_keras())
+        for kind in type(one).__mro__:
+            functions += [] if _is_of_keras(kind) else vars(kind).values()
+    seen: set[int] = set()
+    while functions:
+        function = functions.pop()
+        function = inspect.unwrap(getattr(function, "python_function", function))  # of a `tf.function`
+        if not inspect.isfunction(function) or id(function.__code__) in seen or _package_of(function) not in packages:
             continue
-        yield from ((function.__globals__, name) for name in function.__code__.co_names)
+        seen.add(id(function.__code__))
+        names = [(function.__globals__, name) for name in function.__code__.co_names if name in function.__globals__]
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
-                yield {name: cell.cell_contents}, name
+                names.append((_Cell(name, cell), name))
+        functions += [holder.get(name) for holder, name in names]
+        yield from names
+
+
+@functools.cache
+def _names_of_keras() -> frozenset[str]:
+    """The attributes that Keras itself gives to layers, metrics, losses and optimizers."""
+    kinds = (keras.Model, keras.optimizers.SGD, keras.metrics.Mean, keras.losses.MeanSquaredError)
+    return frozenset(name for kind in kinds for name in vars(kind()))
 
 
 def _is_of_keras(defined: Any) -> bool:
-    return str(defined.__module__).partition(".")[0] in ("keras", "tensorflow", "tfaccel")
+    return _package_of(defined) in ("keras", "tensorflow", "tfaccel")
+
+
+def _package_of(defined: Any) -> str:
+    return str(defined.__module__).partition(".")[0]

@@ -251,7 +251,7 @@ class StepChecks:
             logger.warning(EARLIER_STEPS, known.num_steps)
         self._undone.clear()  # what was changed is proven, whatever later steps show
         if known is None:
-            logger.info("%s", found)
+            logger.log(logging.WARNING if found.failure else logging.INFO, "%s", found)
             self.proofs[kind] = found
         elif not found.failure:
             largest = max(known.largest, found.largest)

@@ -27,15 +27,25 @@ from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
+from tfaccel.training.private.private_step_state import LookupTable, changed_tables, what_cannot_run_again
 from tfaccel.training.proof.metric_difference import MetricDifference
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.state import CALLS_PYTHON, State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode, layers_by_replica
-from tfaccel.training.proof.variable_difference import Tolerance, difference, is_noise, size_of_step
+from tfaccel.training.proof.variable_difference import (
+    Tolerance,
+    difference,
+    is_noise,
+    is_rounded,
+    size_of_step,
+    without_multiple,
+)
+from tfaccel.training.runtime import unoptimized_graphs
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
+    averages_and_steps,
     followers_of_weights,
     has_own_logs,
     optimizers_of,
@@ -75,6 +85,7 @@ class StepProof:
         self._specs = _specs(data, any_rows=any_rows)
         self._graphs: list[tf.Graph] = []
         self._before = State([])
+        self._accumulated: list[tuple[tf.Variable, np.ndarray]] = []
         self._failure = ""
         self._noted: set[str] = set()
         self.is_apart = bool(self._by_replica) or self._is_plain
@@ -93,6 +104,7 @@ class StepProof:
         self.is_apart |= bool(drawn)  # the engine's step draws other numbers
         if self.is_apart:
             self.trace_replicas()
+        self._failure = next(filter(None, map(what_cannot_run_again, self._graphs)), "")
 
     def trace_replicas(self) -> None:
         """Traces the step of all replicas, where it is compared apart from the engine's; again after a change."""
@@ -115,6 +127,7 @@ class StepProof:
     def begin(self) -> None:
         """Takes note of the state that the engine's step is about to begin with."""
         self._before = State(self._variables)
+        self._accumulated = self._accumulated_by_all()
         if self._kind != "predict":
             self.metrics.begin()
 
@@ -142,6 +155,16 @@ class StepProof:
         finally:
             before.put_back()
             self._before = before
+
+    def _accumulated_by_all(self) -> list[tuple[tf.Variable, np.ndarray]]:
+        """The accumulators that one device uses, and what it would have in them: what all replicas have together."""
+        optimizers = optimizers_of(self._model).values() if self._kind == "train" else ()
+        of_replicas = [one for optimizer in optimizers for one in accumulators_by_replica(optimizer)]
+        local = range(len(self._replicas.devices))
+        parts = [[self._before[one] for one in self._replicas.components(of_replicas, i)] for i in local]
+        totals = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
+        firsts = self._replicas.components(of_replicas, 0)
+        return list(zip(firsts, self._replicas.sum_arrays_over_workers(totals), strict=True))
 
     def put_back(self) -> None:
         """Gives all variables the values that they had when the step began."""
@@ -194,7 +217,10 @@ class StepProof:
     def _ran(self, step: Callable[[Any], Any], data: Any) -> tuple[Any, State]:
         """The results and the state after a step that begins with the state from before."""
         self.put_back()
-        with _graphs_as_they_are():
+        if step is self._step_of_one:
+            for variable, total in self._accumulated:
+                variable.assign(total)
+        with unoptimized_graphs():
             results = _as_arrays(step(data))
         return results, State(self._variables)
 
@@ -224,7 +250,11 @@ class StepProof:
 
     @cached_property
     def _variables(self) -> list[tf.Variable]:
-        return [*self._components, *self._outer]
+        return [*self._components, *self._outer, *self._tables]
+
+    @cached_property
+    def _tables(self) -> list[LookupTable]:
+        return [] if self._failure else changed_tables(self._graphs[0])
 
     # --- Comparing ----------------------------------------------------------------------------------------------------
 
@@ -263,29 +293,52 @@ class StepProof:
         )
 
     def _differences(self, many: State, one: State, again: State) -> dict[str, tuple[bool, float]]:
-        """Name of a variable -> whether it differs on any replica, and by how much; see `difference`."""
-        compared = list(self._compared_variables())
-        kinds = [_kind(name, is_trained=name in self._trained) for name, *_ in compared]
+        """Name of a variable or table -> whether it differs on any replica, and by how much; see `difference`."""
+        compared = sorted(self._compared_variables(), key=lambda each: each[0] not in self._trained)
+        slots = {slot.path for optimizer in optimizers_of(self._model).values() for slot in optimizer.variables}
+        trained, numbers = self._trained, {name for name, first, *_ in compared if not first.shape.rank}
+        counts = numbers - trained - slots  # numbers that a step counts or adapts: each is of its own kind
+        kinds = [name if name in counts else _kind(name, is_trained=name in trained) for name, *_ in compared]
         largest: dict[str, float] = {}  # the largest step of a kind: of all first moments, say
         for kind, (_, first, *_) in zip(kinds, compared, strict=True):
             largest[kind] = max(size_of_step(self._before[first], one[first]), largest.get(kind, 0.0))
-        found = {}
+        rounded: list[np.ndarray] = []  # by how much the weights differ
+        found: dict[str, tuple[bool, float]] = {}
+        tolerance = Tolerance.of_model(self._model)
         for kind, (name, first, copies, has_slots) in zip(kinds, compared, strict=True):
             values = (self._before[first], one[first], again[first])
-            tolerance = replace(Tolerance.of_model(self._model), scale=largest[kind])
-            noise = is_noise(self._slots_of(name, one, largest)) if has_slots else False
+            scaled = replace(tolerance, scale=largest[kind])
+            noise = is_noise(self._slots_of(name, one, largest), tolerance) if has_slots else False
+            is_multiple = name not in trained | slots
             found[name] = max(
-                difference(*values, many[copy], tolerance, has_slots=has_slots, noise=noise) for copy in copies
+                difference(
+                    *values,
+                    without_multiple(many[copy], one[first], rounded) if is_multiple else many[copy],
+                    scaled,
+                    has_slots=has_slots,
+                    noise=noise,
+                )
+                for copy in copies
             )
+            if name in trained and not found[name][0] and is_rounded(one[first]):
+                rounded.append(np.asarray(many[first], np.float64) - one[first])
+        for table in self._tables:
+            differs = not all(
+                np.array_equal(*pair) or (is_rounded(pair[1]) and not tolerance.of_output(*pair)[0])
+                for pair in zip(many[table], one[table], strict=True)
+            )
+            found[table.name] = differs, float(differs)
         return found
 
     def _slots_of(self, path: str, one: State, largest: dict[str, float]) -> list[tuple[str, np.ndarray, float]]:
         """The slots of a weight, or of its average, as `is_noise` takes them."""
-        found = []
-        for slot in (slot for optimizer in optimizers_of(self._model).values() for slot in optimizer.variables):
+        found, optimizers = [], optimizers_of(self._model).values()
+        followers = {id(slot) for optimizer in optimizers for slot in averages_and_steps(optimizer)}
+        slots = (slot for optimizer in optimizers for slot in optimizer.variables if id(slot) not in followers)
+        for slot in slots:
             word, place = _kind(slot.name), self._replicas.components([slot], 0)[0]
-            owner = path.replace("/", "_").removesuffix("_average")
-            if word != "average" and owner.endswith(slot.name.removesuffix(f"_{word}")) and word in largest:
+            owner = path.replace("/", "_").removesuffix("_average").removesuffix("_momentum")
+            if owner.endswith(slot.name.removesuffix(f"_{word}")) and word in largest:
                 found.append((word, np.asarray(one[place], np.float64) - self._before[place], largest[word]))
         return found
 
@@ -338,7 +391,7 @@ class StepProof:
         trained = {id(variable) for variable in self._model.trainable_variables}
         follows = {id(slot) for one in optimizers for slot in followers_of_weights(one)}
         for variable in self._of_model:
-            if id(variable) in left_out or variable.dtype == "string":
+            if id(variable) in left_out:
                 continue
             copies = [self._replicas.components([variable], i)[0] for i in range(len(self._replicas.devices))]
             has_slots = not self._is_plain and id(variable) in trained and tuple(variable.shape) in shapes
@@ -349,17 +402,6 @@ class StepProof:
 
     def _proof(self, **fields: Any) -> Proof:
         return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, **fields)
-
-
-@contextlib.contextmanager
-def _graphs_as_they_are() -> Iterator[None]:
-    """Within the block, TensorFlow does not spend time on optimizing graphs that run only a few times."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False} | before)
 
 
 def _kind(name: str, *, is_trained: bool = False) -> str:
@@ -385,6 +427,12 @@ def _specs(data: Any, *, any_rows: bool) -> Any:
 
 def _reversed(data: Any) -> Any:
     def of(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            rows, *others = tf.unstack(leaf.indices, axis=1)
+            indices = tf.stack([leaf.dense_shape[0] - 1 - rows, *others], axis=1)
+            return tf.sparse.reorder(tf.SparseTensor(indices, leaf.values, leaf.dense_shape))
+        if isinstance(leaf, tf.RaggedTensor):
+            return tf.gather(leaf, tf.range(leaf.nrows() - 1, -1, -1))
         return tf.reverse(leaf, [0]) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
 
     return keras.tree.map_structure(of, data)

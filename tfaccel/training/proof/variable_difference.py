@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 _SPREADS = 50.0  # differences of more than so many times the rounding that was seen are not rounding
-_MAX_ROUNDING = 1e-2  # of the step; what the order of the rows moves by more is not only rounding
-_NOTHING = 1e-5
+_MAX_ROUNDING = 1e-2  # of the largest step; what the order of the rows moves by more is not only rounding
 _EPSILON = 2e-6  # of the value itself
 _NOISY_ELEMENTS = 4.0
 _MAX_TOGETHER = 0.02  # of the step, of all elements of a weight that has slots
@@ -25,35 +24,40 @@ class Tolerance:
         of_step: relative to the largest change of any element in the step.
         of_value: relative to a log's value.
         scale: the largest step of variables of the same kind; what is nothing beside it is rounding.
+        nothing: relative to that step.
     """
 
     of_step: float
     of_value: float
     scale: float = 0.0
+    nothing: float = 1e-5
 
     @classmethod
     def of_model(cls, model: keras.Model) -> Tolerance:
         """That of a model: wider in 16 bits, on a GPU, which may multiply in TF32, and under XLA."""
         policies = {layer.dtype_policy.compute_dtype for layer in (model, *model.layers)}
         if policies & {"float16", "bfloat16"}:
-            return cls(0.1, 0.02)
+            return cls(0.1, 0.02, nothing=2e-2)
         if tf.config.list_logical_devices("GPU"):
             return cls(2e-2, 1e-2)
         return cls(5e-4, 1e-4)
 
     def of_output(self, many: Any, one: Any) -> tuple[bool, float]:
-        """Whether two outputs differ, and by how much; other than dense numbers are not compared."""
-        if not (isinstance(many, np.ndarray) and isinstance(one, np.ndarray)) or one.dtype.kind not in "fiub":
+        """Whether two outputs differ, and by how much; other than dense values are not compared."""
+        if not (isinstance(many, np.ndarray) and isinstance(one, np.ndarray)):
             return False, 0.0
-        if many.shape == one.shape and one.dtype.kind != "f":
+        if many.shape != one.shape:
+            return True, 1.0
+        if not is_rounded(one):
             return bool((many != one).any()), float((many != one).mean()) if one.size else 0.0
-        return (True, 1.0) if many.shape != one.shape else self.of_log(many, one)
+        return self.of_log(many, one)
 
     def of_log(self, many: Any, one: Any) -> tuple[bool, float]:
         """Whether two logs differ, and by how much."""
-        many, one = np.asarray(many, np.float64), np.asarray(one, np.float64)
-        if many.shape != one.shape or not np.isfinite(one).all():
+        many, one = np.asarray(many), np.asarray(one)
+        if many.shape != one.shape:
             return False, 0.0
+        many, one = _where_finite(one, _in_64_bits(many), _in_64_bits(one))
         if not np.isfinite(many).all():
             return True, 1.0
         size = max(float(np.abs(one).max(initial=0.0)), 1e-3)
@@ -61,28 +65,73 @@ class Tolerance:
         return distance > self.of_value, distance
 
 
+def is_rounded(values: np.ndarray) -> bool:
+    """Whether values are floating-point numbers, real or complex; others are equal or not."""
+    return values.dtype.kind in "fc" or values.dtype.name.startswith(("bfloat", "float"))
+
+
 def size_of_step(before: np.ndarray, after: np.ndarray) -> float:
     """How far a variable has moved at most."""
-    if after.dtype.kind not in "fiu" and after.dtype.name != "bfloat16":
+    if after.dtype.kind not in "iu" and not is_rounded(after):
         return 0.0
-    return float(np.abs(after.astype(np.float64) - before.astype(np.float64)).max(initial=0.0))
+    moved = _in_64_bits(after) - _in_64_bits(before)
+    return float(np.abs(moved[np.isfinite(moved)]).max(initial=0.0))
 
 
-def is_noise(slots: list[tuple[str, np.ndarray, float]]) -> Any:
+def _in_64_bits(values: Any) -> np.ndarray:
+    """Values as float64, complex ones with their real and imaginary parts along a last axis."""
+    values = np.asarray(values)
+    if values.dtype.kind == "c":
+        values = np.stack([values.real, values.imag], axis=-1)
+    return np.asarray(values, np.float64)
+
+
+def _where_finite(one: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Values with zeros where one device's are not finite: those tell nothing, unlike the ones beside them."""
+    finite = np.isfinite(_in_64_bits(one))
+    return tuple(np.where(finite, value, 0.0) for value in values)
+
+
+def is_noise(slots: list[tuple[str, np.ndarray, float]], tolerance: Tolerance) -> Any:
     """Where the gradient that an optimizer has seen is nothing beside the others', so that all of it may be rounding.
 
     Args:
         slots: for each slot of a weight: the last word of its name, how far it has moved, and how far the slots of that
             name have moved at most. Those that hold squares of gradients have other names than "momentum".
+        tolerance: what is nothing beside the largest step.
 
     Returns:
         A boolean array of the weight's shape; False without slots.
     """
     found: Any = False
     for place, (word, moved, largest) in enumerate(slots):
-        nothing = np.abs(moved) <= (_NOTHING if "momentum" in word else _NOTHING**2) * largest
+        nothing = np.abs(moved) <= tolerance.nothing ** (1 if "momentum" in word else 2) * largest
         found = nothing if not place else found & nothing
     return found
+
+
+def without_multiple(many: np.ndarray, one: np.ndarray, rounded: list[np.ndarray]) -> np.ndarray:
+    """A variable after a step on several replicas, without what follows from the rounding of a weight.
+
+    A moving average of a weight differs by a fraction of what the weight differs by.
+
+    Args:
+        many: its value on several replicas.
+        one: its value on one device.
+        rounded: by how much weights differ, which is only rounding.
+    """
+    if not is_rounded(one) or one.dtype.kind == "c" or one.size == 1:
+        return many
+    distance = np.asarray(many, np.float64) - one
+    best = distance
+    for other in rounded:
+        if other.shape != distance.shape or not (other.any() and np.isfinite(other).all()):
+            continue
+        fraction = np.vdot(other, distance) / np.vdot(other, other)
+        rest = distance - fraction * other
+        if abs(fraction) <= 1 and np.abs(rest).max() < np.abs(best).max():
+            best = rest
+    return many if best is distance else np.asarray(one, np.float64) + best
 
 
 def difference(
@@ -119,17 +168,18 @@ def difference(
         >>> difference(before, one, one, np.array([1.0, 0.5]), Tolerance(1e-5, 1e-5), has_slots=False)
         (True, 0.5)
     """
-    if one.dtype.kind != "f" and one.dtype.name != "bfloat16":
+    if not is_rounded(one):
         return bool((one != many).any()), float((one != many).mean()) if one.size else 0.0
-    before, one, again, many = (np.asarray(value, np.float64) for value in (before, one, again, many))
-    if not one.size or not np.isfinite(one).all():
+    if not one.size:
         return False, 0.0
+    before, one, again, many = _where_finite(one, *map(_in_64_bits, (before, one, again, many)))
+    before, again = (np.where(np.isfinite(value), value, one) for value in (before, again))
     if not np.isfinite(many).all():
         return True, 1.0
     step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
     distance = np.where(noise, 0.0, np.abs(many - one))
-    floor = _NOTHING * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
-    allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * step))
+    floor = tolerance.nothing * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
+    allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * max(step, tolerance.scale)))
     size = max(step, tolerance.scale, float(np.abs(one).max()), 1e-12)
     far = distance > allowed
     differs = bool(far.any())

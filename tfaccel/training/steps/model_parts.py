@@ -63,10 +63,19 @@ def has_slots_of_weights(model: keras.Model) -> bool:
 
 
 def followers_of_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """The slots that follow the weights themselves, not their gradients: averages, and what weights are made of."""
+    """The slots that follow the weights, not their gradients: averages, steps, and what weights are made of."""
     parts = stepping_optimizers(optimizer)
     made_of = [slot for one in parts if isinstance(one, keras.optimizers.ScheduleFreeAdamW) for slot in one.variables]
-    return [slot for one in parts for slot in one.variables if slot.name.endswith("_average")] + made_of
+    return averages_and_steps(optimizer) + made_of
+
+
+def averages_and_steps(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The slots that hold averages of the weights, or of their steps: RMSprop divides before it takes the momentum."""
+    found = []
+    for part in stepping_optimizers(optimizer):
+        ends = ("_average", "_momentum") if isinstance(part, keras.optimizers.RMSprop) else ("_average",)
+        found += [slot for slot in part.variables if slot.name.endswith(ends)]
+    return found
 
 
 def seeds_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -1,0 +1,243 @@
+"""What comparing a step of several replicas with one device's finds, by kind of state, and what is rounding."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from replica_models import scope_of
+
+from tfaccel.errors import CoupledRowsError
+from tfaccel.training.fit import fit
+from tfaccel.training.proof.variable_difference import Tolerance, difference, without_multiple
+
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
+TOLERANCE = Tolerance(5e-4, 1e-4)
+INF, NAN = np.inf, np.nan
+
+
+@pytest.mark.parametrize(
+    ("before", "one", "many", "differs"),
+    [
+        ([-INF, -INF], [3.0, -INF], [3.0, -INF], False),
+        ([-INF, -INF], [3.0, -INF], [2.0, -INF], True),  # the largest value so far of each class
+        ([INF, INF], [3.0, 1.0], [3.0, 2.0], True),
+        ([0.0, 0.0], [NAN, 1.0], [0.5, 1.0], False),  # one device has failed there
+        ([0.0, 0.0], [NAN, 1.0], [NAN, 0.5], True),
+        ([0.0, 0.0], [1.0, 1.0], [NAN, 1.0], True),
+        ([0j, 0j], [1j, 2j], [1j * (1 + 1e-7), 2j], False),
+        ([0j, 0j], [1j, 2j], [1.01j, 2j], True),
+    ],
+)
+def test_values_that_are_finite_are_compared(before, one, many, differs):
+    before, one, many = (np.array(value) for value in (before, one, many))
+    assert difference(before, one, one, many, TOLERANCE, has_slots=False)[0] == differs
+    if not np.isinf(one).any():
+        assert TOLERANCE.of_output(many, one)[0] == differs
+    if one.dtype.kind == "f":
+        assert TOLERANCE.of_log(many, one)[0] == differs
+
+
+def test_an_average_of_a_weight_has_a_fraction_of_its_rounding():
+    rng = np.random.default_rng(0)
+    one, noise = rng.normal(size=8), 1e-3 * rng.normal(size=8)
+    for many, is_explained in [(one + 0.01 * noise, True), (one + 1e-5, False), (one + 2 * noise, False)]:
+        left = np.abs(without_multiple(many, one, [noise]) - one).max()
+        assert (left < 1e-12) == is_explained
+
+
+X = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(16, 3)).astype("float32")
+traced = {"steps": 0}
+
+
+def note_a_trace():
+    traced["steps"] += 1
+
+
+class OwnModel(keras.Model):
+    """A model whose step also does `after`."""
+
+    optimizer_of_step = staticmethod(lambda: keras.optimizers.SGD(0.01))
+
+    def __init__(self):
+        super().__init__()
+        self.net = self.layers_of_net()
+        self.keep()
+        self.compile(self.optimizer_of_step(), "mse")
+
+    def layers_of_net(self):
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+    def keep(self):
+        pass
+
+    def call(self, x, training=False):
+        return self.net(x, training=training)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(x, y)
+        variables = self.net.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        self.after(x)
+        self.metrics[0].update_state(loss)
+        return {"loss": self.metrics[0].result()}
+
+    def loss_of(self, x, y):
+        return tf.reduce_mean((y - self.net(x, training=True)) ** 2)
+
+    def after(self, x):
+        pass
+
+
+def fitted(make, **options):
+    keras.utils.set_random_seed(0)
+    with scope_of(2):
+        model = make()
+        model(X[:1])
+    fit(model, X, Y, batch_size=8, shuffle=False, verbose=0, **options)
+    return model
+
+
+class CountsInATable(OwnModel):
+    def keep(self):
+        self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    def after(self, x):
+        first = tf.constant([0], tf.int64)
+        self.table.insert(first, self.table.lookup(first) / 2 + tf.cast(tf.shape(x)[:1], tf.float32))
+
+
+class NotesATable(CountsInATable):
+    def after(self, x):
+        self.table.insert(tf.constant([1, 0], tf.int64), [2.0, 3.0])
+
+
+class WritesAText(OwnModel):
+    def keep(self):
+        self.text = tf.Variable("")
+
+    def after(self, x):
+        self.text.assign(tf.strings.as_string(tf.shape(x)[0]))
+
+
+class CountsTwice(OwnModel):
+    """Another variable of the same name moves by so much that the number of rows is nothing beside it."""
+
+    def keep(self):
+        self.pixels = self.add_weight(shape=(), initializer="zeros", trainable=False, name="pixel_count")
+        self.rows = self.add_weight(shape=(), initializer="zeros", trainable=False, name="row_count")
+
+    def after(self, x):
+        self.pixels.assign_add(1e8)
+        self.rows.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(CountsInATable, "lookup table 0"), (WritesAText, "Variable"), (CountsTwice, "row_count")],
+)
+def test_state_of_own_rows_is_refused(make, name):
+    with pytest.raises(CoupledRowsError, match=name):
+        fitted(make)
+
+
+def test_what_cannot_be_put_back_is_not_run_again(caplog):
+    class Takes(OwnModel):
+        def keep(self):
+            self.queue = tf.queue.FIFOQueue(100, ["int32"], [()])
+
+        def after(self, x):
+            self.queue.enqueue(1)
+
+    caplog.set_level("INFO", logger="tfaccel")
+    assert int(fitted(Takes).queue.size()) == 2 * 2  # steps and replicas
+    assert "cannot be put back (QueueEnqueueV2" in caplog.text
+
+
+class MeanTeacher(OwnModel):
+    """A bias in front of a normalization moves by rounding alone, and its average with it."""
+
+    optimizer_of_step = staticmethod(lambda: keras.optimizers.Adam(1e-3))
+
+    def layers_of_net(self):
+        normalization = keras.layers.BatchNormalization(synchronized=True)
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(6), normalization, keras.layers.Dense(3)])
+
+    def keep(self):
+        self.teacher = self.layers_of_net()
+        self.teacher.trainable = False
+
+    def after(self, x):
+        for average, weight in zip(self.teacher.weights, self.net.weights, strict=True):
+            average.assign(0.9 * average + 0.1 * weight)
+
+
+class DrawsFromAGenerator(OwnModel):
+    def keep(self):
+        self.numbers = tf.random.Generator.from_seed(1)
+
+    def loss_of(self, x, y):
+        return super().loss_of(x + 0.1 * self.numbers.normal(tf.shape(x)), y)
+
+
+def with_momentum():
+    normalization = keras.layers.BatchNormalization(synchronized=True)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6), normalization, keras.layers.Dense(3)])
+    model.compile(keras.optimizers.RMSprop(momentum=0.9), "mse")
+    return model
+
+
+def in_16_bits(policy):
+    def make():
+        first = keras.layers.Dense(6, dtype=policy)
+        normalization = keras.layers.BatchNormalization(synchronized=True, dtype=policy)
+        last = keras.layers.Dense(3, dtype=policy)
+        model = keras.Sequential([keras.Input((4,)), first, normalization, last])
+        model.compile(keras.optimizers.Adam(1e-3), "mse")
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        in_16_bits("mixed_float16"),
+        in_16_bits("mixed_bfloat16"),
+        NotesATable,
+        MeanTeacher,
+        DrawsFromAGenerator,
+        with_momentum,
+    ],
+)
+def test_what_is_right_is_not_refused(make, caplog):
+    caplog.set_level("INFO", logger="tfaccel")
+    fitted(make)
+    assert "training: 2 replicas = 1 device" in caplog.text
+
+
+class Traced(OwnModel):
+    """Counts in Python how often it is traced."""
+
+    def keep(self):
+        self._times, self.flag, self.names, self.numbers = 0, False, "", np.zeros(1)
+        self.nested = {"times": [0]}
+        traced["steps"] = 0
+
+    def after(self, x):
+        self._times += 1
+        self.flag, self.names = not self.flag, self.names + "step "
+        self.numbers += 1
+        self.nested["times"][0] += 1
+        note_a_trace()
+
+
+def test_python_code_of_a_step_is_seen_as_often_as_without_the_proof():
+    def seen(**options):
+        model = fitted(Traced, **options)
+        return model._times, model.flag, model.names, float(model.numbers[0]), model.nested["times"], dict(traced)
+
+    assert seen() == seen(check_rows=False)
