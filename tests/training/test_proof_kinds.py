@@ -8,7 +8,7 @@ from replica_models import scope_of
 
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.fit import fit
-from tfaccel.training.proof.variable_difference import Tolerance, difference, without_multiple
+from tfaccel.training.proof.variable_difference import Tolerance, difference, is_noise, without_multiple
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -44,6 +44,12 @@ def test_an_average_of_a_weight_has_a_fraction_of_its_rounding():
     for many, is_explained in [(one + 0.01 * noise, True), (one + 1e-5, False), (one + 2 * noise, False)]:
         left = np.abs(without_multiple(many, one, [noise]) - one).max()
         assert (left < 1e-12) == is_explained
+
+
+@pytest.mark.parametrize(("nothing", "expected"), [(1e-5, [False, False]), (2e-2, [True, False])])
+def test_more_gradients_are_nothing_in_16_bits(nothing, expected):
+    slots = [("momentum", np.array([1e-3, 0.5]), 1.0), ("velocity", np.array([1e-6, 0.25]), 1.0)]
+    assert is_noise(slots, Tolerance(0.1, 0.02, nothing=nothing)).tolist() == expected
 
 
 X = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.merged_metrics import metrics_in
-from tfaccel.training.steps.model_parts import optimizers_of
+from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
 
 
@@ -162,10 +162,11 @@ def _names_of_user(model: keras.Model) -> Iterator[tuple[dict[str, Any], str]]:
     The code is that of the user's layers, losses, metrics and optimizers, and of the functions that it calls.
     """
     optimizers, losses = list(optimizers_of(model).values()), keras.tree.flatten(getattr(model, "loss", None))
-    rates = [getattr(one, "_learning_rate", None) for one in optimizers]
+    parts_of = [part for optimizer in optimizers for part in stepping_optimizers(optimizer)]
+    rates = [private_api.learning_rate_schedule(one) or private_api.learning_rate_function(one) for one in parts_of]
     parts = [*private_api.all_layers(model), *metrics_in(model), *optimizers, *rates, *losses]
     own = [one for one in parts if hasattr(one, "__dict__") and not _is_of_keras(type(one))]
-    functions: list[Any] = [one for one in losses if hasattr(one, "__code__")]
+    functions: list[Any] = [one for one in (*losses, *rates) if hasattr(one, "__code__")]
     packages = {_package_of(one) for one in (*map(type, own), *functions)}
     for one in own:
         yield from ((vars(one), name) for name in list(vars(one)) if name not in _names_of_keras())
