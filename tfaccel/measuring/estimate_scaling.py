@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfaccel.errors import PlanError
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.interconnect import Interconnect
@@ -32,6 +33,7 @@ _SEED = 0
 Progress = Callable[[str], None]
 
 
+@checks_types(WorkloadError)
 def estimate_scaling(
     workload: Any,
     *,

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import PlanError
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import CandidateWindow
@@ -34,6 +35,7 @@ _NUM_WINDOWS = 5
 
 
 @data_after_model
+@checks_types(WorkloadError)
 def roofline(
     workload: Any,
     x: Any = None,

@@ -11,11 +11,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tfaccel.argument_types import checks_types
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import SearchError
 from tfaccel.files import write_json
 from tfaccel.known_names import suggests_names
 from tfaccel.planning.load_workload import load_recipe
+from tfaccel.planning.option_checks import check_callbacks
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.importance_picture import save_importance_picture
 from tfaccel.reporting.parallel_coordinates_picture import save_parallel_coordinates
@@ -39,6 +41,7 @@ _FILLED = ("algorithm", "workload_options", "plan_fields", "algorithm_options", 
 
 
 @suggests_names
+@checks_types(SearchError)
 def search(
     workload: Workload | str | Callable[..., Any] | None,
     space: Any = None,
@@ -154,6 +157,8 @@ def search(
     started = time.perf_counter()
     check_keras_tuner()
     _check_alone()
+    if callbacks is not None and not callable(callbacks):
+        check_callbacks(callbacks)
     training = {"callbacks": callbacks, "optimizer": optimizer, "loss": loss, "metrics": metrics}
     training = {name: value for name, value in training.items() if value is not None}
     source = SearchSource.of(workload, space, tuner=tuner, training=training)
