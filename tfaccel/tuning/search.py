@@ -22,6 +22,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.reporting.importance_picture import save_importance_picture
 from tfaccel.reporting.parallel_coordinates_picture import save_parallel_coordinates
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.run_identity import RunIdentity
 from tfaccel.tuning.importance import importances
 from tfaccel.tuning.keras_tuner_extra import check_keras_tuner
 from tfaccel.tuning.objective import DEFAULT_NAME, Objective, checked_objective
@@ -183,7 +184,8 @@ def search(
         found = supervisor.discovered()
         objective = _checked(found, chosen)
         with search_directory(directory, found["space"]):
-            supervisor.run(directory.path.resolve(), objective, found, epochs=found["epochs"])
+            held = RunIdentity(directory.path.resolve(), directory.identity.run_id if directory.identity else None)
+            supervisor.run(held, objective, found, epochs=found["epochs"])
             rows = sorted(read_rows(directory.path / "trials.jsonl"), key=lambda row: row.trial_id)
             result = SearchResult.of(
                 directory.path, chosen, objective, rows, wall_seconds=time.perf_counter() - started
