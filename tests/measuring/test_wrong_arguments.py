@@ -5,6 +5,7 @@ import pytest
 import tfaccel
 from tfaccel.errors import HardwareError, PlanError, ReportError, RunDirError, TfaccelError
 from tfaccel.local_path import local_path
+from tfaccel.tuning.search_processes import worker_places
 
 
 @pytest.mark.parametrize("given", [None, 3, [], {}, object()])
@@ -40,6 +41,7 @@ WRONG = [
     ("find_batch_size", (WORKLOAD,), {}, "search", "a tfaccel.BatchOptions, or None"),
     ("find_batch_size", (WORKLOAD,), {}, "on_trial", "a function"),
     ("find_learning_rate", (WORKLOAD,), {}, "test", "a tfaccel.LearningRateTest, or None"),
+    ("find_learning_rate", (WORKLOAD,), {}, "on_step", "a function"),
     ("find_learning_rate", (WORKLOAD,), {}, "plan", "a tfaccel.Plan, such as .*, or None"),
     ("roofline", (WORKLOAD,), {}, "on_progress", "a function"),
     ("roofline", (WORKLOAD,), {}, "measure_again", "True or False"),
@@ -65,6 +67,19 @@ WRONG = [
 def test_what_is_of_another_type_is_refused_by_name(verb, arguments, others, name, wanted, given):
     with pytest.raises(TfaccelError, match=rf"`{name}` must be {wanted}\. Received: "):
         getattr(tfaccel, verb)(*arguments, **others, **{name: given})
+
+
+@pytest.mark.parametrize("given", ["60", [1], 0, float("nan"), True])
+def test_what_is_no_time_is_refused(given):
+    with pytest.raises(PlanError, match=r"`limit_seconds` must be a number above 0. Received: limit_seconds="):
+        tfaccel.roofline(WORKLOAD, limit_seconds=given)
+    with pytest.raises(PlanError, match=r"`step_seconds` must be a number above 0. Received: step_seconds="):
+        tfaccel.estimate_scaling(WORKLOAD, step_seconds=given)
+
+
+def test_an_engine_that_is_no_text_is_refused():
+    with pytest.raises(TfaccelError, match=r"`engine` must be one of local, ray. Received: engine=3\."):
+        next(iter(worker_places(1, 3, None).gen))
 
 
 def test_a_dict_is_no_plan_and_no_hardware():

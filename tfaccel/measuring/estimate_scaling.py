@@ -17,6 +17,7 @@ from tfaccel.measuring.step_time import measured_steps
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.option_checks import check_seconds
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.scaling import (
     ScalingEstimate,
@@ -104,6 +105,8 @@ def estimate_scaling(
 def _check(plan: Plan, numbers: Sequence[int], step_seconds: float | None, assume: ScalingOptions) -> None:
     """Raises PlanError for numbers that do not fit, before anything is measured."""
     is_given = step_seconds is not None
+    if is_given:
+        check_seconds(step_seconds=step_seconds)
     step = StepOfOneDevice(
         step_seconds=step_seconds if step_seconds is not None else 1.0,
         fixed_seconds=(assume.fixed_step_seconds or 0.0) if is_given else 0.0,

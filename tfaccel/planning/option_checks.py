@@ -1,6 +1,7 @@
 """Validation of the numeric options of recipes."""
 
 from collections.abc import Collection, Iterable
+from numbers import Real
 from typing import Any
 
 from tfaccel.errors import PlanError, WorkloadError
@@ -48,6 +49,20 @@ def listed(name: str, values: Any) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise PlanError(f"{name} must be a list, such as [1, 2, 4]. Received: {name}={shortened(values)}.")
     return list(values)
+
+
+def check_seconds(**values: Any) -> None:
+    """Raises PlanError for a time that is not a number above 0.
+
+    Example:
+        >>> check_seconds(limit_seconds="60")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.PlanError: `limit_seconds` must be a number above 0. Received: limit_seconds='60'.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
+            raise PlanError(f"`{name}` must be a number above 0. Received: {name}={shortened(value)}.")
 
 
 def check_callbacks(callbacks: Any) -> None:

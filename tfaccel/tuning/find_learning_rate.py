@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ def find_learning_rate(
     *,
     test: LearningRateTest | None = None,
     plan: Plan | None = None,
-    on_step: OnStep = lambda num_steps, learning_rate, smoothed_loss: None,
+    on_step: Callable[[int, float, float], Any] = lambda num_steps, learning_rate, smoothed_loss: None,
     **options: Any,
 ) -> LearningRateReport:
     """Trains for some steps while the learning rate rises, and suggests the rate at which the loss falls most steeply.
