@@ -10,7 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from tfaccel.errors import HardwareError, PlanError, TfaccelError
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _ERRORS: dict[str, type[TfaccelError]] = {"Hardware": HardwareError, "Machine": HardwareError, "Plan": PlanError}
 _SUCH_AS = {"Plan": ", such as tfaccel.default_plan(...)"}
 _OTHERS = {"Mapping": (Mapping, "a dict"), "dict": (dict, "a dict")}

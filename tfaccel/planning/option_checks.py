@@ -61,7 +61,7 @@ def check_seconds(**values: Any) -> None:
         tfaccel.errors.PlanError: `limit_seconds` must be a number above 0. Received: limit_seconds='60'.
     """
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
             raise PlanError(f"`{name}` must be a number above 0. Received: {name}={shortened(value)}.")
 
 

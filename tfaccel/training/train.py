@@ -168,11 +168,9 @@ def train(
         2
     """
     started = time.perf_counter()
-    if x is not None and not isinstance(x, Plan) and learning_rate_scaling is not None:
-        raise WorkloadError(_NO_RECOMMENDATION.format(learning_rate_scaling))
     group, given = WorkerGroup.of(engine, num_workers, engine_options), workload
     fixed = taken_fields(of, x if isinstance(x, Plan) else plan)
-    workload, plan = _what_to_train(workload, x, y, plan, of, fixed)
+    workload, plan = _what_to_train(workload, x, y, plan, of, fixed, scaling=learning_rate_scaling)
     epochs = run_epochs_of(workload, epochs)
     check_callbacks(callbacks)
     check_choice("verbose", verbose, VERBOSE)
@@ -243,14 +241,17 @@ def _check_options(
 
 
 def _what_to_train(
-    given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any], fixed: dict[str, Any]
+    given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any], fixed: dict[str, Any], *, scaling: str | None
 ) -> tuple[Workload, Plan | None]:
     """The workload, built from a model and its data if necessary, and the plan.
 
     Args:
         given, x, y, plan, of: arguments of `train`.
         fixed: the fields of the plan among them.
+        scaling: `learning_rate_scaling` of `train`.
     """
+    if x is not None and not isinstance(x, Plan) and scaling is not None:
+        raise WorkloadError(_NO_RECOMMENDATION.format(scaling))
     if isinstance(given, Workload | str):
         if isinstance(x, Plan) and plan is None:
             x, plan = None, x
