@@ -14,8 +14,8 @@ _NO_KERAS_OBJECT = re.compile(r"Could not interpret (optimizer|loss|metric|activ
 _SHORT = ("accuracy", "acc", "crossentropy", "ce", "mse", "mae", "mape", "msle")
 
 
-def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> str:
-    """Returns `" Did you mean 'x'?"` with the known name closest to `name`, or "" if none is close.
+def did_you_mean(name: Any, known: Iterable[str], *, closeness: float = 0.6) -> str:
+    """Returns `" Did you mean 'x'?"` with the known name closest to `name`, or "" if none is close or it is no text.
 
     Args:
         name, known: the given name, and those that it may be.
@@ -25,7 +25,7 @@ def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> 
         >>> did_you_mean("mixed_bfloat61", ["float32", "mixed_bfloat16"])
         " Did you mean 'mixed_bfloat16'?"
     """
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=closeness)
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=closeness) if isinstance(name, str) else []
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

@@ -13,6 +13,7 @@ LAYERS = {
     "keras_file": 0,
     "local_path": 0,
     "known_names": 0,
+    "argument_types": 0,
     "short_repr": 0,
     "graph_function": 0,
     "tested_versions": 0,

@@ -1,10 +1,12 @@
 """Run directories: which workload they are of, and what is refused."""
 
 import json
+import shutil
 
 import pytest
 
-from tfaccel.errors import RunDirError, WorkloadError
+from tfaccel.compressing.outcome_folder import OutcomeFolder
+from tfaccel.errors import CompressionError, RunDirError, WorkloadError
 from tfaccel.planning.run_workload import check_finished_run, workload_of_run
 from tfaccel.recipes import image_classification, object_detection
 
@@ -63,3 +65,21 @@ def test_a_run_of_no_recipe_needs_its_workload(tmp_path):
         workload_of_run(run_dir)
     with pytest.raises(WorkloadError, match=r"trained 'my_digits'\. Received the workload 'image_class"):
         workload_of_run(run_dir, workload="tfaccel.recipes.image_classification:workload")
+
+
+def test_a_run_that_is_moved_meanwhile_leaves_another_one_in_its_place_alone(tmp_path):
+    run = tmp_path / "run"
+    for write in (
+        lambda outcome, folder: (folder / "variants" / "model.tflite").write_bytes(b"x"),
+        lambda outcome, folder: outcome.keep(folder, None),
+    ):
+        run.mkdir()
+        outcome = OutcomeFolder(run / "compressed")
+        message = "/run/compressed is in was moved or emptied, and nothing is written"
+        with pytest.raises(CompressionError, match=message), outcome.working_folder() as folder:
+            run.rename(tmp_path / "moved")
+            run.mkdir()
+            write(outcome, folder)
+        assert list(run.iterdir()) == []
+        run.rmdir()
+        shutil.rmtree(tmp_path / "moved")

@@ -63,7 +63,7 @@ def test_sizes_and_operations_are_what_the_methods_promise(all_forms):
 
 @pytest.mark.slow
 def test_forms_in_keras_and_of_weights_alone(logical_devices, tmp_path):
-    methods = "keras_int8,keras_int4,weight_int8,weight_int4,keras_gptq"
+    methods = "keras_int8,keras_int4,weight_int8,weight_int4,weight_int4_blocks,keras_gptq"
     found = compress(
         cases.image_model(),
         workload=cases.image_workload(),
@@ -77,6 +77,9 @@ def test_forms_in_keras_and_of_weights_alone(logical_devices, tmp_path):
     assert found.size_ratio(by_name["keras_int8"]) < 0.6
     assert found.size_ratio(by_name["weight_int8"]) < 0.32
     assert found.size_ratio(by_name["weight_int4"]) < 0.2
+    assert found.size_ratio(by_name["weight_int4_blocks"]) < 0.25
+    assert by_name["weight_int4_blocks"].agreement > 0.7
+    assert by_name["weight_int4_blocks"].variant.notes[0].startswith("2 of 2 dense layers in blocks of 32")
     assert by_name["keras_int8"].float_operations is None
     assert by_name["keras_int8"].agreement > 0.8
     assert by_name["weight_int8"].agreement > 0.9

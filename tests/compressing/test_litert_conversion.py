@@ -10,7 +10,7 @@ from tfaccel.compressing.call_signature import signature_of
 from tfaccel.compressing.litert.file import float_operations, operations, slim
 from tfaccel.compressing.litert.model import LitertModel
 from tfaccel.compressing.litert.post_training import converter_of
-from tfaccel.compressing.weight_only import quantize_weights
+from tfaccel.compressing.weight_only import quantize_blocks, quantize_weights
 from tfaccel.errors import CompressionError
 
 
@@ -49,6 +49,41 @@ def test_weights_that_the_quantizer_puts_behind_the_file_s_tables_are_kept(logic
     before, after = (LitertModel(one, signature).predict(x) for one in (content, slim(content)))
     assert np.array_equal(before, after)
     np.testing.assert_allclose(after, model(x), atol=0.02)
+
+
+def error_of(content, signature, x, expected):
+    found = LitertModel(slim(content), signature).predict(x)
+    return np.sqrt(np.square(found - expected).mean() / np.square(expected).mean())
+
+
+@pytest.mark.slow
+def test_a_few_large_weights_cost_blocks_of_int4_weights_less_than_channels(logical_devices):
+    generator = np.random.default_rng(0)
+    parts = [layers.Dense(256, "relu"), layers.Dense(50, "relu"), layers.Dense(7)]  # 50 inputs make no blocks
+    model = keras.Sequential([keras.Input((512,)), *parts])
+    for layer in parts[:2]:
+        kernel = generator.normal(size=layer.kernel.shape) * 0.05
+        kernel[generator.integers(0, len(kernel), 8)] *= 20
+        layer.kernel.assign(kernel)
+    x = generator.normal(size=(6, 512)).astype("float32")
+    signature, expected = signature_of(model, x), model.predict(x, verbose=0)
+    with converter_of(model, signature) as converter:
+        float_content = converter.float_content
+    by_channels = quantize_weights(float_content, num_bits=4)
+    by_blocks, note = quantize_blocks(float_content)
+    assert note == "2 of 3 dense layers in blocks of 32; the others have a scale for each channel"
+    errors = [error_of(content, signature, x, expected) for content in (by_channels, by_blocks)]
+    assert errors[1] < 0.6 * errors[0]
+    assert len(slim(by_channels)) < len(slim(by_blocks)) < 0.2 * len(slim(float_content))
+    assert operations(slim(by_blocks)) == operations(slim(float_content))
+
+
+def test_blocks_need_a_dense_layer_that_they_fit(logical_devices):
+    model = keras.Sequential([keras.Input((50,)), layers.Dense(3)])
+    with converter_of(model, signature_of(model, np.zeros((2, 50), "float32"))) as converter:
+        content = converter.float_content
+    with pytest.raises(CompressionError, match=r"weight_int4_blocks needs .* a multiple of 32. Use weight_int4\."):
+        quantize_blocks(content)
 
 
 @pytest.mark.slow

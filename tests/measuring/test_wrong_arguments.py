@@ -5,6 +5,7 @@ import pytest
 import tfaccel
 from tfaccel.errors import HardwareError, PlanError, ReportError, RunDirError, TfaccelError
 from tfaccel.local_path import local_path
+from tfaccel.tuning.search_processes import worker_places
 
 
 @pytest.mark.parametrize("given", [None, 3, [], {}, object()])
@@ -30,3 +31,59 @@ def test_what_is_no_model_and_no_hardware_is_refused():
         tfaccel.check(3)
     with pytest.raises(HardwareError, match=r"`hardware` must be a tfaccel.Hardware, or None. Received: 3"):
         tfaccel.compare_devices("image_classification", hardware=3)
+
+
+WORKLOAD = "image_classification"
+WRONG = [
+    ("find_fastest", (WORKLOAD,), {}, "measure", "a tfaccel.MeasureOptions, or None"),
+    ("find_fastest", (WORKLOAD,), {}, "hardware", "a tfaccel.Hardware, or None"),
+    ("find_fastest", (WORKLOAD,), {}, "progress", "a tfaccel.measuring.measure_options.SearchProgress, or None"),
+    ("find_batch_size", (WORKLOAD,), {}, "search", "a tfaccel.BatchOptions, or None"),
+    ("find_batch_size", (WORKLOAD,), {}, "on_trial", "a function"),
+    ("find_learning_rate", (WORKLOAD,), {}, "test", "a tfaccel.LearningRateTest, or None"),
+    ("find_learning_rate", (WORKLOAD,), {}, "on_step", "a function"),
+    ("find_learning_rate", (WORKLOAD,), {}, "plan", "a tfaccel.Plan, such as .*, or None"),
+    ("roofline", (WORKLOAD,), {}, "on_progress", "a function"),
+    ("roofline", (WORKLOAD,), {}, "measure_again", "True or False"),
+    ("estimate_memory", (WORKLOAD,), {}, "hardware", "a tfaccel.Hardware, or None"),
+    ("estimate_scaling", (WORKLOAD,), {}, "interconnect", "a tfaccel.Interconnect, or None"),
+    ("estimate_scaling", (WORKLOAD,), {}, "assume", "a tfaccel.ScalingOptions, or None"),
+    ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "plan", "a tfaccel.Plan, such as .*, or None"),
+    ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "engine_options", "a dict, or None"),
+    ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "callbacks", "a list of Keras callbacks"),
+    ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "verbose", "one of 0, 1, 2, auto, progress"),
+    ("search", (WORKLOAD,), {"run_dir": "nowhere"}, "callbacks", "a list of Keras callbacks"),
+    ("search", (WORKLOAD,), {"run_dir": "nowhere"}, "on_row", "a function, or None"),
+    ("search", (WORKLOAD,), {"run_dir": "nowhere"}, "plan_fields", "a dict, or None"),
+    ("search", (WORKLOAD,), {"run_dir": "nowhere"}, "retrain", "True or False"),
+    ("notebook_launch", (), {}, "function", "a function"),
+    ("detect_hardware", (), {}, "machine", "a tfaccel.hardware.machine.Machine, or None"),
+    ("serve", ([],), {}, "options", "a tfaccel.ServeOptions"),
+]
+
+
+@pytest.mark.parametrize("given", [3, "three", [1]])
+@pytest.mark.parametrize(("verb", "arguments", "others", "name", "wanted"), WRONG)
+def test_what_is_of_another_type_is_refused_by_name(verb, arguments, others, name, wanted, given):
+    with pytest.raises(TfaccelError, match=rf"`{name}` must be {wanted}\. Received: "):
+        getattr(tfaccel, verb)(*arguments, **others, **{name: given})
+
+
+@pytest.mark.parametrize("given", ["60", [1], 0, float("nan"), True])
+def test_what_is_no_time_is_refused(given):
+    with pytest.raises(PlanError, match=r"`limit_seconds` must be a number above 0. Received: limit_seconds="):
+        tfaccel.roofline(WORKLOAD, limit_seconds=given)
+    with pytest.raises(PlanError, match=r"`step_seconds` must be a number above 0. Received: step_seconds="):
+        tfaccel.estimate_scaling(WORKLOAD, step_seconds=given)
+
+
+def test_an_engine_that_is_no_text_is_refused():
+    with pytest.raises(TfaccelError, match=r"`engine` must be one of local, ray. Received: engine=3\."):
+        next(iter(worker_places(1, 3, None).gen))
+
+
+def test_a_dict_is_no_plan_and_no_hardware():
+    with pytest.raises(PlanError, match=r"`plan` must be a tfaccel.Plan, such as .*Received: \{'strategy': 'none'\}"):
+        tfaccel.train("image_classification", run_dir="nowhere", plan={"strategy": "none"})
+    with pytest.raises(HardwareError, match=r"`hardware` must be a tfaccel.Hardware, or None. Received: \{\}"):
+        tfaccel.find_fastest("image_classification", hardware={})

@@ -1,6 +1,7 @@
 """`tfaccel lr-find` tests rates, says what to do with the suggestion, and writes what it is asked for."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,16 @@ def tfaccel(run_python, tmp_path_factory):
 def test_a_workload_is_tested_on_two_replicas(tfaccel):
     replicas = ("--strategy=mirrored", "--devices=CPU:0,CPU:1", "--logical_cpus=2")
     outputs = ("--picture=rates.png", "--report=rates.json", "--json")
-    child = tfaccel("lr-find", "--workload=fastest_cases:workload", "--num_steps=40", *replicas, *outputs)
+    before = os.umask(0o077)
+    try:
+        child = tfaccel("lr-find", "--workload=fastest_cases:workload", "--num_steps=40", *replicas, *outputs)
+    finally:
+        os.umask(before)
     report = LearningRateReport.from_json(json.loads(child.stdout))
     assert json.loads((tfaccel.folder / "rates.json").read_text()) == report.to_json()
     assert (tfaccel.folder / "rates.png").stat().st_size > 5000
+    written = [tfaccel.folder / "rates.json", tfaccel.folder / "rates.png"]
+    assert {file.stat().st_mode & 0o777 for file in written} == {0o600}
     assert report.optimizer == "Adam"
     assert report.global_batch_size == 32
     assert 1e-4 < report.suggestion < 10

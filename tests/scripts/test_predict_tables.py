@@ -1,6 +1,7 @@
 """`tfaccel predict` of tables: encoded as in training; rows and tables that do not fit are named."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -31,6 +32,17 @@ def test_tables_are_encoded_as_in_training(predict, runs, tmp_path):
     (tmp_path / "rows.csv").write_text("kind;age;more\ncat;9;x\ndog;0.5;y\ncat;;z\n")
     assert predict(f"--run_dir={runs}/table", "--input=rows.csv", "--output=out.csv")[0] == 0
     assert [row["class"] for row in rows_of(tmp_path / "out.csv")] == ["no", "yes", "yes"]
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
+def test_the_output_has_the_mode_that_the_umask_says(predict, runs, tmp_path, name):
+    (tmp_path / "rows.csv").write_text("kind;age\ncat;9\n")
+    before = os.umask(0o077)
+    try:
+        assert predict(f"--run_dir={runs}/table", "--input=rows.csv", f"--output={name}")[0] == 0
+    finally:
+        os.umask(before)
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
 def test_rows_with_what_training_did_not_have_are_named_and_left_out(predict, strict_run, tmp_path):

@@ -58,3 +58,41 @@ def test_on_one_device_values_are_returned_as_they_are():
     summed = sum_over_replicas(gradients)
     assert summed[1] is None and summed[2].numpy().tolist() == [[0, 0], [1, 1], [0, 0]]
     assert mean_over_replicas({"count": tf.constant(3)})["count"].numpy() == 3
+
+
+class WithItsOwnTracker(keras.Model):
+    """Lists no metric but its own, so that Keras's tracker of the loss, which the step updates, is in no list."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.tracker = keras.layers.Dense(1), keras.metrics.Mean(name="loss")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        losses = keras.losses.MeanSquaredError(reduction=None)(y, y_pred)
+        self.tracker.update_state(losses)
+        return keras.ops.sum(losses)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return {"loss": self.tracker.result()}
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+
+def test_a_tracker_that_the_model_does_not_list_is_no_difference():
+    x = np.random.default_rng(0).normal(size=(21, 3)).astype("float32")
+    found = []
+    for num_replicas in (0, 2):
+        keras.utils.set_random_seed(0)
+        with scope_of(num_replicas):
+            model = WithItsOwnTracker()
+            model.compile(keras.optimizers.SGD(0.01))
+        train = fit if num_replicas else keras.Model.fit
+        history = train(model, x, x[:, :1], batch_size=8, epochs=3, shuffle=False, verbose=0).history
+        found.append((history["loss"], model.dense.kernel.numpy()))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)

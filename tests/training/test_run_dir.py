@@ -239,6 +239,39 @@ run_dir.start({{}})
     assert RunDir(tmp_path / "run", CONFIG, resume="auto").resumes
 
 
+def test_a_run_killed_at_any_moment_of_its_start_can_be_started_again(tmp_path, run_python):
+    """Killed up to three times, at moments that differ by fractions of a millisecond."""
+    child = run_python(
+        f"""
+import os, pathlib, random, time
+from tfaccel.training.run.run_dir import RunDir
+
+def start(path, seconds=None):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            RunDir(path, {CONFIG!r}, resume="auto").start({{"strategy": "none"}})
+            os._exit(0)
+        except BaseException as error:
+            print(error, flush=True)
+            os._exit(1)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(pid, 9)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+moments = random.Random(0)
+for number in range(60):
+    path = pathlib.Path({str(tmp_path)!r}) / f"run_{{number}}"
+    ends = [start(path, moments.uniform(0, 0.004)) for _ in range(number % 3 + 1)]
+    assert 1 not in ends, (number, ends)
+    assert start(path) == 0, (number, sorted(path.iterdir()))
+    assert (path / "config.json").exists() and (path / "checkpoints").is_dir()
+"""
+    )
+    assert child.stdout == ""
+
+
 def test_a_folder_of_checkpoints_without_a_config_is_refused(tmp_path):
     (tmp_path / "checkpoints" / "step_0000000001").mkdir(parents=True)
     with pytest.raises(RunDirError, match="is not empty and holds no run of tfaccel"):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tfaccel.processes.fork_server import ForkedChild
+from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search_processes import WorkerPlaces
@@ -24,8 +25,11 @@ def opened(tmp_path, logical_devices):
     hp = keras_tuner.HyperParameters()
     hp.Boolean("flag")
     hp.Int("width", 2, 2)
+    directory = RunDir(tmp_path, {})
+    directory.make()
     task = {
         "run_dir": str(tmp_path),
+        "run_id": directory.identity.run_id,
         "objective": LOSS.to_json(),
         "options": SearchOptions(max_trials=4).to_json(),
         "space": hp.get_config(),

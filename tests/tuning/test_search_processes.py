@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 import search_cases
 from search_cases import by_ending, lines
 
+from tfaccel.errors import RunDirError
+from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.search import search
 from tfaccel.tuning.trial_row import read_rows
 
@@ -95,6 +98,8 @@ def test_a_worker_killed_from_outside_costs_its_trial_only(tmp_path):
 
 PROGRAM = """
 import search_cases, sys
+from tfaccel.errors import RunDirError
+from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.search import search
 
 if __name__ == "__main__":
@@ -147,3 +152,55 @@ def test_memory_does_not_grow(tmp_path):
     early, late = max(sizes[5:10]), max(sizes[45:])
     assert late - early < 100 * 2**20, [size // 2**20 for size in sizes]
     assert (tmp_path / "importance.png").exists()
+
+
+@pytest.mark.slow
+def test_a_search_leaves_a_directory_alone_that_another_search_has_taken(tmp_path):
+    run_dir, moved, before = tmp_path / "run", tmp_path / "moved", {}
+
+    def files():
+        return {file: file.stat().st_mtime_ns for file in run_dir.rglob("*") if file.is_file()}
+
+    def move(row):
+        if not before:
+            run_dir.rename(moved)
+            other = RunDir(run_dir, {"search": "another"})
+            other.make(run_dir / "tuner" / f"trial_{int(row.trial_id) + 1}")
+            before.update(files())
+
+    with pytest.raises(RunDirError, match=r"/run no longer holds this run: it was moved or emptied"):
+        search(
+            search_cases.workload,
+            search_cases.slow_arguments,
+            run_dir=run_dir,
+            max_trials=6,
+            plan_fields=FLOAT32,
+            on_row=move,
+        )
+    assert workers() == []
+    assert files() == before
+    assert len(read_rows(moved / "trials.jsonl")) >= 1
+
+
+@pytest.mark.slow
+def test_a_trial_does_not_go_on_from_the_state_of_another_one(tmp_path):
+    def swap(row):
+        first = tmp_path / "tuner" / f"trial_{row.trial_id}" / "state.npz"
+        if first.exists():
+            other = next((one for one in first.parent.parent.glob("*/state.npz") if one != first), None)
+            if other is not None:
+                shutil.copy(other, first)
+
+    result = search(
+        search_cases.workload,
+        search_cases.slow_arguments,
+        run_dir=tmp_path,
+        algorithm="hyperband",
+        epochs=3,
+        max_trials=6,
+        max_consecutive_failed_trials=99,
+        plan_fields=FLOAT32,
+        on_row=swap,
+    )
+    causes = [row.cause for row in result.rows if "tuner/trial_id" in row.hyperparameters]
+    assert any("is the state of another trial, or of another search" in (cause or "") for cause in causes)

@@ -115,11 +115,9 @@ def one_device(model: WorldModel) -> tuple[Values, Values | None]:
 
 def compared(model: WorldModel, reference: Values | None, strategy: tf.distribute.Strategy | None) -> tuple[str, str]:
     """Outcome and remark of training with tfaccel."""
-    on_workers = "TF_CONFIG" in os.environ
-    words = model.refused or (model.refused_on_workers if on_workers else None)
-    if strategy is not None and words:
-        return refused(model, strategy, words)
-    if strategy is not None and model.not_built and on_workers:
+    if strategy is not None and model.refused:
+        return refused(model, strategy, model.refused)
+    if strategy is not None and model.not_built and "TF_CONFIG" in os.environ:
         return not_built(model, strategy)
     build = model.build if strategy is None else model.for_replicas or model.build
     values = run(model, TFACCEL, build, strategy)

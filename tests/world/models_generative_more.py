@@ -216,3 +216,52 @@ def next_frame() -> keras.Model:
     model = keras.Model(inp, x)
     model.compile(loss="mse", optimizer=sgd())
     return model
+
+
+class Diffusion(keras.Model):
+    """Learns the noise of a random time, and keeps a moving average of its network; the step returns the bare loss."""
+
+    def __init__(self, *, draws: bool) -> None:
+        super().__init__()
+        self.draws, self.steps = draws, 5
+        self.kept = tf.constant([0.9, 0.7, 0.5, 0.3, 0.1])
+        self.network, self.average = self.new_network(), self.new_network()
+        self.average.set_weights(self.network.get_weights())
+
+    def new_network(self) -> keras.Model:
+        images, time = keras.Input((6, 6, 1)), keras.Input(())
+        x = layers.Conv2D(4, 3, padding="same")(images) + layers.Dense(4)(layers.Reshape((1, 1, 1))(time))
+        return keras.Model([images, time], layers.Conv2D(1, 3, padding="same")(layers.Activation("silu")(x)))
+
+    def drawn(self, images: Any) -> tuple[Any, Any]:
+        """A time for each image and its noise, or what stands for them: something of the image itself."""
+        if self.draws:
+            count = tf.shape(images)[0]
+            return tf.random.uniform((count,), 0, self.steps, tf.int64), tf.random.normal(tf.shape(images))
+        return tf.cast(images[:, 0, 0, 0] * self.steps, tf.int64), tf.reverse(images, [1]) - 0.5
+
+    def train_step(self, images: Any) -> Any:
+        images = images[0] if isinstance(images, tuple) else images
+        time, noise = self.drawn(images)
+        with tf.GradientTape() as tape:
+            kept = tf.reshape(tf.gather(self.kept, time), (-1, 1, 1, 1))
+            mixed = tf.sqrt(kept) * images + tf.sqrt(1 - kept) * noise
+            loss = self.loss(noise, self.network([mixed, time], training=True))
+        gradients = tape.gradient(loss, self.network.trainable_weights)
+        self.optimizer.apply_gradients(zip(gradients, self.network.trainable_weights, strict=True))
+        for weight, average in zip(self.network.weights, self.average.weights, strict=True):
+            average.assign(0.9 * average + 0.1 * weight)
+        return {"loss": loss}
+
+
+def diffusion(*, draws: bool) -> keras.Model:
+    model = Diffusion(draws=draws)
+    model.compile(loss=keras.losses.MeanSquaredError(), optimizer=adam())
+    return model
+
+
+@world_model(
+    lambda: batches(pixels(6, 6, 1)), for_replicas=lambda: diffusion(draws=False), evaluates=False, predicts=False
+)
+def ddpm() -> keras.Model:
+    return diffusion(draws=True)

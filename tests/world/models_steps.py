@@ -97,7 +97,7 @@ class ClusterEntropy(keras.losses.Loss):
         return ops.log(4.0) + ops.sum(share * ops.log(share))
 
 
-@world_model(lambda: batches(image_classes(8)["x"], np.ones(21, "float32")), refused_on_workers="loss")
+@world_model(lambda: batches(image_classes(8)["x"], np.ones(21, "float32")))
 def clusters_of_images() -> keras.Model:
     model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(4, "softmax")])
     model.compile(optimizer=sgd(), loss=ClusterEntropy())

@@ -244,7 +244,7 @@ class SupervisedContrastiveLoss(keras.losses.Loss):
         return ops.mean(ops.categorical_crossentropy(same / ops.sum(same, 1, keepdims=True), logits, from_logits=True))
 
 
-@world_model(lambda: image_classes(8), refused_on_workers="SupervisedContrastiveLoss|supervised_contrastive")
+@world_model(lambda: image_classes(8))
 def supervised_contrastive() -> keras.Model:
     model = keras.Sequential([keras.Input((8, 8, 1)), layers.Flatten(), layers.Dense(8, "relu"), layers.Dense(4)])
     model.compile(optimizer=adam(), loss=SupervisedContrastiveLoss(name="supervised_contrastive"))

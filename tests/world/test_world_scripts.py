@@ -26,6 +26,8 @@ EQUAL = (
     "masked_language_model",
     "siamese_triplets",
     "captcha_ocr",
+    "listwise_ranking",
+    "masked_language_modeling",
 )
 
 

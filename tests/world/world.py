@@ -28,7 +28,6 @@ class WorldModel:
         build: returns the compiled model; runs in the strategy's scope.
         data: fresh arguments of `fit`; those that `evaluate` and `predict` know go to them as well.
         refused: None where N replicas must give what one device gives; else what the message of the error must match.
-        refused_on_workers: the same where only the replicas of several processes are refused.
         not_built: None where several workers can build it; else what TensorFlow's error must match that says why not.
         for_replicas: a model to use in place of `build` where several replicas are compared with one device, and on
             that device: one that draws no random numbers in training, say.
@@ -42,7 +41,6 @@ class WorldModel:
     build: Callable[[], keras.Model]
     data: Callable[[], FitArguments]
     refused: str | None = None
-    refused_on_workers: str | None = None
     not_built: str | None = None
     for_replicas: Callable[[], keras.Model] | None = None
     for_reference: Callable[[int], keras.Model] | None = None

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import CompressionError, WorkloadError
 from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import suggests_names
@@ -35,6 +36,7 @@ _MIN_PROBABILITY = 1e-7
 
 
 @suggests_names
+@checks_types(WorkloadError)
 def distill(
     workload: Workload,
     teacher: str | os.PathLike[str],

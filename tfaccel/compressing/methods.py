@@ -9,6 +9,7 @@ from tfaccel.errors import CompressionError
 from tfaccel.known_names import did_you_mean
 
 FLOAT32 = "float32"
+BLOCKS = "weight_int4_blocks"
 # Joins a training method and a post-training one, such as "prune+int8": the pruned model, quantized.
 AND = "+"
 
@@ -40,6 +41,7 @@ METHODS = {
         Method("int16x8", "post_training", "weights in int8, activations in int16", needs_rows=True),
         Method("weight_int8", "weight_only", "weights in int8, arithmetic in float32"),
         Method("weight_int4", "weight_only", "weights in int4, arithmetic in float32"),
+        Method(BLOCKS, "weight_only", "weights in int4, in dense layers by blocks; activations quantized at run time"),
         Method("mixed", "mixed", "int8, with the most sensitive layers in float32", needs_rows=True),
         Method("keras_int8", "keras", "Keras's own quantize(int8); stays a Keras model"),
         Method("keras_int4", "keras", "Keras's own quantize(int4); stays a Keras model"),

@@ -51,13 +51,21 @@ class OutcomeFolder:
 
     @contextlib.contextmanager
     def working_folder(self) -> Iterator[Path]:
-        """A temporary folder on the same disk, removed at the end."""
+        """A temporary folder on the same disk, removed at the end.
+
+        Raises:
+            CompressionError: if it is moved away in between, together with the folder that it is in.
+        """
         place = self.path.resolve()
         place.parent.mkdir(parents=True, exist_ok=True)
         folder = folder_beside(place)
         try:
             (folder / VARIANTS).mkdir()
             yield folder
+        except Exception as error:
+            if folder.exists():
+                raise
+            raise self._gone() from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -72,6 +80,8 @@ class OutcomeFolder:
         Returns:
             The result, with the new paths of its files.
         """
+        if not (folder / VARIANTS).is_dir():
+            raise self._gone()
         result = replace(
             result,
             results=tuple(
@@ -97,6 +107,12 @@ class OutcomeFolder:
         else:
             folder.rename(place)
         return result
+
+    def _gone(self) -> CompressionError:
+        return CompressionError(
+            f"The folder that {self.path} is in was moved or emptied, and nothing is written there. Compress the model "
+            "again where it is now."
+        )
 
     def _foreign(self) -> str:
         """A file in the folder, or at its path, that `compress` did not write; "" for none."""

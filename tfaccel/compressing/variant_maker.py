@@ -19,11 +19,11 @@ from tfaccel.compressing.litert.conversion_child import ConversionChild
 from tfaccel.compressing.litert.file import slim
 from tfaccel.compressing.litert.int8_scales import int8_content
 from tfaccel.compressing.litert.post_training import Converter, Rows
-from tfaccel.compressing.methods import FLOAT32, Method, parts_of
+from tfaccel.compressing.methods import BLOCKS, FLOAT32, Method, parts_of
 from tfaccel.compressing.tfmot.methods import check_method, tfmot_variant
 from tfaccel.compressing.tfmot.options import TfmotOptions
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
-from tfaccel.compressing.weight_only import check_quantizer, quantize_weights
+from tfaccel.compressing.weight_only import check_quantizer, quantize_blocks, quantize_weights
 from tfaccel.errors import CompressionError
 
 KERAS_FLOAT = f"keras_{FLOAT32}"
@@ -133,7 +133,10 @@ class VariantMaker:
         self, name: str, method: Method, converter: Converter, *, notes: tuple[str, ...] = ()
     ) -> Variant:
         """A post-training variant of the given model, or of a pruned or clustered one."""
-        if method.kind == "weight_only":
+        if method.name == BLOCKS:
+            content, blocks = quantize_blocks(converter.float_content)
+            notes += (blocks,)
+        elif method.kind == "weight_only":
             content = quantize_weights(converter.float_content, num_bits=int(method.name[-1]))
         elif method.name == "int8":
             content, scales = int8_content(converter, self.source.signature, self.rows)

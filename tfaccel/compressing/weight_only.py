@@ -1,16 +1,19 @@
-"""Weight-only quantization to int8 or int4, with float32 arithmetic, by LiteRT's own quantizer."""
+"""Quantization of weights to int8 or int4 by LiteRT's own quantizer, with one scale for each channel or block."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
+from tfaccel.compressing.litert.file import dense_layers
 from tfaccel.compressing.litert.post_training import quiet_conversion
 from tfaccel.errors import CompressionError, VersionError
 
 _PACKAGE = "litert_quantizer"
+BLOCK = 32  # weights along the inputs of a unit that share a scale
 
 
 def check_quantizer() -> None:
@@ -19,7 +22,7 @@ def check_quantizer() -> None:
 
 
 def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
-    """A LiteRT file with integer weights, which are dequantized to float32 before use.
+    """A LiteRT file with integer weights, one scale for each channel, which are dequantized to float32 before use.
 
     Args:
         content: the file in float32.
@@ -29,7 +32,47 @@ def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
         CompressionError: if LiteRT's quantizer cannot process the file.
         VersionError: if it is not installed.
     """
-    recipe = getattr(_module("recipe"), f"weight_only_wi{num_bits}_afp32")()
+    return _quantized(content, getattr(_module("recipe"), f"weight_only_wi{num_bits}_afp32")(), num_bits=num_bits)
+
+
+def quantize_blocks(content: bytes) -> tuple[bytes, str]:
+    """A LiteRT file with int4 weights: in dense layers, with one scale for each block of 32.
+
+    LiteRT computes such layers with activations that are quantized to int8 at run time. Other layers, and those whose
+    number of inputs is no multiple of 32, are as after `quantize_weights`.
+
+    Args:
+        content: the file in float32.
+
+    Returns:
+        The file, and which layers have blocks.
+
+    Raises:
+        CompressionError: if no layer can have blocks, or LiteRT's quantizer cannot process the file.
+        VersionError: if it is not installed.
+    """
+    layers = dense_layers(content)
+    fitting = [name for name, inputs in layers.items() if inputs is not None and inputs % BLOCK == 0]
+    if not fitting:
+        raise CompressionError(
+            f"weight_int4_blocks needs a dense layer whose number of inputs is a multiple of {BLOCK}. Use weight_int4."
+        )
+    manager, names = _module("recipe_manager").RecipeManager(), _module("qtyping")
+    manager.add_weight_only_config(regex=".*", operation_name=names.TFLOperationName.ALL_SUPPORTED, num_bits=4)
+    for name in fitting:
+        manager.add_dynamic_config(
+            regex=f"^{re.escape(name)};",
+            operation_name=names.TFLOperationName.FULLY_CONNECTED,
+            num_bits=4,
+            granularity=names.QuantGranularity.BLOCKWISE_32,
+        )
+    note = (
+        f"{len(fitting)} of {len(layers)} dense layers in blocks of {BLOCK}; the others have a scale for each channel"
+    )
+    return _quantized(content, manager.get_quantization_recipe(), num_bits=4), note
+
+
+def _quantized(content: bytes, recipe: Any, *, num_bits: int) -> bytes:
     try:
         with quiet_conversion(), _without_monitor():
             quantizer = _module("quantizer").Quantizer(bytearray(content), recipe)

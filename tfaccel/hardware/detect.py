@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import HardwareError
 from tfaccel.hardware import cpu
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.gpu import find_gpus
@@ -10,6 +12,7 @@ from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import find_tpus, tpu_environment
 
 
+@checks_types(HardwareError)
 def detect_hardware(*, machine: Machine | None = None) -> Hardware:
     """Detects the resources of this process: cores, memory, accelerators, and its place in a cluster.
 

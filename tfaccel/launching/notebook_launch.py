@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import suggests_names
@@ -23,6 +24,7 @@ _GRACE_SECONDS = 5.0
 
 
 @suggests_names
+@checks_types(LaunchError)
 def notebook_launch(
     function: Callable[..., Any],
     args: Sequence[Any] = (),

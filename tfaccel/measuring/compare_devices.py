@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
@@ -56,6 +57,7 @@ class ComparisonOptions:
                 raise PlanError(f"{name} must be positive. Received: {name}={value}.")
 
 
+@checks_types(WorkloadError)
 def compare_devices(
     workload: Any,
     *,
@@ -194,8 +196,6 @@ def estimated_gpu(
 
 def gpu_of(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
     """The GPU to compare with, and whether this machine has it."""
-    if not isinstance(hardware, Hardware | None):
-        raise HardwareError(f"`hardware` must be a tfaccel.Hardware, or None. Received: {hardware!r:.200}")
     machine = hardware or here
     if not machine.gpus:
         where = "This machine has no GPU" if hardware is None else "The hardware file describes no GPU"

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfaccel.errors import PlanError
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.interconnect import Interconnect
@@ -16,6 +17,7 @@ from tfaccel.measuring.step_time import measured_steps
 from tfaccel.measuring.workload_task import task_of
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.option_checks import check_seconds
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.scaling import (
     ScalingEstimate,
@@ -32,6 +34,7 @@ _SEED = 0
 Progress = Callable[[str], None]
 
 
+@checks_types(WorkloadError)
 def estimate_scaling(
     workload: Any,
     *,
@@ -102,6 +105,8 @@ def estimate_scaling(
 def _check(plan: Plan, numbers: Sequence[int], step_seconds: float | None, assume: ScalingOptions) -> None:
     """Raises PlanError for numbers that do not fit, before anything is measured."""
     is_given = step_seconds is not None
+    if is_given:
+        check_seconds(step_seconds=step_seconds)
     step = StepOfOneDevice(
         step_seconds=step_seconds if step_seconds is not None else 1.0,
         fixed_seconds=(assume.fixed_step_seconds or 0.0) if is_given else 0.0,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.detect import detect_hardware
@@ -27,6 +28,7 @@ from tfaccel.planning.workload import Workload
 
 
 @data_after_model
+@checks_types(WorkloadError)
 def find_batch_size(
     workload: Any,
     x: Any = None,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, TfaccelError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
@@ -30,6 +31,7 @@ logger = logging.getLogger("tfaccel")
 
 
 @data_after_model
+@checks_types(WorkloadError)
 def find_fastest(
     workload: Any,
     x: Any = None,
@@ -86,8 +88,6 @@ def find_fastest(
     made = given_workload(workload, x, y, **options)
     hardware = hardware or detect_hardware()
     _check_one_worker(hardware)
-    if not isinstance(measure, MeasureOptions | None):
-        raise WorkloadError(f"`measure` must be tfaccel.MeasureOptions(...). Received: measure={measure!r:.200}.")
     measure = measure or MeasureOptions()
     key = {**fixed, "tune_batch": True} if measure.tune_batch else fixed
     left_out = () if measure.for_new_process else PROCESS_AXES if "tensorflow" in sys.modules else ("allocator",)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import PlanError
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import CandidateWindow
@@ -26,6 +27,7 @@ from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.kept_rooflines import keep_roofline
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings
+from tfaccel.planning.option_checks import check_seconds
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.workload import Workload
@@ -34,6 +36,7 @@ _NUM_WINDOWS = 5
 
 
 @data_after_model
+@checks_types(WorkloadError)
 def roofline(
     workload: Any,
     x: Any = None,
@@ -76,6 +79,7 @@ def roofline(
         >>> found.cost.matrix_flops, 0 < found.mfu < 1
         (512, True)
     """
+    check_seconds(limit_seconds=limit_seconds)
     fixed = taken_fields(options)
     made = given_workload(workload, x, y, **options)
     hardware = detect_hardware()

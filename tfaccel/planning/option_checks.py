@@ -1,6 +1,7 @@
 """Validation of the numeric options of recipes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from numbers import Real
 from typing import Any
 
 from tfaccel.errors import PlanError, WorkloadError
@@ -48,6 +49,34 @@ def listed(name: str, values: Any) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise PlanError(f"{name} must be a list, such as [1, 2, 4]. Received: {name}={shortened(values)}.")
     return list(values)
+
+
+def check_seconds(**values: Any) -> None:
+    """Raises PlanError for a time that is not a number above 0.
+
+    Example:
+        >>> check_seconds(limit_seconds="60")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.PlanError: `limit_seconds` must be a number above 0. Received: limit_seconds='60'.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
+            raise PlanError(f"`{name}` must be a number above 0. Received: {name}={shortened(value)}.")
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises WorkloadError for anything but a list of Keras callbacks.
+
+    Example:
+        >>> check_callbacks("EarlyStopping")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: `callbacks` must be a list of Keras callbacks. Received: 'EarlyStopping'.
+    """
+    is_list = isinstance(callbacks, Collection) and not isinstance(callbacks, str)
+    if not is_list or not all(hasattr(one, "set_model") for one in callbacks):
+        raise WorkloadError(f"`callbacks` must be a list of Keras callbacks. Received: {shortened(callbacks)}.")
 
 
 def max_count(name: str) -> int:
@@ -101,7 +130,7 @@ def check_fractions(**values: float) -> None:
             raise WorkloadError(f"`{name}` must be a number from 0 to below 1. Received: {name}={value!r}.")
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Raises WorkloadError for a value that is not one of the choices.
 
     Example:
@@ -111,4 +140,4 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         tfaccel.errors.WorkloadError: `model` must be one of lstm, transformer. Received: model='gru'.
     """
     if value not in choices:
-        raise WorkloadError(f"`{name}` must be one of {', '.join(choices)}. Received: {name}={value!r}.")
+        raise WorkloadError(f"`{name}` must be one of {', '.join(map(str, choices))}. Received: {name}={value!r}.")

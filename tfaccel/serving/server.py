@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import ServeError
 from tfaccel.known_names import suggests_names
 from tfaccel.serving.address import Addresses, bound_socket, listen, target
 from tfaccel.serving.app import App
@@ -45,6 +47,7 @@ Ready = Callable[[Addresses, Versions], None]
 
 
 @suggests_names
+@checks_types(ServeError)
 def serve(
     configs: Sequence[ModelConfig],
     options: ServeOptions,

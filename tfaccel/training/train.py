@@ -11,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import WorkloadError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.non_finite_policy import STOP, check_policy
-from tfaccel.planning.option_checks import check_counts, check_seed
+from tfaccel.planning.option_checks import check_callbacks, check_choice, check_counts, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_key import plan_key
@@ -31,7 +32,7 @@ from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_config import check_resumable, config_of_run, scaling_of_run
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
 from tfaccel.training.run.run_place import resume_on
-from tfaccel.training.run.shown_run import ShownRun
+from tfaccel.training.run.shown_run import VERBOSE, ShownRun
 from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
@@ -60,6 +61,7 @@ _NO_RECOMMENDATION = (
 
 
 @data_after_model
+@checks_types(WorkloadError)
 def train(
     workload: Workload | str | Callable[..., Any] | Any,
     x: Any = None,
@@ -166,12 +168,12 @@ def train(
         2
     """
     started = time.perf_counter()
-    if x is not None and not isinstance(x, Plan) and learning_rate_scaling is not None:
-        raise WorkloadError(_NO_RECOMMENDATION.format(learning_rate_scaling))
     group, given = WorkerGroup.of(engine, num_workers, engine_options), workload
     fixed = taken_fields(of, x if isinstance(x, Plan) else plan)
-    workload, plan = _what_to_train(workload, x, y, plan, of, fixed)
+    workload, plan = _what_to_train(workload, x, y, plan, of, fixed, scaling=learning_rate_scaling)
     epochs = run_epochs_of(workload, epochs)
+    check_callbacks(callbacks)
+    check_choice("verbose", verbose, VERBOSE)
     _check_options(epochs, checkpoint_interval, keep_checkpoints=keep_checkpoints, seed=seed, on_nonfinite=on_nonfinite)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
@@ -239,16 +241,17 @@ def _check_options(
 
 
 def _what_to_train(
-    given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any], fixed: dict[str, Any]
+    given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any], fixed: dict[str, Any], *, scaling: str | None
 ) -> tuple[Workload, Plan | None]:
     """The workload, built from a model and its data if necessary, and the plan.
 
     Args:
         given, x, y, plan, of: arguments of `train`.
         fixed: the fields of the plan among them.
+        scaling: `learning_rate_scaling` of `train`.
     """
-    if not isinstance(plan, Plan | None):
-        raise PlanError(f"`plan` must be a tfaccel.Plan, such as tfaccel.default_plan(...). Received: {plan!r:.200}.")
+    if x is not None and not isinstance(x, Plan) and scaling is not None:
+        raise WorkloadError(_NO_RECOMMENDATION.format(scaling))
     if isinstance(given, Workload | str):
         if isinstance(x, Plan) and plan is None:
             x, plan = None, x

@@ -10,6 +10,7 @@ from typing import Any
 
 from keras_tuner.engine.base_tuner import BaseTuner
 
+from tfaccel.training.run.run_identity import RunIdentity
 from tfaccel.tuning.hparams import write_experiment, write_session
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
@@ -36,7 +37,7 @@ def main(parent: Connection, arguments: list[str]) -> int:
 def _opened(parent: Connection, task: dict[str, Any]) -> KeptOracle:
     """Returns the oracle of a search, restored from the state on disk."""
     run_dir, objective = Path(task["run_dir"]), Objective.from_json(task["objective"])
-    board = run_dir / "tensorboard"
+    board, identity = run_dir / "tensorboard", RunIdentity(run_dir, task["run_id"])
 
     def show(write: Callable[..., None], *content: Any) -> None:
         try:
@@ -46,6 +47,7 @@ def _opened(parent: Connection, task: dict[str, Any]) -> KeptOracle:
 
     def on_row(row: TrialRow) -> None:
         parent.send({"event": "row", "row": row.to_json()})
+        identity.check()
         show(write_session, row)
 
     oracle = make_oracle(
@@ -57,6 +59,7 @@ def _opened(parent: Connection, task: dict[str, Any]) -> KeptOracle:
         on_row=on_row,
         on_end=lambda message: parent.send({"event": "fatal", "message": message}),
     )
+    oracle.identity = identity
     BaseTuner(oracle, directory=str(run_dir), project_name="tuner")  # tells the oracle where its files are
     oracle.go_on()
     if not board.exists():

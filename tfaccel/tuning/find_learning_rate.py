@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import check_names
@@ -29,6 +30,7 @@ _OF_DATA = ("batch_size", "sample_weight", "class_weight", "shuffle")
 
 
 @data_after_model
+@checks_types(WorkloadError)
 def find_learning_rate(
     workload: Any,
     x: Any = None,
@@ -36,7 +38,7 @@ def find_learning_rate(
     *,
     test: LearningRateTest | None = None,
     plan: Plan | None = None,
-    on_step: OnStep = lambda num_steps, learning_rate, smoothed_loss: None,
+    on_step: Callable[[int, float, float], Any] = lambda num_steps, learning_rate, smoothed_loss: None,
     **options: Any,
 ) -> LearningRateReport:
     """Trains for some steps while the learning rate rises, and suggests the rate at which the loss falls most steeply.

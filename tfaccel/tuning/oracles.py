@@ -18,6 +18,7 @@ from keras_tuner import oracles
 from threadpoolctl import threadpool_limits
 
 from tfaccel.files import whole_file
+from tfaccel.training.run.run_identity import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.private_keras_tuner import OpenHyperband, OpenOracle, find_place
@@ -31,6 +32,7 @@ class KeptOracle(OpenOracle):
     """Mixin for all oracles here; see `make_oracle`."""
 
     run_dir: Path
+    identity: RunIdentity | None = None  # of the search; checked before anything is written
     rows: TrialRows
     on_row: OnRow
     tell: OnRow
@@ -40,15 +42,21 @@ class KeptOracle(OpenOracle):
 
     def save(self) -> None:
         """Writes the state atomically."""
+        self._check_held()
         with whole_file(self.state_file) as temporary:
             temporary.write_text(json.dumps(self.get_state()))
 
     def save_trial(self, trial: Any) -> None:
         """Writes a trial's file atomically."""
+        self._check_held()
         folder = trial_folder(self.run_dir, trial.trial_id)
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(folder / "trial.json") as temporary:
             temporary.write_text(json.dumps(trial.get_state()))
+
+    def _check_held(self) -> None:
+        if self.identity is not None:
+            self.identity.check()
 
     def populate_space(self, trial_id: str) -> dict[str, Any]:
         """The values of the next trial, computed on one thread to leave the cores to trials."""
@@ -70,6 +78,7 @@ class KeptOracle(OpenOracle):
     @keras_tuner.synchronized
     def end_trial(self, trial: Any) -> None:
         """Adds the trial's line to `trials.jsonl`, unless it will be retried, then ends it as Keras Tuner does."""
+        self._check_held()
         row = read_outcome(self.run_dir, trial.trial_id)
         if trial.status == "INVALID" and self.num_runs(trial.trial_id) < self.max_retries_per_trial:
             (trial_folder(self.run_dir, trial.trial_id) / OUTCOME_FILE).unlink(missing_ok=True)

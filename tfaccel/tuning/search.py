@@ -11,15 +11,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tfaccel.argument_types import checks_types
 from tfaccel.data.epoch_positions import check_one_batch
 from tfaccel.errors import SearchError
 from tfaccel.files import write_json
 from tfaccel.known_names import suggests_names
 from tfaccel.planning.load_workload import load_recipe
+from tfaccel.planning.option_checks import check_callbacks
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.importance_picture import save_importance_picture
 from tfaccel.reporting.parallel_coordinates_picture import save_parallel_coordinates
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.run_identity import RunIdentity
 from tfaccel.tuning.importance import importances
 from tfaccel.tuning.keras_tuner_extra import check_keras_tuner
 from tfaccel.tuning.objective import DEFAULT_NAME, Objective, checked_objective
@@ -39,6 +42,7 @@ _FILLED = ("algorithm", "workload_options", "plan_fields", "algorithm_options", 
 
 
 @suggests_names
+@checks_types(SearchError)
 def search(
     workload: Workload | str | Callable[..., Any] | None,
     space: Any = None,
@@ -154,6 +158,8 @@ def search(
     started = time.perf_counter()
     check_keras_tuner()
     _check_alone()
+    if callbacks is not None and not callable(callbacks):
+        check_callbacks(callbacks)
     training = {"callbacks": callbacks, "optimizer": optimizer, "loss": loss, "metrics": metrics}
     training = {name: value for name, value in training.items() if value is not None}
     source = SearchSource.of(workload, space, tuner=tuner, training=training)
@@ -178,7 +184,8 @@ def search(
         found = supervisor.discovered()
         objective = _checked(found, chosen)
         with search_directory(directory, found["space"]):
-            supervisor.run(directory.path.resolve(), objective, found, epochs=found["epochs"])
+            held = RunIdentity(directory.path.resolve(), directory.identity.run_id if directory.identity else None)
+            supervisor.run(held, objective, found, epochs=found["epochs"])
             rows = sorted(read_rows(directory.path / "trials.jsonl"), key=lambda row: row.trial_id)
             result = SearchResult.of(
                 directory.path, chosen, objective, rows, wall_seconds=time.perf_counter() - started

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
+from tfaccel.training.run.run_identity import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search_processes import AnyChild, SearchProcesses, WorkerPlaces
@@ -60,7 +61,7 @@ class Supervisor:
         self._places, self._groups = places, places.groups
         self._order: dict[str, Any] = {}
         self._slots: list[_Slot] = []
-        self._run_dir = Path()
+        self._identity = RunIdentity(Path())
         self._stopped = False
         self._all_given = False  # the chief has no more trials
         self._announced: set[str] = set()
@@ -77,7 +78,11 @@ class Supervisor:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._processes.close(self._run_dir / "logs" if self._order else None)
+        self._processes.close(self._run_dir / "logs" if self._order and self._identity.holds() else None)
+
+    @property
+    def _run_dir(self) -> Path:
+        return self._identity.path
 
     def discovered(self) -> dict[str, Any]:
         """Waits for the first worker to discover the space; see `tfaccel.tuning.discovery`.
@@ -102,16 +107,18 @@ class Supervisor:
                     "stall_seconds."
                 )
 
-    def run(self, run_dir: Path, objective: Objective, found: dict[str, Any], *, epochs: int) -> None:
+    def run(self, identity: RunIdentity, objective: Objective, found: dict[str, Any], *, epochs: int) -> None:
         """Runs all trials.
 
         Raises:
+            RunDirError: if the directory has been moved away, and may hold another search by now.
             SearchError: if the chief dies, workers die before they start a trial, a trial stops the search, or too many
                 trials fail.
         """
-        self._run_dir = run_dir
+        self._identity = identity
         self._order = {
-            "run_dir": str(run_dir),
+            "run_dir": str(self._run_dir),
+            "run_id": identity.run_id,
             "objective": objective.to_json(),
             "builds_models": found["builds_models"],
         }
@@ -119,11 +126,13 @@ class Supervisor:
         self._chief.send({**self._order, "space": found["space"], "options": options, "epochs": epochs})
         for slot in self._slots:
             slot.child.send(self._order)
-        rows = run_dir / "trials.jsonl"
+        rows = self._run_dir / "trials.jsonl"
         self._announced = {row.trial_id for row in read_rows(rows)}
         started = time.monotonic()
         while not all(slot.done or (self._all_given and not slot.has_asked) for slot in self._slots):
             child, message = self._next()
+            if child is not None:  # before anything is written on its behalf
+                identity.check()
             if child is self._chief:
                 self._handle_chief(message)
             elif child is not None:
@@ -140,6 +149,7 @@ class Supervisor:
 
     def retrain(self, config: dict[str, Any]) -> dict[str, Any]:
         """Trains with these hyperparameters in a fresh worker; returns the run directory and the metrics."""
+        self._identity.check()
         slot = _Slot(0, self._worker(0))
         self._slots.append(slot)
         slot.child.send({**self._order, "retrain": config})

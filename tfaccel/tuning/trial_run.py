@@ -23,6 +23,7 @@ from tfaccel.training.epochs import callbacks_of, run_epochs
 from tfaccel.training.private import private_models
 from tfaccel.training.run.checkpoint import read_state, write_state
 from tfaccel.training.run.compiled_model import building_for, engine_options
+from tfaccel.training.run.run_identity import RunIdentity
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import engine_of
@@ -39,6 +40,7 @@ from tfaccel.tuning.trial_row import MODEL_FILE, TrialRow, trial_folder
 
 OUT_OF_MEMORY = "Out of memory"
 _STATE_FILE = "state.npz"
+_OF_TRIAL = "trial"  # the key of the name of the trial that saved a state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +51,20 @@ class TrialRunner:
         maker: creates the workload, plan and model of a trial.
         objective: the objective of the search.
         builds_models: whether the space builds models itself.
-        run_dir: of the search.
+        identity: of the search, and its run directory.
         sign: heartbeat, called about once per second while a trial runs.
     """
 
     maker: TrialMaker
     objective: Objective
     builds_models: bool
-    run_dir: Path
+    identity: RunIdentity
     sign: Callable[[], None] = lambda: None
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory of the search."""
+        return self.identity.path
 
     def run(self, trial_id: str, hp: Any, *, save_to: Path | None = None) -> TrialRow:
         """Runs a trial and returns its row; any exception but `FatalError` becomes the cause of its failure.
@@ -185,8 +192,10 @@ class _Trial:
                 found = self._fit(maker.own_fit, model, source, callbacks, report)
         finally:
             source.close()
+        self._runner.identity.check()
         if self._keeps_state:
             state: dict[str, Any] = dict(read_state(model, self._replicas))
+            state[_OF_TRIAL] = np.array(self._name_of(self._trial_id))
             np.savez(self._folder / self._state_file, **state)
         if save_to is not None or (keeps and not report.has_saved):
             model.save(save_to or self._folder / MODEL_FILE)
@@ -262,8 +271,17 @@ class _Trial:
 
     def _load_state(self, model: keras.Model) -> None:
         """Loads the final state of the trial that this one continues."""
-        with np.load(self._folder.parent / f"trial_{self._before}" / self._state_file) as arrays:
-            write_state(model, self._replicas, dict(arrays))
+        file = self._folder.parent / f"trial_{self._before}" / self._state_file
+        with np.load(file) as arrays:
+            state = dict(arrays)
+        wanted = self._name_of(self._before or "")
+        if str(state.pop(_OF_TRIAL, wanted)) != wanted:
+            raise SearchError(f"{file} is the state of another trial, or of another search, and cannot be continued.")
+        write_state(model, self._replicas, state)
+
+    def _name_of(self, trial_id: str) -> str:
+        """The name of a trial that no trial of another search has."""
+        return f"{self._runner.identity.run_id or ''}/{trial_id}"
 
 
 def mean_outcome(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:

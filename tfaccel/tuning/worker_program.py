@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from tfaccel.errors import TfaccelError
+from tfaccel.training.run.run_identity import RunIdentity
 from tfaccel.tuning.device_groups import DeviceGroup
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
@@ -82,12 +83,18 @@ def _work(parent: _Parent, order: dict[str, Any], maker: Any) -> None:
     from tfaccel.tuning.trial_run import OUT_OF_MEMORY, TrialRunner
 
     run_dir, objective = Path(order["run_dir"]), Objective.from_json(order["objective"])
+    identity = RunIdentity(run_dir, order["run_id"])
+
+    def sign() -> None:
+        identity.check()
+        parent.send({"event": "alive"})
+
     runner = TrialRunner(
         maker=maker,
         objective=objective,
         builds_models=order["builds_models"],
-        run_dir=run_dir,
-        sign=lambda: parent.send({"event": "alive"}),
+        identity=identity,
+        sign=sign,
     )
     if "retrain" in order:
         parent.send({"event": "retrained", **retrain(runner, order["retrain"])})
@@ -99,6 +106,7 @@ def _work(parent: _Parent, order: dict[str, Any], maker: Any) -> None:
             hp = keras_tuner.HyperParameters.from_config(read_hyperparameters(run_dir, trial_id))
             row = _row_of(parent, runner, trial_id, hp)
             hyperparameters = hp.get_config()
+            identity.check()
             write_outcome(run_dir, row)
         parent.send({"event": "end", "trial_id": trial_id, "hyperparameters": hyperparameters})
         finished += 1

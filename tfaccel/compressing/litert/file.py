@@ -62,6 +62,26 @@ def named_operations(content: bytes) -> list[tuple[str, list[str]]]:
     return found
 
 
+def dense_layers(content: bytes) -> dict[str, int | None]:
+    """The dense layers of the main graph: the output's name, and how many inputs a unit has weights for.
+
+    It is None where the weights are no constants, or where something else uses them too.
+    """
+    model = schema().Model.GetRootAs(content, 0)
+    codes = [_operation_name(model.OperatorCodes(number)) for number in range(model.OperatorCodesLength())]
+    graph = model.Subgraphs(0)
+    operators = [graph.Operators(place) for place in range(graph.OperatorsLength())]
+    uses = collections.Counter(one.Inputs(index) for one in operators for index in range(one.InputsLength()))
+    found: dict[str, int | None] = {}
+    for one in operators:
+        if codes[one.OpcodeIndex()] == "FULLY_CONNECTED":
+            weights = graph.Tensors(one.Inputs(1))
+            is_own = _kind_of(model, weights)[1] and uses[one.Inputs(1)] == 1
+            name = (graph.Tensors(one.Outputs(0)).Name() or b"").decode()
+            found[name] = int(weights.ShapeAsNumpy()[-1]) if is_own else None
+    return found
+
+
 def slim(content: bytes) -> bytes:
     """The same model in fewer bytes: without what no runtime reads, and with equal buffers shared.
 

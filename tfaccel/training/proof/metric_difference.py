@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.training.private import private_api
 from tfaccel.training.private.private_losses import loss_trackers
 from tfaccel.training.proof.state import State
 from tfaccel.training.proof.variable_difference import Tolerance
 from tfaccel.training.steps.merged_metrics import GATHERED, merges_itself, metrics_in, result_of
+from tfaccel.training.steps.model_parts import unlisted_metrics
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_graphs import flat_logs
 
@@ -42,7 +42,7 @@ class MetricDifference:
         self._replicas = replicas
         self._model = model
         trackers = [one for one in loss_trackers(model) if one is not None]
-        metrics = {id(one): one for one in (*metrics_in(model), *trackers, *_metrics_of_layers(model))}
+        metrics = {id(one): one for one in (*metrics_in(model), *unlisted_metrics(model))}
         self._metrics = [metric for metric in metrics.values() if metric.variables]
         self._of_losses = {id(tracker) for tracker in trackers}
         self.names = sorted({metric.name for metric in self._metrics})
@@ -132,9 +132,3 @@ class MetricDifference:
             for variable, value in zip(metric.variables, state, strict=True):
                 variable.assign(value)
             return [np.asarray(one) for one in keras.tree.flatten(result_of(metric))]
-
-
-def _metrics_of_layers(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics that are attributes of a model or its layers, whether or not `model.metrics` lists them."""
-    values = [value for layer in private_api.all_layers(model) for value in vars(layer).values()]
-    return [value for value in values if isinstance(value, keras.metrics.Metric) and not hasattr(value, "metrics")]

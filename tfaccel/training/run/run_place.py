@@ -30,7 +30,7 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
         RunDirError: if it is a file, or a directory that holds other files or a run that may not be resumed.
     """
     if resume not in RESUME:
-        hint = did_you_mean(resume, RESUME) if isinstance(resume, str) else ""
+        hint = did_you_mean(resume, RESUME)
         raise RunDirError(f'`resume` must be "never", "auto", "must" or "extend". Received: resume={resume!r}.{hint}')
     path = local_path(path, RunDirError)
     if not is_utf8(path):

@@ -13,6 +13,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 
 PROGRESS = "progress"  # the value of `verbose` that leaves out plan and result, which the caller shows
+VERBOSE = (0, 1, 2, "auto", PROGRESS)
 
 
 def say(text: str) -> None:

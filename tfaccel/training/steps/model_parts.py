@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfaccel.training.private import private_api
+from tfaccel.training.private.private_losses import loss_trackers
 from tfaccel.training.private.private_random import global_seed_state
 from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.batch_statistics import synchronized_layers
@@ -110,11 +111,22 @@ def variables_of(model: keras.Model) -> list[keras.Variable]:
     They include Keras's global seed generator, if it exists, but no slots that another worker holds.
     """
     found = [*model.variables, *model.metrics_variables, *untracked_variables(model)]
+    found += [variable for metric in unlisted_metrics(model) for variable in metric.variables]
     shared = global_seed_state()
     found += [] if shared is None else [shared]
     for optimizer in optimizers_of(model).values():
         found += [v for v in optimizer.variables if not isinstance(private_api.tf_variable(v), AbsentSlot)]
     return list({id(variable): variable for variable in found}.values())
+
+
+def unlisted_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics that a step may update, though a model's own `metrics` need not list them.
+
+    They are the attributes of the model and its layers, and the trackers of Keras's losses.
+    """
+    values = [value for layer in private_api.all_layers(model) for value in vars(layer).values()]
+    found = [value for value in values if isinstance(value, keras.metrics.Metric) and not hasattr(value, "metrics")]
+    return [*found, *(one for one in loss_trackers(model) if one is not None)]
 
 
 def untracked_variables(model: keras.Model) -> list[keras.Variable]:
