@@ -32,7 +32,7 @@ def public_names(package: str) -> dict[str, str]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_PUBLIC_NAMES":
             names |= ast.literal_eval(node.value)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tfaccel."):
-            names |= {alias.name: node.module or "" for alias in node.names}
+            names |= {one.name: node.module or "" for one in node.names if node.module != "tfaccel.known_names"}
     return names
 
 

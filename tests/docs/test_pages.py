@@ -92,4 +92,8 @@ def test_docstrings_are_given_as_griffe_reads_them(site_hooks):
         "Examples:\n    >>> f(1, 2)\n    3\n\nReference: none."
     )
     assert site_hooks.as_griffe_reads(given) == wanted
-    assert site_hooks.public_names("tfaccel.ops") == {"all_gather_rows": "tfaccel.training.steps.gather_rows"}
+    assert site_hooks.public_names("tfaccel.ops") == {
+        "all_gather_rows": "tfaccel.training.steps.gather_rows",
+        "mean_over_replicas": "tfaccel.training.steps.replica_sums",
+        "sum_over_replicas": "tfaccel.training.steps.replica_sums",
+    }

@@ -53,7 +53,7 @@ for name in tfaccel.__all__:
 
 
 def test_unknown_public_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match=r"no attribute 'trian'. Public names: .*train"):
+    with pytest.raises(AttributeError, match=r"no attribute 'trian'. Did you mean 'train'\? Public names: .*train"):
         tfaccel.trian  # noqa: B018
 
 

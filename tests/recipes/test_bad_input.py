@@ -12,7 +12,7 @@ from tfaccel.scripts import train as train_command
 TABLES = ("tabular_classification", "tabular_regression")
 IMAGES = ("image_classification", "transfer_learning", "gan", "autoencoder")
 NO_ENCODING = "There is no encoding 'utf-99'. Common ones: utf-8, "
-WRONG_ENCODING = "latin.csv is not written in utf-8: byte 0xf6 cannot be read. Say how it is encoded"
+WRONG_ENCODING = "latin.csv is not written in utf-8: byte 0xf6 cannot be read. It is in line 1. Say how it is encoded"
 TEXT = "Column 'x' of text.csv holds numbers, but row 41 below the header has 'heavy'."
 
 

@@ -186,7 +186,7 @@ def test_options_that_cannot_be_are_refused(recipe, options, error, message):
 def test_data_that_cannot_be_used_is_refused(own_data, tmp_path):
     with pytest.raises(DataError, match=re.escape("has no column 'labels'. Did you mean 'label'?")):
         text_classification.workload(data_dir=own_data / "labels.csv", label_column="labels")
-    with pytest.raises(DataError, match=re.escape("has no column 'abstract'. Columns: 'document',")):
+    with pytest.raises(DataError, match=re.escape("has no column 'abstract'. Columns: document, summary.")):
         summarization.workload(data_dir=own_data / "summaries.csv", summary_column="abstract")
     (tmp_path / "a.txt").write_text("short")
     with pytest.raises(DataError, match=re.escape("has 5 characters; it needs at least 2580 to train and test with.")):

@@ -97,7 +97,10 @@ def test_unknown_categories_of_a_model_that_knows_rare_ones_are_counted(predict,
         ("kind,age\ncat,1\ncat,1e60\n", "has 1e+60 in row 2 below the header, which float32 cannot hold."),
         ("kind,ago\ncat,1\n", "rows.csv has no column 'age'. Did you mean 'ago'?"),
         ("a,b\n1,2\n", "has no column 'age'. The model takes these too, which are not there: 'kind'. Columns: a, b."),
-        (b"kind,age\nch\xe2t,1\n", "byte 0xe2 cannot be read. Say how it is encoded, for example --encoding=latin-1."),
+        (
+            b"kind,age\nch\xe2t,1\n",
+            "cannot be read. It is in line 2. Say how it is encoded, for example --encoding=latin-1.",
+        ),
     ],
 )
 def test_tables_that_do_not_fit_are_refused_in_terms_of_flags(predict, strict_run, tmp_path, content, message):

@@ -130,7 +130,7 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or sta
         ([RECIPE, "--run_dir=run", "--image_size=9000"], "`image_size` must be a whole number from 8 to 512 pixels."),
         (
             [RECIPE, "--run_dir=run", "--resume=always"],
-            "flag --resume=always: value should be one of <never|auto|must>",
+            "flag --resume=always: value should be one of <never|auto|must|extend>",
         ),
         ([RECIPE, "--run_dir=run", "--plan=nowhere.json"], "Cannot read the plan file 'nowhere.json'"),
         ([RECIPE, "--run_dir=run", "--seed=-1"], "--seed=-1"),

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfaccel
-from tfaccel.errors import PlanError
+from tfaccel.errors import DataError, PlanError
 from tfaccel.training.steps.fixed_rows import fixed_rows, rows_of_replica
 
 NUM_ROWS = 8
@@ -107,7 +107,7 @@ def test_a_layer_of_a_fixed_number_of_rows():
 @pytest.mark.usefixtures("logical_devices")
 def test_a_first_axis_that_is_not_that_of_the_rows():
     model = model_in_scope(Pairs)
-    with pytest.raises(PlanError, match=r"Pairs.train_step works on a batch of 2 rows, but not on the 1"):
+    with pytest.raises(DataError, match=r"takes entry 1 of the first axis of its data, which 2 replicas split"):
         tfaccel.fit(model, PairsOfClasses(), verbose=0)
 
 

@@ -66,6 +66,7 @@ def test_result_says_what_was_done(ended, placement):
     assert sorted(path.name for path in run_dir.iterdir()) == [
         "checkpoints",
         "config.json",
+        "example_inputs.npz",
         "metrics.jsonl",
         "model.keras",
         "plan.json",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import keras
 
 MODEL_FILE = "model.keras"
+_LIBRARIES = frozenset(("keras", "numpy", "tensorflow"))
 _NO_CLASS = re.compile(r"Could not locate (?:class|function) '([^']+)'")
 _MAX_REASON_LENGTH = 300  # characters
 
@@ -123,7 +124,7 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
         raise
     except Exception as error:  # Keras raises many kinds of errors for files that it cannot load.
         missing = _NO_CLASS.search(str(error))
-        if missing is not None:
+        if missing is not None and _is_of_user(str(error)):
             raise ExportError(_own_class(missing[1], file, modules)) from error
         raise ExportError(f"Keras cannot load {file}: {_reason(error)}") from error
     return model
@@ -133,6 +134,12 @@ def _classes_of(modules: Sequence[str]) -> dict[str, type]:
     """The classes that the user's modules define, by the names that Keras has for classes that are not registered."""
     found = [value for module in modules for value in vars(sys.modules[module]).values() if isinstance(value, type)]
     return {one.__name__: one for one in found if one.__module__ in modules}
+
+
+def _is_of_user(text: str) -> bool:
+    """Whether Keras's message is about an object of the user's own module, not of Python or a library."""
+    module = re.search(r"'module': '(\w+)", text.rpartition("Full object config: ")[2])
+    return module is None or module[1] not in _LIBRARIES | sys.stdlib_module_names
 
 
 def _own_class(name: str, file: Path, modules: Sequence[str]) -> str:
