@@ -128,11 +128,12 @@ _STILL_NORMAL = 0.3
 
 
 @contextlib.contextmanager
-def still_random(used: list[bool]) -> Iterator[None]:
+def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """While tracing: operations that draw random numbers give constants, the same ones for any number of rows.
 
     Args:
         used: a list to which True is appended for each such operation.
+        when: whether that holds where the operation is called.
     """
     from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as gen_stateless_random_ops_v2
@@ -140,15 +141,17 @@ def still_random(used: list[bool]) -> Iterator[None]:
     modules = (gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops, gen_stateless_random_ops_v2)
     with patch_lock, contextlib.ExitStack() as stack:
         for module in modules:
-            found = {name: _still(getattr(module, name), used) for name in dir(module) if name in _CONSTANTS}
+            found = {name: _still(getattr(module, name), used, when) for name in dir(module) if name in _CONSTANTS}
             stack.enter_context(instance_attributes(module, found))
         yield
 
 
-def _still(original: Callable[..., Any], used: list[bool]) -> Callable[..., Any]:
+def _still(original: Callable[..., Any], used: list[bool], when: Callable[[], bool]) -> Callable[..., Any]:
     constants, signature = _CONSTANTS[original.__name__], inspect.signature(original)
 
     def draw(*args: Any, **kwargs: Any) -> Any:
+        if not when():
+            return original(*args, **kwargs)
         used.append(True)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()

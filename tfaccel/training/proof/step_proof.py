@@ -5,10 +5,13 @@ the step reads or writes, and the replicas' copies of them with each other. The 
 result stays. If something differs, the device runs the step once more on the rows in reverse order; what that changes
 is rounding, and shows how much of it there is.
 
-A step of its own, after which all is put back, is compared instead (`is_apart`) where the engine's would differ as it
-is meant to: random numbers are then constants, the same on all replicas and on one device; BatchNormalization over a
-replica's own rows is in inference mode; and where slots or embeddings are not on every replica as Keras has them, both
-ways take a step of plain gradient descent.
+Layers that draw random numbers, and BatchNormalization over a replica's own rows, run on one device on each replica's
+rows with that replica's seeds and moving statistics (`ReplicaLayers`).
+
+A step of its own, after which all is put back, is compared instead (`is_apart`) where that is not possible: random
+numbers are then constants, the same on all replicas and on one device; BatchNormalization over a replica's own rows is
+in inference mode; and where slots or embeddings are not on every replica as Keras has them, both ways take a step of
+plain gradient descent.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from tfaccel.training.private.private_random import still_random
 from tfaccel.training.private.private_step_state import LookupTable, changed_tables, what_cannot_run_again
 from tfaccel.training.proof.metric_difference import MetricDifference
 from tfaccel.training.proof.proof import Proof
+from tfaccel.training.proof.replica_layers import ReplicaLayers
 from tfaccel.training.proof.state import CALLS_PYTHON, State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode, layers_by_replica
 from tfaccel.training.proof.variable_difference import (
@@ -88,7 +92,10 @@ class StepProof:
         self._accumulated: list[tuple[tf.Variable, np.ndarray]] = []
         self._failure = ""
         self._noted: set[str] = set()
-        self.is_apart = bool(self._by_replica) or self._is_plain
+        self._on_shares: ReplicaLayers | None = None
+        if kind == "train" and self._replicas.num_workers == 1 and not self._is_plain:
+            self._on_shares = ReplicaLayers(self._model, self._replicas)
+        self.is_apart = self._is_plain or (self._on_shares is None and bool(self._by_replica))
         self.metrics = MetricDifference(self._model, self._replicas)
         optimizer = optimizers_of(self._model).get("optimizer")
         if kind == "train" and optimizer is not None:
@@ -100,11 +107,21 @@ class StepProof:
 
     def _trace(self) -> None:
         drawn: list[bool] = []
-        self._step_of_one = self._traced(self._run_one, drawn)
-        self.is_apart |= bool(drawn)  # the engine's step draws other numbers
+        try:
+            self._step_of_one = self._traced(self._run_one, drawn)
+        except Exception:
+            if self.is_apart or not self._on_shares:
+                raise
+            drawn.append(True)  # a layer does not run on shares of the rows
+        if drawn and not self.is_apart:  # the engine's step draws other numbers
+            self._trace_apart()
         if self.is_apart:
             self.trace_replicas()
         self._failure = next(filter(None, map(what_cannot_run_again, self._graphs)), "")
+
+    def _trace_apart(self) -> None:
+        self.is_apart = True
+        self._step_of_one = self._traced(self._run_one, [])
 
     def trace_replicas(self) -> None:
         """Traces the step of all replicas, where it is compared apart from the engine's; again after a change."""
@@ -113,6 +130,8 @@ class StepProof:
     def accepts(self, data: Any) -> bool:
         """Whether a batch has the shapes that the steps were traced for."""
         given = _specs(data, any_rows=False)
+        if self._on_shares and not self.is_apart and _num_rows(data) < self._replicas.num_replicas:
+            return False
         try:
             pairs = zip(tf.nest.flatten(self._specs), tf.nest.flatten(given), strict=True)
             return all(spec is None or spec.is_compatible_with(one) for spec, one in pairs)
@@ -141,7 +160,14 @@ class StepProof:
         after = State(self._variables)
         self._noted = set(self._engine.noted_results(self._kind))
         try:
-            return self._agreed(lambda: self._compared(data, _as_arrays(results), after))
+            if not self.is_apart:
+                found = self._agreed(lambda: self._compared(data, _as_arrays(results), after))
+                if not (found.differing and self._on_shares):
+                    return found
+                self._trace_apart()  # tells more of rounding: rows in another order give what they gave
+            self.put_back()
+            self.trace_replicas()
+            return self.compare_apart(data)
         finally:
             after.put_back()
 
@@ -180,12 +206,17 @@ class StepProof:
             with contextlib.ExitStack() as stack:
                 for context in contexts:
                     stack.enter_context(context(self._model))
-                stack.enter_context(in_inference_mode(self._by_replica))
+                if self.is_apart:
+                    stack.enter_context(in_inference_mode(self._by_replica))
+                elif self._on_shares:
+                    stack.enter_context(self._on_shares.on_shares(data))
                 if self._is_plain:
                     stack.enter_context(plain_descent())
                 return run(data)
 
-        with without_side_effects(self._model), still_random(drawn):
+        layers = self._on_shares
+        when = (lambda: not layers.runs) if layers is not None else lambda: True
+        with without_side_effects(self._model), still_random(drawn, when=when):
             function = tf.function(traced, autograph=False).get_concrete_function(self._specs)
         self._graphs.append(function.graph)
         return function
@@ -280,7 +311,8 @@ class StepProof:
         """Compares results and state of all replicas with what one device makes of the step."""
         own, one = self._ran(self._step_of_one, data)
         variables = self._differences(many, one, one)
-        if any(differs for differs, _ in variables.values()):  # by more than rounding?
+        is_known = bool(self._on_shares) and not self.is_apart  # other rows on a share are no rounding
+        if not is_known and any(differs for differs, _ in variables.values()):  # by more than rounding?
             variables = self._differences(many, one, self._ran(self._step_of_one, _reversed(data))[1])
         found = {name: relative for name, (differs, relative) in variables.items() if differs}
         for name, relative in self._differing_results(results, own, many, one, Tolerance.of_model(self._model)):
@@ -302,23 +334,24 @@ class StepProof:
         largest: dict[str, float] = {}  # the largest step of a kind: of all first moments, say
         for kind, (_, first, *_) in zip(kinds, compared, strict=True):
             largest[kind] = max(size_of_step(self._before[first], one[first]), largest.get(kind, 0.0))
+        own = {id(one) for one in self._on_shares.components} if self._on_shares and not self.is_apart else set()
         rounded: list[np.ndarray] = []  # by how much the weights differ
         found: dict[str, tuple[bool, float]] = {}
         tolerance = Tolerance.of_model(self._model)
         for kind, (name, first, copies, has_slots) in zip(kinds, compared, strict=True):
-            values = (self._before[first], one[first], again[first])
             scaled = replace(tolerance, scale=largest[kind])
             noise = is_noise(self._slots_of(name, one, largest), tolerance) if has_slots else False
             is_multiple = name not in trained | slots
+            bases = [copy if id(copy) in own else first for copy in copies]
             found[name] = max(
                 difference(
-                    *values,
-                    without_multiple(many[copy], one[first], rounded) if is_multiple else many[copy],
+                    *(self._before[base], one[base], again[base]),
+                    without_multiple(many[copy], one[base], rounded) if is_multiple else many[copy],
                     scaled,
                     has_slots=has_slots,
                     noise=noise,
                 )
-                for copy in copies
+                for copy, base in zip(copies, bases, strict=True)
             )
             if name in trained and not found[name][0] and is_rounded(one[first]):
                 rounded.append(np.asarray(many[first], np.float64) - one[first])
