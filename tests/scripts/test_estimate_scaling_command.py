@@ -116,7 +116,10 @@ def test_bad_comparison_is_one_line_and_status_2(folder, capsys, arguments, mess
         (["--hardware=t4.json"], "It describes a machine, but not what connects machines."),
         (["--hardware=nowhere.json"], "Cannot read the hardware file 'nowhere.json'"),
         (["--hardware=link.json", "--write=a.jpg"], "--write must be a PNG file in an existing directory."),
-        (["--hardware=link.json", "--step_seconds=-1"], "step_seconds must be positive. Received: step_seconds=-1.0."),
+        (
+            ["--hardware=link.json", "--step_seconds=-1"],
+            "`step_seconds` must be a number above 0. Received: step_seconds=-1.0.",
+        ),
         (["--hardware=link.json", "--scaling=strong", "--replicas=65"], "64 examples has too few for 65 replicas."),
     ],
 )

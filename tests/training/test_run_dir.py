@@ -167,7 +167,7 @@ def test_unreadable_config_is_named(tmp_path):
 
 
 def test_resume_has_three_values(tmp_path):
-    with pytest.raises(RunDirError, match=r'must be "never", "auto" or "must". Received: resume=True'):
+    with pytest.raises(RunDirError, match=r'must be "never", "auto", "must" or "extend". Received: resume=True'):
         RunDir(tmp_path, CONFIG, resume=True)
 
 

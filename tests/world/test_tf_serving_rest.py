@@ -10,6 +10,7 @@ from rest_models import write_counter, write_half_plus, write_nest
 from rest_points import HALF, POINTS, post
 
 from tfaccel.serving.app import App
+from tfaccel.serving.messages import BodyRoom
 from tfaccel.serving.metrics import Metrics
 from tfaccel.serving.model_config import read_model_configs
 from tfaccel.serving.models import Models
@@ -50,7 +51,7 @@ def ask(tmp_path_factory, logical_devices):
     while not models.is_ready:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    app = App(models, metrics)
+    app = App(models, metrics, BodyRoom())
 
     def request(method, path, body=None):
         content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -138,7 +138,7 @@ def _classes_of(modules: Sequence[str]) -> dict[str, type]:
 
 def _is_of_user(text: str) -> bool:
     """Whether Keras's message is about an object of the user's own module, not of Python or a library."""
-    module = re.search(r"'module': '(\w+)", text.rpartition("Full object config: ")[2])
+    module = re.match(r"\{'module': '(\w+)", text.rpartition("Full object config: ")[2])
     return module is None or module[1] not in _LIBRARIES | sys.stdlib_module_names
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import PlanError
+from tfaccel.errors import DataError, PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import all_layers
 from tfaccel.training.private.private_broadcasts import broadcast_at_once
@@ -58,6 +58,8 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
     with strategy.scope(), broadcast_at_once(), slots_on_host(model):
         try:
             _build(model, _of_one_replica(model, batch_spec, num_replicas), kind)
+        except DataError:  # which names the cause already
+            raise
         except Exception as error:
             sizes = rows_of_replica(batch_spec, num_replicas)
             if num_replicas == 1 or sizes is None or not _can_build(model, batch_spec, kind):

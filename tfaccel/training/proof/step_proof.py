@@ -141,7 +141,7 @@ class StepProof:
     @property
     def num_bytes(self) -> int:
         """The size of what is taken note of before each step that is compared."""
-        return sum(variable.shape.num_elements() * variable.dtype.size for variable in self._variables)
+        return sum((variable.shape.num_elements() or 0) * variable.dtype.size for variable in self._variables)
 
     def begin(self) -> None:
         """Takes note of the state that the engine's step is about to begin with."""

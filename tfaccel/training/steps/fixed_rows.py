@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.graph_batches import IteratorBatches
-from tfaccel.errors import PlanError
+from tfaccel.errors import PlanError, TfaccelError
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replicas import Replicas, split_rows
 
@@ -31,6 +31,8 @@ def fixed_rows_named(model: keras.Model, replicas: Replicas, kind: str, data: An
     """
     try:
         yield
+    except TfaccelError:
+        raise
     except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError) as error:
         sizes = None if data is None or replicas.num_replicas == 1 else rows_of_replica(data, replicas.num_replicas)
         if sizes is None or _failure(model, replicas, kind, _specs(data, sizes[0])) is not None:
