@@ -335,26 +335,26 @@ class StepProof:
         for kind, (_, first, *_) in zip(kinds, compared, strict=True):
             largest[kind] = max(size_of_step(self._before[first], one[first]), largest.get(kind, 0.0))
         own = {id(one) for one in self._on_shares.components} if self._on_shares and not self.is_apart else set()
-        rounded: list[np.ndarray] = []  # by how much the weights differ
+        weights: list[tf.Variable] = []  # that do not differ by more than rounding
         found: dict[str, tuple[bool, float]] = {}
         tolerance = Tolerance.of_model(self._model)
         for kind, (name, first, copies, has_slots) in zip(kinds, compared, strict=True):
             scaled = replace(tolerance, scale=largest[kind])
-            noise = is_noise(self._slots_of(name, one, largest), tolerance) if has_slots else False
-            is_multiple = name not in trained | slots
-            bases = [copy if id(copy) in own else first for copy in copies]
-            found[name] = max(
-                difference(
-                    *(self._before[base], one[base], again[base]),
-                    without_multiple(many[copy], one[base], rounded) if is_multiple else many[copy],
-                    scaled,
-                    has_slots=has_slots,
-                    noise=noise,
-                )
-                for copy, base in zip(copies, bases, strict=True)
-            )
+            found[name] = False, 0.0
+            for copy in copies:
+                base = copy if id(copy) in own else first
+                values = self._before[base], one[base], again[base]
+                result = difference(*values, many[copy], scaled, has_slots=has_slots)
+                if result[0]:  # by more than what rounding of other variables explains?
+                    noise = is_noise(self._slots_of(name, one, largest), tolerance) if has_slots else False
+                    value = many[copy]
+                    if name not in trained | slots:
+                        rounded = [np.asarray(many[one_of], np.float64) - one[one_of] for one_of in weights]
+                        value = without_multiple(value, one[base], rounded)
+                    result = difference(*values, value, scaled, has_slots=has_slots, noise=noise)
+                found[name] = max(found[name], result)
             if name in trained and not found[name][0] and is_rounded(one[first]):
-                rounded.append(np.asarray(many[first], np.float64) - one[first])
+                weights.append(first)
         for table in self._tables:
             differs = not all(
                 np.array_equal(*pair) or (is_rounded(pair[1]) and not tolerance.of_output(*pair)[0])

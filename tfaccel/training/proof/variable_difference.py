@@ -172,6 +172,8 @@ def difference(
         return bool((one != many).any()), float((one != many).mean()) if one.size else 0.0
     if not one.size:
         return False, 0.0
+    if np.array_equal(one, many):
+        return False, 0.0
     before, one, again, many = _where_finite(one, *map(_in_64_bits, (before, one, again, many)))
     before, again = (np.where(np.isfinite(value), value, one) for value in (before, again))
     if not np.isfinite(many).all():
