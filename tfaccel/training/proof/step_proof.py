@@ -343,6 +343,8 @@ class StepProof:
             found[name] = False, 0.0
             for copy in copies:
                 base = copy if id(copy) in own else first
+                if copy is not first and base is first and np.array_equal(many[copy], many[first]):
+                    continue  # as compared already
                 values = self._before[base], one[base], again[base]
                 result = difference(*values, many[copy], scaled, has_slots=has_slots)
                 if result[0]:  # by more than what rounding of other variables explains?
