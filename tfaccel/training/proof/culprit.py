@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import still_random
+from tfaccel.training.proof.noted_step import some_rows
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.state import State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode
@@ -101,7 +102,7 @@ def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
         return ""
     half = min(_MAX_ROWS, int(leaves[0].shape[0])) // 2
     try:
-        both, first = (_outputs_of_layers(engine, kind, _first_rows(data, rows)) for rows in (2 * half, half))
+        both, first = (_outputs_of_layers(engine, kind, some_rows(data, 0, rows)) for rows in (2 * half, half))
     except Exception:  # such as a model that its own step calls in another way
         return ""
     for name, (kind_of_layer, value) in both.items():
@@ -111,10 +112,6 @@ def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
         if np.abs(value[:half] - part).max(initial=0.0) > _CLOSE * np.abs(part).max(initial=1e-6):
             return f"Layer {name!r} ({kind_of_layer}) mixes the rows of a batch"
     return ""
-
-
-def _first_rows(data: Any, num_rows: int) -> Any:
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:num_rows], data)
 
 
 def _outputs_of_layers(engine: Engine, kind: str, data: Any) -> dict[str, tuple[str, np.ndarray]]:

@@ -53,11 +53,11 @@ class MetricDifference:
         self._ratios: dict[int, float] = {}  # of what one device and all replicas have added to the count of a mean
         self._before = State([])
 
-    def begin(self) -> None:
-        """Takes note of the state before a step."""
+    def begin(self, before: State) -> None:
+        """Takes note of the state before a step, which holds all of the model's variables."""
         with self._replicas.local(self._model.metrics_variables, 0):
             self.names_of_results = set(flat_logs(self._model.get_metrics_result()))
-        self._before = State([one for metric in self._metrics for one in self._components(metric)])
+        self._before = before
         states = [self._before[one] for metric in self._metrics for one in self._components(metric)]
         numbers = [state for state in states if state.dtype.kind == "f" and np.isfinite(state).all()]
         self.begun = any(state.any() for state in numbers)
@@ -102,28 +102,22 @@ class MetricDifference:
         """
         found = [one for one in self.differing if one not in GATHERED and id(one) not in self._of_losses]
         for metric in found:
+            summed = self._state_of_all(metric, self._before) if self.begun else []
             GATHERED.add(metric)
-            if self.begun:  # what the replicas have summed so far
-                for variable, total in zip(metric.variables, self._state_of_all(metric, None), strict=True):
-                    for i in range(len(self._replicas.devices)):
-                        self._replicas.components([variable], i)[0].assign(total * self._ratios.get(id(metric), 1.0))
+            for i in range(len(self._replicas.devices) if self.begun else 0):
+                for variable, total in zip(self._replicas.components(metric.variables, i), summed, strict=True):
+                    variable.assign(total * self._ratios.get(id(metric), 1.0))
         return found
 
     def _components(self, metric: keras.metrics.Metric) -> list[tf.Variable]:
         local = range(len(self._replicas.devices))
         return [one for i in local for one in self._replicas.components(metric.variables, i)]
 
-    def _state_of_all(self, metric: keras.metrics.Metric, state: State | None) -> list[np.ndarray]:
+    def _state_of_all(self, metric: keras.metrics.Metric, state: State) -> list[np.ndarray]:
         """The state over all replicas: the sum of theirs, or the first one's of a gathered metric."""
-        is_alike = metric in GATHERED and state is not None
-        local = 1 if is_alike else len(self._replicas.devices)
-        parts = [
-            [
-                np.asarray(v.numpy() if state is None else state[v])
-                for v in self._replicas.components(metric.variables, i)
-            ]
-            for i in range(local)
-        ]
+        is_alike = metric in GATHERED
+        local = range(1 if is_alike else len(self._replicas.devices))
+        parts = [[np.asarray(state[v]) for v in self._replicas.components(metric.variables, i)] for i in local]
         sums = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
         return sums if is_alike else self._replicas.sum_arrays_over_workers(sums)
 

@@ -165,9 +165,9 @@ class StepChecks:
         Raises:
             CoupledRowsError: if it differs.
         """
-        self._engine.steps_of("predict")
         if not self._are_needed or self._is_proven("predict"):
             return self._engine.predict(feed)
+        self._engine.steps_of("predict")  # creates what `_function` returns
         data = self._whole_batch(feed)
         step = self._step_for("predict", feed, data)
         if step is None:

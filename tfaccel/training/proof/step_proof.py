@@ -148,7 +148,7 @@ class StepProof:
         self._before = State(self._variables)
         self._accumulated = self._accumulated_by_all()
         if self._kind != "predict":
-            self.metrics.begin()
+            self.metrics.begin(self._before)
 
     def compare(self, data: Any, results: Any) -> Proof:
         """Compares the engine's step after it has run; its result stays as it is.
@@ -259,8 +259,7 @@ class StepProof:
 
     @cached_property
     def _of_model(self) -> list[keras.Variable]:
-        found = [*variables_of(self._model), *self.metrics.variables]
-        return list({id(variable): variable for variable in found}.values())
+        return variables_of(self._model)
 
     @property
     def _trained(self) -> set[str]:
