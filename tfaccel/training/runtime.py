@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -263,18 +263,6 @@ def set_seeds(seed: int) -> None:
 def use_tensor_float_32(enabled: bool) -> None:
     """Sets whether GPUs multiply float32 matrices with 10 bits of mantissa, which is TensorFlow's default."""
     sys.modules["tensorflow"].config.experimental.enable_tensor_float_32_execution(enabled)
-
-
-@contextlib.contextmanager
-def unoptimized_graphs() -> Iterator[None]:
-    """Within the block, TensorFlow does not spend time on optimizing graphs, which pays off only in many runs."""
-    settings = sys.modules["tensorflow"].config.optimizer
-    before = settings.get_experimental_options()
-    settings.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        settings.set_experimental_options({"disable_meta_optimizer": False} | before)
 
 
 def background_thread() -> ThreadPoolExecutor:

@@ -1,10 +1,10 @@
-"""The private API of `tf.function` with which a function in a user's step is traced as part of the step."""
+"""The private API of `tf.function`: how functions are traced as part of a step, and how they are called."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -54,3 +54,36 @@ def functions_inlined(where: Callable[[], bool]) -> Iterator[None]:
             yield
         finally:
             kind.__call__ = before
+
+
+@contextlib.contextmanager
+def unoptimized_calls() -> Iterator[None]:
+    """Within the block, TensorFlow does not optimize the graphs that this thread calls: that pays off in many calls."""
+    from tensorflow.python.eager import context
+
+    settings = private_part(context, "context", package="tensorflow")()
+    before = private_part(settings, "function_call_options", package="tensorflow")
+    options = private_part(context, "FunctionCallOptions", package="tensorflow")
+    config = tf.compat.v1.ConfigProto.FromString(before.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    settings.function_call_options = options(before.executor_type, config)
+    try:
+        yield
+    finally:
+        settings.function_call_options = before
+
+
+@contextlib.contextmanager
+def captures_replaced(function: Any, captures: Mapping[int, tf.Tensor]) -> Iterator[None]:
+    """Within the block, a concrete function takes other tensors in place of those that it captured.
+
+    Args:
+        function: the concrete function.
+        captures: by the id of what they replace.
+    """
+    before = private_part(function, "captured_inputs", package="tensorflow")
+    function.set_external_captures([captures.get(id(one), one) for one in before])
+    try:
+        yield
+    finally:
+        function.set_external_captures(before)

@@ -96,7 +96,14 @@ def _with_cells(layer: keras.layers.Layer) -> list[Any]:
     return [layer] if cell is None else [layer, cell, *getattr(cell, "cells", ())]
 
 
+_RATES = ("dropout", "recurrent_dropout", "rate", "stddev")
+
+
 def _seeds_of(layer: Any) -> list[keras.Variable]:
+    """The seeds that a layer draws from; none where its rates are all 0."""
+    rates = [value for name in _RATES if isinstance(value := getattr(layer, name, None), int | float)]
+    if rates and not any(rates):
+        return []
     return [value.state for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
 
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import random
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +25,7 @@ class State:
 
     Args:
         variables: plain TensorFlow variables of this process, and lookup tables.
+        values: their values by their ids; of the others, the present ones.
 
     Example:
         >>> variable = tf.Variable(1.0)
@@ -35,16 +36,19 @@ class State:
         1.0
     """
 
-    def __init__(self, variables: Sequence[Any]) -> None:
-        self._variables = list(variables)
-        self._values = {id(variable): _value(variable) for variable in self._variables}
+    def __init__(self, variables: Sequence[Any], values: Mapping[int, Any] | None = None) -> None:
+        self.variables, known = list(variables), values or {}
+        self._values = {
+            id(variable): known[id(variable)] if id(variable) in known else value_of(variable)
+            for variable in self.variables
+        }
 
     def __getitem__(self, variable: Any) -> Any:
         return self._values[id(variable)]
 
     def put_back(self) -> None:
         """Gives the variables these values again."""
-        for variable in self._variables:
+        for variable in self.variables:
             variable.assign(self[variable])
 
 
@@ -52,7 +56,8 @@ _MAX_SIZE = 100_000  # of a list or an array that the code of a step may change 
 _PLAIN = (int, float, complex, bool, str, bytes, tuple, type(None))
 
 
-def _value(variable: Any) -> Any:
+def value_of(variable: Any) -> Any:
+    """The present value of a variable, as an array, or of a lookup table."""
     value = variable.numpy()
     return np.array(value, object) if variable.dtype == tf.string else value
 

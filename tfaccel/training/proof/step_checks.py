@@ -149,8 +149,8 @@ class StepChecks:
             self._conclude(kind, step, data, step.compare_apart(data), lambda: self._again_apart(step, data))
         if step is None or step.is_apart:
             return engine.run(kind, feed, num_steps, loop=loop)
-        step.begin()
-        results = [engine.run(kind, feed, 1, loop=loop)]
+        step.begin(data)
+        results = [engine.run(kind, feed, 1, loop=loop, traced=step.wait)]
 
         def again() -> Proof:
             results[:] = [engine.run(kind, IteratorFeed(_only(data, any_rows=_takes_any_rows(feed))), 1, loop=loop)]
@@ -175,8 +175,8 @@ class StepChecks:
         if step.is_apart:
             self._conclude("predict", step, data, step.compare_apart(data), None)
             return self._engine.predict(feed)
-        step.begin()
-        outputs = self._engine.predict(feed)
+        step.begin(data)
+        outputs = self._engine.predict(feed, traced=step.wait)
         self._conclude("predict", step, data, step.compare(data, outputs), None)
         return outputs
 
@@ -273,7 +273,7 @@ class StepChecks:
             self._undone.append(partial(GATHERED.discard, metric))
             logger.info("Metric %s is not a sum over the rows: every replica updates it with all rows.", metric.name)
         if gathered:
-            step.begin()
+            step.begin(data)
         return bool(gathered)
 
     def _gather_loss(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,11 @@ import tensorflow as tf
 
 from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
+from tfaccel.training.private.private_functions import unoptimized_calls
 from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.private.private_step_state import LookupTable, changed_tables, what_cannot_run_again
+from tfaccel.training.proof.detached_step import DetachedStep
 from tfaccel.training.proof.metric_difference import MetricDifference
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.replica_layers import ReplicaLayers
@@ -44,7 +47,6 @@ from tfaccel.training.proof.variable_difference import (
     size_of_step,
     without_multiple,
 )
-from tfaccel.training.runtime import unoptimized_graphs
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import (
@@ -89,7 +91,9 @@ class StepProof:
         self._specs = _specs(data, any_rows=any_rows)
         self._graphs: list[tf.Graph] = []
         self._before = State([])
-        self._accumulated: list[tuple[tf.Variable, np.ndarray]] = []
+        self._accumulated: dict[int, np.ndarray] = {}
+        self._of_one: Future[tuple[Any, State]] = Future()
+        self._of_one.set_exception(RuntimeError("begin() was not called"))
         self._failure = ""
         self._noted: set[str] = set()
         self._on_shares: ReplicaLayers | None = None
@@ -108,7 +112,7 @@ class StepProof:
     def _trace(self) -> None:
         drawn: list[bool] = []
         try:
-            self._step_of_one = self._traced(self._run_one, drawn)
+            self._step_of_one = DetachedStep(self._traced(self._run_one, drawn))
         except Exception:
             if self.is_apart or not self._on_shares:
                 raise
@@ -121,7 +125,7 @@ class StepProof:
 
     def _trace_apart(self) -> None:
         self.is_apart = True
-        self._step_of_one = self._traced(self._run_one, [])
+        self._step_of_one = DetachedStep(self._traced(self._run_one, []))
 
     def trace_replicas(self) -> None:
         """Traces the step of all replicas, where it is compared apart from the engine's; again after a change."""
@@ -143,12 +147,22 @@ class StepProof:
         """The size of what is taken note of before each step that is compared."""
         return sum((variable.shape.num_elements() or 0) * variable.dtype.size for variable in self._variables)
 
-    def begin(self) -> None:
-        """Takes note of the state that the engine's step is about to begin with."""
+    def begin(self, data: Any) -> None:
+        """Takes note of the state that the engine's step is about to begin with, and starts the step of one device.
+
+        Args:
+            data: the global batch of the step.
+        """
         self._before = State(self._variables)
         self._accumulated = self._accumulated_by_all()
         if self._kind != "predict":
             self.metrics.begin(self._before)
+        if not self._failure:
+            self._of_one = self._step_of_one.start(data, self._before, self._accumulated)
+
+    def wait(self) -> None:
+        """Waits for the end of the step of one device; both at once would take the memory of both."""
+        wait([self._of_one])
 
     def compare(self, data: Any, results: Any) -> Proof:
         """Compares the engine's step after it has run; its result stays as it is.
@@ -159,12 +173,12 @@ class StepProof:
         """
         after = State(self._variables)
         self._noted = set(self._engine.noted_results(self._kind))
+        if not self.is_apart:
+            found = self._agreed(lambda: self._compared(data, _as_arrays(results), after))
+            if not (found.differing and self._on_shares):
+                return found
+            self._trace_apart()  # tells more of rounding: rows in another order give what they gave
         try:
-            if not self.is_apart:
-                found = self._agreed(lambda: self._compared(data, _as_arrays(results), after))
-                if not (found.differing and self._on_shares):
-                    return found
-                self._trace_apart()  # tells more of rounding: rows in another order give what they gave
             self.put_back()
             self.trace_replicas()
             return self.compare_apart(data)
@@ -176,21 +190,22 @@ class StepProof:
         before = State(self._variables)
         try:
             average_drifting(self._model, self._replicas)  # else layers in inference mode would use a replica's own
-            self.begin()
-            return self._agreed(lambda: self._compared(data, *self._ran(self._step_of_all, data)))
+            self.begin(data)
+            self.wait()
+            return self._agreed(lambda: self._compared(data, *self._ran_by_all(data)))
         finally:
             before.put_back()
             self._before = before
 
-    def _accumulated_by_all(self) -> list[tuple[tf.Variable, np.ndarray]]:
-        """The accumulators that one device uses, and what it would have in them: what all replicas have together."""
+    def _accumulated_by_all(self) -> dict[int, np.ndarray]:
+        """What one device would have in the accumulators that it uses: what all replicas have together."""
         optimizers = optimizers_of(self._model).values() if self._kind == "train" else ()
         of_replicas = [one for optimizer in optimizers for one in accumulators_by_replica(optimizer)]
         local = range(len(self._replicas.devices))
         parts = [[self._before[one] for one in self._replicas.components(of_replicas, i)] for i in local]
         totals = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
         firsts = self._replicas.components(of_replicas, 0)
-        return list(zip(firsts, self._replicas.sum_arrays_over_workers(totals), strict=True))
+        return dict(zip(map(id, firsts), self._replicas.sum_arrays_over_workers(totals), strict=True))
 
     def put_back(self) -> None:
         """Gives all variables the values that they had when the step began."""
@@ -245,14 +260,11 @@ class StepProof:
         self._noted = set(noted.of_logs) if noted is not None else set()
         return as_tensors(logs_of(self._model, self._replicas, own, metric_results(self._model, self._replicas)))
 
-    def _ran(self, step: Callable[[Any], Any], data: Any) -> tuple[Any, State]:
-        """The results and the state after a step that begins with the state from before."""
+    def _ran_by_all(self, data: Any) -> tuple[Any, State]:
+        """The results and the state after a step of all replicas, apart from the engine's."""
         self.put_back()
-        if step is self._step_of_one:
-            for variable, total in self._accumulated:
-                variable.assign(total)
-        with unoptimized_graphs():
-            results = _as_arrays(step(data))
+        with unoptimized_calls():
+            results = _as_arrays(self._step_of_all(data))
         return results, State(self._variables)
 
     # --- Variables ----------------------------------------------------------------------------------------------------
@@ -308,13 +320,17 @@ class StepProof:
 
     def _compared(self, data: Any, results: Any, many: State) -> Proof:
         """Compares results and state of all replicas with what one device makes of the step."""
-        own, one = self._ran(self._step_of_one, data)
+        own, one = self._of_one.result()
         variables = self._differences(many, one, one)
         is_known = bool(self._on_shares) and not self.is_apart  # other rows on a share are no rounding
         if not is_known and any(differs for differs, _ in variables.values()):  # by more than rounding?
-            variables = self._differences(many, one, self._ran(self._step_of_one, _reversed(data))[1])
+            variables = self._differences(
+                many, one, self._step_of_one(_reversed(data), self._before, self._accumulated)[1]
+            )
         found = {name: relative for name, (differs, relative) in variables.items() if differs}
-        for name, relative in self._differing_results(results, own, many, one, Tolerance.of_model(self._model)):
+        for name, relative in self._differing_results(
+            results, _as_arrays(own), many, one, Tolerance.of_model(self._model)
+        ):
             found[name] = max(relative, found.get(name, 0.0))
         return self._proof(
             num_rows=_num_rows(data),

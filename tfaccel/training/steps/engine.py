@@ -265,7 +265,9 @@ class Engine:
             **common,
         )
 
-    def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True) -> WindowResult:
+    def run(
+        self, kind: str, feed: Feed, num_steps: int, *, loop: bool = True, traced: Callable[[], None] | None = None
+    ) -> WindowResult:
         """Runs steps on the next batches of `feed` in one graph call.
 
         Args:
@@ -273,6 +275,7 @@ class Engine:
             feed: the batches; at least one must be left.
             num_steps: maximum number of steps.
             loop: False runs one step, in a graph without a loop.
+            traced: called when the steps are traced, before they run.
         """
         check_same_data(self.replicas, feed)
         made = self._kind(kind)
@@ -285,6 +288,8 @@ class Engine:
             function = made.function(call_feed, loop, given)
             if self.on_unsaved_state is not None:
                 self.on_unsaved_state(kind, made.unsaved_state(function))
+            if traced is not None:
+                traced()
             done, state, own_logs, results, finite, waited, bad = function(*given)
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
@@ -297,13 +302,21 @@ class Engine:
         left_out = tuple(int(step) for step in np.flatnonzero(bad[0])) if bad else ()
         return WindowResult(num_done, logs, bool(finite), len(made.functions) > num_graphs, left_out)
 
-    def predict(self, feed: Feed) -> Any:
-        """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch."""
+    def predict(self, feed: Feed, *, traced: Callable[[], None] | None = None) -> Any:
+        """Predictions for the next batch of `feed`: a nest of tensors with all rows of the global batch.
+
+        Args:
+            feed: the batches.
+            traced: called when the step is traced, before it runs.
+        """
         made = self._kind("predict")
         call_feed = with_fixed_shapes(feed) if isinstance(made.steps, WholeStep) else feed
         arguments, _ = call_feed.arguments(1)
         with clear_errors(self.replicas.num_replicas):
-            outputs, state = made.function(call_feed, False, (arguments,))(arguments)
+            function = made.function(call_feed, False, (arguments,))
+            if traced is not None:
+                traced()
+            outputs, state = function(arguments)
         call_feed.finished(1, state)
         return outputs
 
