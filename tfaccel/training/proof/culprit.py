@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import still_random
-from tfaccel.training.proof.noted_step import some_rows
 from tfaccel.training.proof.proof import Proof
+from tfaccel.training.proof.rows import some_rows
 from tfaccel.training.proof.state import State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, variables_of

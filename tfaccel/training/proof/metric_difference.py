@@ -122,7 +122,11 @@ class MetricDifference:
         return sums if is_alike else self._replicas.sum_arrays_over_workers(sums)
 
     def _results(self, metric: keras.metrics.Metric, state: list[np.ndarray]) -> list[Any]:
+        kept = State(self._replicas.components(metric.variables, 0))
         with self._replicas.local(metric.variables, 0):
             for variable, value in zip(metric.variables, state, strict=True):
                 variable.assign(value)
-            return [np.asarray(one) for one in keras.tree.flatten(result_of(metric))]
+            try:
+                return [np.asarray(one) for one in keras.tree.flatten(result_of(metric))]
+            finally:
+                kept.put_back()

@@ -15,7 +15,8 @@ import numpy as np
 
 from tfaccel.training.private import private_api
 from tfaccel.training.proof.culprit import names_of_losses
-from tfaccel.training.proof.noted_step import NotedStep, noted_step, some_rows
+from tfaccel.training.proof.noted_step import NotedStep, noted_step
+from tfaccel.training.proof.rows import some_rows
 from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.model_parts import has_own_train_step, inner_optimizer, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas

@@ -44,20 +44,6 @@ class NotedStep:
     gradients: list[np.ndarray] = field(default_factory=list)
 
 
-def some_rows(batch: Any, first: int, num_rows: int) -> Any:
-    """Rows of a batch of dense, ragged or sparse tensors, from the first one given."""
-
-    def of(leaf: Any) -> Any:
-        if leaf is None or not leaf.shape.rank:
-            return leaf
-        if isinstance(leaf, tf.SparseTensor):
-            size = [num_rows, *leaf.dense_shape.numpy()[1:]]
-            return tf.sparse.slice(leaf, [first] + [0] * (leaf.shape.rank - 1), size)
-        return leaf[first : first + num_rows]
-
-    return keras.tree.map_structure(of, batch)
-
-
 def noted_step(model: keras.Model, replicas: Replicas, batch: Any) -> NotedStep:
     """Runs the default train step on a batch, without applying gradients; the model stays as it is.
 

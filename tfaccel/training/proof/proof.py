@@ -12,7 +12,8 @@ class Proof:
     Attributes:
         kind: "train", "test" or "predict".
         num_replicas: how many replicas there are.
-        num_rows: rows of the first batch.
+        num_rows: rows that were compared of the first batch.
+        num_batch_rows: rows of the first batch; 0 if all were compared.
         num_steps: how many steps were compared so far.
         num_variables: how many variables were compared.
         largest: the largest relative difference.
@@ -23,6 +24,7 @@ class Proof:
     kind: str
     num_replicas: int
     num_rows: int = 0
+    num_batch_rows: int = 0
     num_steps: int = 1
     num_variables: int = 0
     largest: float = 0.0
@@ -47,7 +49,10 @@ class Proof:
             return f"{what}: one step could not be compared with one device: {self.failure}"
         equal = "=" if self.holds else "differ from"
         found = f": {', '.join(self.differing[:3])}" if self.differing else ""
+        rows = f"{self.num_rows} rows"
+        if self.num_batch_rows:
+            rows += f" (one device has no memory for all {self.num_batch_rows} of a batch)"
         return (
-            f"{what}: {self.num_replicas} replicas {equal} 1 device on a step of {self.num_rows} rows: "
+            f"{what}: {self.num_replicas} replicas {equal} 1 device on a step of {rows}: "
             f"{self.num_variables} variables, largest difference {self.largest:.0e}{found}"
         )

@@ -23,6 +23,7 @@ from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.proof.culprit import refusal_of
 from tfaccel.training.proof.proof import Proof
+from tfaccel.training.proof.rows import num_rows_of
 from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss
 from tfaccel.training.steps.global_batch import keep_values, keeps_values
@@ -142,22 +143,12 @@ class StepChecks:
         engine = self._engine
         if not (self._are_needed and (is_due or not self._is_proven(kind))):
             return engine.run(kind, feed, num_steps, loop=loop)
-        engine.steps_of(kind)  # creates what `_function` returns
-        data = self._whole_batch(feed)
-        step = self._step_for(kind, feed, data)
-        if step is not None and step.is_apart:
-            self._conclude(kind, step, data, step.compare_apart(data), lambda: self._again_apart(step, data))
-        if step is None or step.is_apart:
-            return engine.run(kind, feed, num_steps, loop=loop)
-        step.begin(data)
-        results = [engine.run(kind, feed, 1, loop=loop, traced=step.wait)]
 
-        def again() -> Proof:
-            results[:] = [engine.run(kind, IteratorFeed(_only(data, any_rows=_takes_any_rows(feed))), 1, loop=loop)]
-            return step.compare(data, results[0].logs)
+        def one_step(batch: Feed, traced: Callable[[], None] | None = None) -> WindowResult:
+            return engine.run(kind, batch, 1, loop=loop, traced=traced)
 
-        self._conclude(kind, step, data, step.compare(data, results[0].logs), again)
-        return results[0]
+        result = self._compared(kind, feed, one_step, lambda done: done.logs)
+        return engine.run(kind, feed, num_steps, loop=loop) if result is None else result
 
     def predict(self, feed: Feed) -> Any:
         """`Engine.predict`; the first batch of all is compared with what one device predicts.
@@ -165,20 +156,42 @@ class StepChecks:
         Raises:
             CoupledRowsError: if it differs.
         """
+        engine = self._engine
         if not self._are_needed or self._is_proven("predict"):
-            return self._engine.predict(feed)
-        self._engine.steps_of("predict")  # creates what `_function` returns
+            return engine.predict(feed)
+
+        def one_step(batch: Feed, traced: Callable[[], None] | None = None) -> Any:
+            return (engine.predict(batch, traced=traced),)
+
+        result = self._compared("predict", feed, one_step, lambda done: done[0])
+        return engine.predict(feed) if result is None else result[0]
+
+    def _compared(
+        self, kind: str, feed: Feed, one_step: Callable[..., Any], results_of: Callable[[Any], Any]
+    ) -> Any | None:
+        """What `one_step(feed)` returned, if the engine's step was compared; None if it has not been run."""
+        self._engine.steps_of(kind)  # creates what `_function` returns
         data = self._whole_batch(feed)
-        step = self._step_for("predict", feed, data)
+        step = self._step_for(kind, feed, data)
         if step is None:
-            return self._engine.predict(feed)
+            return None
         if step.is_apart:
-            self._conclude("predict", step, data, step.compare_apart(data), None)
-            return self._engine.predict(feed)
+            self._conclude_apart(kind, step, data)
+            return None
         step.begin(data)
-        outputs = self._engine.predict(feed, traced=step.wait)
-        self._conclude("predict", step, data, step.compare(data, outputs), None)
-        return outputs
+        done = [one_step(feed, step.wait)]
+
+        def again() -> Proof:
+            done[:] = [one_step(IteratorFeed(_only(data, any_rows=_takes_any_rows(feed))))]
+            return step.compare(data, results_of(done[0]))
+
+        found = step.compare(data, results_of(done[0]))
+        if not step.is_too_large:
+            self._conclude(kind, step, data, found, again)
+            return done[0]
+        step.put_back()
+        self._conclude_apart(kind, self._with_fewer_rows(kind, data), data)
+        return one_step(IteratorFeed(_only(data, any_rows=_takes_any_rows(feed))))
 
     def _step_for(self, kind: str, feed: Feed, data: Any) -> StepProof | None:
         """The step to compare on a batch: traced for the first one, and None if it cannot take this one."""
@@ -189,7 +202,14 @@ class StepChecks:
             self._steps[kind] = known = self._function(kind), made
             return made
         step = known[1]
-        return step if step.accepts(data) and step.num_bytes <= _MAX_BYTES and not self.proofs[kind].failure else None
+        accepts = step.accepts(step.rows_of(data)) and step.num_bytes <= _MAX_BYTES
+        return step if accepts and not self.proofs[kind].failure else None
+
+    def _with_fewer_rows(self, kind: str, data: Any) -> StepProof:
+        """The same step on as many rows as one replica has: those of a whole batch do not fit on one device."""
+        made = StepProof(self._engine, kind, data, any_rows=True, every=self._engine.replicas.num_replicas)
+        self._steps[kind] = self._function(kind), made
+        return made
 
     def _whole_batch(self, feed: Feed) -> Any:
         """The next global batch; workers that read only their own rows exchange them."""
@@ -212,9 +232,22 @@ class StepChecks:
 
     # --- What is done if one differs ----------------------------------------------------------------------------------
 
-    def _again_apart(self, step: StepProof, data: Any) -> Proof:
-        step.trace_replicas()
-        return step.compare_apart(data)
+    def _conclude_apart(self, kind: str, step: StepProof, data: Any) -> None:
+        """`_conclude` for a step of its own, before the engine's."""
+
+        def compared(step: StepProof) -> Proof:
+            found = step.compare_apart(step.rows_of(data))
+            return replace(found, num_batch_rows=num_rows_of(data)) if step.has_fewer_rows else found
+
+        def again() -> Proof:
+            step.trace_replicas()
+            return compared(step)
+
+        found = compared(step)
+        if step.is_too_large and not step.has_fewer_rows:
+            step = self._with_fewer_rows(kind, data)
+            found = compared(step)
+        self._conclude(kind, step, step.rows_of(data), found, None if kind == "predict" else again)
 
     def _conclude(self, kind: str, step: StepProof, data: Any, found: Proof, again: Callable[[], Proof] | None) -> None:
         """Keeps what was found; if the step differs, changes how it is computed, and compares it again."""

@@ -37,6 +37,7 @@ from tfaccel.training.proof.detached_step import DetachedStep
 from tfaccel.training.proof.metric_difference import MetricDifference
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.replica_layers import ReplicaLayers
+from tfaccel.training.proof.rows import every_nth_row, num_rows_of, reversed_rows, specs_of
 from tfaccel.training.proof.state import CALLS_PYTHON, State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode, layers_by_replica
 from tfaccel.training.proof.variable_difference import (
@@ -77,18 +78,22 @@ class StepProof:
         kind: "train", "test" or "predict".
         data: a global batch, as eager tensors.
         any_rows: whether the engine traces steps for any number of rows.
+        every: n, to compare a step of its own on every n-th row, where one device has no memory for all of them.
 
     Attributes:
         is_apart: whether a step of its own is compared, not the engine's.
+        has_fewer_rows: whether some rows of a batch are compared, not all.
+        is_too_large: whether one device had no memory for a batch.
         metrics: which metrics differed in the last step that was compared.
     """
 
-    def __init__(self, engine: Engine, kind: str, data: Any, *, any_rows: bool) -> None:
-        self._engine, self._kind = engine, kind
+    def __init__(self, engine: Engine, kind: str, data: Any, *, any_rows: bool, every: int = 1) -> None:
+        self._engine, self._kind, self._every = engine, kind, every
         self._model, self._replicas = engine.model, engine.replicas
         self._by_replica = layers_by_replica(self._model) if kind == "train" else []
         self._is_plain = kind == "train" and not engine.has_state_of_keras
-        self._specs = _specs(data, any_rows=any_rows)
+        self._specs = specs_of(self.rows_of(data), any_rows=any_rows or every > 1)
+        self.has_fewer_rows, self.is_too_large = every > 1, False
         self._graphs: list[tf.Graph] = []
         self._before = State([])
         self._accumulated: dict[int, np.ndarray] = {}
@@ -99,7 +104,7 @@ class StepProof:
         self._on_shares: ReplicaLayers | None = None
         if kind == "train" and self._replicas.num_workers == 1 and not self._is_plain:
             self._on_shares = ReplicaLayers(self._model, self._replicas)
-        self.is_apart = self._is_plain or (self._on_shares is None and bool(self._by_replica))
+        self.is_apart = self._is_plain or (self._on_shares is None and bool(self._by_replica)) or every > 1
         self.metrics = MetricDifference(self._model, self._replicas)
         optimizer = optimizers_of(self._model).get("optimizer")
         if kind == "train" and optimizer is not None:
@@ -131,10 +136,14 @@ class StepProof:
         """Traces the step of all replicas, where it is compared apart from the engine's; again after a change."""
         self._step_of_all = self._traced(self._run_all, [])
 
+    def rows_of(self, data: Any) -> Any:
+        """The rows of a batch that are compared."""
+        return data if self._every == 1 else every_nth_row(data, self._every)
+
     def accepts(self, data: Any) -> bool:
-        """Whether a batch has the shapes that the steps were traced for."""
-        given = _specs(data, any_rows=False)
-        if self._on_shares and not self.is_apart and _num_rows(data) < self._replicas.num_replicas:
+        """Whether rows have the shapes that the steps were traced for."""
+        given = specs_of(data, any_rows=False)
+        if self._on_shares and not self.is_apart and num_rows_of(data) < self._replicas.num_replicas:
             return False
         try:
             pairs = zip(tf.nest.flatten(self._specs), tf.nest.flatten(given), strict=True)
@@ -304,14 +313,16 @@ class StepProof:
         """What a comparison has shown on any worker, so that all of them go on in the same way."""
         try:
             proof = self._proof(failure=self._failure) if self._failure else compare()
-        except Exception as error:  # such as a lack of memory on one device
+        except Exception as error:
             proof = self._proof(failure=_in_one_line(error))
+            self.is_too_large = isinstance(error, tf.errors.ResourceExhaustedError)
         if self._replicas.num_workers == 1:
             return proof
         names = [*(name for name, *_ in self._compared_variables()), *(f"log {one}" for one in self.metrics.names)]
         others = any(name not in names for name in proof.differing)
-        flags = [bool(proof.failure), others, *(name in proof.differing for name in names)]
-        failed, differs, *counts = self._replicas.sum_over_workers([int(flag) for flag in flags])
+        flags = [bool(proof.failure), self.is_too_large, others, *(name in proof.differing for name in names)]
+        failed, too_large, differs, *counts = self._replicas.sum_over_workers([int(flag) for flag in flags])
+        self.is_too_large = bool(too_large)
         differing = tuple(name for name, count in zip(names, counts, strict=True) if count)
         if differs:
             differing += tuple(name for name in proof.differing if name not in names) or ("log of another worker",)
@@ -325,7 +336,7 @@ class StepProof:
         is_known = bool(self._on_shares) and not self.is_apart  # other rows on a share are no rounding
         if not is_known and any(differs for differs, _ in variables.values()):  # by more than rounding?
             variables = self._differences(
-                many, one, self._step_of_one(_reversed(data), self._before, self._accumulated)[1]
+                many, one, self._step_of_one(reversed_rows(data), self._before, self._accumulated)[1]
             )
         found = {name: relative for name, (differs, relative) in variables.items() if differs}
         for name, relative in self._differing_results(
@@ -333,7 +344,7 @@ class StepProof:
         ):
             found[name] = max(relative, found.get(name, 0.0))
         return self._proof(
-            num_rows=_num_rows(data),
+            num_rows=num_rows_of(data),
             num_variables=len(variables),
             largest=max((found or {name: relative for name, (_, relative) in variables.items()}).values(), default=0.0),
             differing=tuple(sorted(found, key=lambda name: -found[name])),
@@ -463,34 +474,6 @@ def _in_one_line(error: Exception) -> str:
     if CALLS_PYTHON in str(error):  # Keras adds the layer that was called
         return CALLS_PYTHON
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-
-
-def _specs(data: Any, *, any_rows: bool) -> Any:
-    def of(leaf: Any) -> Any:
-        if not isinstance(leaf, tf.Tensor):
-            return None if leaf is None else tf.type_spec_from_value(leaf)
-        shape = [None, *leaf.shape[1:]] if any_rows and leaf.shape.rank else leaf.shape
-        return tf.TensorSpec(shape, leaf.dtype)
-
-    return keras.tree.map_structure(of, data)
-
-
-def _reversed(data: Any) -> Any:
-    def of(leaf: Any) -> Any:
-        if isinstance(leaf, tf.SparseTensor):
-            rows, *others = tf.unstack(leaf.indices, axis=1)
-            indices = tf.stack([leaf.dense_shape[0] - 1 - rows, *others], axis=1)
-            return tf.sparse.reorder(tf.SparseTensor(indices, leaf.values, leaf.dense_shape))
-        if isinstance(leaf, tf.RaggedTensor):
-            return tf.gather(leaf, tf.range(leaf.nrows() - 1, -1, -1))
-        return tf.reverse(leaf, [0]) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
-
-    return keras.tree.map_structure(of, data)
-
-
-def _num_rows(data: Any) -> int:
-    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None and leaf.shape.rank]
-    return int(leaves[0].shape[0]) if leaves else 0
 
 
 def _as_arrays(results: Any) -> Any:
