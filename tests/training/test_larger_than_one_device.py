@@ -76,7 +76,7 @@ def test_what_couples_rows_is_refused_and_nothing_has_changed():
     with scope_of(2):
         model = model_of(NeedsRoom, kind=OwnStep)()
     before = model.get_weights()
-    with pytest.raises(CoupledRowsError, match="OwnStep.train_step on 16 rows"):
+    with pytest.raises(CoupledRowsError, match=r"OwnStep\.train_step on 16 rows"):
         fit(model, X, Y, batch_size=ROWS, verbose=0)
     assert all(map(np.array_equal, model.get_weights(), before))
     assert int(model.optimizer.iterations) == 0
