@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from tfaccel.errors import RunDirError
 from tfaccel.files import finite, whole_file, write_json
+from tfaccel.training.run import run_lock
 from tfaccel.training.run.checkpoint_files import checkpoint_weights, load_newest, save_checkpoint
 from tfaccel.training.run.run_dir import RunDir
 
@@ -51,17 +53,20 @@ def test_place_in_a_file_is_refused(tmp_path, path):
         RunDir(tmp_path / path, CONFIG)
 
 
-@pytest.mark.parametrize("path_lock", [True, False])
-def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_path, run_python, monkeypatch, path_lock):
-    if not path_lock:  # as on NFS, which locks files only
-        lock = fcntl.flock
+@pytest.fixture
+def without_locks(monkeypatch):
+    """A file system without locks."""
 
-        def only_files(descriptor, operation):
-            if os.path.isdir(f"/proc/self/fd/{descriptor}"):
-                raise OSError(errno.EBADF, "Bad file descriptor")
-            lock(descriptor, operation)
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
 
-        monkeypatch.setattr(fcntl, "flock", only_files)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_path, run_python, request, has_locks):
+    if not has_locks:
+        request.getfixturevalue("without_locks")
     path = tmp_path / "run"
     first, second = RunDir(path, CONFIG), RunDir(path, CONFIG)
     first.start({})
@@ -75,8 +80,11 @@ def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_pat
     assert RunDir(path, CONFIG, resume="auto").start({}) is None
     run_python(
         f"""
-import os
-from tfaccel.training.run.checkpoint_files import checkpoint_weights, load_newest, save_checkpoint
+import errno, fcntl, os
+def refuse(descriptor, operation):
+    raise OSError(errno.ENOLCK, "No locks available")
+if not {has_locks}:
+    fcntl.flock = refuse
 from tfaccel.training.run.run_dir import RunDir
 run_dir = RunDir({str(path)!r}, {CONFIG!r}, resume="auto")
 run_dir.start({{}})
@@ -87,10 +95,47 @@ os.kill(os.getpid(), 9)
     RunDir(path, CONFIG, resume="auto").start({})
 
 
+def test_without_locks_the_directory_of_a_suspended_process_is_taken_over(tmp_path, without_locks, monkeypatch, caplog):
+    """The process seems to be on another machine, of which nothing is known but that it renews its lease."""
+    code = f"""
+import errno, fcntl, time
+from pathlib import Path
+def refuse(descriptor, operation):
+    raise OSError(errno.ENOLCK, "No locks available")
+fcntl.flock = refuse
+from tfaccel.training.run import run_lock
+run_lock.STALE_SECONDS, run_lock.RENEWAL_SECONDS = 3.0, 0.5
+lock = run_lock.RunLock(Path({str(tmp_path)!r}))
+print("ready", flush=True)
+while lock.taken_by is None:
+    time.sleep(0.1)
+print(lock.taken_by, flush=True)
+lock.release()
+"""
+    monkeypatch.setattr(run_lock, "STALE_SECONDS", 3.0)
+    monkeypatch.setattr(run_lock, "RENEWAL_SECONDS", 0.5)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout.readline() == "ready\n"
+        file = tmp_path / ".owner.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "host": "other", "place": "other"}))
+        with pytest.raises(RunDirError, match=rf"Another run is using .* \(process {child.pid} on other, since"):
+            run_lock.RunLock(tmp_path)
+        child.send_signal(signal.SIGSTOP)
+        with caplog.at_level("WARNING", logger="tfaccel"):
+            lock = run_lock.RunLock(tmp_path)
+        assert caplog.messages[-1].endswith("was left by a process that has ended; it is taken over.")
+        assert "Waiting for up to 3 seconds" in caplog.messages[-2]
+        child.send_signal(signal.SIGCONT)
+        assert child.stdout.readline().startswith(f"process {os.getpid()} on ")
+        assert child.wait() == 0
+    assert json.loads(file.read_text())["pid"] == os.getpid()
+    lock.release()
+    assert run_lock.own_files(os.listdir(tmp_path))
+
+
 def test_two_processes_that_begin_at_once_leave_one_run(tmp_path):
     code = f"""
 import sys, time
-from tfaccel.training.run.checkpoint_files import checkpoint_weights, load_newest, save_checkpoint
 from tfaccel.training.run.run_dir import RunDir
 run_dir = RunDir({str(tmp_path / "run")!r}, {CONFIG!r})
 print("ready", flush=True)

@@ -250,7 +250,10 @@ def test_a_directory_holds_one_space(tmp_path):
     wider = {"space": [{"class_name": "Int", "config": {"name": "width", "min_value": 1, "max_value": 8}}]}
     with search_directory(RunDir(tmp_path / "run", {"search": "a"}), space):
         again = search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space)
-        with pytest.raises(RunDirError, match=r"Another search is running in .*/run\. Wait until it ends"), again:
+        with (
+            pytest.raises(RunDirError, match=r"Another run is using .*/run \(process .*\. Wait for it"),
+            again,
+        ):
             pass
     with search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space):
         pass

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import logging
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import RunDirError
 from tfaccel.training.run.run_dir import RunDir
-
-logger = logging.getLogger("tfaccel")
+from tfaccel.training.run.run_lock import RunLock
 
 
 @contextlib.contextmanager
@@ -32,24 +27,11 @@ def search_directory(directory: RunDir, space: dict[str, Any]) -> Iterator[None]
                 "differs. Choose a new directory."
             )
     directory.make(space=space)
-    folder = os.open(directory.path, os.O_RDONLY)
+    lock = RunLock(directory.path)
     try:
-        _lock(folder, directory.path)
         yield
     finally:
-        os.close(folder)
-
-
-def _lock(folder: int, path: Path) -> None:
-    """Locks an open folder until it is closed, or the process ends."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RunDirError(
-            f"Another search is running in {path}. Wait until it ends, or choose a new directory."
-        ) from error
-    except OSError:
-        logger.debug("%s is on a file system without locks", path)
+        lock.release()
 
 
 def flat_config(config: dict[str, Any]) -> dict[str, Any]:

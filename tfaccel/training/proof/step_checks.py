@@ -247,14 +247,15 @@ class StepChecks:
         if step.is_too_large and not step.has_fewer_rows:
             step = self._with_fewer_rows(kind, data)
             found = compared(step)
-        self._conclude(kind, step, step.rows_of(data), found, None if kind == "predict" else again)
+        self._conclude(kind, step, step.rows_of(data), found, again)
 
-    def _conclude(self, kind: str, step: StepProof, data: Any, found: Proof, again: Callable[[], Proof] | None) -> None:
+    def _conclude(self, kind: str, step: StepProof, data: Any, found: Proof, again: Callable[[], Proof]) -> None:
         """Keeps what was found; if the step differs, changes how it is computed, and compares it again."""
         first = found
-        for change in (self._gather_metrics, self._gather_loss, self._merge_rows, self._keep_values):
+        changes = (self._gather_metrics, self._gather_loss, self._merge_rows, self._keep_values)
+        for change in changes if kind != "predict" else ():
             num_undone = len(self._undone)
-            if not found.differing or again is None or not change(kind, step, data, found):
+            if not found.differing or not change(kind, step, data, found):
                 continue
             step.put_back()
             self._forget_graphs(kind, step)
