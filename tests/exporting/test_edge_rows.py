@@ -68,7 +68,7 @@ def test_cases_are_those_that_the_model_takes():
     assert list(cases) == [
         "negative values of x",
         *(f"zero values of {names}" for names in ("tokens, x, flag", "tokens", "x", "flag")),
-        *("positive values of x", "largest values of x", "largest values of flag"),
+        *("positive values of x", "mixed values of x", "largest values of x", "largest values of flag"),
         *("last values of tokens, x, flag", "last values of tokens"),
     ]
     assert (cases["negative values of x"]["x"] < 0).all()
@@ -79,6 +79,18 @@ def test_cases_are_those_that_the_model_takes():
     unsigned = {"x": np.ones((4, 1), np.uint8)}
     names = [case.name for case in edge_cases(unsigned, lambda rows: [rows["x"]])]
     assert names == [f"{kind} values of x" for kind in ("zero", "positive", "largest")]
+
+
+def test_values_of_both_signs_halves_and_extremes_are_among_them():
+    rows = {"x": np.ones((4, 8), np.float32), "i": np.ones((4, 8), np.int32)}
+    cases = {case.name: case.rows for case in edge_cases(rows, lambda rows: [rows["x"]])}
+    mixed = cases["mixed values of x"]["x"]
+    assert mixed.min() < 0 < mixed.max()
+    assert (np.abs(mixed) % 1 == 0.5).all()
+    for kind in ("largest", "smallest"):
+        found = cases[f"{kind} values of i"]["i"]
+        assert (found.astype(np.float32).astype(np.int64) != found).any()
+    assert (cases["smallest values of i"]["i"] < -(2**31) + 100).all()
 
 
 def test_texts_have_edge_values_too():
