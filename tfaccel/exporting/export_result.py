@@ -24,7 +24,7 @@ class ExportedFile:
         max_output: largest absolute output of the Keras model, for comparison.
         signatures: its signatures.
         differs: what it gives otherwise than the Keras model for edge values (negative, zero, positive, half and
-            extreme ones), in words; "" if nothing.
+            extreme ones, and NaN), in words; "" if nothing.
     """
 
     format: str
