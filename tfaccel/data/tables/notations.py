@@ -39,6 +39,7 @@ _KINDS = {_NUMBER: "numbers", _DATE: "dates", _NAMED_DATE: "dates"}
 _MOSTLY = 0.8  # fraction of the rows
 _MOST_NAMED = 5
 _MOST_SPELLINGS = 8  # distinct texts of a column of truth values
+NOTATIONS_ADVICE = "Write numbers as 1234.5, dates as 2024-05-31 and truth values in one way"
 NUMBERS_ADVICE = "Write numbers with a decimal point, and without thousands separators and units"
 
 
@@ -103,6 +104,6 @@ dates as 2024-05-31 and truth values in one way, or say what the column is: --co
         named = [f"{notation} in column {name!r}" for name, notation in list(found.items())[:_MOST_NAMED]]
         more = f" and {len(found) - len(named)} more columns" if len(found) > len(named) else ""
         raise DataError(
-            f"{source} holds {', '.join(named)}{more}. Write numbers as 1234.5, dates as 2024-05-31 and truth values "
-            f"in one way, or say what the column is: --column_kinds={next(iter(found))}=categorical, or =ignored."
+            f"{source} holds {', '.join(named)}{more}. {NOTATIONS_ADVICE}, or say what the column is: "
+            f"--column_kinds={next(iter(found))}=categorical, or =ignored."
         )
