@@ -87,7 +87,8 @@ def test_cases_are_those_that_the_model_takes():
         "negative values of x",
         *(f"zero values of {names}" for names in ("tokens, x, flag", "tokens", "x", "flag")),
         *("positive values of x", "mixed values of x", "largest values of x", "largest values of flag"),
-        *("last values of tokens, x, flag", "last values of tokens", "missing values of x"),
+        *("last values of tokens, x, flag", "last values of tokens"),
+        *("missing values of tokens, x, flag", "missing values of x"),
     ]
     assert (cases["negative values of x"]["x"] < 0).all()
     assert (cases["negative values of x"]["tokens"] == 1).all()
