@@ -14,7 +14,7 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.boxes.boxed_images import BoxedImages
-from tfaccel.data.boxes.coco_images import BoxesOfFile, CocoPart, are_numbers, boxes_of_file, is_crowd
+from tfaccel.data.boxes.coco_images import BoxesOfFile, CocoPart, are_numbers, boxes_of_file, has_area, is_crowd
 from tfaccel.data.images.image_set import TEST_FRACTION
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.local_path import local_path
@@ -163,7 +163,7 @@ def _objects(
                 break
         if error is None and not are_numbers(box):
             error = f"{where} must have a bbox of four numbers: left, top, width, height. Received: {box!r}."
-        if error is None and min(box[2:]) <= 0:
+        if error is None and not has_area(box):
             error = f"{where} has a box without area: bbox={box!r}."
         if error is None:
             found[image][1].append(([*map(float, box), entry["id"]], numbers[entry["category_id"]]))

@@ -107,12 +107,15 @@ def is_crowd(annotation: Mapping[str, Any]) -> bool:
 
 
 def are_numbers(box: Any) -> bool:
-    """Whether the `bbox` of an annotation is four numbers of sensible size."""
-    return (
-        isinstance(box, list)
-        and len(box) == 4
-        and all(type(one) in (int, float) and abs(one) < _LARGEST for one in box)
-    )
+    """Whether the `bbox` of an annotation is four numbers, of sensible size or NaN."""
+    if not isinstance(box, list) or len(box) != 4:
+        return False
+    return all(type(one) in (int, float) and not abs(one) >= _LARGEST for one in box)
+
+
+def has_area(box: Sequence[float]) -> bool:
+    """Whether a box of four numbers has an area."""
+    return bool(np.isfinite(box).all()) and min(box[2:]) > 0
 
 
 def orientation_of_boxes(entry: Mapping[str, Any], header: ImageHeader, name: str, *, has_boxes: bool) -> int:

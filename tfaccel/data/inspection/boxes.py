@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.boxes.coco_files import check_ids
-from tfaccel.data.boxes.coco_images import TURNED, are_numbers, image_file, is_crowd, orientation_of_boxes
+from tfaccel.data.boxes.coco_images import TURNED, are_numbers, has_area, image_file, is_crowd, orientation_of_boxes
 from tfaccel.data.inspection.checks import balance, copies, memory, part_sizes
 from tfaccel.data.inspection.findings import Examples, Finding, InspectionReport, Progress, no_progress
 from tfaccel.data.inspection.images import SmallImage, read_or_finding
@@ -141,7 +141,7 @@ def _boxes(
             text = f"the file has no image {key!r}" if key not in images else "the file does not have its category"
             findings.append(Finding("unknown entry", where, text, "Fix the annotation."))
             continue
-        if not are_numbers(box) or min(box[2:]) <= 0:
+        if not are_numbers(box) or not has_area(box):
             findings.append(Finding("box without area", where, f"its bbox is {box!r}", "Fix or remove it."))
             continue
         height, width = sizes.get(key, (np.inf, np.inf))
