@@ -8,9 +8,10 @@ from pathlib import Path
 
 from tfaccel.errors import TfaccelError
 
-# One slash is enough: `Path` makes one of two. A single letter is a drive of Windows, and hf:/folder a data set that
-# was saved from the Hugging Face Hub.
-_SCHEME = re.compile(r"(?!hf:/[^/])([A-Za-z][A-Za-z0-9+.-]+):/")
+# One slash is enough: `Path` makes one of two. A single letter is a drive of Windows. The text hf:/folder names a data
+# set that was saved from the Hugging Face Hub; a path hf:/x was hf://x.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+_SAVED_DATA_SET = re.compile(r"hf:/[^/]")
 
 
 def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path:
@@ -32,7 +33,7 @@ def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path
         raise error(f"A path must be a text or a pathlib.Path. Received: {given!r:.200} of {type(given)}.")
     text = os.fspath(given)
     found = _SCHEME.match(text) if isinstance(text, str) else None
-    if found is None:
+    if found is None or (isinstance(given, str) and _SAVED_DATA_SET.match(given)):
         return Path(text)
     if found[1] == "file":
         advice = "Leave out file:// and give the path alone."

@@ -11,6 +11,8 @@ from tfaccel.data.boxes.boxed_images import NO_OBJECT
 from tfaccel.data.boxes.coco_files import read_coco
 from tfaccel.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("logical_devices")
+
 
 def content():
     return {

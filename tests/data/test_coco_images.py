@@ -123,3 +123,49 @@ tf.config.set_logical_device_configuration(
 assert images.train(0, 0) is images.train(1, 1)
 """,
     )
+
+
+def test_images_of_the_same_name_belong_to_the_file_of_their_part(tmp_path):
+    for part, value in (("train", 10), ("test", 200)):
+        (tmp_path / part).mkdir()
+        for number in range(2):
+            Image.new("RGB", (64, 64), (value,) * 3).save(tmp_path / part / f"{number}.png")
+        images = [{"id": number, "file_name": f"{number}.png"} for number in range(2)]
+        boxes = [{"id": number, "image_id": number, "category_id": 1, "bbox": [1, 1, 9, 9]} for number in range(2)]
+        content = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "box"}]}
+        (tmp_path / f"{part}.json").write_text(json.dumps(content))
+    found = read_coco(tmp_path, image_size=64)
+    assert [found.train(0, 0).images.mean(), found.test().images.mean()] == [10, 200]
+    assert "leak" not in {finding.kind for finding in inspect_data(tmp_path).findings}
+    (tmp_path / "train.json").rename(tmp_path / "annotations.json")
+    (tmp_path / "test.json").unlink()
+    with pytest.raises(DataError, match=r"names the image '0.png', which is both .*train/0.png and .*test/0.png"):
+        read_coco(tmp_path, image_size=64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_boxes"),
+    [
+        ({"iscrowd": 0}, 2),
+        ({"iscrowd": "0"}, 2),
+        ({"iscrowd": 1, "segmentation": {"counts": [1, 2], "size": [64, 32]}}, 1),
+        ({"iscrowd": True}, 1),
+        ({"iscrowd": "1"}, 1),
+    ],
+)
+def test_crowds_are_passed_over_and_counted(tmp_path, fields, num_boxes, caplog):
+    write(tmp_path, 1)
+    content = json.loads((tmp_path / "annotations.json").read_text())
+    content["annotations"] += [{"id": 10 + i, "image_id": i, "category_id": 1, "bbox": [1, 1, 5, 5]} for i in range(4)]
+    for annotation in content["annotations"][4:]:
+        annotation.update(fields)
+    (tmp_path / "annotations.json").write_text(json.dumps(content))
+    assert read_coco(tmp_path, image_size=64).most_objects == num_boxes
+    assert ("4 annotations of crowds" in caplog.text) == (num_boxes == 1)
+    assert f"{num_boxes}.0 boxes (mean)" in inspect_data(tmp_path).shape
+
+
+def test_a_box_of_huge_numbers_is_named(tmp_path):
+    write(tmp_path, 1, box=(1, 1, 10**400, 5))
+    with pytest.raises(DataError, match="must have a bbox of four numbers"):
+        read_coco(tmp_path, image_size=64)

@@ -87,6 +87,19 @@ def test_a_bmp_that_cannot_be_decoded_is_refused(mode):
         check_image(encoded("BMP", mode), "a.bmp")
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (encoded("BMP") + bytes(2), "is a BMP image that TensorFlow cannot decode"),  # as Photoshop ends them
+        (encoded("WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8))]), "is an animated WebP image"),
+    ],
+    ids=["BMP with more bytes", "animated WebP"],
+)
+def test_what_pillow_decodes_and_tensorflow_does_not_is_refused(content, reason):
+    with pytest.raises(DataError, match=reason):
+        check_image(content, "image")
+
+
 def test_what_cannot_be_decoded_is_named():
     with pytest.raises(DataError, match=r"Cannot read the image a\.png: .*Repair or remove it"):
         pixels(b"\x89PNG\r\n\x1a\n", 3, name="a.png")

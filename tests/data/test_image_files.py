@@ -162,11 +162,13 @@ def test_files_are_read_as_keras_reads_them_and_others_are_counted(tmp_path, cap
         (tmp_path / place).touch()
     (tmp_path / "cat" / ".hidden").mkdir()
     save(tmp_path / "cat" / ".hidden" / "7.png")
+    (tmp_path / "dog" / "._0.jpg").touch()
+    (tmp_path / "dog" / "more").symlink_to(tmp_path / "cat")
     images = read_image_set(tmp_path)
     assert sorted(name for part in images.load() for name in part.images) == sorted(found)
     assert caplog.messages == [
-        f"Passed over in {tmp_path}: 3 .webp, 1 .txt, 1 without an ending (first: cat/5.webp). Files in "
-        "class folders that end in .png, .jpg, .jpeg, .bmp, .gif are read."
+        f"Passed over in {tmp_path}: 3 .webp, 1 .txt, 1 without an ending (first: cat/5.webp), 1 hidden .jpg, "
+        "1 hidden .png, 1 link to a folder. Files in class folders that end in .png, .jpg, .jpeg, .bmp, .gif are read."
     ]
 
 

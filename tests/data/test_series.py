@@ -127,6 +127,21 @@ def test_daylight_saving_ends_in_order(tmp_path):
         ({"t": lambda row: -row, "x": float}, {}, "but row 2 below the header has '-1' after '0'. Sort"),
         ({"t": lambda row: "May 5", "x": float}, {}, "must hold times, but row 1 below the header has 'May 5'."),
         ({"t": lambda row: "" if row else 1, "x": float}, {}, "must hold times, but row 2 below the header has None."),
+        (
+            {"t": lambda row: "inf" if row == 39 else row, "x": float},
+            {},
+            "finite numbers or dates, not both, but row 40",
+        ),
+        (
+            {"t": lambda row: "-inf" if row == 0 else row, "x": float},
+            {},
+            "not both, but row 1 below the header has '-inf'",
+        ),
+        (
+            {"t": lambda row: row if row < 9 else f"2024-05-{row - 8:02}", "x": int},
+            {},
+            "has '2024-05-01', and the first",
+        ),
         ({"t": int, "x": lambda row: "a" if row == 7 else row}, {}, "Column 'x' of {path} holds numbers, but row 8"),
         ({"t": int, "x": lambda row: 17 * 10**11 + row}, {}, "are around 1.7e+12 and vary by 11.5: float32, in which"),
         (

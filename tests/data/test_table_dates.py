@@ -41,6 +41,8 @@ def weather(form="%Y-%m-%d", num_rows=400):
         ("%m/%d/%Y", "mdy"),
         ("%d-%m-%Y %H:%M", "dmy"),
         ("%Y-%m-%d %H:%M:%S+02:00", "ymd"),
+        ("%Y-%m-%d %H:%M:%S+02", "ymd"),  # as PostgreSQL writes them
+        ("%Y-%m-%d %H:%M:%S UTC", "ymd"),
     ],
 )
 def test_dates_are_read_as_python_reads_them(form, order):
@@ -128,7 +130,7 @@ def test_missing_wrong_and_ambiguous_dates():
         make_tabular_set(either, TableOptions(target="warmth", column_kinds="size=date"), classification=False)
 
 
-@pytest.mark.parametrize("form", ["%Y-%m-%d %H:%M", "%d.%m.%Y"])
+@pytest.mark.parametrize("form", ["%Y-%m-%d %H:%M", "%d.%m.%Y", "\u00a0%Y-%m-%d %H:%M:%S+02\u2003"])
 def test_graph_makes_the_same_of_dates_as_python(logical_devices, form):
     import tensorflow as tf
 

@@ -182,6 +182,20 @@ def test_every_kind_of_parquet_column_is_read_as_from_csv(tmp_path):
         read_table(tmp_path / "t.parquet")
 
 
+def test_durations_are_seconds_in_every_unit_and_the_index_of_pandas_is_no_column(tmp_path):
+    from datetime import timedelta
+
+    from pyarrow import parquet
+
+    times = [timedelta(minutes=90), None]
+    for unit in ("s", "ms", "us", "ns"):
+        columns = {"x": pyarrow.array(times, pyarrow.duration(unit)), "__index_level_0__": [3, 1]}
+        parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+        table = read_table(tmp_path / "t.parquet")
+        assert table.names == ("x",)
+        assert table.column("x").texts().tolist() == ["5400", None]
+
+
 def test_markers_of_missing_values(tmp_path):
     markers = ["", "NA", "n/a", "NaN", "-nan", "+NaN", "NULL", "?", "#N/A", "#NA", "<NA>"]
     table = read_table(write(tmp_path / "t.csv", "\n".join(["x,y", *(f"{marker},1" for marker in markers)])))

@@ -186,10 +186,21 @@ def test_targets_that_float32_would_merge_are_refused():
         ),
         *(["5/31/24", "6/1/24"], ["31.12.24", "01.01.25 14:00"], ["19-Sep-03", "3-may-04"], ["05MAY1984", "6JUN1984"]),
         *(["May 5, 2024", "June 16th, 2024"], ["Jan-1-1995", "Feb-1-1995"], ["Sept. 95", "Dec. 95"]),
+        *(
+            ["5/31/2024 2:00 PM", "6/1/2024 11:30 AM"],
+            ["2024-05-31 14", "2024-06-01 15"],
+            ["20240531T140000", "20240601T150000"],
+        ),
+        *(["2024-05-31 14:00:00,5", "2024-06-01 15:00:00,5"], ["2024-05-31 14:00 CET", "2024-06-01 15:00 CET"]),
+        *(["Fri, 31 May 2024 14:00:00 GMT", "Sat, 1 Jun 2024 15:00:00 GMT"], ["2024 05 31", "2024 06 01"]),
+        *(["Fri May 31 14:00:00 2024", "Sat Jun 1 15:00:00 UTC 2024"], ["31/May/2024:14:00:00", "1/Jun/2024:15:00:00"]),
+        *(["31. 5. 2024", "1. 6. 2024"], ["2024年5月31日", "2024年6月1日"], ["2024-31-05", "2024-30-06"]),
+        *(["2024-05-31", "31.05.2024"], ["13.01.2024", "2024-01-14"]),
+        ["1,23,456", "12,34,567.8"],
     ],
 )
 def test_numbers_and_dates_in_other_notations_are_named(texts):
-    is_date = re.search(r"[A-Za-z]{3,}(?<!EUR)|[/.]24$", texts[0])
+    is_date = re.search(r"[A-Za-z]{3,}(?<!EUR)|[/.]24$|2024", texts[0])
     kind = "dates" if is_date else "numbers"
     for rows in (texts * 30, [*texts * 29, "x", "y"]):
         with pytest.raises(
@@ -205,10 +216,36 @@ def test_numbers_and_dates_in_other_notations_are_named(texts):
 
 
 @pytest.mark.parametrize(
-    "texts", [["1.2.3", "1.10.0"], ["192.168.0.1", "10.0.0.1"], ["a%", "5 %"], ["555 1234", "5 5"]]
+    "texts",
+    [
+        *(["1.2.3", "1.10.0"], ["192.168.0.1", "10.0.0.1"], ["a%", "5 %"], ["555 1234", "5 5"]),
+        *(["55-20-1234", "61-45-2020"], ["True", "False"], ["true", "maybe"]),
+    ],
 )
 def test_other_texts_are_categories(texts):
     assert "color" in made(pets(color=texts * 30)).report.categorical
+
+
+def test_truth_values_are_spelled_in_one_way():
+    with pytest.raises(DataError, match=r"holds truth values such as 'True' and 'TRUE' in column 'color'"):
+        made(pets(color=["True", "TRUE", "False"] * 20))
+    with pytest.raises(DataError, match=r"has the classes 'TRUE' and 'True', which are the same"):
+        made(pets(kind=["True", "TRUE", "False"] * 20))
+    assert made(pets(kind=["T", "t", "F"] * 20)).encoding.class_names == ("F", "T", "t")
+
+
+@pytest.mark.parametrize("texts", [["1", "1.0", "2"], ["01", "1", "2"], ["1e0", "1", "2"], ["-0", "0", "1"]])
+def test_classes_that_are_one_number_are_refused(texts):
+    with pytest.raises(
+        DataError, match=r"column 'kind' of pets\.csv has the classes '.*' and '.*', which are the same"
+    ):
+        made(pets(kind=texts * 20))
+
+
+def test_ids_that_float64_takes_for_one_number_are_not_called_equal():
+    ids = [str(9 * 10**18 + row) for row in range(ROWS)]
+    with pytest.raises(DataError, match=r"Column 'color' of pets\.csv holds the integers 9000000000000000000 and 9"):
+        made(pets(color=ids))
 
 
 def test_none_is_a_class_and_a_category_but_no_number():

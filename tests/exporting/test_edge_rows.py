@@ -41,6 +41,24 @@ def test_integers_that_a_format_divides_otherwise_mark_its_file(tmp_path, name, 
     assert {file["format"]: file["differs"] for file in found} == marks
 
 
+def test_a_format_that_treats_nan_otherwise_marks_its_file(tmp_path, monkeypatch):
+    import keras
+
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")  # which tf2onnx changes
+
+    class Positive(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.where(x > 0, x, -1.0)
+
+    inputs = keras.Input((4,), name="x")
+    models = {"where": Positive()(inputs), "layers": keras.layers.Dense(3, activation="relu")(inputs)}
+    for name, outputs in models.items():
+        result = export(keras.Model(inputs, outputs), ["onnx"], out=tmp_path / name, name=name)
+        expected = "For missing values of x: model.onnx: output 0 is NaN in other places" if name == "where" else ""
+        assert result.files[0].differs.startswith(expected)
+        assert bool(result.files[0].differs) == bool(expected)
+
+
 def test_a_file_that_fails_on_edge_values_is_marked(tmp_path):
     import keras
 
@@ -68,8 +86,9 @@ def test_cases_are_those_that_the_model_takes():
     assert list(cases) == [
         "negative values of x",
         *(f"zero values of {names}" for names in ("tokens, x, flag", "tokens", "x", "flag")),
-        *("positive values of x", "largest values of x", "largest values of flag"),
+        *("positive values of x", "mixed values of x", "largest values of x", "largest values of flag"),
         *("last values of tokens, x, flag", "last values of tokens"),
+        *("missing values of tokens, x, flag", "missing values of x"),
     ]
     assert (cases["negative values of x"]["x"] < 0).all()
     assert (cases["negative values of x"]["tokens"] == 1).all()
@@ -79,6 +98,19 @@ def test_cases_are_those_that_the_model_takes():
     unsigned = {"x": np.ones((4, 1), np.uint8)}
     names = [case.name for case in edge_cases(unsigned, lambda rows: [rows["x"]])]
     assert names == [f"{kind} values of x" for kind in ("zero", "positive", "largest")]
+
+
+def test_values_of_both_signs_halves_and_extremes_are_among_them():
+    rows = {"x": np.ones((4, 8), np.float32), "i": np.ones((4, 8), np.int32)}
+    cases = {case.name: case.rows for case in edge_cases(rows, lambda rows: [rows["x"]])}
+    mixed = cases["mixed values of x"]["x"]
+    assert mixed.min() < 0 < mixed.max()
+    assert (np.abs(mixed) % 1 == 0.5).all()
+    assert 0 < np.isnan(cases["missing values of x"]["x"]).mean() < 1
+    for kind in ("largest", "smallest"):
+        found = cases[f"{kind} values of i"]["i"]
+        assert (found.astype(np.float32).astype(np.int64) != found).any()
+    assert (cases["smallest values of i"]["i"] < -(2**31) + 100).all()
 
 
 def test_texts_have_edge_values_too():

@@ -99,6 +99,7 @@ def test_addresses_are_no_paths(tmp_path, monkeypatch, capsys):
         lambda place: reporting.save_anomalies(place, [], [], np.zeros(0)),
         lambda place: reporting.save_confusions(place, np.arange(2), {"a": np.eye(2)}, class_names=("a", "b")),
         teacher_file,
+        tfaccel.check,
         OutcomeFolder,
         lambda place: tfaccel.write_report("run", output=place),
         lambda place: tfaccel.Plan.load(place),
@@ -114,7 +115,9 @@ def test_addresses_are_no_paths(tmp_path, monkeypatch, capsys):
         find_tfrecords,
     ],
 )
-@pytest.mark.parametrize("place", [PLACE, Path(PLACE), "s3://bucket/run", "hf://datasets/x", "file:///data"])
+@pytest.mark.parametrize(
+    "place", [PLACE, Path(PLACE), "s3://bucket/run", "hf://datasets/x", Path("hf://datasets/x"), "file:///data"]
+)
 def test_python_refuses_it(call, place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TfaccelError, match="is not a local path"):
@@ -147,6 +150,11 @@ def test_the_log_directory_of_a_trial_may_be_an_address(tmp_path, monkeypatch, l
     tensorboard_beside([board], "3", 0, keras_tuner.HyperParameters())
     assert board.log_dir == f"file://{tmp_path}/board/3/execution0"
     assert [entry.name for entry in tmp_path.iterdir()] in ([], ["board"])  # no folder called file:
+
+
+def test_a_data_set_that_was_saved_from_the_hub_is_named_by_a_text():
+    assert data_place("hf:/data/pets") == "hf:/data/pets"
+    assert local_path("hf:/data/pets", TfaccelError) == Path("hf:/data/pets")
 
 
 def test_advice_fits_the_scheme():

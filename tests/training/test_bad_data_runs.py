@@ -108,6 +108,37 @@ except tfaccel.TfaccelError as error:
     )
 
 
+def test_an_image_that_only_decoding_shows_to_be_damaged_is_named(tmp_path, logical_devices):
+    import zlib
+    from types import SimpleNamespace
+
+    import tensorflow as tf
+    from PIL import Image
+
+    from tfaccel.data import ImageData
+    from tfaccel.errors import DataError
+    from tfaccel.training.run.input_errors import input_errors_named
+
+    for number in range(8):
+        path = tmp_path / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("L", (8, 8), 6 * number).save(path)
+    content = bytearray(path.read_bytes())
+    start = content.index(b"IDAT")
+    end = start + 4 + int.from_bytes(content[start - 4 : start], "big")
+    content[end - 1] ^= 1  # the checksum of the pixels; that of the chunk is right
+    content[end : end + 4] = zlib.crc32(content[start:end]).to_bytes(4, "big")
+    path.write_bytes(content)
+    images = ImageData(read_image_set(tmp_path))
+    workload = SimpleNamespace(name="images", data=images)
+    with (
+        pytest.raises(DataError, match=rf"Cannot read the image {re.escape(str(path))}: "),
+        input_errors_named(workload),
+    ):
+        for data in (images.validation_data(2), images.train_data(2, seed=0, epoch=0)):
+            tf.nest.map_structure(lambda _: None, list(data))
+
+
 def outcome(*arguments):
     ran = subprocess.run(
         [sys.executable, str(PROGRAM), *map(str, arguments)], capture_output=True, text=True, check=False

@@ -50,12 +50,36 @@ def passed_over(folder: Path, used: Iterable[Path], suffixes: Collection[str]) -
     """
     known = set(used)
     others = [file for file in files_below(folder) if file not in known]
-    if not others:
-        return ""
+    first = f" (first: {shown_path(others[0].relative_to(folder))})" if others else ""
+    found = ", ".join(filter(None, (counted(others) + first, unlisted(folder, suffixes))))
     return (
-        f"Passed over in {folder}: {counted(others)} (first: {others[0].relative_to(folder)}). "
-        f"Files in class folders that end in {', '.join(suffixes)} are read."
+        f"Passed over in {folder}: {found}. Files in class folders that end in {', '.join(suffixes)} are read."
+        if found
+        else ""
     )
+
+
+def unlisted(folder: Path, suffixes: Collection[str]) -> str:
+    """The files of these endings that `files_below` does not list: hidden ones, and folders behind links.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     Path(name, ".a.png").touch()
+        ...     Path(name, "b").mkdir()
+        ...     Path(name, "b", "c").symlink_to(name)
+        ...     unlisted(Path(name), [".png"])
+        '1 hidden .png, 1 link to a folder'
+    """
+    hidden: Counter[str] = Counter()
+    num_links = 0
+    for place, folders, names in os.walk(folder):
+        is_hidden = any(part.startswith(".") for part in Path(place).relative_to(folder).parts)
+        endings = [Path(name).suffix.lower() for name in names if is_hidden or name.startswith(".")]
+        hidden.update(ending for ending in endings if ending in suffixes)
+        num_links += sum(os.path.islink(os.path.join(place, name)) for name in folders) if place != str(folder) else 0
+    parts = [f"{count} hidden {ending}" for ending, count in sorted(hidden.items())]
+    return ", ".join([*parts, f"{num_links} link{'s' * (num_links > 1)} to a folder"] if num_links else parts)
 
 
 def class_folders(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Rows that converted models may treat in another way: negative, zero, positive and largest values, odd texts."""
+"""Rows that converted models may treat in another way: both signs, zeros, halves, extremes, NaN, odd texts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def edge_cases(
 
 def _changed(rows: Arrays, highest: int | None) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     targets = [tuple(rows), *([(name,) for name in rows] if 1 < len(rows) <= _MAX_INPUTS else [])]
-    kinds = ("negative", "zero", "positive", "largest", *(["last"] if highest else []))
+    kinds = ("negative", "zero", "positive", "mixed", "largest", "smallest", *(["last"] if highest else []), "missing")
     for kind in kinds:
         for names in targets:
             changed = {name: _values(kind, array, highest) if name in names else array for name, array in rows.items()}
@@ -73,9 +73,21 @@ def _values(kind: str, like: np.ndarray, highest: int | None) -> np.ndarray:
         return like
     if kind == "zero":
         return np.zeros_like(like)
+    if kind == "mixed":  # both signs; halves, which are rounded to even numbers
+        return like if dtype.kind == "u" else (random - (50 if is_integer else 50.5)).astype(dtype)
+    if kind == "largest" and is_integer:  # odd ones too, which float32 does not hold
+        return (np.iinfo(dtype).max - random).astype(dtype)
     if kind == "largest":
         # Squares of sums of such numbers are finite, and they are above the largest integer of 32 bits.
-        return np.full_like(like, np.iinfo(dtype).max if is_integer else np.finfo(dtype).max ** 0.25)
+        return np.full_like(like, np.finfo(dtype).max ** 0.25)
+    if kind == "missing":  # NaN among numbers
+        return (
+            np.where(np.arange(like.size).reshape(like.shape) % 2, np.nan, random / 7).astype(dtype)
+            if is_float
+            else like
+        )
+    if kind == "smallest":
+        return (np.iinfo(dtype).min + random).astype(dtype) if dtype.kind == "i" else like
     if kind == "last":
         return np.full_like(like, (highest or 1) - 1) if is_integer else like
     if kind == "negative":

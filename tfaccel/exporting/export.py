@@ -36,8 +36,8 @@ def export(
     """Writes a model in several formats, and compares each file in a fresh process with the Keras model.
 
     The outputs must be the same for rows of the run's own data, or for random numbers where these cannot be had. They
-    are compared for edge values as well (negative, zero, positive and largest ones): what differs there is logged, and
-    recorded with the file.
+    are compared for edge values as well (negative, zero, positive, half and extreme ones, and NaN): what differs
+    there is logged, and recorded with the file.
 
     `out` gets `model.keras`; `saved_model/VERSION`, in TensorFlow Serving's layout, with the signature
     `serving_default`, if raw inputs are known also `serving_raw`, and warm-up requests; `model.tflite` with

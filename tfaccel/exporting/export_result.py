@@ -23,8 +23,8 @@ class ExportedFile:
         max_difference: largest absolute difference between its outputs, in a fresh process, and the Keras model's.
         max_output: largest absolute output of the Keras model, for comparison.
         signatures: its signatures.
-        differs: what it gives otherwise than the Keras model for edge values (negative, zero, positive and largest
-            ones), in words; "" if nothing.
+        differs: what it gives otherwise than the Keras model for edge values (negative, zero, positive, half and
+            extreme ones, and NaN), in words; "" if nothing.
     """
 
     format: str

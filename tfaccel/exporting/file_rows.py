@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.csv_rows import codec_of
-from tfaccel.data.folder_files import counted, files_below
+from tfaccel.data.folder_files import counted, files_below, unlisted
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.stored_arrays import read_arrays
@@ -155,8 +155,9 @@ def _folder(folder: Path, kind: str) -> Rows:
     if not found:
         received = f" Received: {counted(others)}." if others else ""
         raise DataError(f"{folder} contains no files that end in {endings}.{received}")
-    notes = (f"Passed over in {folder}: {counted(others)}. Files that end in {endings} are read.",)
-    return Rows(tuple(map(shown_path, found)), files=found, notes=notes if others else ())
+    passed = ", ".join(filter(None, (counted(others), unlisted(folder, suffixes))))
+    notes = (f"Passed over in {folder}: {passed}. Files that end in {endings} are read.",)
+    return Rows(tuple(map(shown_path, found)), files=found, notes=notes if passed else ())
 
 
 def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:

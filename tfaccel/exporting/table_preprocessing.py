@@ -23,6 +23,7 @@ from tfaccel.data.tables.hashing import HASH_KEY
 from tfaccel.data.tables.values import MISSING, NO_VALUE
 
 _MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # texts that mean a missing value, as in files
+_SPACES = r"[\s\v\p{Z}\x{1c}-\x{1f}\x{85}]+"
 _MISSING_DATE = f"{_MISSING_CATEGORY}|(?i:{NO_VALUE})"
 
 
@@ -64,7 +65,7 @@ def _numbers(column: NumericColumn, values: tf.Tensor) -> tf.Tensor:
     if date is None:
         return tf.cast(values - column.offset, tf.float32) if column.offset else values
     pattern, groups = PATTERNS[date.order]
-    plain = tf.strings.strip(values)
+    plain = _stripped(values)
     is_date, is_missing = tf.strings.regex_full_match(plain, pattern), _is_missing(plain, _MISSING_DATE)
     numbers = [_group(plain, is_date, pattern, group) for group in (*groups, HOUR_GROUP, MINUTE_GROUP)]
     is_date &= is_valid(*numbers)
@@ -80,6 +81,11 @@ def _group(texts: tf.Tensor, is_date: tf.Tensor, pattern: str, group: int) -> tf
     return tf.strings.to_number(tf.where(is_date & (found != ""), found, "0"), tf.int64)
 
 
+def _stripped(texts: tf.Tensor) -> tf.Tensor:
+    """Texts without whitespace around them, as `clean_texts` takes it off; `tf.strings.strip` knows that of ASCII."""
+    return tf.strings.regex_replace(texts, f"^{_SPACES}|{_SPACES}$", "")
+
+
 def _is_missing(plain: tf.Tensor, pattern: str) -> tf.Tensor:
     return tf.strings.regex_full_match(plain, pattern)
 
@@ -92,7 +98,7 @@ def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
 
 
 def _codes(texts: tf.Tensor, column: CategoricalColumn, table: tf.lookup.StaticHashTable | None) -> tf.Tensor:
-    plain = tf.strings.strip(texts)
+    plain = _stripped(texts)
     is_missing = _is_missing(plain, _MISSING_CATEGORY)
     if column.num_buckets is not None:
         buckets = tf.strings.to_hash_bucket_strong(plain, column.num_buckets, key=HASH_KEY)

@@ -16,6 +16,7 @@ import numpy as np
 
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import suggests_names
+from tfaccel.local_path import local_path
 from tfaccel.processes.child import ProcessError, run_program
 from tfaccel.short_repr import short_repr
 
@@ -118,7 +119,7 @@ def check(
         True
     """
     if isinstance(model, str | os.PathLike):
-        return check_script(str(model), num_replicas=replicas, num_steps=steps)
+        return check_script(str(local_path(model, TfaccelError)), num_replicas=replicas, num_steps=steps)
     from tfaccel.training.inputs import prepared_model
 
     prepared_model(model, "check")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,10 +14,12 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.boxes.boxed_images import BoxedImages
-from tfaccel.data.boxes.coco_images import BoxesOfFile, CocoPart, boxes_of_file
+from tfaccel.data.boxes.coco_images import BoxesOfFile, CocoPart, are_numbers, boxes_of_file, has_area, is_crowd
 from tfaccel.data.images.image_set import TEST_FRACTION
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.local_path import local_path
+
+logger = logging.getLogger("tfaccel")
 
 _LISTS = ("images", "annotations", "categories")
 _FIELDS = {
@@ -32,7 +35,8 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
 
     The folder holds `train.json` and `test.json`, or only `annotations.json`, of which a fifth of the images (always
     the same) is held out for testing. File names in it are relative to the folder, or to its sub-folders `images`,
-    `train` and `test`. Images are scaled to fit into a square and padded with black. Crowds (`iscrowd`) are ignored.
+    `train`, `val` and `test`, of which the one of the file's own part comes first. Images are scaled to fit into a
+    square and padded with black. Crowds (`iscrowd`) are ignored; how many is logged.
 
     The `width` and `height` that a file says of an image are compared with those of the image. They also tell whether
     the boxes of a photo with an EXIF orientation were drawn on the photo as it is shown; then it is turned. All files
@@ -145,22 +149,21 @@ def _objects(
     found: dict[Any, tuple[dict[str, Any], list[tuple[list[float], int]]]] = {
         entry["id"]: ({**entry, "json": path, "number": number}, []) for number, entry in enumerate(content["images"])
     }
-    damaged = set()
+    damaged, num_crowds = set(), 0
     for number, entry in enumerate(content["annotations"]):
         where = f"Annotation {entry['id']!r} in {path}"
         image, box = entry["image_id"], entry["bbox"]
-        if entry.get("iscrowd"):
+        if is_crowd(entry):
+            num_crowds += 1
             continue
         error = None
         for name, known in (("image_id", found), ("category_id", numbers)):
             if entry[name] not in known:
                 error = f"{where} has the {name} {entry[name]!r}, which the file does not have."
                 break
-        if error is None and (
-            not isinstance(box, list) or len(box) != 4 or not all(type(v) in (int, float) for v in box)
-        ):
+        if error is None and not are_numbers(box):
             error = f"{where} must have a bbox of four numbers: left, top, width, height. Received: {box!r}."
-        if error is None and (not all(np.isfinite(box)) or min(box[2:]) <= 0):
+        if error is None and not has_area(box):
             error = f"{where} has a box without area: bbox={box!r}."
         if error is None:
             found[image][1].append(([*map(float, box), entry["id"]], numbers[entry["category_id"]]))
@@ -169,6 +172,8 @@ def _objects(
             damaged.add(image)
         else:
             bad_data.found(DataError(error), f"{path} (annotations)", number)
+    if num_crowds:
+        logger.warning("Passed over in %s: %d annotations of crowds (iscrowd).", path, num_crowds)
     return [listed for image, listed in found.items() if image not in damaged]
 
 

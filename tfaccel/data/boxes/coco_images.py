@@ -14,6 +14,7 @@ from tfaccel.data.images.image_check import ImageHeader, check_image
 from tfaccel.errors import DataError
 
 _SLACK = 1.0  # pixels by which a box may exceed its image: annotation tools round
+_LARGEST = 1e9  # of the numbers of a box, in pixels
 TURNED = (5, 6, 7, 8)  # EXIF orientations with which width and height change places
 Objects = Sequence[tuple[list[Any], int]]  # left, top, width, height and id of each box, and its class
 
@@ -43,13 +44,12 @@ def boxes_of_file(entry: Mapping[str, Any], objects: Objects, folder: Path) -> B
     Args:
         entry: the entry of `images`, and the COCO file under "json".
         objects: the boxes.
-        folder: holds the images, also in its sub-folders `images`, `train` and `test`.
+        folder: see `image_file`.
 
     Raises:
         DataError: if there is no such file, it cannot be decoded, or differs from what the COCO file says of it.
     """
-    places = [folder / part / str(entry["file_name"]) for part in (".", "images", "train", "test")]
-    path = next((place for place in places if place.is_file()), None)
+    path = image_file(folder, Path(entry["json"]), str(entry["file_name"]))
     if path is None:
         raise DataError(
             f"Image {entry['id']!r} in {entry['json']}: there is no file {entry['file_name']!r} in {folder}."
@@ -72,6 +72,50 @@ def boxes_of_file(entry: Mapping[str, Any], objects: Objects, folder: Path) -> B
             )
         corners[place] = left, top, right, bottom
     return BoxesOfFile(path, size, orientation, corners, tuple(label for _, label in objects))
+
+
+def image_file(folder: Path, json_file: Path, name: str) -> Path | None:
+    """The image that a COCO file names; None if it is not there.
+
+    An image of the same name may be in several folders: the one of the file's own part is taken.
+
+    Args:
+        folder: holds the images, also in its sub-folders `images`, `train`, `val` and `test`.
+        json_file: the COCO file.
+        name: the file name of the image.
+
+    Raises:
+        DataError: if several parts have an image of that name, and the COCO file is of none of them.
+    """
+    parts = ["train", "val", "test"]
+    own = [part for part in parts if part in json_file.stem]
+    for place in (folder, json_file.parent, folder / "images", *(folder / part for part in own)):
+        if (place / name).is_file():
+            return place / name
+    found = [folder / part / name for part in parts if (folder / part / name).is_file()]
+    if len(found) > 1:
+        raise DataError(
+            f"{json_file} names the image {name!r}, which is both {found[0]} and {found[1]}. Write the folder before "
+            f"the name: {found[0].relative_to(folder)}."
+        )
+    return found[0] if found else None
+
+
+def is_crowd(annotation: Mapping[str, Any]) -> bool:
+    """Whether an annotation marks a crowd, which detectors are not trained on."""
+    return annotation.get("iscrowd") not in (None, 0, "", "0", "false", "False")
+
+
+def are_numbers(box: Any) -> bool:
+    """Whether the `bbox` of an annotation is four numbers, of sensible size or NaN."""
+    if not isinstance(box, list) or len(box) != 4:
+        return False
+    return all(type(one) in (int, float) and not abs(one) >= _LARGEST for one in box)
+
+
+def has_area(box: Sequence[float]) -> bool:
+    """Whether a box of four numbers has an area."""
+    return bool(np.isfinite(box).all()) and min(box[2:]) > 0
 
 
 def orientation_of_boxes(entry: Mapping[str, Any], header: ImageHeader, name: str, *, has_boxes: bool) -> int:

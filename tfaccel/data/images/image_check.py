@@ -78,8 +78,10 @@ def check_image(content: bytes, name: str) -> ImageHeader:
             kind = str(image.format)
             is_grey = kind in _WITH_END and image.mode in _GREY_MODES
             header = ImageHeader(*image.size, is_grey=is_grey, orientation=_orientation(content, kind))
-            if kind == "BMP" and not _is_plain_bmp(content, image.mode):
+            if kind == "BMP" and not _is_plain_bmp(content, image.mode, image.size):
                 raise DataError(f"{name} is a BMP image that TensorFlow cannot decode. Save it with 24 bits per pixel.")
+            if kind == "WEBP" and getattr(image, "is_animated", False):
+                raise DataError(f"{name} is an animated WebP image, which TensorFlow cannot decode. Save one frame.")
             if kind == "PNG":
                 image.verify()
             elif kind == "GIF":
@@ -112,11 +114,13 @@ def _orientation(content: bytes, kind: str) -> int:
     return int(found) if found in range(2, 9) else 1
 
 
-def _is_plain_bmp(content: bytes, mode: str) -> bool:
-    """Whether a BMP file has no palette of colors and is not compressed."""
-    header_bytes, bits, compression = (
-        int.from_bytes(content[i:j], "little") for i, j in ((14, 18), (28, 30), (30, 34))
+def _is_plain_bmp(content: bytes, mode: str, size: tuple[int, int]) -> bool:
+    """Whether a BMP file has no palette of colors, is not compressed, and ends where its pixels end."""
+    start, header_bytes, bits, compression = (
+        int.from_bytes(content[i:j], "little") for i, j in ((10, 14), (14, 18), (28, 30), (30, 34))
     )
+    if len(content) != start + (size[0] * bits // 8 + 3) // 4 * 4 * size[1]:
+        return False
     has_known_bits = bits in (24, 32) or (bits == 8 and mode == "L")
     return header_bytes >= 40 and has_known_bits and compression in ((0, 3) if bits == 32 else (0,))
 

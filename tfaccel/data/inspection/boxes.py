@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.boxes.coco_files import check_ids
-from tfaccel.data.boxes.coco_images import TURNED, orientation_of_boxes
+from tfaccel.data.boxes.coco_images import TURNED, are_numbers, has_area, image_file, is_crowd, orientation_of_boxes
 from tfaccel.data.inspection.checks import balance, copies, memory, part_sizes
 from tfaccel.data.inspection.findings import Examples, Finding, InspectionReport, Progress, no_progress
 from tfaccel.data.inspection.images import SmallImage, read_or_finding
@@ -62,7 +62,7 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
         for number, (key, entry) in enumerate(known.items()):
             if number % _EVERY == 0:
                 progress(f"Images to {part}", number, len(known))
-            file = _image_file(folder, path.parent, str(entry.get("file_name")))
+            file = image_file(folder, path, str(entry.get("file_name")))
             read = (
                 read_or_finding(file)
                 if file
@@ -134,13 +134,14 @@ def _boxes(
     for entry in _entries(content, "annotations"):
         where = f"annotation {entry.get('id')!r} in {name}"
         key: Any = entry.get("image_id")
+        if is_crowd(entry):
+            continue
         box: Any = entry.get("bbox")
         if key not in images or entry.get("category_id") not in classes:
             text = f"the file has no image {key!r}" if key not in images else "the file does not have its category"
             findings.append(Finding("unknown entry", where, text, "Fix the annotation."))
             continue
-        is_box = isinstance(box, list) and len(box) == 4 and all(type(one) in (int, float) for one in box)
-        if not is_box or not np.isfinite(box).all() or min(box[2:]) <= 0:
+        if not are_numbers(box) or not has_area(box):
             findings.append(Finding("box without area", where, f"its bbox is {box!r}", "Fix or remove it."))
             continue
         height, width = sizes.get(key, (np.inf, np.inf))
@@ -157,11 +158,6 @@ def _boxes(
 def _shape(shapes: Counter[tuple[int, ...]], boxes: list[list[float]], num_images: int) -> str:
     size = "x".join(map(str, shapes.most_common(1)[0][0])) + (" (most of them)" if len(shapes) > 1 else "")
     return f"{size}, {len(boxes) / num_images:.1f} boxes (mean)"
-
-
-def _image_file(folder: Path, beside: Path, name: str) -> Path | None:
-    places = [folder, beside, *(folder / part for part in ("images", "train", "val", "test"))]
-    return next((place / name for place in places if (place / name).is_file()), None)
 
 
 def _entries(content: Any, name: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tfaccel.data.folder_files import class_folders, counted, files_below
+from tfaccel.data.folder_files import class_folders, counted, files_below, unlisted
 from tfaccel.data.inspection.findings import Finding, Progress
 from tfaccel.errors import DataError
 
@@ -67,6 +67,9 @@ def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFile
                 first = others[0].relative_to(class_folder)
                 text = f"{len(others)} files do not end in {', '.join(suffixes)}: {counted(others)} (first {first})"
                 findings.append(Finding("other files", str(class_folder), text, "They are not used."))
+            unseen = unlisted(class_folder, suffixes)
+            if unseen:
+                findings.append(Finding("other files", str(class_folder), f"it has {unseen}", "They are not used."))
             if not found:
                 findings.append(Finding("empty class", str(class_folder), "it holds no file to use", "Remove it."))
             paths += found

@@ -13,7 +13,7 @@ from tfaccel.data.inspection.label_errors import probable_label_errors
 from tfaccel.data.inspection.outliers import outliers
 from tfaccel.data.inspection.target import tells_the_target
 from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, IGNORED, NUMERIC, check_kinds, kind_of, numbers_of
-from tfaccel.data.tables.notations import unread_notation
+from tfaccel.data.tables.notations import NOTATIONS_ADVICE, unread_notation
 from tfaccel.data.tables.table import Column, Table
 
 _HIGH_CORRELATION = 0.98
@@ -139,7 +139,7 @@ def _inspect_column(
             about |= {"min": float(present.min()), "median": float(np.median(present)), "max": float(present.max())}
             findings += outliers(column.name, numbers)
     elif kind in (CATEGORICAL, IGNORED) and (notation := unread_notation(column)):
-        advice = "Write numbers as 1234.5 and dates as 2024-05-31."
+        advice = f"{NOTATIONS_ADVICE}."
         findings.append(Finding("numbers or dates that are not read", column.name, f"it holds {notation}", advice))
     elif kind == IGNORED and len(distinct) > 1 and not is_target:
         findings.append(_of_distinct_texts(column, len(distinct)))

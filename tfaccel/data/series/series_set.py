@@ -175,7 +175,7 @@ def read_series(
         )
     if not used:
         raise DataError(f"{table.source} has no column of numbers beside {time_column!r}.")
-    numbers = [as_numbers(column, table.source) for column in used]
+    numbers = [as_numbers(column, table.source, advice="") for column in used]
     names = tuple(column.name for column in used)
     report = {
         "num_imputed": {
@@ -220,6 +220,11 @@ def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:
                     f"Column {column.name!r} of {source} has {text!r} in row {row + 1} below the header. Either all "
                     "times must have an offset from UTC, or none."
                 ) from None
+        if not np.isfinite(seconds[row]) or len(offsets) not in (0, row + 1):
+            raise DataError(
+                f"Column {column.name!r} of {source} must hold finite numbers or dates, not both, but row {row + 1} "
+                f"below the header has {text!r}, and the first one {texts[0]!r}. Fix the row."
+            )
         if row and not seconds[row] > seconds[row - 1]:
             raise DataError(
                 f"Column {column.name!r} of {source} must rise from row to row, but row {row + 1} below the header has "

@@ -15,7 +15,7 @@ from pyarrow import compute
 from tfaccel.data.tables.values import NO_VALUE
 from tfaccel.short_repr import short_repr
 
-_TIME = r"(?:[T ]\s*([0-9]{1,2}):([0-9]{2})(?::[0-9]{2}(?:\.[0-9]+)?)?\s*(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?"
+_TIME = r"(?:[T ]\s*([0-9]{1,2}):([0-9]{2})(?::[0-9]{2}(?:\.[0-9]+)?)?\s*(?:Z|UTC|GMT|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
 _SIGN = r"[-/.]"
 # Order -> the pattern of its dates, valid in both RE2 and Python, and the groups of year, month and day.
 # A time of day may follow; an offset from UTC is ignored: local time counts.

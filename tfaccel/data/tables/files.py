@@ -9,6 +9,7 @@ rows with missing values, and needs pyarrow for Parquet.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from tfaccel.local_path import local_path
 
 CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIXES = (".parquet", ".pq")
+_INDEX = re.compile(r"__index_level_[0-9]+__")  # columns in which pandas keeps the index of a table
+_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 
 def read_table(
@@ -41,7 +44,8 @@ def read_table(
     A CSV file has a header; its delimiter is the comma, semicolon, tab or bar, whichever is most frequent in the
     header, or the one in a first line such as `sep=;`. Empty fields, NA, N/A, #N/A, NaN, null and ? are missing values;
     among numbers and dates, None is too. All columns of a CSV file are read as text, and so are all of a Parquet file
-    but floating-point numbers and booleans. A column without a name, such as the index that pandas writes, is named by
+    but floating-point numbers, booleans and durations (in seconds). The index that pandas writes to a Parquet file is
+    left out. A column without a name, such as the index that pandas writes, is named by
     its position: column_1.
 
     Args:
@@ -106,8 +110,16 @@ def _read_parquet(path: Path, bad_data: BadData) -> tuple[list[str], list[Any], 
             bad_data.found(damaged, path, group, count=num_rows)
         first += num_rows
     read = pyarrow.concat_tables(groups) if groups else file.schema_arrow.empty_table()
-    fields = [_parquet_values(name, read.column(place), path) for place, name in enumerate(names)]
-    return names, fields, np.concatenate(numbers)
+    kept = [place for place, name in enumerate(names) if not _INDEX.fullmatch(name)] or range(len(names))
+    fields = [_parquet_values(names[place], read.column(place), path) for place in kept]
+    return [names[place] for place in kept], fields, np.concatenate(numbers)
+
+
+def _seconds(durations: pyarrow.DurationArray) -> np.ndarray:
+    per_second = _PER_SECOND[durations.type.unit]
+    return compute.divide(
+        compute.cast(compute.cast(durations, pyarrow.int64()), pyarrow.float64()), per_second
+    ).to_numpy(zero_copy_only=False)
 
 
 def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
@@ -118,6 +130,8 @@ def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
     if types.is_dictionary(values.type):
         values = values.dictionary_decode()
     kind = values.type
+    if types.is_duration(kind):  # in seconds, whatever the file's unit is
+        return _seconds(values)
     if types.is_floating(kind) or types.is_boolean(kind):
         return compute.cast(values, pyarrow.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
     if types.is_nested(kind):

@@ -172,6 +172,8 @@ def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Colum
         if kind == IGNORED:
             ignored[column.name] = _why_ignored(column, is_given=column.name in given)
         elif distinct < 2:
+            if kind == NUMERIC:
+                as_numbers(column, table.source)  # refuses integers that are one number in float64
             ignored[column.name] = "all its values are equal" if distinct else "it holds no value"
         else:
             kinds[column.name] = kind

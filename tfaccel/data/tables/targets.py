@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 
 from tfaccel.data.tables.column_kinds import as_numbers, numbers_of
-from tfaccel.data.tables.notations import NUMBERS_ADVICE, unread_notation
+from tfaccel.data.tables.notations import NUMBERS_ADVICE, spelled_twice, unread_notation
 from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column
 from tfaccel.errors import DataError
@@ -41,6 +43,12 @@ def class_numbers(
         raise DataError(f"No row of {source} has a value in the target column {column.name!r}.")
     found = set(texts.tolist())
     is_number = not np.isnan(numbers_of(column)[0]).any()
+    twice = _spelled_twice(found, is_number)
+    if twice is not None:
+        raise DataError(
+            f"The target column {column.name!r} of {source} has the classes {twice[0]!r} and {twice[1]!r}, which are "
+            "the same. Write it in one way."
+        )
     names = known or tuple(sorted(found, key=lambda text: (float(text) if is_number else 0.0, text)))
     unknown = sorted(found - set(names))
     if unknown:
@@ -65,6 +73,18 @@ def class_numbers(
             "least two, one to train on and one to test with. Add rows, or remove the class."
         )
     return names, numbers
+
+
+def _spelled_twice(classes: set[str], is_number: bool) -> tuple[str, str] | None:
+    """Two classes that are the same truth value or, if all are numbers, the same number; None if there are none."""
+    if not is_number:
+        return spelled_twice(sorted(classes))
+    first: dict[Decimal, str] = {}
+    for text in sorted(classes):
+        other = first.setdefault(Decimal(text), text)
+        if other != text:
+            return other, text
+    return None
 
 
 def target_numbers(column: Column, source: str) -> np.ndarray:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.bad_data import BadData
+from tfaccel.data.images.decoding import pixels
 from tfaccel.data.images.image_check import ImageToCheck, readable_images
 from tfaccel.data.images.image_set import EncodedImages, ImageSet, ImageSplit
 from tfaccel.errors import DataError
@@ -70,6 +71,8 @@ def _check_again(part: ImageSplit) -> None:
         reason = str(error)
     if reason:
         raise DataError(f"{reason} {_CHANGED}")
+    for image in images:  # what only decoding tells, such as a PNG file that was damaged before its checksums were made
+        pixels(image.read(), 3, name=image.name)
 
 
 def _content(images: EncodedImages, row: int) -> bytes:
