@@ -1,6 +1,7 @@
 """Short runs of all that trains; `scripts/loss_ledger` keeps their histories and the SHA-256 of their last weights.
 
-As a program: `ledger_cases.py CASE FOLDER` runs one case in a new folder and prints its line of the ledger.
+As a program: `ledger_cases.py CASE FOLDER` runs one case in a new folder and prints its line of the ledger. The cases
+use the tests' small models and data, which must be on the path.
 """
 
 import contextlib
@@ -12,9 +13,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / folder) for folder in ("recipes", "training", "tuning")]
 
 import keras
 import numpy as np
