@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from typing import Any, cast
+from typing import Any
 
 import keras
 import numpy as np
@@ -38,10 +38,10 @@ def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
     """
     plan, epochs = default_plan(detect_hardware(), work), max(repetitions + 1, _MAX_EPOCHS)
     with Runtime(plan, seed=0) as runtime:
-        of_run: dict[str, Any] = {"seed": 0, "epochs": epochs, "planned_epochs": epochs, "make_source": _TimedSource}
-        with contextlib.closing(Session(work, plan, runtime.strategy, **of_run)) as session:
+        made = Session(work, plan, runtime.strategy, seed=0, epochs=epochs, planned_epochs=epochs)
+        with contextlib.closing(made) as session:
             clock = _WaitClock(session.engine, num_epochs=repetitions + 1)
-            cast(_TimedSource, session.source).clock = clock
+            _watch_feeds(session.source, clock)
             session.train([clock])
     waited, total = (np.array_split(seconds[1:], repetitions) for seconds in (clock.waited, clock.total))
     return tuple(float(part.sum() / whole.sum()) for part, whole in zip(waited, total, strict=True))
@@ -108,15 +108,14 @@ class _WaitClock(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class _TimedSource(WorkloadSource):
-    """Reports each epoch, and the wait for its first batch, to a clock."""
+def _watch_feeds(source: WorkloadSource, clock: _WaitClock) -> None:
+    """Reports each epoch, and the wait for its first batch, to the clock."""
+    next_feed = source.feed
 
-    clock: _WaitClock
-
-    def feed(self) -> IteratorFeed:
-        """The batches of the next epoch."""
+    def timed() -> IteratorFeed:
         started = time.perf_counter()
-        feed = super().feed()
-        seconds_before = time.perf_counter() - started
-        self.clock.watch(feed, seconds_before)
+        feed: IteratorFeed = next_feed()
+        clock.watch(feed, time.perf_counter() - started)
         return feed
+
+    source.feed = timed  # type: ignore[method-assign]

@@ -41,11 +41,9 @@ class Session:
         options: of the engine; None for those of the plan.
         make_model: `make_model(workload, plan, num_steps=...)` returns the compiled model, called in the strategy's
             scope.
-        make_source: the class of the source.
 
     Raises:
-        WorkloadError: by each part, if the model and the data do not fit.
-        PlanError: by each part, if the plan cannot train this model.
+        WorkloadError, PlanError: by a part, if model, data and plan do not fit.
 
     Example:
         >>> from tfaccel.recipes import tabular_classification
@@ -67,20 +65,12 @@ class Session:
     start: ResumedPlace = field(default_factory=ResumedPlace)
     options: EngineOptions | None = None
     make_model: Callable[..., keras.Model] = compiled_model
-    make_source: Callable[..., WorkloadSource] = WorkloadSource
 
     @cached_property
     def source(self) -> WorkloadSource:
         """The batches."""
-        return self.make_source(
-            self.workload,
-            self.plan,
-            Replicas(self.strategy),
-            seed=self.seed,
-            epochs=self.epochs,
-            start_epoch=self.start_epoch,
-            start=self.start,
-        )
+        place: dict[str, Any] = {"epochs": self.epochs, "start_epoch": self.start_epoch, "start": self.start}
+        return WorkloadSource(self.workload, self.plan, Replicas(self.strategy), seed=self.seed, **place)
 
     @cached_property
     def num_steps(self) -> int | None:
@@ -126,15 +116,8 @@ class Session:
         """Trains from the start to the end of the last epoch, and evaluates after each one."""
         engine, source, validation = self.engine, self.source, self.validation
         container = callbacks_of(callbacks, engine, source, verbose=0, epochs=self.epochs)
-        return run_epochs(
-            engine,
-            source,
-            container,
-            validation,
-            epochs=self.epochs,
-            initial_epoch=self.start_epoch,
-            first_step=self.start.step,
-        )
+        place = {"initial_epoch": self.start_epoch, "first_step": self.start.step}
+        return run_epochs(engine, source, container, validation, epochs=self.epochs, **place)
 
     def close(self) -> None:
         """Releases the data."""
