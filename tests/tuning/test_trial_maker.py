@@ -36,7 +36,7 @@ def made(space, **fields):
     work = Workload.of(lambda: build(None), x, x, optimizer="sgd", loss="mse", batch_size=8, epochs=1)
     maker = TrialMaker.of(SearchSource.of(work, space), SearchOptions(), {})
     plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, **fields)
-    return maker.model(space(None), work, plan, num_batches=1)
+    return maker.model(space(None), work, plan, num_steps=1)
 
 
 def test_a_trials_model_is_compiled_as_its_plan_says():

@@ -69,8 +69,7 @@ def _with_data(workload: Workload, rows: int) -> ModelCost:
     import keras
 
     from tfaccel.planning.own_model import RebuiltModel
-    from tfaccel.training.run.compiled_model import compiled_model
-    from tfaccel.training.run.workload_fit import build_for
+    from tfaccel.training.run.session import built_model
     from tfaccel.training.steps.engine import engine_of
     from tfaccel.training.steps.marked_layers import forward_cost, train_step_cost, with_rows
 
@@ -78,8 +77,7 @@ def _with_data(workload: Workload, rows: int) -> ModelCost:
     policy = own.dtype_policy if own else keras.config.dtype_policy().name
     plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=rows, dtype_policy=policy)
     spec = with_rows(workload.train_data(rows, seed=0, epoch=0).element_spec, rows)
-    model = compiled_model(workload, plan, num_steps=1)
-    build_for(model, spec, workload)
+    model = built_model(workload, plan, spec)
     step = train_step_cost(engine_of(model), spec, rows=rows)
     forward = forward_cost(model, keras.utils.unpack_x_y_sample_weight(spec)[0], rows=rows)
     return ModelCost(replica_batch_size=rows, num_parameters=_num_parameters(model), forward=forward, step=step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from typing import Any
@@ -13,16 +14,11 @@ import tensorflow as tf
 from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
-from tfaccel.training.epochs import callbacks_of, run_epochs
-from tfaccel.training.private import private_models
-from tfaccel.training.run.compiled_model import compiled_model, engine_options
+from tfaccel.training.run.session import Session
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import Engine
-from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.validation import validation_of
 
 _MIN_SECONDS = 2.0
 _MAX_EPOCHS = 1000
@@ -42,21 +38,11 @@ def input_waits(work: Workload, *, repetitions: int) -> tuple[float, ...]:
     """
     plan, epochs = default_plan(detect_hardware(), work), max(repetitions + 1, _MAX_EPOCHS)
     with Runtime(plan, seed=0) as runtime:
-        source = _TimedSource(work, plan, Replicas(runtime.strategy), seed=0, epochs=epochs)
-        num_steps = num_optimizer_steps(work, plan, epochs=epochs, num_batches=source.num_batches)
-        with runtime.strategy.scope():
-            model = compiled_model(work, plan, num_steps=num_steps)
-        private_models.build_model(model, source.batch_spec)
-        engine = Engine(model, engine_options(plan))
-        source.clock = clock = _WaitClock(engine, num_epochs=repetitions + 1)
-        validation = validation_of(work, plan, num_passes=epochs)
-        container = callbacks_of([clock], engine, source, verbose=0, epochs=epochs)
-        try:
-            run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=0)
-        finally:
-            source.close()
-            if validation is not None:
-                validation.close()
+        made = Session(work, plan, runtime.strategy, seed=0, epochs=epochs, planned_epochs=epochs)
+        with contextlib.closing(made) as session:
+            clock = _WaitClock(session.engine, num_epochs=repetitions + 1)
+            _watch_feeds(session.source, clock)
+            session.train([clock])
     waited, total = (np.array_split(seconds[1:], repetitions) for seconds in (clock.waited, clock.total))
     return tuple(float(part.sum() / whole.sum()) for part, whole in zip(waited, total, strict=True))
 
@@ -122,15 +108,14 @@ class _WaitClock(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-class _TimedSource(WorkloadSource):
-    """Reports each epoch, and the wait for its first batch, to a clock."""
+def _watch_feeds(source: WorkloadSource, clock: _WaitClock) -> None:
+    """Reports each epoch, and the wait for its first batch, to the clock."""
+    next_feed = source.feed
 
-    clock: _WaitClock
-
-    def feed(self) -> IteratorFeed:
-        """The batches of the next epoch."""
+    def timed() -> IteratorFeed:
         started = time.perf_counter()
-        feed = super().feed()
-        seconds_before = time.perf_counter() - started
-        self.clock.watch(feed, seconds_before)
+        feed: IteratorFeed = next_feed()
+        clock.watch(feed, time.perf_counter() - started)
         return feed
+
+    source.feed = timed  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.fork_server import ForkServer
 
 _PROGRAM = "tfaccel.measuring.step_facts"
-_PRELOADED = (_PROGRAM, "tfaccel.costs.graph_costs", "tfaccel.training.run.compiled_model")
+_PRELOADED = (_PROGRAM, "tfaccel.costs.graph_costs", "tfaccel.training.run.session")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,7 @@ def _facts(workload: Workload, given: Plan, *, seed: int) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    from tfaccel.training.run.compiled_model import compiled_model
-    from tfaccel.training.run.workload_fit import build_for
+    from tfaccel.training.run.session import built_model
     from tfaccel.training.runtime import Runtime
     from tfaccel.training.steps.engine import engine_of
     from tfaccel.training.steps.marked_layers import train_step_cost, with_rows
@@ -105,8 +104,7 @@ def _facts(workload: Workload, given: Plan, *, seed: int) -> dict[str, Any]:
     with Runtime(plan, seed=seed):
         batch = next(iter(workload.train_data(size, seed=seed, epoch=0)))
         spec = with_rows(keras.tree.map_structure(tf.TensorSpec.from_tensor, batch), size)
-        model = compiled_model(workload, plan, num_steps=1)
-        build_for(model, spec, workload)
+        model = built_model(workload, plan, spec)
         facts: dict[str, Any] = {
             "gradient_bytes": [math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in model.trainable_variables],
             "batch_bytes": sum(_batch_bytes(one) for one in keras.tree.flatten(spec)),

@@ -17,8 +17,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private.private_slots import knows, slots_of
-from tfaccel.training.run.compiled_model import compiled_model
-from tfaccel.training.run.workload_fit import build_for
+from tfaccel.training.run.session import built_model
 from tfaccel.training.steps.host_embeddings import embeddings_of
 from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
@@ -60,8 +59,7 @@ def traced_step(workload: Workload, plan: Plan) -> TracedStep:
         WorkloadError: if the model does not accept the data.
     """
     batch = next(iter(workload.train_data(workload.global_batch_size, seed=0, epoch=0)))
-    model = compiled_model(workload, plan, num_steps=1)
-    build_for(model, _spec(batch, plan.micro_batch_size), workload)
+    model = built_model(workload, plan, _spec(batch, plan.micro_batch_size))
     step = tf.function(model.train_step, autograph=False)
     programs = {}
     with contextlib.ExitStack() as stack:  # as in `Engine`

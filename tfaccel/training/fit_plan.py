@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tfaccel.data.private_adapters import batch_size_of
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
+from tfaccel.training.run.compiled_model import engine_options
 from tfaccel.training.steps.batch_statistics import synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions
 from tfaccel.training.steps.model_parts import inner_optimizer
@@ -99,19 +101,9 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
         model.train_function = None  # otherwise Keras keeps using the old graph
     if plan.steps_per_execution is not None:
         model.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
-    options = EngineOptions(
-        sum_duplicate_indices=plan.sum_duplicate_indices,
-        embedding_updates=plan.embedding_updates,
-        embeddings_on=plan.embeddings_on,
-        optimizer_state=plan.optimizer_state,
-        optimizer_slots_dtype=plan.optimizer_slots_dtype,
-        bytes_per_pack=plan.bytes_per_pack,
-        single_steps=plan.steps_per_execution == 1,
-        fused_kernels=plan.fused_kernels,
-        rematerialization=plan.rematerialization,
-        pipeline_stages=plan.pipeline_stages,
-        stage_devices=plan.devices if plan.pipeline_stages > 1 else (),
-    )
+    devices = plan.devices if plan.pipeline_stages > 1 else ()  # as this process numbers them
+    as_keras: dict[str, Any] = {"batches_per_step": 1, "times_input": False, "stop_at_non_finite_loss": False}
+    options = replace(engine_options(plan), stage_devices=devices, **as_keras)
     takes_size = not is_dataset and not isinstance(x, keras.utils.PyDataset) and not hasattr(x, "__next__")
     return options, micro_batch if takes_size else batch_size
 

@@ -10,17 +10,12 @@ from typing import Any
 
 import keras
 
-from tfaccel.data.sources import IteratorSource
-from tfaccel.planning.plan import Plan
-from tfaccel.planning.workload import Workload
-from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.evaluate import engine_evaluate, run_evaluation
 from tfaccel.training.inputs import Source, source_of
 from tfaccel.training.own_methods import call_own_method, overrides
 from tfaccel.training.predict import engine_predict
 from tfaccel.training.private import private_models
 from tfaccel.training.private.private_api import CACHED_EVALUATION
-from tfaccel.training.run.planned_datasets import with_plan
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.replicas import Replicas
@@ -129,19 +124,3 @@ def validation_of_fit(
         arguments = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size, "steps": steps}
         return OwnValidation(make, freq, arguments)
     return Validation(make if runs_code else make(), freq)
-
-
-def validation_of(workload: Workload, plan: Plan, *, num_passes: int) -> Validation | None:
-    """The validation of a workload after every epoch, with one iterator for all passes; None without validation data.
-
-    Args:
-        workload, plan: the workload to train, and its plan.
-        num_passes: number of passes over the data.
-    """
-    if workload.validation_data is None:
-        return None
-    size = plan.global_batch_size // plan.accumulation_steps
-    dataset = call_own(f"validation_data of workload {workload.name!r}", workload.validation_data, size)
-    dataset = with_plan(dataset, plan, "validation_data")
-    length = int(dataset.cardinality())
-    return Validation(IteratorSource(dataset, num_batches=length if length > 0 else None, num_epochs=num_passes))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
 import keras_tuner
+import tensorflow as tf
 
 from tfaccel.errors import SearchError
-from tfaccel.training.private import private_models
-from tfaccel.training.run.workload_source import WorkloadSource
+from tfaccel.training.run.session import Session
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.steps.replicas import Replicas
 from tfaccel.tuning.trial_maker import TrialMaker, is_model_space
 
 
@@ -49,7 +50,7 @@ def discover(maker: TrialMaker) -> dict[str, Any]:
             )
         found = {"space": space, "builds_models": builds_models, "metrics": None}
         if not maker.trains_itself:
-            found["metrics"] = _metrics(maker, made, builds_models, Replicas(runtime.strategy))
+            found["metrics"] = _metrics(maker, made, builds_models, runtime.strategy)
     keras.backend.clear_session()
     return found
 
@@ -76,7 +77,7 @@ def _explored(maker: TrialMaker, space: Callable[[Any], Any]) -> tuple[dict[str,
     return oracle.get_space().get_config(), None if maker.tuner is not None else made[0]
 
 
-def _metrics(maker: TrialMaker, made: Any, builds_models: bool, replicas: Replicas) -> list[str]:
+def _metrics(maker: TrialMaker, made: Any, builds_models: bool, strategy: tf.distribute.Strategy) -> list[str]:
     """The names of the metrics of a trial."""
     if not builds_models and maker.compiles_again:
         raise SearchError(
@@ -86,11 +87,13 @@ def _metrics(maker: TrialMaker, made: Any, builds_models: bool, replicas: Replic
         )
     workload = maker.workload(None if builds_models else made)
     plan = maker.plan(workload)
-    source = WorkloadSource(workload, plan, replicas, seed=maker.options.seed)
-    source.close()
-    with replicas.strategy.scope():
-        model = maker.model(made, workload, plan, num_batches=source.num_batches)
-    private_models.build_model(model, source.batch_spec)
+    of_run: dict[str, Any] = {
+        "seed": maker.options.seed,
+        "planned_epochs": maker.epochs,
+        "make_model": partial(maker.model, made),
+    }
+    with contextlib.closing(Session(workload, plan, strategy, **of_run)) as session:
+        model = session.model
     names = metric_names(model)
     judged = [] if workload.judge is None or builds_models else sorted(workload.judge(model))
     return names + _held_out(names, workload) + judged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -106,27 +107,14 @@ def _of_workload(workload: Workload, plan: Plan, *, test: LearningRateTest, on_s
     from tfaccel.training.runtime import Runtime
 
     with Runtime(plan, seed=test.seed) as runtime:
-        from tfaccel.planning.run_length import num_optimizer_steps
-        from tfaccel.training.run.compiled_model import compiled_model, engine_options
-        from tfaccel.training.run.workload_fit import build_for
-        from tfaccel.training.run.workload_source import WorkloadSource
-        from tfaccel.training.steps.engine import Engine
+        from tfaccel.training.run.session import Session
         from tfaccel.training.steps.replica_state import separate_seeds
-        from tfaccel.training.steps.replicas import Replicas
         from tfaccel.tuning.rate_sweep import RateSweep
 
-        source = WorkloadSource(workload, plan, Replicas(runtime.strategy), seed=test.seed)
-        try:
-            num_steps = num_optimizer_steps(workload, plan, num_batches=source.num_batches)
-            with runtime.strategy.scope():
-                model = compiled_model(workload, plan, num_steps=num_steps)
-            build_for(model, source.batch_spec, workload)
-            engine = Engine(model, engine_options(plan))
-            separate_seeds(model, engine.replicas)
-            sweep = RateSweep(engine, source, test, on_step)
+        with contextlib.closing(Session(workload, plan, runtime.strategy, seed=test.seed)) as session:
+            separate_seeds(session.model, session.engine.replicas)
+            sweep = RateSweep(session.engine, session.source, test, on_step)
             return sweep.run(workload=workload.name, global_batch_size=plan.global_batch_size)
-        finally:
-            source.close()
 
 
 def _of_model(

@@ -15,7 +15,7 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import num_optimizer_steps, run_epochs_of
+from tfaccel.planning.run_length import run_epochs_of
 from tfaccel.planning.workload import Workload
 from tfaccel.training.own_methods import refuse_own_methods
 from tfaccel.training.run.compiled_model import compiled_model, with_plan
@@ -176,16 +176,15 @@ class TrialMaker:
             fixed["devices"] = tuple(fixed["devices"])
         return default_plan(self.hardware, workload, **fixed)
 
-    def model(self, made: Any, workload: Workload, plan: Plan, *, num_batches: int | None) -> keras.Model:
+    def model(self, made: Any, workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:
         """The compiled model, to be called inside the scope of the plan's strategy.
 
         Args:
             made: what the space returned: a compiled model, or arguments of the workload's function.
             workload, plan: of the trial.
-            num_batches: of an epoch; None if it is not known.
+            num_steps: optimizer steps of the trial; None if it is not known.
         """
         if not isinstance(made, keras.Model):
-            num_steps = num_optimizer_steps(workload, plan, epochs=self.epochs, num_batches=num_batches)
             return compiled_model(workload, plan, num_steps=num_steps)
         made = self._compiled(made)
         if not made.compiled:  # a custom fit has its own training loop

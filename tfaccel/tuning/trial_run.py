@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,13 @@ import tensorflow as tf
 from tfaccel.errors import SearchError, TfaccelError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.epochs import callbacks_of, run_epochs
-from tfaccel.training.private import private_models
 from tfaccel.training.run.checkpoint import read_state, write_state
-from tfaccel.training.run.compiled_model import building_for, engine_options
+from tfaccel.training.run.compiled_model import building_for
 from tfaccel.training.run.run_identity import RunIdentity
-from tfaccel.training.run.workload_source import WorkloadSource
+from tfaccel.training.run.session import Session
+from tfaccel.training.run.workload_fit import callbacks_of_workload
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.steps.engine import engine_of
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.validation import validation_of
 from tfaccel.tuning.latency import latency_seconds
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.own_arguments import OwnArguments
@@ -107,16 +104,26 @@ class TrialRunner:
         plan = self.maker.plan(workload)
         # Frees the previous trial. This also resets the dtype policy; the runtime sets the plan's.
         keras.backend.clear_session()
-        with Runtime(plan, seed=self.maker.options.seed + execution) as runtime:
+        seed = self.maker.options.seed + execution
 
-            def build(num_batches: int | None) -> keras.Model:
-                with runtime.strategy.scope():
-                    with building_for(plan):
-                        of_trial = space(hp) if self.builds_models else made
-                    return self.maker.model(of_trial, workload, plan, num_batches=num_batches)
+        def make_model(workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:
+            with building_for(plan):
+                of_trial = space(hp) if self.builds_models else made
+            return self.maker.model(of_trial, workload, plan, num_steps=num_steps)
 
-            trial = _Trial(self, trial_id, hp, workload, plan, Replicas(runtime.strategy), execution)
-            return trial.train(build, save_to)
+        with Runtime(plan, seed=seed) as runtime:
+            session = Session(
+                workload,
+                plan,
+                runtime.strategy,
+                seed=seed,
+                epochs=hp.values.get("tuner/epochs", self.maker.epochs),  # Hyperband sets them
+                planned_epochs=self.maker.epochs,
+                start_epoch=hp.values.get("tuner/initial_epoch", 0),
+                make_model=make_model,
+            )
+            with contextlib.closing(session):
+                return _Trial(self, trial_id, hp, execution, session).train(save_to)
 
     def pruner(self, trial_id: str) -> Pruner | None:
         """The pruner, asked after each epoch whether to stop the trial; None without pruning."""
@@ -133,65 +140,47 @@ class TrialRunner:
 class _Trial:
     """The training of one model, inside the runtime."""
 
-    def __init__(self, runner: TrialRunner, trial_id: str, hp: Any, workload: Workload, plan: Plan,
-                 replicas: Replicas, execution: int) -> None:  # fmt: skip
+    def __init__(self, runner: TrialRunner, trial_id: str, hp: Any, execution: int, session: Session) -> None:
         self._runner = runner
         self._trial_id = trial_id
         self._hp = hp
-        self._workload = workload
-        self._plan = plan
-        self._replicas = replicas
         self._execution = execution
-        self._seed = runner.maker.options.seed + execution
+        self._session = session
+        self._replicas = Replicas(session.strategy)
         self._folder = trial_folder(runner.run_dir, trial_id)
-        values = hp.values  # Hyperband sets the epochs and the trial to continue from
-        self._first_epoch: int = values.get("tuner/initial_epoch", 0)
-        self._epochs: int = values.get("tuner/epochs", runner.maker.epochs)
-        self._before: str | None = values.get("tuner/trial_id")
-        self._keeps_state = "tuner/epochs" in values
+        self._before: str | None = hp.values.get("tuner/trial_id")  # Hyperband sets the trial to continue from
+        self._keeps_state = "tuner/epochs" in hp.values
         self._state_file = _STATE_FILE if execution == 0 else f"{execution}_{_STATE_FILE}"
 
-    def train(self, build: Callable[[int | None], keras.Model], save_to: Path | None) -> dict[str, Any]:
+    def train(self, save_to: Path | None) -> dict[str, Any]:
         """Trains the model; returns the fields of its row.
 
         Args:
-            build: creates the compiled model, given the number of batches per epoch.
             save_to: a file for the trained model; None to not save it.
         """
-        options, maker = self._runner.maker.options, self._runner.maker
-        source = WorkloadSource(
-            self._workload,
-            self._plan,
-            self._replicas,
-            seed=self._seed,
-            epochs=self._epochs,
-            start_epoch=self._first_epoch,
+        options, maker, session = self._runner.maker.options, self._runner.maker, self._session
+        model = session.unbuilt_model
+        if maker.own_fit is None or (self._before is not None and not model.built):
+            model = session.model
+        extras = self._extras(model) if model.built else {}
+        if self._before is not None:
+            self._load_state(model)
+        keeps = options.keep_models and save_to is None and self._execution == 0
+        report = TrialReport(
+            self._runner.objective,
+            extras,
+            patience=options.early_stopping,
+            sign=self._runner.sign,
+            pruner=None if save_to is not None or self._execution else self._runner.pruner(self._trial_id),
+            judge=None if self._runner.builds_models else session.workload.judge,
+            save_to=self._folder / MODEL_FILE if keeps else None,
         )
-        try:
-            model = build(source.num_batches)
-            if maker.own_fit is None or (self._before is not None and not model.built):
-                private_models.build_model(model, source.batch_spec)
-            extras = self._extras(model, source.batch_spec) if model.built else {}
-            if self._before is not None:
-                self._load_state(model)
-            keeps = options.keep_models and save_to is None and self._execution == 0
-            report = TrialReport(
-                self._runner.objective,
-                extras,
-                patience=options.early_stopping,
-                sign=self._runner.sign,
-                pruner=None if save_to is not None or self._execution else self._runner.pruner(self._trial_id),
-                judge=None if self._runner.builds_models else self._workload.judge,
-                save_to=self._folder / MODEL_FILE if keeps else None,
-            )
-            callbacks = [*tensorboard_beside(maker.callbacks(), self._trial_id, self._execution, self._hp), report]
-            found = None
-            if maker.own_fit is None:
-                self._run_epochs(model, source, callbacks)
-            else:
-                found = self._fit(maker.own_fit, model, source, callbacks, report)
-        finally:
-            source.close()
+        callbacks = [*tensorboard_beside(maker.callbacks(), self._trial_id, self._execution, self._hp), report]
+        found = None
+        if maker.own_fit is None:
+            session.train([*callbacks_of_workload(session.workload), *callbacks])
+        else:
+            found = self._fit(maker.own_fit, model, callbacks, report)
         self._runner.identity.check()
         if self._keeps_state:
             state: dict[str, Any] = dict(read_state(model, self._replicas))
@@ -217,7 +206,7 @@ class _Trial:
             "train_seconds": report.train_seconds,
         }
 
-    def _extras(self, model: keras.Model, batch_spec: Any) -> dict[str, float]:
+    def _extras(self, model: keras.Model) -> dict[str, float]:
         """The model's size, checked against the limit, and its latency if the objective needs it."""
         most = self._runner.maker.options.max_parameters
         num_parameters = model.count_params()
@@ -228,44 +217,29 @@ class _Trial:
         num_bytes = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.weights)
         extras = {"model_bytes": float(num_bytes)}
         if "latency_seconds" in self._runner.objective.names:
-            extras["latency_seconds"] = latency_seconds(model, batch_spec)
+            extras["latency_seconds"] = latency_seconds(model, self._session.source.batch_spec)
         return extras
 
-    def _run_epochs(self, model: keras.Model, source: WorkloadSource, callbacks: list[Any]) -> None:
-        engine = engine_of(model, engine_options(self._plan))
-        validation = validation_of(self._workload, self._plan, num_passes=self._epochs - self._first_epoch)
-        own = list(self._workload.callbacks()) if self._workload.callbacks else []
-        container = callbacks_of([*own, *callbacks], engine, source, verbose=0, epochs=self._epochs)
-        with ExitStack() as stack:
-            if validation is not None:
-                stack.callback(validation.close)
-            run_epochs(engine, source, container, validation, epochs=self._epochs, initial_epoch=self._first_epoch)
-
     def _fit(
-        self,
-        fit: Callable[..., Any],
-        model: keras.Model,
-        source: WorkloadSource,
-        callbacks: list[Any],
-        report: TrialReport,
+        self, fit: Callable[..., Any], model: keras.Model, callbacks: list[Any], report: TrialReport
     ) -> dict[str, float] | None:
         """Runs a custom `fit` on the workload's data; None if the callback has recorded the objective."""
-        options = self._runner.maker.options
+        options, session = self._runner.maker.options, self._session
         if options.max_parameters is not None and not model.built:
             raise SearchError("max_parameters needs a built model, to count its parameters: add a keras.Input to it.")
         position, names = OwnArguments(fit, given=2).of(
-            self._workload,
-            batch_size=source.batch_size,
-            seed=self._seed,
-            epochs=self._epochs,
-            initial_epoch=self._first_epoch,
+            session.workload,
+            batch_size=session.source.batch_size,
+            seed=session.seed,
+            epochs=session.epochs,
+            initial_epoch=session.start_epoch,
             callbacks=callbacks,
         )
         result = fit(self._hp, model, *position, **names)
         if isinstance(result, keras.callbacks.History) and report.values:
             return None
         objective = self._runner.objective
-        measured = report.extras or (self._extras(model, source.batch_spec) if model.built else {})
+        measured = report.extras or (self._extras(model) if model.built else {})
         needed = {name: value for name, value in measured.items() if name in objective.names}
         return fatal_unless_metrics(result, objective, needed)
 

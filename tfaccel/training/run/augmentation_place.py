@@ -15,15 +15,12 @@ from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_fields import AUGMENTATION_PLACES
 from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
-from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
-from tfaccel.training.private import private_models
-from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.session import Session
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.steps.engine import Engine, engine_of
-from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.engine import Engine
 from tfaccel.training.workers.strategies import make_strategy
 
 logger = logging.getLogger("tfaccel")
@@ -168,17 +165,12 @@ def _trials(
     workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, seed: int, epochs: int | None
 ) -> dict[str, _Trial]:
     """Place -> trial with batches augmented there; all trials share one model."""
-    replicas = Replicas(strategy)
-    sources = {
-        place: WorkloadSource(workload, replace(plan, augment_on=place), replicas, seed=seed)
+    sessions = {
+        place: Session(workload, replace(plan, augment_on=place), strategy, seed=seed, planned_epochs=epochs)
         for place in AUGMENTATION_PLACES
     }
-    num_steps = num_optimizer_steps(workload, plan, epochs=epochs, num_batches=sources["host"].num_batches)
-    with strategy.scope():
-        model = compiled_model(workload, plan, num_steps=num_steps)
-    private_models.build_model(model, sources["host"].batch_spec)
-    engine = engine_of(model, engine_options(plan))
-    return {place: _Trial(engine, source) for place, source in sources.items()}
+    engine = sessions["host"].engine
+    return {place: _Trial(engine, session.source) for place, session in sessions.items()}
 
 
 def _cause(error: tf.errors.OpError) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import keras
@@ -121,20 +122,13 @@ def logical_devices(plan: Plan) -> tuple[str, ...]:
 
 
 def engine_options(plan: Plan) -> EngineOptions:
-    """The engine's options for a plan."""
+    """The engine's options for a plan: its fields of the same names, and what follows from others."""
+    common = {one.name for one in fields(EngineOptions)} & {one.name for one in fields(Plan)}
     return EngineOptions(
-        sum_duplicate_indices=plan.sum_duplicate_indices,
-        embedding_updates=plan.embedding_updates,
-        embeddings_on=plan.embeddings_on,
-        optimizer_state=plan.optimizer_state,
-        optimizer_slots_dtype=plan.optimizer_slots_dtype,
-        bytes_per_pack=plan.bytes_per_pack,
+        **{name: getattr(plan, name) for name in common},
         stop_at_non_finite_loss=True,
         single_steps=plan.steps_per_execution == 1,
         batches_per_step=plan.accumulation_steps,
-        fused_kernels=plan.fused_kernels,
         times_input=True,
-        rematerialization=plan.rematerialization,
-        pipeline_stages=plan.pipeline_stages,
         stage_devices=logical_devices(plan) if plan.pipeline_stages > 1 else (),
     )

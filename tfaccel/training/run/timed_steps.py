@@ -17,17 +17,13 @@ from tfaccel.costs.trace_times import layer_seconds
 from tfaccel.data.feeds import Feed
 from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_accumulation import why_epochs_differ
-from tfaccel.training.run.compiled_model import compiled_model, engine_options
-from tfaccel.training.run.workload_fit import build_for
-from tfaccel.training.run.workload_source import WorkloadSource
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.run.compiled_model import engine_options
+from tfaccel.training.run.session import Session
 from tfaccel.training.steps.layer_scopes import layer_names, optimizer_names
 from tfaccel.training.steps.marked_layers import train_step_cost
-from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.windows import WindowLength
 
 _MANY_EPOCHS = 1000
@@ -82,13 +78,16 @@ class TimedSteps:
         marks_layers: bool = False,
     ) -> None:
         self._workload, self._plan = workload, plan
-        # Epochs are prepared ahead, as in a long run.
-        self._source = WorkloadSource(workload, plan, Replicas(strategy), seed=seed, epochs=_MANY_EPOCHS)
-        num_steps = num_optimizer_steps(workload, plan, epochs=epochs, num_batches=self._source.num_batches)
-        with strategy.scope():
-            model = compiled_model(workload, plan, num_steps=num_steps)
-        build_for(model, self._source.batch_spec, workload)
-        self._engine = engine_of(model, replace(engine_options(plan), marks_layers=marks_layers))
+        self._session = Session(
+            workload,
+            plan,
+            strategy,
+            seed=seed,
+            epochs=_MANY_EPOCHS,  # prepared ahead, as in a long run
+            planned_epochs=epochs,
+            options=replace(engine_options(plan), marks_layers=marks_layers),
+        )
+        self._source, self._engine = self._session.source, self._session.engine
         self._length = WindowLength(self._engine, "train", [])
         self._batches_per_step = plan.accumulation_steps
         self._feed: Feed | None = None
@@ -168,4 +167,4 @@ class TimedSteps:
     def close(self) -> None:
         """Lets the input pipeline go."""
         self._feed = None
-        self._source.close()
+        self._session.close()

@@ -18,11 +18,10 @@ from tfaccel.files import whole_file
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.non_finite_policy import STOP
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.training.accumulation import workload_schedule
-from tfaccel.training.epochs import callbacks_of, run_epochs
+from tfaccel.training.epochs import callbacks_of
 from tfaccel.training.run.built_run import built_settings, check_built
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
 from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
@@ -39,6 +38,7 @@ from tfaccel.training.run.profile_steps import ProfileSteps
 from tfaccel.training.run.run_dir import LEFT_OUT, NO_METRICS, RunDir
 from tfaccel.training.run.run_options import RunOptions
 from tfaccel.training.run.scaled_rates import ScaledRates
+from tfaccel.training.run.session import Session
 from tfaccel.training.run.shown_run import say
 from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
@@ -48,12 +48,10 @@ from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
 from tfaccel.training.run.training_progress import TrainingProgress
 from tfaccel.training.run.unsaved_state import warned_unsaved_state
 from tfaccel.training.run.utilization import Utilization
-from tfaccel.training.run.workload_fit import build_for, callbacks_of_workload, check_batches, refuse_restoring
-from tfaccel.training.run.workload_source import WorkloadSource
-from tfaccel.training.stages.staged_model import built_on_host
-from tfaccel.training.steps.engine import Engine, engine_of
+from tfaccel.training.run.workload_fit import callbacks_of_workload, refuse_restoring
+from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.validation import Validation, validation_of
+from tfaccel.training.validation import Validation
 from tfaccel.training.workers.chief import only_chief_writes
 
 logger = logging.getLogger("tfaccel")
@@ -137,22 +135,27 @@ class TrainSession:
         replicas = Replicas(strategy)
         self._begin_with_chief(replicas)
         self._continue_within_epoch()
-        self._source = WorkloadSource(
+        session = Session(
             self._workload,
             self.plan,
-            replicas,
+            strategy,
             seed=self._seed,
             epochs=self._epochs,
+            planned_epochs=self._epochs,
             start_epoch=self._first_epoch,
             start=ResumedPlace.of(self._restored),
+            options=self._options.engine_options(self.plan),
+            make_model=partial(self._compiled_model, hardware=hardware),
         )
-        self._source.leave_out(self.dropped)
-        with contextlib.closing(self._source):
-            return self._trained(strategy, callbacks, signals=signals, hardware=hardware, verbose=verbose)
+        with contextlib.closing(session):
+            self._source = session.source
+            self._source.leave_out(self.dropped)
+            check_memory(session.model, self._workload.name, self.plan, hardware)
+            return self._trained(session, callbacks, signals=signals, hardware=hardware, verbose=verbose)
 
     def _trained(
         self,
-        strategy: tf.distribute.Strategy,
+        session: Session,
         callbacks: Sequence[keras.callbacks.Callback],
         *,
         signals: StopSignals,
@@ -160,15 +163,9 @@ class TrainSession:
         verbose: int | str,
     ) -> Outcome:
         """Trains on the source's batches, then evaluates and saves."""
-        self._know_steps()
-        model = self._built_model(strategy, hardware)
-        engine = engine_of(model, self._options.engine_options(self.plan))
+        model, engine, validation = session.model, session.engine, session.validation
         engine.on_unsaved_state = warned_unsaved_state()
         note_first_step(0 if self._restored is None else self._restored[1]["step"])
-        num_passes = self._epochs - self._first_epoch + 1  # one for the final metrics
-        validation = validation_of(self._workload, self.plan, num_passes=num_passes)
-        if validation is not None and not callable(validation.source):
-            check_batches(model, validation.source.batch_spec, f"validation_data of workload {self._workload.name!r}")
         asked_for = callbacks_of_workload(self._workload)
         refuse_restoring([*asked_for, *callbacks])
         self._announce_rates([*asked_for, *callbacks])
@@ -191,15 +188,7 @@ class TrainSession:
                 causes_named(engine, self._workload, self.plan, seed=self._seed, finds=self._until is not None),
                 self._source.failures_named(),
             ):
-                run_epochs(
-                    engine,
-                    self._source,
-                    container,
-                    validation,
-                    epochs=self._epochs,
-                    initial_epoch=self._first_epoch,
-                    first_step=self._first_step,
-                )
+                session.train(container)
                 final = self._final_metrics(engine, validation, every[-1])
         finally:
             for callback in container.callbacks:
@@ -215,13 +204,11 @@ class TrainSession:
         proof = engine.checks.to_json()
         return Outcome(self._run_dir.history(), final, times, utilization.of_run(), workers, scaled, proof)
 
-    def _know_steps(self) -> None:
-        """Computes the number of optimizer steps; a resumed run has that of the original, unless it becomes longer."""
+    def _know_steps(self, num_steps: int | None) -> None:
+        """Takes the number of optimizer steps; a resumed run has that of the original, unless it becomes longer."""
         if self._num_steps is not None and not self._is_longer:
             return
-        before, epochs = self._num_steps, self._epochs
-        num_batches = self._source.num_batches
-        self._num_steps = num_optimizer_steps(self._workload, self.plan, epochs=epochs, num_batches=num_batches)
+        before, self._num_steps = self._num_steps, num_steps
         if self._is_longer and self._restored is not None:
             check_same_when_longer(self._workload, self._scaling, num_steps=before, more_steps=self._num_steps)
 
@@ -237,17 +224,15 @@ class TrainSession:
             self._rates.check_callbacks(callbacks)
             self._rates.log()
 
-    def _built_model(self, strategy: tf.distribute.Strategy, hardware: Hardware) -> keras.Model:
+    def _compiled_model(
+        self, workload: Workload, plan: Plan, *, num_steps: int | None, hardware: Hardware
+    ) -> keras.Model:
+        self._know_steps(num_steps)
         if self._profile is not None:
             self._profile.check_length(self._num_steps)
-        name = self._workload.name
         self._rates = None if self._scaling is None else ScaledRates(self._scaling, self._num_steps)
-        with built_on_host(self.plan.pipeline_stages):
-            with strategy.scope(), within_memory(name, self.plan, hardware):
-                model = compiled_model(self._workload, self.plan, num_steps=self._num_steps, rates=self._rates)
-            build_for(model, self._source.batch_spec, self._workload)
-        check_memory(model, name, self.plan, hardware)
-        return model
+        with within_memory(workload.name, plan, hardware):
+            return compiled_model(workload, plan, num_steps=self._num_steps, rates=self._rates)
 
     def _callbacks(
         self,

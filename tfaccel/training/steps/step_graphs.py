@@ -142,10 +142,9 @@ class StepGraphs:
         """The variables that a checkpoint holds; None on TPUs, where one handle stands for those of all cores."""
         if self._is_on_tpu:
             return None
-        clock, every = self._replicas.reduce_clock, variables_of(self._model)
+        every = variables_of(self._model)
         every = every + [v for one in optimizers_of(self._model).values() for v in unlisted_variables(one)]
-        saved = [one for i in range(len(self._replicas.devices)) for one in self._replicas.components(every, i)]
-        return saved + ([] if clock is None else [clock.variable])  # measures, and is no state of training
+        return [one for i in range(len(self._replicas.devices)) for one in self._replicas.components(every, i)]
 
     def _traced(self, feed: CallFeed, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
         predicts = self._kind == "predict"
