@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import suggests_names
 from tfaccel.processes.child import ProcessError, run_program
@@ -84,6 +85,7 @@ class CheckResult:
 
 
 @suggests_names
+@checks_types(TfaccelError, checks_numbers=True)
 def check(
     model: Any,
     x: Any = None,

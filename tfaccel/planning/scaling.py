@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, Literal, Self
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, ReportError
 from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.known_names import suggests_names
@@ -26,6 +27,7 @@ _SECONDS_PER_HOUR = 3600
 
 @short_repr
 @suggests_names
+@checks_types(PlanError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class ScalingOptions:
     """What `estimate_scaling` assumes.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
+from tfaccel.argument_types import checks_types
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
@@ -29,6 +30,7 @@ _FROM_DATA = (
 
 @short_repr
 @suggests_names
+@checks_types(WorkloadError)
 @dataclass(frozen=True)
 class Workload:
     """What to train: a model, how to compile it, and its data.

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import check_names, did_you_mean, suggests_names
 from tfaccel.short_repr import short_repr
@@ -43,6 +44,7 @@ _EMA_MOMENTUM = 0.98
 
 @short_repr
 @suggests_names
+@checks_types(WorkloadError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """Optimizer, learning-rate schedule and early stopping.
