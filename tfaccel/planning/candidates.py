@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.known_names import did_you_mean
@@ -65,7 +64,6 @@ class _Draft:
     cost: int
 
 
-@checks_types(PlanError, checks_numbers=True)
 def candidate_plans(
     hardware: Hardware,
     workload: Workload = _NO_WORKLOAD,
@@ -115,7 +113,6 @@ def candidate_plans(
     return _plans(sorted(drafts, key=lambda draft: draft.cost))
 
 
-@checks_types(PlanError, checks_numbers=True)
 def default_plan(
     hardware: Hardware, workload: Workload = _NO_WORKLOAD, *, step_operations: int | None = None, **fixed: Any
 ) -> Plan:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
-from tfaccel.argument_types import checks_types
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
@@ -30,7 +29,6 @@ _FROM_DATA = (
 
 @short_repr
 @suggests_names
-@checks_types(WorkloadError)
 @dataclass(frozen=True)
 class Workload:
     """What to train: a model, how to compile it, and its data.
@@ -121,7 +119,10 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in _FROM_DATA:
-            if not getattr(self, name) and (value := getattr(self.data, name, None)) is not None:
+            if (
+                any(getattr(self, name) is one for one in (None, False))
+                and (value := getattr(self.data, name, None)) is not None
+            ):
                 object.__setattr__(self, name, value)
         if self.example_bytes is None:
             object.__setattr__(self, "example_bytes", getattr(self.train_data, "example_bytes", None))

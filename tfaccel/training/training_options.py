@@ -6,7 +6,6 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import check_names, did_you_mean, suggests_names
 from tfaccel.short_repr import short_repr
@@ -44,7 +43,6 @@ _EMA_MOMENTUM = 0.98
 
 @short_repr
 @suggests_names
-@checks_types(WorkloadError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """Optimizer, learning-rate schedule and early stopping.
@@ -110,7 +108,7 @@ class TrainingOptions:
             )
         if type(self.ema) is not bool:
             raise WorkloadError(f"`ema` must be true or false. Received: ema={self.ema!r}.")
-        if self.schedule not in SCHEDULES:
+        if not isinstance(self.schedule, str) or self.schedule not in SCHEDULES:
             hint = did_you_mean(str(self.schedule), SCHEDULES) or f" Schedules: {', '.join(SCHEDULES)}."
             raise WorkloadError(f"There is no learning-rate schedule {self.schedule!r}.{hint}")
         if type(self.warm_up) not in (int, float) or not 0 <= self.warm_up < 1:
