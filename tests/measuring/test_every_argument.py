@@ -129,3 +129,21 @@ def test_wrong_types_are_refused_by_name(name, given):
         else:
             raw.append(f"{described}: taken")
     assert not raw
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"callbacks": [3]}, "`callbacks` must be a list of keras.callbacks.Callback. Received: 3"),
+        ({"callbacks": [Foreign]}, r"keras.callbacks.Callback, such as Foreign\(\). Received: "),
+        (
+            {"y": [1, 2]},
+            r"`y` must be arrays, .* Received: 1 of <class 'int'>. For a list of numbers, pass numpy.array",
+        ),
+        ({"x": []}, r"Received no data: x=\[\]"),
+        ({"batch_size": 0}, "`batch_size` must be a whole number of at least 1. Received: batch_size=0"),
+    ],
+)
+def test_data_and_callbacks_of_no_kind_are_refused_by_name(arguments, message, given):
+    with pytest.raises(TfaccelError, match=message):
+        tfaccel.fit(**({"model": given["model"], "x": given["x"], "y": given["y"], "verbose": 0} | arguments))
