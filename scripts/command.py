@@ -224,12 +224,15 @@ def show_progress(program: str, text: str) -> None:
 def table_console(*, highlight: bool = True) -> "Console":
     """A console for tables: as wide as the terminal, or as wide as the table without one.
 
-    Lines in files are never wrapped, so that names and values can be searched for.
+    Lines in files are never wrapped, so that names and values can be searched for; words in terminals are not broken.
+    Brackets in names are text, no markup.
     """
-    from rich.console import Console
+    from tfaccel.scripts.fitted_tables import TableConsole
 
-    console = Console(highlight=highlight)
-    return console if console.is_terminal else Console(width=_FILE_WIDTH, highlight=highlight)
+    console = TableConsole(highlight=highlight, markup=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    return console
 
 
 def own_flags_help(values: flags.FlagValues) -> str:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable
 
 from absl import flags
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +24,7 @@ from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_examination import Examination
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.workload import Workload
-from tfaccel.scripts.command import run_command, show_progress
+from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
@@ -66,7 +65,7 @@ def _main(values: flags.FlagValues) -> int:
     if values.json:
         print(json.dumps({"checks": [check.to_json() for check in checks]}, indent=2))
     else:
-        print_checks(checks, Console())
+        print_checks(checks)
     return 1 if any(check.status == "fail" for check in checks) else 0
 
 
@@ -102,8 +101,9 @@ def show_trying(text: str) -> None:
     show_progress("tfaccel doctor", text and f"trying {text} ...")
 
 
-def print_checks(checks: list[Check], console: Console) -> None:
+def print_checks(checks: list[Check]) -> None:
     """Prints a table of all checks, then the remedies, unwrapped so that commands can be copied."""
+    console = table_console()
     table = Table(box=None, pad_edge=False)
     for title in ("check", "status", "detail"):
         table.add_column(title, overflow="fold", no_wrap=title != "detail")

@@ -13,17 +13,19 @@ import json
 import sys
 import time
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
-from rich.console import Console
 from rich.table import Table as TextTable
 
 from tfaccel.data.inspection.findings import InspectionReport
 from tfaccel.data.inspection.inspect_data import inspect_data
 from tfaccel.errors import DataError, printable
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _TEXTS: dict[str, Flag] = {
     "data_dir": (str, "a table (.csv, .tsv, .parquet), a .npz or text file, a folder of classes, or in COCO format"),
@@ -36,7 +38,6 @@ _TEXTS: dict[str, Flag] = {
     "encoding": ("utf-8", "encoding of CSV and text files"),
 }
 _QUIET_SECONDS = 2.0  # before progress is shown
-_MIN_CHARACTERS = 120  # min line width, so that column names are not cut
 _MAX_COLUMNS_SHOWN = 40
 _MAX_CLASSES_SHOWN = 30
 _MAX_FINDINGS_SHOWN = 10  # per kind
@@ -89,8 +90,7 @@ class _Progress:
 
 
 def _print(report: InspectionReport) -> None:
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.width = max(console.width, _MIN_CHARACTERS)
+    console = table_console(highlight=False)
     sizes = ", ".join(f"{count:,} to {part}" for part, count in report.num_examples.items())
     console.print(f"{printable(report.path)}: {report.kind}, {sizes}; each {report.shape}.")
     verdict = "fits" if report.fits_in_memory else "does not fit"
@@ -122,7 +122,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]} ..."
 
 
-def _print_columns(report: InspectionReport, console: Console) -> None:
+def _print_columns(report: InspectionReport, console: "Console") -> None:
     table = _table("column", "kind", "missing", "different", "lowest", "median", "highest")
     for name, about in list(report.columns.items())[:_MAX_COLUMNS_SHOWN]:
         numbers = [f"{about[key]:.6g}" if key in about else "" for key in ("min", "median", "max")]
@@ -134,13 +134,13 @@ def _print_columns(report: InspectionReport, console: Console) -> None:
 
 def _table(first: str, *others: str) -> TextTable:
     table = TextTable(box=None, pad_edge=False)
-    table.add_column(first, no_wrap=True)
+    table.add_column(first)
     for name in others:
         table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
     return table
 
 
-def _print_table(table: TextTable, console: Console, num_more: int) -> None:
+def _print_table(table: TextTable, console: "Console", num_more: int) -> None:
     console.print()
     console.print(table)
     if num_more > 0:

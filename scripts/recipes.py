@@ -5,9 +5,10 @@ import sys
 from dataclasses import asdict
 
 from absl import flags
+from rich.table import Table
 
 from tfaccel.planning.recipe_list import list_recipes
-from tfaccel.scripts.command import run_command
+from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 
 _FLAGS: dict[str, Flag] = {"json": (False, "print the list as JSON")}
@@ -24,10 +25,13 @@ def _main(values: flags.FlagValues) -> int:
     if values.json:
         print(json.dumps({"recipes": [asdict(recipe) for recipe in recipes]}, indent=2))
         return 0
-    width = max((len(recipe.name) for recipe in recipes), default=0)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for recipe in recipes:
-        print(f"{recipe.name:<{width}}  {recipe.summary}")
-    print("\nTrain one: tfaccel train --recipe=NAME --run_dir=DIR" if recipes else "No recipes are installed.")
+        table.add_row(recipe.name, recipe.summary)
+    console = table_console(highlight=False)
+    if recipes:
+        console.print(table)
+    console.print("\nTrain one: tfaccel train --recipe=NAME --run_dir=DIR" if recipes else "No recipes are installed.")
     return 0
 
 

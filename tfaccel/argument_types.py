@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
+import os
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any, Literal, TypeVar
 
 from tfaccel.errors import HardwareError, PlanError, TfaccelError
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_Checked = TypeVar("_Checked", bound=Callable[..., Any])
+_Kind = tuple[Callable[[Any], bool], str]  # whether a value is of a kind, and how to say it
 _ERRORS: dict[str, type[TfaccelError]] = {"Hardware": HardwareError, "Machine": HardwareError, "Plan": PlanError}
 _SUCH_AS = {"Plan": ", such as tfaccel.default_plan(...)"}
 _OTHERS = {"Mapping": (Mapping, "a dict"), "dict": (dict, "a dict")}
 
 
-def checks_types(error: type[TfaccelError]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """A decorator: arguments must be what the annotations of the function say.
+def checks_types(error: type[TfaccelError], *, checks_numbers: bool = False) -> Callable[[_Checked], _Checked]:
+    """A decorator: arguments must be what the annotations of the function, or of a class's `__init__`, say.
 
     Checked are arguments that are to be instances of one of tfaccel's classes, functions, dicts or booleans, with None
-    where the annotation allows it. Texts, numbers and lists are left to the function, which knows their limits.
+    where the annotation allows it. Texts, numbers and lists are left to the function, which knows their limits; but no
+    array, which cannot be compared with anything, is taken for one.
 
     Args:
         error: what is raised for a wrong type; for a plan a PlanError, for a machine a HardwareError.
+        checks_numbers: whether texts, numbers and lists are checked too.
 
     Example:
         >>> from tfaccel.errors import WorkloadError
@@ -36,22 +41,24 @@ def checks_types(error: type[TfaccelError]) -> Callable[[Callable[_P, _R]], Call
         tfaccel.errors.WorkloadError: `again` must be True or False. Received: 'no'.
     """
 
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def decorate(function: Any) -> Any:
+        if isinstance(function, type):
+            function.__init__ = decorate(function.__init__)  # type: ignore[misc]
+            return function
         signature = inspect.signature(function)
         scope = inspect.unwrap(function).__globals__
+        kinds_of = functools.cache(lambda name: _kinds(signature.parameters[name].annotation, scope, checks_numbers))
 
         @functools.wraps(function)
-        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def checked(*args: Any, **kwargs: Any) -> Any:
             try:
                 given = signature.bind_partial(*args, **kwargs).arguments
             except TypeError:  # Python's own message, which the call below raises
                 given = {}
             for name, value in given.items():
-                kinds = _kinds(signature.parameters[name].annotation, scope)
-                if kinds and not any(is_one(value) for is_one, _ in kinds.values()):
-                    wanted = [text for _, text in kinds.values()]
-                    known = next((_ERRORS[kind] for kind in kinds if kind in _ERRORS), error)
-                    raise known(f"`{name}` must be {', or '.join(wanted)}. Received: {value!r:.200}.")
+                several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+                for one in value if several else (value,):
+                    _check(name, one, kinds_of(name), error)
             return function(*args, **kwargs)
 
         return checked
@@ -59,11 +66,18 @@ def checks_types(error: type[TfaccelError]) -> Callable[[Callable[_P, _R]], Call
     return decorate
 
 
-def _kinds(annotation: Any, scope: Mapping[str, Any]) -> dict[str, tuple[Callable[[Any], bool], str]]:
+def _check(name: str, value: Any, kinds: Mapping[str, _Kind], error: type[TfaccelError]) -> None:
+    if kinds and not any(is_one(value) for is_one, _ in kinds.values()):
+        wanted = list(dict.fromkeys(words for _, words in kinds.values()))
+        known = next((_ERRORS[kind] for kind in kinds if kind in _ERRORS), error)
+        raise known(f"`{name}` must be {', or '.join(wanted)}. Received: {value!r:.200}.")
+
+
+def _kinds(annotation: Any, scope: Mapping[str, Any], checks_numbers: bool) -> dict[str, _Kind]:
     """Name -> whether a value is of that kind, and how to say it; empty for an annotation that is not checked."""
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     names = [part.strip().partition("[")[0].rpartition(".")[2] for part in text.split(" | ")]
-    found: dict[str, tuple[Callable[[Any], bool], str]] = {}
+    found: dict[str, _Kind] = {}
     for name in names:
         if name == "None":
             found[name] = (lambda value: value is None), "None"
@@ -72,6 +86,11 @@ def _kinds(annotation: Any, scope: Mapping[str, Any]) -> dict[str, tuple[Callabl
         elif name in _OTHERS:
             kind, words = _OTHERS[name]
             found[name] = functools.partial(_is_instance, kind=kind), words
+        elif name in _SIMPLE_KINDS:
+            is_one, words = _SIMPLE_KINDS[name]
+            found[name] = (is_one if checks_numbers else _is_no_array), words
+        elif name == "Literal" or getattr(scope.get(name), "__origin__", None) is Literal:
+            found[name] = functools.partial(_is_instance, kind=str), "a text"
         elif name == "Callable" or getattr(scope.get(name), "__origin__", None) is Callable:
             found[name] = callable, "a function"
         elif name in scope and getattr(scope[name], "__module__", "").startswith("tfaccel."):
@@ -86,7 +105,7 @@ def _words(kind: type) -> str:
     return f"a {'tfaccel' if is_public else kind.__module__}.{kind.__name__}{_SUCH_AS.get(kind.__name__, '')}"
 
 
-def _is_instance(value: Any, *, kind: type) -> bool:
+def _is_instance(value: Any, *, kind: type | tuple[type, ...]) -> bool:
     return isinstance(value, kind)
 
 
@@ -95,3 +114,36 @@ def _is_truth(value: Any) -> bool:
     return (
         isinstance(value, bool) or type(value).__name__ in ("bool", "bool_") or (type(value) is int and value in (0, 1))
     )
+
+
+def _is_whole_number(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) or (getattr(value, "shape", None) == () and hasattr(value, "__float__"))
+
+
+def _is_list(value: Any) -> bool:
+    if isinstance(value, str | bytes | Mapping | type) or getattr(value, "ndim", None) not in (None, 1):
+        return False
+    return isinstance(value, Iterable)
+
+
+def _is_no_array(value: Any) -> bool:
+    return isinstance(value, type) or not (isinstance(value, bytes) or getattr(value, "ndim", None))
+
+
+# How to tell and to say what texts, numbers and lists are.
+_SIMPLE_KINDS: dict[str, _Kind] = {
+    "int": (_is_whole_number, "a whole number"),
+    "float": (_is_number, "a number"),
+    "str": (functools.partial(_is_instance, kind=str), "a text"),
+    "PathLike": (functools.partial(_is_instance, kind=(str, os.PathLike)), "a pathlib.Path"),
+    "Path": (functools.partial(_is_instance, kind=(str, os.PathLike)), "a pathlib.Path"),
+    **dict.fromkeys(("list", "tuple", "Sequence", "Iterable"), (_is_list, "a list")),
+}

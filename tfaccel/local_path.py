@@ -29,10 +29,10 @@ def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path
         ...
         tfaccel.errors.TfaccelError: 'gs://bucket/run' is not a local path. tfaccel reads and writes local files only...
     """
-    if not isinstance(given, str | bytes | os.PathLike):
+    text = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(text, str):
         raise error(f"A path must be a text or a pathlib.Path. Received: {given!r:.200} of {type(given)}.")
-    text = os.fspath(given)
-    found = _SCHEME.match(text) if isinstance(text, str) else None
+    found = _SCHEME.match(text)
     if found is None or (isinstance(given, str) and _SAVED_DATA_SET.match(given)):
         return Path(text)
     if found[1] == "file":

@@ -1,5 +1,7 @@
 """Public functions refuse arguments of the wrong type by name."""
 
+import importlib
+
 import pytest
 
 import tfaccel
@@ -75,6 +77,21 @@ def test_what_is_no_time_is_refused(given):
         tfaccel.roofline(WORKLOAD, limit_seconds=given)
     with pytest.raises(PlanError, match=r"`step_seconds` must be a number above 0. Received: step_seconds="):
         tfaccel.estimate_scaling(WORKLOAD, step_seconds=given)
+
+
+MISSPELLED = {
+    "spacing": (lambda: tfaccel.LearningRateTest(spacing="exponental"), "'exponential'"),
+    "algorithm": (lambda: tfaccel.ScalingOptions(algorithm="hierarchicl"), "'hierarchical'"),
+    "compress": (lambda: tfaccel.compress("run", method=["float16"]), "'methods'"),
+    "ops": (lambda: importlib.import_module("tfaccel.ops").sum_over_replica, "'sum_over_replicas'"),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELLED)
+def test_a_misspelled_name_has_the_nearest_one(name):
+    call, nearest = MISSPELLED[name]
+    with pytest.raises((TfaccelError, AttributeError), match=f"Did you mean {nearest}"):
+        call()
 
 
 def test_an_engine_that_is_no_text_is_refused():

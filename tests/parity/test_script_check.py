@@ -95,7 +95,35 @@ def test_what_cannot_be_checked_is_refused(tmp_path, capsys):
     without.write_text("print(1)")
     with pytest.raises(TfaccelError, match=r"without.py ended without calling `Model.fit`"):
         check_script(str(without))
+    (tmp_path / "leaves.py").write_text("import os\nos._exit(0)")
+    with pytest.raises(TfaccelError, match=r"leaves.py ended without calling `Model.fit`"):
+        check_script(str(tmp_path / "leaves.py"))
     failing = Path(tmp_path, "failing.py")
     failing.write_text("raise ValueError('no data')")
     with pytest.raises(TfaccelError, match=r"failing.py does not train on one device: .*ValueError: no data"):
         check_script(str(failing))
+
+
+ARGPARSE = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", required=True)
+parser.parse_args()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("n = input('how many? ')", "EOFError: EOF when reading a line"),
+        ("import sys\nsys.exit('no data found')", "no data found"),
+        (ARGPARSE, "the following arguments are required: --data"),
+        ("def f(:", "SyntaxError: "),
+    ],
+)
+def test_a_script_that_stops_before_fit_says_why(text, message, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    with pytest.raises(TfaccelError, match=rf"script.py does not train on one device: .*{message}"):
+        check_script(str(script), time_limit_seconds=120)

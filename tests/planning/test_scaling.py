@@ -139,7 +139,7 @@ def test_interconnects_of_the_table():
         ({"machine_latency_seconds": True}, r"machine_latency_seconds must be a number"),
         ({"devices_per_machine": 0}, r"devices_per_machine must be a whole number of at least 1"),
         ({"devices_per_machine": 2}, r"with several devices per machine needs device_bytes_per_second"),
-        ({"name": 3}, r"name must be a string"),
+        ({"name": 3}, r"`name` must be a text"),
         ({"device_kind": "gpu"}, r"device_kind must be one of CPU, GPU, TPU\. Received: device_kind='gpu'"),
     ],
 )

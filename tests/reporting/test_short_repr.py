@@ -1,6 +1,6 @@
 """What a notebook shows of plans and results: at most some 300 characters."""
 
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, make_dataclass
 from importlib import import_module
 
 import pytest
@@ -45,3 +45,21 @@ def test_many_long_fields_are_shortened():
         ", ...)"
     )
     assert repr(Result({}, (), [], other=2.5)) == "Result(history={}, parts=(), texts=[], other=2.5)"
+
+
+def test_jupyter_shows_the_same_fields_as_a_table():
+    names = tuple(f"field_{number}" for number in range(30))
+    shown = short_repr(make_dataclass("Shown", [(name, str) for name in names]))(*["<b>value</b>" * 20] * 30)
+    html = shown._repr_html_()
+    assert html.count("<tr>") == 16 and len(html) < 5000 and "<b>" not in html
+    assert html.startswith("<table><caption>Shown</caption><tr><th>field_0</th><td>&#x27;&lt;b&gt;value")
+    plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=64)
+    assert plan._repr_html_().count("<tr>") == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["html_report.write_report:WrittenReport", "data.inspection.findings:InspectionReport"]
+)
+def test_what_other_functions_return_is_short_too(name):
+    module, _, kind = name.partition(":")
+    assert getattr(import_module(f"tfaccel.{module}"), kind).__repr__.__module__ == short_repr.__module__

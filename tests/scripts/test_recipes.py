@@ -37,7 +37,9 @@ def two_recipes(tmp_path, monkeypatch):
 
 def test_text(recipes, two_recipes):
     lines = "images   Classifies images.\nsorting  Learns to sort.\n"
-    assert recipes() == (0, f"{lines}\nTrain one: tfaccel train --recipe=NAME --run_dir=DIR\n", "")
+    status, out, err = recipes()
+    found = "".join(f"{line.rstrip()}\n" for line in out.splitlines())
+    assert (status, found, err) == (0, f"{lines}\nTrain one: tfaccel train --recipe=NAME --run_dir=DIR\n", "")
 
 
 def test_json(recipes, two_recipes):

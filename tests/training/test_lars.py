@@ -124,7 +124,7 @@ def test_a_model_trains_and_goes_on_after_it_was_saved(logical_devices, tmp_path
         ({"trust_coefficient": 0}, "`trust_coefficient` of Lars must be a number above 0. Received: "),
         ({"epsilon": -1e-9}, "`epsilon` of Lars must be a number at least 0. Received: epsilon=-1e-09."),
         ({"weight_decay": -0.1}, "`weight_decay` of Lars must be a number of at least 0, or None. Received: "),
-        ({"exclude_from_layer_adaptation": "bias"}, "must be a list of regular expressions. Received: .*'bias'"),
+        ({"exclude_from_layer_adaptation": "bias"}, "must be a list. Received: 'bias'"),
         ({"exclude_from_layer_adaptation": ["("]}, r"holds '\(', which is not a valid regular expression: "),
     ],
 )

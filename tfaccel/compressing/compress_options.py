@@ -14,6 +14,7 @@ from tfaccel.errors import CompressionError
 from tfaccel.known_names import check_names, did_you_mean
 
 DIRECTIONS = ("auto", "min", "max")
+_OTHERS = ("methods", "max_metric_drop", "workload", "representative_data", "validation_data")  # of `compress`
 
 
 def _silent(text: str) -> None:
@@ -89,7 +90,8 @@ class CompressOptions:
         Raises:
             CompressionError: for an unknown option.
         """
-        check_names(options, [one.name for one in fields(cls)], CompressionError, "There is no option {!r}.")
+        known = [*(one.name for one in fields(cls)), *_OTHERS]
+        check_names(options, known, CompressionError, "There is no option {!r}.")
         return cls(**options)
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from tfaccel.argument_types import checks_types
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.texts.vocabulary import Vocabulary
@@ -51,6 +52,7 @@ class RawInput:
 
 @short_repr
 @suggests_names
+@checks_types(DataError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class ImageInput(RawInput):
     """Encoded images, whose pixel values from 0 to 255 the model takes.
@@ -79,6 +81,7 @@ class ImageInput(RawInput):
 
 @short_repr
 @suggests_names
+@checks_types(DataError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class TextInput(RawInput):
     """Texts, whose first token ids the model takes.
@@ -104,6 +107,7 @@ class TextInput(RawInput):
 
 @short_repr
 @suggests_names
+@checks_types(DataError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class TableInput(RawInput):
     """Rows of a table, which the model takes as numbers and category indices.

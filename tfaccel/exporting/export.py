@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfaccel.argument_types import checks_types
 from tfaccel.compressing.litert.schema import check_litert
 from tfaccel.errors import ExportError
 from tfaccel.exporting.export_folder import export_folder, next_version
@@ -23,6 +24,7 @@ logger = logging.getLogger("tfaccel")
 
 
 @suggests_names
+@checks_types(ExportError, checks_numbers=True)
 def export(
     run_or_model: str | os.PathLike[str] | keras.Model,
     formats: Sequence[str] = DEFAULT_FORMATS,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, Self
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.json_fields import check_count, check_known, check_text, quoted, record_from_json, texts_from_json
 from tfaccel.known_names import suggests_names
@@ -18,6 +19,7 @@ CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
 
 @short_repr
 @suggests_names
+@checks_types(HardwareError)
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """One device, with TensorFlow's index.

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from typing import Any, Self
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.hardware import DEVICE_KINDS
 from tfaccel.hardware.json_fields import check_count, check_text, quoted, record_from_json
@@ -21,6 +22,7 @@ _OF_A_MACHINE = {"hardware", "devices", "cpu_model"}  # in a file that describes
 
 @short_repr
 @suggests_names
+@checks_types(HardwareError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class Interconnect:
     """What connects devices that train together, in the latency-bandwidth (alpha-beta) model.

@@ -30,12 +30,14 @@ from tfaccel.html_report.summary_sections import (
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import Report
+from tfaccel.short_repr import short_repr
 
 logger = logging.getLogger("tfaccel")
 
 _SUFFIXES = (".html", ".htm")
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class WrittenReport:
     """A report that was written.

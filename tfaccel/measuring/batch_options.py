@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
 from tfaccel.known_names import suggests_names
 from tfaccel.planning.option_checks import check_seed
@@ -15,6 +16,7 @@ _MOST = 2**24  # micro-batch: there is no end to it where neither memory, nor da
 
 @short_repr
 @suggests_names
+@checks_types(PlanError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
     """How `find_batch_size` searches.

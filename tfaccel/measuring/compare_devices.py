@@ -32,6 +32,7 @@ Progress = Callable[[str], None]
 
 @short_repr
 @suggests_names
+@checks_types(PlanError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions:
     """What is known already, or fixed.

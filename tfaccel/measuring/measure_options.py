@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
 from tfaccel.known_names import suggests_names
 from tfaccel.measuring.candidate import Candidate
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 @short_repr
 @suggests_names
+@checks_types(PlanError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
     """How `find_fastest` measures.

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
@@ -85,6 +86,7 @@ class CheckResult:
 
 
 @suggests_names
+@checks_types(TfaccelError, checks_numbers=True)
 def check(
     model: Any,
     x: Any = None,
@@ -186,6 +188,8 @@ def _outcome(order: dict[str, Any], time_limit_seconds: float) -> dict[str, Any]
         if f"status {_NO_FIT}" in str(error):
             raise TfaccelError(f"{order['script']} ended without calling `Model.fit`.") from error
         return {"failure": _reason(error)}
+    if not Path(order["out"]).exists():  # os._exit(0)
+        raise TfaccelError(f"{order['script']} ended without calling `Model.fit`.")
     found: dict[str, Any] = json.loads(Path(order["out"]).read_text())
     with np.load(order["out"] + ".npz") as weights:
         found["weights"] = {name.partition(":")[2]: weights[name] for name in weights}
@@ -216,6 +220,7 @@ def _row(way: str, found: dict[str, Any], one: dict[str, Any]) -> CheckRow:
 
 
 def _reason(error: ProcessError) -> str:
-    """The last error that a process has named, in one sentence; else how it ended."""
+    """The last error that a process has named, in one sentence; else its last line, or how it ended."""
     named = re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception)\b.*)", error.output, re.MULTILINE)
-    return (named[-1] if named else str(error)).strip().partition(". ")[0][:300]
+    lines = [line for line in error.output.splitlines() if line.strip()] if "with status" in error.how else []
+    return (named[-1] if named else lines[-1] if lines else str(error)).strip().partition(". ")[0][:300]

@@ -11,6 +11,7 @@ device.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import runpy
@@ -48,11 +49,16 @@ def main(argv: list[str]) -> int:
     script = Path(order["script"]).resolve()
     sys.argv = [str(script), *order["arguments"]]
     sys.path.insert(0, str(script.parent))
+    sys.stdin = io.StringIO()  # nobody answers a script that asks; standard input itself tells of the parent's end
     try:
         with contextlib.nullcontext() if strategy is None else strategy.scope():
             runpy.run_path(str(script), run_name="__main__")
     except Done:
         return 0
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            sys.stderr.write(f"{error.code}\n" if isinstance(error.code, str) else "")
+            return 1
     return 3  # the script has ended without calling `fit`
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
 from tfaccel.known_names import suggests_names
 from tfaccel.planning.gpu_peaks import GpuPeaks
@@ -15,6 +16,7 @@ from tfaccel.short_repr import short_repr
 
 @short_repr
 @suggests_names
+@checks_types(PlanError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class GpuAssumptions:
     """What the estimate of a GPU's step assumes. The defaults are round numbers, not measurements.

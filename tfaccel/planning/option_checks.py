@@ -5,6 +5,7 @@ from numbers import Real
 from typing import Any
 
 from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.known_names import did_you_mean
 
 MAX_COUNT = 2**31 - 1
 """The largest integer that TensorFlow accepts for counts and sizes: steps, examples, one dimension."""
@@ -140,4 +141,6 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
         tfaccel.errors.WorkloadError: `model` must be one of lstm, transformer. Received: model='gru'.
     """
     if value not in choices:
-        raise WorkloadError(f"`{name}` must be one of {', '.join(map(str, choices))}. Received: {name}={value!r}.")
+        names = [str(one) for one in choices]
+        hint = did_you_mean(value, names)
+        raise WorkloadError(f"`{name}` must be one of {', '.join(names)}. Received: {name}={value!r}.{hint}")

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, Literal, Self
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, ReportError
 from tfaccel.hardware.interconnect import Interconnect
-from tfaccel.known_names import suggests_names
+from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.all_reduce import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
 from tfaccel.planning.option_checks import listed
@@ -26,6 +27,7 @@ _SECONDS_PER_HOUR = 3600
 
 @short_repr
 @suggests_names
+@checks_types(PlanError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class ScalingOptions:
     """What `estimate_scaling` assumes.
@@ -263,4 +265,5 @@ def _described(link: Interconnect) -> str:
 
 def _check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise PlanError(f"{name} must be one of {', '.join(allowed)}. Received: {name}={value!r}.")
+        hint = did_you_mean(value, allowed)
+        raise PlanError(f"{name} must be one of {', '.join(allowed)}. Received: {name}={value!r}.{hint}")

@@ -119,7 +119,10 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in _FROM_DATA:
-            if not getattr(self, name) and (value := getattr(self.data, name, None)) is not None:
+            if (
+                any(getattr(self, name) is one for one in (None, False))
+                and (value := getattr(self.data, name, None)) is not None
+            ):
                 object.__setattr__(self, name, value)
         if self.example_bytes is None:
             object.__setattr__(self, "example_bytes", getattr(self.train_data, "example_bytes", None))

@@ -14,6 +14,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import ServeError
 from tfaccel.exporting.load_model import url_name
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, holds_model, no_saved_model, version_folders
@@ -28,6 +29,7 @@ _PLATFORM = "tensorflow"
 
 @short_repr
 @suggests_names
+@checks_types(ServeError, checks_numbers=True)
 @dataclass(frozen=True)
 class ModelConfig:
     """One served model.

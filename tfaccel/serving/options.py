@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import ServeError
 from tfaccel.known_names import suggests_names
 from tfaccel.short_repr import short_repr
@@ -14,6 +15,7 @@ _ORIGIN = re.compile(r"https?://[^/\s?#]+")
 
 @short_repr
 @suggests_names
+@checks_types(ServeError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """Where a server listens, and its limits.

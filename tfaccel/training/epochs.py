@@ -9,7 +9,7 @@ import keras
 
 from tfaccel.data.sources import whole_executions
 from tfaccel.errors import NonFiniteLossError
-from tfaccel.training.inputs import Source
+from tfaccel.training.inputs import Source, checked_callbacks
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.replica_state import align_seeds, average_drifting, separate_seeds
@@ -29,7 +29,7 @@ def callbacks_of(
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     return keras.callbacks.CallbackList(
-        callbacks,
+        checked_callbacks(callbacks),
         add_history=True,
         add_progbar=verbose != 0 and engine.replicas.is_chief,
         model=engine.model,

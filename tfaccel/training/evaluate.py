@@ -8,8 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfaccel.argument_types import checks_types
 from tfaccel.data.sources import whole_executions
-from tfaccel.training.inputs import Source, prepared_model, source_of
+from tfaccel.errors import WorkloadError
+from tfaccel.training.inputs import Source, checked_callbacks, prepared_model, source_of
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
 from tfaccel.training.private import private_api, private_models
@@ -71,6 +73,7 @@ def evaluate(
     return run(model, **arguments)
 
 
+@checks_types(WorkloadError, checks_numbers=True)
 def engine_evaluate(
     model: keras.Model,
     x: Any = None,
@@ -80,7 +83,7 @@ def engine_evaluate(
     sample_weight: Any = None,
     steps: int | None = None,
     callbacks: Any = None,
-    return_dict: bool = False,
+    return_dict: bool | None = False,
     *,
     held_out: Source | None = None,
     check_rows: bool = True,
@@ -103,7 +106,7 @@ def engine_evaluate(
     engine = engine_of(model)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
-            callbacks,
+            checked_callbacks(callbacks),
             add_progbar=verbose != 0 and replicas.is_chief,
             model=model,
             verbose=verbose,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import keras
 
+from tfaccel.argument_types import checks_types
 from tfaccel.data import private_adapters
-from tfaccel.errors import PlanError
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import callbacks_of, run_epochs
@@ -32,6 +33,7 @@ _NOT_OF_KERAS = ("model", "options", "check_rows", "exact_kernels", "replicas", 
 
 
 @names_lost_workers
+@checks_types(WorkloadError)
 def fit(
     model: keras.Model,
     x: Any = None,
@@ -141,6 +143,7 @@ def fit(
     return run(model, **arguments)
 
 
+@checks_types(WorkloadError, checks_numbers=True)
 def _fit(
     model: keras.Model,
     x: Any = None,
@@ -149,10 +152,10 @@ def _fit(
     epochs: int = 1,
     verbose: int | str = "auto",
     callbacks: Any = None,
-    validation_split: float = 0.0,
+    validation_split: float | None = 0.0,
     validation_data: Any = None,
-    shuffle: bool | str = True,
-    class_weight: Any = None,
+    shuffle: bool | str | None = True,
+    class_weight: Mapping[int, float] | None = None,
     sample_weight: Any = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,

@@ -74,8 +74,6 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
         PlanError: if the plan has another strategy, dtype policy or batch size than the model and its data; the message
             names all differences.
     """
-    if not isinstance(plan, Plan):
-        raise PlanError(f"`plan` must be a tfaccel.Plan. Received: {plan!r:.200}.")
     replicas = Replicas(model.distribute_strategy)
     is_dataset = isinstance(x, tf.data.Dataset)
     micro_batch = plan.global_batch_size // plan.accumulation_steps

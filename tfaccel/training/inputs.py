@@ -14,7 +14,7 @@ from tfaccel.data import private_adapters
 from tfaccel.data.dataset_source import DatasetSource
 from tfaccel.data.row_orders import order_of_keras, random_order
 from tfaccel.data.sources import ArraySource, IteratorSource
-from tfaccel.errors import DataError
+from tfaccel.errors import DataError, WorkloadError
 from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.model_scope import replicas_of
@@ -24,6 +24,7 @@ from tfaccel.training.workers.lone_worker import refuse_lone_worker
 Source = ArraySource | IteratorSource
 
 _MAX_SEED = 2**31 - 1
+_UNKNOWN_TYPE = "Unrecognized data type"  # how Keras's message begins
 
 
 def source_of(
@@ -46,10 +47,14 @@ def source_of(
             that are shuffled without a global seed.
 
     Raises:
-        DataError: without data; or if the dataset is already distributed: its global batches cannot be recovered.
+        DataError: without data, and for data of an unknown type; or if the dataset is already distributed: its global
+            batches cannot be recovered.
+        WorkloadError: for a batch size below 1.
     """
-    if x is None:
-        raise DataError("Received no data: x=None. Pass arrays, a tf.data.Dataset or a keras.utils.PyDataset as x.")
+    if x is None or (isinstance(x, list | tuple | dict) and not keras.tree.flatten(x)):
+        raise DataError(f"Received no data: x={x}. Pass arrays, a tf.data.Dataset or a keras.utils.PyDataset as x.")
+    if batch_size is not None and batch_size < 1:
+        raise WorkloadError(f"`batch_size` must be a whole number of at least 1. Received: batch_size={batch_size}.")
     if isinstance(x, tf.distribute.DistributedDataset):
         raise DataError(
             "Received a DistributedDataset. Pass the tf.data.Dataset of global batches that it was made from: tfaccel "
@@ -57,15 +62,18 @@ def source_of(
         )
     steps = _capped(steps) or None  # Keras treats 0 as None
     shuffle, steps_per_execution = others.get("shuffle", False), others.get("steps_per_execution", 1)
-    adapter = private_adapters.data_adapter(
-        x,
-        y,
-        sample_weight,
-        batch_size=batch_size,
-        steps=steps,
-        shuffle=shuffle,
-        class_weight=others.get("class_weight"),
-    )
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "steps": steps,
+        "shuffle": shuffle,
+        "class_weight": others.get("class_weight"),
+    }
+    try:
+        adapter = private_adapters.data_adapter(x, y, sample_weight, **options)
+    except ValueError as error:
+        if not str(error).startswith(_UNKNOWN_TYPE):
+            raise
+        raise DataError(_unknown_type({"x": x, "y": y, "sample_weight": sample_weight})) from error
     arrays = private_adapters.dense_arrays(adapter)
     num_epochs = others.get("num_epochs", 1)
     if isinstance(x, tf.data.Dataset) and num_epochs > 1 and steps is None and adapter.num_batches:
@@ -81,6 +89,32 @@ def source_of(
     return ArraySource(
         arrays, global_batch_size=adapter.batch_size, order=order, steps=steps, steps_per_execution=steps_per_execution
     )
+
+
+def _unknown_type(given: dict[str, Any]) -> str:
+    """The message for data that holds something else than arrays; Keras's names x whichever it is."""
+    for name, value in given.items():
+        for leaf in keras.tree.flatten(value):
+            if leaf is not None and not hasattr(leaf, "shape"):
+                hint = f" For a list of numbers, pass numpy.array({name})." if isinstance(value, list | tuple) else ""
+                kinds = "arrays, tensors or DataFrames" + (", a tf.data.Dataset or a PyDataset" if name == "x" else "")
+                return f"{_UNKNOWN_TYPE}: `{name}` must be {kinds}. Received: {leaf!r:.100} of {type(leaf)}.{hint}"
+    return f"{_UNKNOWN_TYPE}: x={given['x']!r:.200} of {type(given['x'])}."
+
+
+def checked_callbacks(callbacks: Any) -> Any:
+    """The callbacks of `fit`, `evaluate` or `predict`, as they are.
+
+    Raises:
+        WorkloadError: for something else than callbacks.
+    """
+    for one in keras.tree.flatten(callbacks):
+        if one is not None and (isinstance(one, type) or not hasattr(one, "set_model")):
+            made = f", such as {one.__name__}()" if isinstance(one, type) else ""
+            raise WorkloadError(
+                f"`callbacks` must be a list of keras.callbacks.Callback{made}. Received: {one!r:.200}."
+            )
+    return callbacks
 
 
 def _order_of_rows(

@@ -9,10 +9,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import WorkloadError
 from tfaccel.training.private.private_optimizers import OwnWeightDecay
 
 
+@checks_types(WorkloadError, checks_numbers=True)
 @keras.saving.register_keras_serializable(package="tfaccel")
 class Lars(OwnWeightDecay):
     r"""LARS: stochastic gradient descent with momentum and layer-wise adaptive learning rates, for large batches.

@@ -9,8 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.argument_types import checks_types
 from tfaccel.data.sources import whole_executions
-from tfaccel.training.inputs import prepared_model, source_of
+from tfaccel.errors import WorkloadError
+from tfaccel.training.inputs import checked_callbacks, prepared_model, source_of
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.private import private_models
 from tfaccel.training.steps.engine import engine_of
@@ -66,6 +68,7 @@ def predict(
     return run(model, **arguments)
 
 
+@checks_types(WorkloadError, checks_numbers=True)
 def engine_predict(
     model: keras.Model,
     x: Any = None,
@@ -88,7 +91,7 @@ def engine_predict(
     engine = engine_of(model)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
-            callbacks,
+            checked_callbacks(callbacks),
             add_progbar=verbose != 0 and replicas.is_chief,
             model=model,
             verbose=verbose,

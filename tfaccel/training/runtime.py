@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
 from tfaccel.hardware.cluster import tf_config
 from tfaccel.hardware.hardware import Cluster
@@ -67,6 +68,7 @@ class Runtime:
 
     strategy: tf.distribute.Strategy
 
+    @checks_types(PlanError, checks_numbers=True)
     def __init__(
         self,
         plan: Plan,

@@ -108,7 +108,7 @@ class TrainingOptions:
             )
         if type(self.ema) is not bool:
             raise WorkloadError(f"`ema` must be true or false. Received: ema={self.ema!r}.")
-        if self.schedule not in SCHEDULES:
+        if not isinstance(self.schedule, str) or self.schedule not in SCHEDULES:
             hint = did_you_mean(str(self.schedule), SCHEDULES) or f" Schedules: {', '.join(SCHEDULES)}."
             raise WorkloadError(f"There is no learning-rate schedule {self.schedule!r}.{hint}")
         if type(self.warm_up) not in (int, float) or not 0 <= self.warm_up < 1:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, Self
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import ReportError, WorkloadError
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
@@ -21,6 +22,7 @@ MIN_POINTS = 3  # a slope needs neighbors on both sides
 
 @short_repr
 @suggests_names
+@checks_types(WorkloadError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
 class LearningRateTest:
     """How `find_learning_rate` tests a range of learning rates.

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.short_repr import short_repr
+
 # Called from time to time with the current task, the amount done, and the total.
 Progress = Callable[[str, int, int], None]
 
@@ -16,6 +18,7 @@ def no_progress(text: str, done: int, total: int) -> None:
     """Ignores all progress."""
 
 
+@short_repr
 @dataclass(frozen=True)
 class Finding:
     """One thing about a dataset that its user should know.
@@ -50,6 +53,7 @@ class Examples:
     labels: np.ndarray | None = None
 
 
+@short_repr
 @dataclass(frozen=True, kw_only=True)
 class InspectionReport:
     """The result of inspecting a dataset.

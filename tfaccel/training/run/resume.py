@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
@@ -23,6 +24,7 @@ _ELSEWHERE = (
 
 
 @suggests_names
+@checks_types(WorkloadError)
 class Resume(keras.callbacks.Callback):
     """Saves the training state of `tfaccel.fit`, and continues from it when the script is started again.
 
