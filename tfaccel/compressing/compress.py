@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfaccel.argument_types import checks_types
 from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
 from tfaccel.compressing.litert.schema import check_litert
@@ -28,7 +27,6 @@ _OPTIONS = {option.name for option in fields(CompressOptions)}
 _FILLED = ("training", "progress")  # None: the default
 
 
-@checks_types(CompressionError, checks_numbers=True)
 def compress(
     run_or_model: str | os.PathLike[str] | keras.Model,
     *,

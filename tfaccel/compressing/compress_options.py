@@ -77,7 +77,7 @@ class CompressOptions:
             raise CompressionError(
                 f"`confidence` must be from 0.5 to below 1, or 0 to go by estimates alone. Received: {confidence!r}."
             )
-        if self.direction not in DIRECTIONS:
+        if not isinstance(self.direction, str) or self.direction not in DIRECTIONS:
             hint = did_you_mean(str(self.direction), DIRECTIONS)
             raise CompressionError(
                 f"`direction` must be one of {', '.join(DIRECTIONS)}. Received: {self.direction!r}.{hint}"
