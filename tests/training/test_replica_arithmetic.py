@@ -221,3 +221,32 @@ def test_a_distribution_that_keras_ignores_is_warned_of():
             fit(model, np.ones((8, 2)), np.ones((8, 1)), verbose=0)
     finally:
         keras.distribution.set_distribution(None)
+
+
+class ClassCounts(keras.metrics.Metric):
+    """How many values are above and below zero: a result with two names."""
+
+    def __init__(self):
+        super().__init__(name="counts")
+        self.number = self.add_variable((2,), "zeros", dtype="int32", name="number")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        above = ops.sum(ops.cast(y_true > 0, "int32"))
+        self.number.assign_add(ops.stack([above, ops.size(y_true) - above]))
+
+    def result(self):
+        return {"above": self.number[0], "below": self.number[1]}
+
+
+def test_a_metric_with_several_results_is_evaluated_as_by_keras():
+    def results(num_replicas):
+        make = sequential(metrics=[ClassCounts])
+        history, _ = trained(make, num_replicas, validation_data=(X[:9], Y[:9]))
+        return {name: values if name == "counts" else np.asarray(values, float) for name, values in history.items()}
+
+    found, wanted = results(2), results(0)
+    assert {"val_above", "val_below"} <= set(wanted)
+    assert set(found) == set(wanted)
+    for name, values in wanted.items():
+        for one, other in zip(keras.tree.flatten(found[name]), keras.tree.flatten(values), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=name)

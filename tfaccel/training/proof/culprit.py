@@ -16,7 +16,7 @@ from tfaccel.training.proof.noted_step import some_rows
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.state import State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode
-from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, variables_of
+from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of, variables_of
 from tfaccel.training.steps.overrides import instance_attributes, keeps_methods_of
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ _MAX_ROWS = 64
 _CLOSE = 1e-3
 _ADVICE = (
     "Return one value per row instead of a sum, use tfaccel.ops.all_gather_rows for rows that are compared or counted "
-    "together, and tfaccel.ops.sum_over_replicas for what is summed over them; clip gradients by the optimizer's "
-    "`global_clipnorm`; or build the model outside the strategy to train on one replica. check_rows=False skips this "
-    "check."
+    "together, tfaccel.ops.sum_over_replicas for what is summed over them, and tfaccel.ops.mean_over_replicas for "
+    "gradients that the step clips or keeps; or build the model outside the strategy to train on one replica. "
+    "check_rows=False skips this check."
 )
 
 
@@ -60,12 +60,13 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     """What of a step whose layers process each row alone."""
     step = f"{type(model).__name__}.{kind}_step"
     logs = [name[4:] for name in proof.differing if name.startswith("log ")]
-    trained = {variable.path for variable in model.trainable_variables}
-    assigned = [name for name in proof.differing if name in {v.path for v in model.non_trainable_variables} - trained]
+    applied = {variable.path for variable in model.trainable_variables}
+    applied |= {slot.path for optimizer in optimizers_of(model).values() for slot in optimizer.variables}
+    others = [name for name in proof.differing if not name.startswith(("log ", "output "))]  # assigned by the step
     if kind == "predict":
         return f"What {step} predicts for one row depends on the other rows of the batch"
-    if assigned and not any(name in trained for name in proof.differing):
-        return f"{assigned[0]} is assigned a value that depends on the rows of the batch"
+    if others and not any(name in applied for name in others):
+        return f"{others[0]} is assigned a value that depends on the rows of the batch"
     if {"train": has_own_train_step, "test": has_own_test_step}[kind](model):
         if kind == "test" or (logs and all(name.startswith("log ") for name in proof.differing)):
             log = logs[0] if logs else proof.differing[0]

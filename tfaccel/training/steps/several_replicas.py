@@ -45,6 +45,7 @@ from tfaccel.training.steps.model_parts import (
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_on_rows import StepOnRows
+from tfaccel.training.steps.step_summaries import summaries_of_all
 
 logger = logging.getLogger("tfaccel")
 
@@ -132,6 +133,7 @@ class SeveralReplicas:
         batch = self._rows.checked(batches, batch)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.noted_results.while_tracing(metrics))
+            stack.enter_context(summaries_of_all(self._replicas.num_replicas))
             for metric, attributes in gathered_updates(metrics):
                 stack.enter_context(instance_attributes(metric, attributes))
             stack.enter_context(instance_attributes(self._model, gathered_loss(self._model)))
