@@ -33,7 +33,7 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
         yield
     except tf.errors.InvalidArgumentError as error:
         raise_uneven_rows(error, num_replicas)
-        _raise_unknown_id(error)
+        _raise_unknown_id(error, num_replicas)
         raise_missing_row(error, num_replicas)
         _note_own_rows(error, num_replicas)
         raise
@@ -77,9 +77,9 @@ def raise_missing_row(error: Exception, num_replicas: int) -> None:
         ) from error
 
 
-def _raise_unknown_id(error: tf.errors.InvalidArgumentError) -> None:
+def _raise_unknown_id(error: tf.errors.InvalidArgumentError, num_replicas: int) -> None:
     """Raises DataError if an id is beyond the table that it is looked up in; else does nothing."""
-    found = re.search(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)", str(error))
+    found = re.search(r"(?:indices|ids)\[[\d,]*\] = (-?\d+) is (?:not in|out of range) \[0, (\d+)\)", str(error))
     if found is not None and "in update_step" in str(error):
         raise PlanError(
             "The optimizer fails on the sparse gradient of an embedding table, as Keras's RMSprop(centered=True) does "
@@ -87,10 +87,14 @@ def _raise_unknown_id(error: tf.errors.InvalidArgumentError) -> None:
         ) from error
     if found is not None:
         received, num_rows = found.groups()
+        of_batch = (
+            f" If the rows are those of a batch: each of {num_replicas} replicas has some of them, and "
+            "tfaccel.ops.all_gather_rows gathers them."
+        )
         raise DataError(
             f"An id must be the number of a row of its embedding table. Received: id {received}, for a table of "
             f"{num_rows} rows, whose ids are 0 to {int(num_rows) - 1}. Use a larger `input_dim`, or map unknown ids to "
-            "one that is kept for them."
+            f"one that is kept for them.{of_batch if num_replicas > 1 else ''}"
         ) from None
 
 
