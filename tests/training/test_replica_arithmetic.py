@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import ops
 from replica_models import X, Y, assert_equal, batches, sequential, trained
 
-from tfaccel.errors import DataError, PlanError
+from tfaccel.errors import CoupledRowsError, DataError, PlanError
 from tfaccel.training.fit import fit
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -250,3 +250,42 @@ def test_a_metric_with_several_results_is_evaluated_as_by_keras():
     for name, values in wanted.items():
         for one, other in zip(keras.tree.flatten(found[name]), keras.tree.flatten(values), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=name)
+
+
+class AddsLogs(keras.Model):
+    """Adds to Keras's results a mean over the rows and, if told, one that is none."""
+
+    log_of = staticmethod(lambda logs, outputs: ops.mean(outputs))
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**logs, "own": self.log_of(logs, y_pred)}
+
+
+class AddsLargest(AddsLogs):
+    log_of = staticmethod(lambda logs, outputs: ops.max(outputs))
+
+
+class AddsOfAMetric(AddsLogs):
+    log_of = staticmethod(lambda logs, outputs: 2 * logs["loss"])
+
+
+def with_logs(kind):
+    def make():
+        inputs = keras.Input((6,))
+        model = kind(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    return make
+
+
+def test_results_beside_own_logs_are_those_of_all_replicas():
+    data = {"validation_data": (X[:9], Y[:9])}
+    assert_equal(trained(with_logs(AddsLogs), 2, **data), trained(with_logs(AddsLogs), 0, **data))
+
+
+@pytest.mark.parametrize("kind", [AddsLargest, AddsOfAMetric])
+def test_a_log_that_is_no_mean_is_named(kind):
+    with pytest.raises(CoupledRowsError, match=rf"^Log 'own' of {kind.__name__}.compute_metrics is not a mean"):
+        trained(with_logs(kind), 2)

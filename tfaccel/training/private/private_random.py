@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -152,11 +153,15 @@ def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -
 
 
 def _still_python(module: Any, kind: type, used: list[bool]) -> dict[str, Callable[..., Any]]:
-    """The functions of a module, each of which draws what a new generator of the kind draws first, while tracing."""
+    """The functions of a module, each of which draws what a new generator of the kind draws first.
+
+    In other threads only while tracing: those that prepare data draw what they would.
+    """
+    owner = threading.get_ident()
 
     def still(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
-            if tf.executing_eagerly():  # in another thread, which prepares data
+            if threading.get_ident() != owner and tf.executing_eagerly():
                 return original(*args, **kwargs)
             used.append(True)
             return getattr(kind(0), name)(*args, **kwargs)

@@ -16,8 +16,9 @@ from tfaccel.training.proof.noted_step import some_rows
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.state import State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode
+from tfaccel.training.steps.merged_metrics import metrics_in
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of, variables_of
-from tfaccel.training.steps.overrides import instance_attributes, keeps_methods_of
+from tfaccel.training.steps.overrides import instance_attributes, keeps_methods_of, replaces
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -83,6 +84,9 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
             "sums over them, or divides by something other than their number"
         )
     if logs and all(name.startswith("log ") for name in proof.differing):
+        replaced = [one for one in ("compute_metrics", "get_metrics_result") if replaces(model, keras.Model, one)]
+        if replaced and logs[0] not in {metric.name for metric in metrics_in(model)}:
+            return f"Log {logs[0]!r} of {type(model).__name__}.{replaced[0]} is not a mean over the rows of the batch"
         return f"Metric {logs[0]!r} is not made of one value per row"
     return f"{proof.differing[0]} is changed by more than the mean over the rows of the batch"
 

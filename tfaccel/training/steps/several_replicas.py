@@ -253,7 +253,7 @@ class SeveralReplicas:
 
     def _own_logs(self, logs: Any, kind: str) -> Any:
         """Logs that may differ from the metric results; the latter are read at the end of a window."""
-        return weighted_by_rows(logs) if has_own_logs(self._model, kind) else {}
+        return weighted_by_rows(self.noted_results.look_at(logs)) if has_own_logs(self._model, kind) else {}
 
     def _merged_apply(self, update: GradientUpdate) -> Callable[..., None]:
         """`optimizer.apply` inside a custom train step: weights, sums and applies the gradients on every replica."""
