@@ -289,3 +289,20 @@ def test_results_beside_own_logs_are_those_of_all_replicas():
 def test_a_log_that_is_no_mean_is_named(kind):
     with pytest.raises(CoupledRowsError, match=rf"^Log 'own' of {kind.__name__}.compute_metrics is not a mean"):
         trained(with_logs(kind), 2)
+
+
+def mean_over_positives(y_true, y_pred):
+    counted = ops.cast(y_true > 0, "float32")
+    return ops.sum(counted * (y_true - y_pred) ** 2) / ops.sum(counted)
+
+
+def test_a_loss_of_which_only_the_gradients_differ_is_computed_from_all_rows():
+    """Every row's loss is 1 at first, so that the loss is, too, however many rows a replica counts."""
+
+    def make():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.01), mean_over_positives)
+        return model
+
+    y = np.array([[1, -1, -1, -1, 1, 1, 1, -1] * 2], "float32").T
+    assert_equal(trained(make, 2, X[:16], y), trained(make, 0, X[:16], y))

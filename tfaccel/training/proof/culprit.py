@@ -17,7 +17,7 @@ from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.state import State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode
 from tfaccel.training.steps.merged_metrics import metrics_in
-from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of, variables_of
+from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients, variables_of
 from tfaccel.training.steps.overrides import instance_attributes, keeps_methods_of, replaces
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     """What of a step whose layers process each row alone."""
     step = f"{type(model).__name__}.{kind}_step"
     logs = [name[4:] for name in proof.differing if name.startswith("log ")]
-    applied = {variable.path for variable in model.trainable_variables}
-    applied |= {slot.path for optimizer in optimizers_of(model).values() for slot in optimizer.variables}
+    applied = {variable.path for variable in moved_by_gradients(model)}
     others = [name for name in proof.differing if not name.startswith(("log ", "output "))]  # assigned by the step
     if kind == "predict":
         return f"What {step} predicts for one row depends on the other rows of the batch"
@@ -76,19 +75,18 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     if not keeps_methods_of(model, keras.Model, "compute_loss"):
         return f"{type(model).__name__}.compute_loss is not a mean over the rows of the batch"
     adding = private_api.names_of_layers_that_add_losses(model)
-    if proof.loss_differs and adding:
+    of_loss = proof.loss_differs or any(name in applied for name in others)
+    if of_loss and adding:
         return f"A loss added by layer {', '.join(adding)} is neither a mean over the rows nor one value per row"
-    if proof.loss_differs:
+    if of_loss:
         return (
             f"The loss ({names_of_losses(model)}) is not a mean over the rows: it compares the rows of a batch, "
             "sums over them, or divides by something other than their number"
         )
-    if logs and all(name.startswith("log ") for name in proof.differing):
-        replaced = [one for one in ("compute_metrics", "get_metrics_result") if replaces(model, keras.Model, one)]
-        if replaced and logs[0] not in {metric.name for metric in metrics_in(model)}:
-            return f"Log {logs[0]!r} of {type(model).__name__}.{replaced[0]} is not a mean over the rows of the batch"
-        return f"Metric {logs[0]!r} is not made of one value per row"
-    return f"{proof.differing[0]} is changed by more than the mean over the rows of the batch"
+    replaced = [one for one in ("compute_metrics", "get_metrics_result") if replaces(model, keras.Model, one)]
+    if replaced and logs[0] not in {metric.name for metric in metrics_in(model)}:
+        return f"Log {logs[0]!r} of {type(model).__name__}.{replaced[0]} is not a mean over the rows of the batch"
+    return f"Metric {logs[0]!r} is not made of one value per row"
 
 
 def names_of_losses(model: keras.Model) -> str:
