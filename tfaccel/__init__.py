@@ -97,7 +97,7 @@ _PUBLIC_NAMES = {
     "Fraction": "tfaccel.training.recipe_options",
 }
 
-_PUBLIC_PACKAGES = ("layers", "ops")
+_PUBLIC_PACKAGES = ("layers", "ops")  # as tfaccel.ops.sum_over_replicas, without an import of their own
 
 __all__ = ["__version__", *sorted(_PUBLIC_NAMES)]
 
@@ -111,4 +111,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted((*__all__, *_PUBLIC_PACKAGES))
+    return sorted(__all__)

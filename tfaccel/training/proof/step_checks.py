@@ -330,7 +330,8 @@ class StepChecks:
 
 def _takes_any_rows(feed: Feed) -> bool:
     """Whether steps are traced for any number of rows."""
-    specs = [one for one in tf.nest.flatten(feed.spec) if isinstance(one, tf.TensorSpec) and one.shape.rank]
+    kinds = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+    specs = [one for one in tf.nest.flatten(feed.spec) if isinstance(one, kinds) and one.shape.rank]
     return any(spec.shape[0] is None for spec in specs)
 
 

@@ -452,10 +452,13 @@ def _in_one_line(error: Exception) -> str:
 
 def _specs(data: Any, *, any_rows: bool) -> Any:
     def of(leaf: Any) -> Any:
-        if not isinstance(leaf, tf.Tensor):
-            return None if leaf is None else tf.type_spec_from_value(leaf)
-        shape = [None, *leaf.shape[1:]] if any_rows and leaf.shape.rank else leaf.shape
-        return tf.TensorSpec(shape, leaf.dtype)
+        spec = None if leaf is None else tf.type_spec_from_value(leaf)
+        if spec is None or not any_rows or not spec.shape.rank:
+            return spec
+        shape = [None, *spec.shape[1:]]
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+        return type(spec)(shape, spec.dtype)
 
     return keras.tree.map_structure(of, data)
 
