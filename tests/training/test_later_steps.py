@@ -235,7 +235,8 @@ class PaddedMean(layers.Layer):
     """Pads each row to the longest of the batch, and so depends on it."""
 
     def call(self, x):
-        return tf.reduce_mean(x.to_tensor(), axis=1, keepdims=True)
+        padded = x.to_tensor() if isinstance(x, tf.RaggedTensor) else x  # dense while Keras builds the model
+        return tf.reduce_mean(padded, axis=1, keepdims=True)
 
     def compute_output_shape(self, shape):
         return (shape[0], 1)

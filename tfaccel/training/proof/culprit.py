@@ -101,7 +101,7 @@ def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
     The model is called on some rows, and on the first half of them alone.
     """
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
-    if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
+    if not all(isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and leaf.shape.rank for leaf in leaves):
         return ""
     half = min(_MAX_ROWS, int(leaves[0].shape[0])) // 2
     try:
