@@ -78,6 +78,12 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     of_loss = proof.loss_differs or any(name in applied for name in others)
     if of_loss and adding:
         return f"A loss added by layer {', '.join(adding)} is neither a mean over the rows nor one value per row"
+    if of_loss and not proof.loss_differs:
+        name = next(one for one in others if one in applied)
+        return (
+            f"{name} is changed by something else than the mean over the rows of the batch: the loss "
+            f"({names_of_losses(model)}) is none, or the gradient is sparse"
+        )
     if of_loss:
         return (
             f"The loss ({names_of_losses(model)}) is not a mean over the rows: it compares the rows of a batch, "
