@@ -97,12 +97,16 @@ _PUBLIC_NAMES = {
     "Fraction": "tfaccel.training.recipe_options",
 }
 
+_PUBLIC_PACKAGES = ("layers", "ops")  # as tfaccel.ops.sum_over_replicas, without an import of their own
+
 __all__ = ["__version__", *sorted(_PUBLIC_NAMES)]
 
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC_NAMES:
         return getattr(import_module(_PUBLIC_NAMES[name]), name)
+    if name in _PUBLIC_PACKAGES:
+        return import_module(f"tfaccel.{name}")
     raise no_attribute("tfaccel", name, __all__)
 
 

@@ -93,3 +93,9 @@ PUBLIC_NAMES = [
 def test_public_names_are_these():
     assert sorted(tfaccel.__all__) == PUBLIC_NAMES, "Changed on purpose? Change this list and CHANGELOG.md as well."
     assert dir(tfaccel) == PUBLIC_NAMES
+
+
+def test_packages_that_messages_name_are_found(run_python):
+    """A message says `use tfaccel.ops.all_gather_rows`, which must work after `import tfaccel` alone."""
+    code = "import tfaccel; print(tfaccel.ops.all_gather_rows.__name__, tfaccel.layers.Sampling.__name__)"
+    assert run_python(code, fresh=True).stdout.split()[-2:] == ["all_gather_rows", "Sampling"]

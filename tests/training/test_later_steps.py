@@ -229,3 +229,33 @@ def test_comparing_changes_no_bit(drop):
 
     for one, other in zip(everything(True), everything(False), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class PaddedMean(layers.Layer):
+    """Pads each row to the longest of the batch, and so depends on it."""
+
+    def call(self, x):
+        padded = x.to_tensor() if isinstance(x, tf.RaggedTensor) else x  # dense while Keras builds the model
+        return tf.reduce_mean(padded, axis=1, keepdims=True)
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 1)
+
+
+def test_a_smaller_last_batch_of_ragged_rows_is_compared():
+    """Only in the last batch, the longest row of a replica is shorter than that of the batch."""
+    rows = tf.ragged.constant([[1.0] * (1 + i % 4) for i in range(18)])
+    with scope_of(2):
+        model = keras.Sequential([PaddedMean(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(CoupledRowsError, match=r"Layer 'padded_mean' .* on 2 rows"):
+        fit(model, tf.data.Dataset.from_tensor_slices((rows, Y[:18])).batch(8), shuffle=False, verbose=0)
+
+
+def test_a_smaller_last_batch_of_sparse_rows_is_compared():
+    rows = tf.sparse.from_dense(np.where(X[:18] > 0, X[:18], 0))
+    with scope_of(2):
+        model = keras.Sequential([keras.Input((6,), sparse=True), layers.Dense(1)])
+        model.compile("sgd", "mse")
+    fit(model, tf.data.Dataset.from_tensor_slices((rows, Y[:18])).batch(8), shuffle=False, verbose=0)
+    assert engine_of(model).checks.num_compared("train") == 3

@@ -1,5 +1,7 @@
 """What comparing a step of several replicas with one device's finds, by kind of state, and what is rounding."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -141,9 +143,25 @@ class CountsTwice(OwnModel):
         self.rows.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
 
 
+class HasTwoOfOneName(OwnModel):
+    """The last variable of the name is the same on all replicas."""
+
+    def keep(self):
+        self.rows, self.steps = tf.Variable(0.0, name="count"), tf.Variable(0.0, name="count")
+
+    def after(self, x):
+        self.rows.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
+        self.steps.assign_add(1.0)
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
-    [(CountsInATable, "lookup table 0"), (WritesAText, "Variable"), (CountsTwice, "row_count")],
+    [
+        (CountsInATable, "lookup table 0"),
+        (WritesAText, "^Variable is assigned"),
+        (CountsTwice, "row_count"),
+        (HasTwoOfOneName, r"differ in 1 variable \(count\)"),
+    ],
 )
 def test_state_of_own_rows_is_refused(make, name):
     with pytest.raises(CoupledRowsError, match=name):
@@ -181,6 +199,21 @@ class MeanTeacher(OwnModel):
             average.assign(0.9 * average + 0.1 * weight)
 
 
+class DrawsWhileTraced(OwnModel):
+    """Its numbers are constants of the graph, others on each replica."""
+
+    def loss_of(self, x, y):
+        return super().loss_of(x * random.choice([0.5, 2.0, 3.0]) * np.random.beta(0.4, 0.4), y)
+
+
+class CountsSteps(OwnModel):
+    def keep(self):
+        self.steps = tf.Variable(0.0)
+
+    def after(self, x):
+        self.steps.assign_add(1.0)
+
+
 class DrawsFromAGenerator(OwnModel):
     def keep(self):
         self.numbers = tf.random.Generator.from_seed(1)
@@ -216,6 +249,8 @@ def in_16_bits(policy):
         NotesATable,
         MeanTeacher,
         DrawsFromAGenerator,
+        DrawsWhileTraced,
+        CountsSteps,
         with_momentum,
     ],
 )

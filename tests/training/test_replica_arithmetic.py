@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import ops
 from replica_models import X, Y, assert_equal, batches, sequential, trained
 
-from tfaccel.errors import DataError, PlanError
+from tfaccel.errors import CoupledRowsError, DataError, PlanError
 from tfaccel.training.fit import fit
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -221,3 +221,88 @@ def test_a_distribution_that_keras_ignores_is_warned_of():
             fit(model, np.ones((8, 2)), np.ones((8, 1)), verbose=0)
     finally:
         keras.distribution.set_distribution(None)
+
+
+class ClassCounts(keras.metrics.Metric):
+    """How many values are above and below zero: a result with two names."""
+
+    def __init__(self):
+        super().__init__(name="counts")
+        self.number = self.add_variable((2,), "zeros", dtype="int32", name="number")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        above = ops.sum(ops.cast(y_true > 0, "int32"))
+        self.number.assign_add(ops.stack([above, ops.size(y_true) - above]))
+
+    def result(self):
+        return {"above": self.number[0], "below": self.number[1]}
+
+
+def test_a_metric_with_several_results_is_evaluated_as_by_keras():
+    def results(num_replicas):
+        make = sequential(metrics=[ClassCounts])
+        history, _ = trained(make, num_replicas, validation_data=(X[:9], Y[:9]))
+        return {name: values if name == "counts" else np.asarray(values, float) for name, values in history.items()}
+
+    found, wanted = results(2), results(0)
+    assert {"val_above", "val_below"} <= set(wanted)
+    assert set(found) == set(wanted)
+    for name, values in wanted.items():
+        for one, other in zip(keras.tree.flatten(found[name]), keras.tree.flatten(values), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, err_msg=name)
+
+
+class AddsLogs(keras.Model):
+    """Adds to Keras's results a mean over the rows and, if told, one that is none."""
+
+    log_of = staticmethod(lambda logs, outputs: ops.mean(outputs))
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**logs, "own": self.log_of(logs, y_pred)}
+
+
+class AddsLargest(AddsLogs):
+    log_of = staticmethod(lambda logs, outputs: ops.max(outputs))
+
+
+class AddsOfAMetric(AddsLogs):
+    log_of = staticmethod(lambda logs, outputs: 2 * logs["loss"])
+
+
+def with_logs(kind):
+    def make():
+        inputs = keras.Input((6,))
+        model = kind(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    return make
+
+
+def test_results_beside_own_logs_are_those_of_all_replicas():
+    data = {"validation_data": (X[:9], Y[:9])}
+    assert_equal(trained(with_logs(AddsLogs), 2, **data), trained(with_logs(AddsLogs), 0, **data))
+
+
+@pytest.mark.parametrize("kind", [AddsLargest, AddsOfAMetric])
+def test_a_log_that_is_no_mean_is_named(kind):
+    with pytest.raises(CoupledRowsError, match=rf"^Log 'own' of {kind.__name__}.compute_metrics is not a mean"):
+        trained(with_logs(kind), 2)
+
+
+def mean_over_positives(y_true, y_pred):
+    counted = ops.cast(y_true > 0, "float32")
+    return ops.sum(counted * (y_true - y_pred) ** 2) / ops.sum(counted)
+
+
+def test_a_loss_of_which_only_the_gradients_differ_is_computed_from_all_rows():
+    """Every row's loss is 1 at first, so that the loss is, too, however many rows a replica counts."""
+
+    def make():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.01), mean_over_positives)
+        return model
+
+    y = np.array([[1, -1, -1, -1, 1, 1, 1, -1] * 2], "float32").T
+    assert_equal(trained(make, 2, X[:16], y), trained(make, 0, X[:16], y))

@@ -17,6 +17,7 @@ from tfaccel.training.predict import engine_predict
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.steps.engine import Engine, engine_of
 from tfaccel.training.steps.replica_state import average_drifting
+from tfaccel.training.steps.step_graphs import flat_logs
 from tfaccel.training.steps.windows import WindowLength, epoch_windows
 from tfaccel.training.workers.lost_worker import names_lost_workers
 
@@ -143,7 +144,7 @@ def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.Ca
         if model.stop_evaluating:
             break
     source.epoch_end(done, stopped=model.stop_evaluating)
-    values = {name: _number(value) for name, value in sorted(logs.items())}
+    values = {name: _number(value) for name, value in sorted(flat_logs(logs).items())}
     container.on_test_end(values)
     return values
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
@@ -131,6 +133,8 @@ _STILL_NORMAL = 0.3
 def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """While tracing: operations that draw random numbers give constants, the same ones for any number of rows.
 
+    So do the functions of `random` and `numpy.random`, whose numbers become constants of the graph anyway.
+
     Args:
         used: a list to which True is appended for each such operation.
         when: whether that holds where the operation is called.
@@ -143,7 +147,29 @@ def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -
         for module in modules:
             found = {name: _still(getattr(module, name), used, when) for name in dir(module) if name in _CONSTANTS}
             stack.enter_context(instance_attributes(module, found))
+        for of_python, kind in ((random, random.Random), (np.random, np.random.RandomState)):
+            stack.enter_context(instance_attributes(of_python, _still_python(of_python, kind, used)))
         yield
+
+
+def _still_python(module: Any, kind: type, used: list[bool]) -> dict[str, Callable[..., Any]]:
+    """The functions of a module, each of which draws what a new generator of the kind draws first.
+
+    In other threads only while tracing: those that prepare data draw what they would.
+    """
+    owner = threading.get_ident()
+
+    def still(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != owner and tf.executing_eagerly():
+                return original(*args, **kwargs)
+            used.append(True)
+            return getattr(kind(0), name)(*args, **kwargs)
+
+        return draw
+
+    names = [name for name in dir(kind) if not name.startswith("_") and "seed" not in name and "state" not in name]
+    return {name: still(name, getattr(module, name)) for name in names if callable(getattr(module, name, None))}
 
 
 def _still(original: Callable[..., Any], used: list[bool], when: Callable[[], bool]) -> Callable[..., Any]:

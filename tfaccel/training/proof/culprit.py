@@ -16,8 +16,9 @@ from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.rows import some_rows
 from tfaccel.training.proof.state import State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode
-from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, variables_of
-from tfaccel.training.steps.overrides import instance_attributes, keeps_methods_of
+from tfaccel.training.steps.merged_metrics import metrics_in
+from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients, variables_of
+from tfaccel.training.steps.overrides import instance_attributes, keeps_methods_of, replaces
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -26,9 +27,9 @@ _MAX_ROWS = 64
 _CLOSE = 1e-3
 _ADVICE = (
     "Return one value per row instead of a sum, use tfaccel.ops.all_gather_rows for rows that are compared or counted "
-    "together, and tfaccel.ops.sum_over_replicas for what is summed over them; clip gradients by the optimizer's "
-    "`global_clipnorm`; or build the model outside the strategy to train on one replica. check_rows=False skips this "
-    "check."
+    "together, tfaccel.ops.sum_over_replicas for what is summed over them, and tfaccel.ops.mean_over_replicas for "
+    "gradients that the step clips or keeps; or build the model outside the strategy to train on one replica. "
+    "check_rows=False skips this check."
 )
 
 
@@ -60,12 +61,12 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     """What of a step whose layers process each row alone."""
     step = f"{type(model).__name__}.{kind}_step"
     logs = [name[4:] for name in proof.differing if name.startswith("log ")]
-    trained = {variable.path for variable in model.trainable_variables}
-    assigned = [name for name in proof.differing if name in {v.path for v in model.non_trainable_variables} - trained]
+    applied = {variable.path for variable in moved_by_gradients(model)}
+    others = [name for name in proof.differing if not name.startswith(("log ", "output "))]  # assigned by the step
     if kind == "predict":
         return f"What {step} predicts for one row depends on the other rows of the batch"
-    if assigned and not any(name in trained for name in proof.differing):
-        return f"{assigned[0]} is assigned a value that depends on the rows of the batch"
+    if others and not any(name in applied for name in others):
+        return f"{others[0]} is assigned a value that depends on the rows of the batch"
     if {"train": has_own_train_step, "test": has_own_test_step}[kind](model):
         if kind == "test" or (logs and all(name.startswith("log ") for name in proof.differing)):
             log = logs[0] if logs else proof.differing[0]
@@ -74,16 +75,24 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     if not keeps_methods_of(model, keras.Model, "compute_loss"):
         return f"{type(model).__name__}.compute_loss is not a mean over the rows of the batch"
     adding = private_api.names_of_layers_that_add_losses(model)
-    if proof.loss_differs and adding:
+    of_loss = proof.loss_differs or any(name in applied for name in others)
+    if of_loss and adding:
         return f"A loss added by layer {', '.join(adding)} is neither a mean over the rows nor one value per row"
-    if proof.loss_differs:
+    if of_loss and not proof.loss_differs:
+        name = next(one for one in others if one in applied)
+        return (
+            f"{name} is changed by something else than the mean over the rows of the batch: the loss "
+            f"({names_of_losses(model)}) is none, or the gradient is sparse"
+        )
+    if of_loss:
         return (
             f"The loss ({names_of_losses(model)}) is not a mean over the rows: it compares the rows of a batch, "
             "sums over them, or divides by something other than their number"
         )
-    if logs and all(name.startswith("log ") for name in proof.differing):
-        return f"Metric {logs[0]!r} is not made of one value per row"
-    return f"{proof.differing[0]} is changed by more than the mean over the rows of the batch"
+    replaced = [one for one in ("compute_metrics", "get_metrics_result") if replaces(model, keras.Model, one)]
+    if replaced and logs[0] not in {metric.name for metric in metrics_in(model)}:
+        return f"Log {logs[0]!r} of {type(model).__name__}.{replaced[0]} is not a mean over the rows of the batch"
+    return f"Metric {logs[0]!r} is not made of one value per row"
 
 
 def names_of_losses(model: keras.Model) -> str:
@@ -98,7 +107,7 @@ def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
     The model is called on some rows, and on the first half of them alone.
     """
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
-    if not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
+    if not all(isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and leaf.shape.rank for leaf in leaves):
         return ""
     half = min(_MAX_ROWS, int(leaves[0].shape[0])) // 2
     try:

@@ -26,10 +26,13 @@ def specs_of(data: Any, *, any_rows: bool) -> Any:
     """The specs of a batch, or with `any_rows` of batches of any number of rows."""
 
     def of(leaf: Any) -> Any:
-        if not isinstance(leaf, tf.Tensor):
-            return None if leaf is None else tf.type_spec_from_value(leaf)
-        shape = [None, *leaf.shape[1:]] if any_rows and leaf.shape.rank else leaf.shape
-        return tf.TensorSpec(shape, leaf.dtype)
+        spec = None if leaf is None else tf.type_spec_from_value(leaf)
+        if spec is None or not any_rows or not spec.shape.rank:
+            return spec
+        shape = [None, *spec.shape[1:]]
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+        return type(spec)(shape, spec.dtype)
 
     return keras.tree.map_structure(of, data)
 

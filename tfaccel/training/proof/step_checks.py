@@ -29,7 +29,7 @@ from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gather
 from tfaccel.training.steps.global_batch import keep_values, keeps_values
 from tfaccel.training.steps.gradient_update import take_rows_as_same
 from tfaccel.training.steps.merged_metrics import GATHERED
-from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step
+from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import keeps_methods_of
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.window_result import WindowResult
@@ -252,7 +252,13 @@ class StepChecks:
     def _conclude(self, kind: str, step: StepProof, data: Any, found: Proof, again: Callable[[], Proof]) -> None:
         """Keeps what was found; if the step differs, changes how it is computed, and compares it again."""
         first = found
-        changes = (self._gather_metrics, self._gather_loss, self._merge_rows, self._keep_values)
+        changes = (
+            self._gather_metrics,
+            self._gather_loss,
+            self._merge_rows,
+            self._keep_values,
+            self._gather_close_loss,
+        )
         for change in changes if kind != "predict" else ():
             num_undone = len(self._undone)
             if not found.differing or not change(kind, step, data, found):
@@ -312,10 +318,17 @@ class StepChecks:
 
     def _gather_loss(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
         """Computes the compiled loss from the rows of all replicas."""
-        del step
+        return found.loss_differs and self._gathers_loss(kind, data)
+
+    def _gather_close_loss(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
+        """Does so where only the gradients of the loss differ, if nothing else has helped."""
+        differs = any(variable.path in found.differing for variable in moved_by_gradients(self._engine.model))
+        return kind == "train" and differs and self._gathers_loss(kind, data)
+
+    def _gathers_loss(self, kind: str, data: Any) -> bool:
         model = self._engine.model
         has_own = {"train": has_own_train_step, "test": has_own_test_step}[kind]
-        if not found.loss_differs or has_own(model) or not keeps_methods_of(model, keras.Model, "compute_loss"):
+        if has_own(model) or not keeps_methods_of(model, keras.Model, "compute_loss"):
             return False
         if gathers_loss(model) or not can_gather(data):
             return False
@@ -350,7 +363,8 @@ class StepChecks:
 
 def _takes_any_rows(feed: Feed) -> bool:
     """Whether steps are traced for any number of rows."""
-    specs = [one for one in tf.nest.flatten(feed.spec) if isinstance(one, tf.TensorSpec) and one.shape.rank]
+    kinds = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+    specs = [one for one in tf.nest.flatten(feed.spec) if isinstance(one, kinds) and one.shape.rank]
     return any(spec.shape[0] is None for spec in specs)
 
 

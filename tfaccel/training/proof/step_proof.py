@@ -17,6 +17,7 @@ plain gradient descent.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -366,7 +367,7 @@ class StepProof:
         tolerance = Tolerance.of_model(self._model)
         for kind, (name, first, copies, has_slots) in zip(kinds, compared, strict=True):
             scaled = replace(tolerance, scale=largest[kind])
-            found[name] = False, 0.0
+            found.setdefault(name, (False, 0.0))  # several may have one name
             for copy in copies:
                 base = copy if id(copy) in own else first
                 if copy is not first and base is first and np.array_equal(many[copy], many[first]):
@@ -459,7 +460,7 @@ class StepProof:
             has_slots |= id(variable) in follows
             yield variable.path, copies[0], copies, has_slots
         for one in self._outer:
-            yield one.name.split(":")[0], one, [one], False
+            yield re.sub(r"(/replica_\d+)?(:\d+)?$", "", one.name), one, [one], False
 
     def _proof(self, **fields: Any) -> Proof:
         return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, **fields)

@@ -174,3 +174,9 @@ def has_own_logs(model: keras.Model, kind: str) -> bool:
     """Whether a step's logs may differ from the metric results: `train_step`, `test_step`, … is not Keras's."""
     names = ("train_step" if kind == "train" else "test_step", "compute_metrics", "get_metrics_result")
     return any(replaces(model, keras.Model, name) for name in names)
+
+
+def moved_by_gradients(model: keras.Model) -> list[keras.Variable]:
+    """The weights that optimizers train, and the optimizers' own variables."""
+    slots = [slot for optimizer in optimizers_of(model).values() for slot in optimizer.variables]
+    return [*model.trainable_variables, *slots]

@@ -45,6 +45,7 @@ from tfaccel.training.steps.model_parts import (
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_on_rows import StepOnRows
+from tfaccel.training.steps.step_summaries import summaries_of_all
 
 logger = logging.getLogger("tfaccel")
 
@@ -132,6 +133,7 @@ class SeveralReplicas:
         batch = self._rows.checked(batches, batch)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.noted_results.while_tracing(metrics))
+            stack.enter_context(summaries_of_all(self._replicas.num_replicas))
             for metric, attributes in gathered_updates(metrics):
                 stack.enter_context(instance_attributes(metric, attributes))
             stack.enter_context(instance_attributes(self._model, gathered_loss(self._model)))
@@ -251,7 +253,7 @@ class SeveralReplicas:
 
     def _own_logs(self, logs: Any, kind: str) -> Any:
         """Logs that may differ from the metric results; the latter are read at the end of a window."""
-        return weighted_by_rows(logs) if has_own_logs(self._model, kind) else {}
+        return weighted_by_rows(self.noted_results.look_at(logs)) if has_own_logs(self._model, kind) else {}
 
     def _merged_apply(self, update: GradientUpdate) -> Callable[..., None]:
         """`optimizer.apply` inside a custom train step: weights, sums and applies the gradients on every replica."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfaccel.data.feeds import Feed
 from tfaccel.data.graph_batches import raise_uneven_rows
-from tfaccel.errors import DataError
+from tfaccel.errors import DataError, PlanError
 from tfaccel.training.steps.replicas import Replicas
 
 _IF_SHORT_OF_MEMORY = (
@@ -26,12 +26,14 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
     Raises:
         DataError: if the rows of a batch do not belong together, a step takes one of them that a replica does not have,
             or an id is beyond its embedding table.
+        PlanError: if a step sums over the replicas where they cannot wait for each other, or Keras's optimizer fails
+            on a sparse gradient.
     """
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
         raise_uneven_rows(error, num_replicas)
-        _raise_unknown_id(error)
+        _raise_unknown_id(error, num_replicas)
         raise_missing_row(error, num_replicas)
         _note_own_rows(error, num_replicas)
         raise
@@ -39,6 +41,7 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
         error.add_note(_IF_SHORT_OF_MEMORY)
         raise
     except Exception as error:
+        _raise_waits_in_branch(error, num_replicas)
         raise_missing_row(error, num_replicas)
         _note_own_rows(error, num_replicas)
         raise
@@ -47,6 +50,18 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
 def _note_own_rows(error: Exception, num_replicas: int) -> None:
     if num_replicas > 1:
         error.add_note(f"Each of the {num_replicas} replicas sees only its own rows of a batch.")
+
+
+def _raise_waits_in_branch(error: Exception, num_replicas: int) -> None:
+    """Raises PlanError if a step sums over the replicas within a condition or a loop; else does nothing."""
+    if isinstance(error, RuntimeError) and "`merge_call` called while defining" in str(error):
+        raise PlanError(
+            "A step applies gradients, or sums over the replicas, inside a condition or a loop (tf.cond, "
+            f"tf.while_loop, tf.map_fn), where {num_replicas} replicas cannot wait for each other. Take it out of "
+            "there. To apply the gradients of several batches at once, give the optimizer "
+            "`gradient_accumulation_steps` and call it with every batch; or build the model outside the strategy to "
+            "train on one replica."
+        ) from error
 
 
 def raise_missing_row(error: Exception, num_replicas: int) -> None:
@@ -62,15 +77,24 @@ def raise_missing_row(error: Exception, num_replicas: int) -> None:
         ) from error
 
 
-def _raise_unknown_id(error: tf.errors.InvalidArgumentError) -> None:
+def _raise_unknown_id(error: tf.errors.InvalidArgumentError, num_replicas: int) -> None:
     """Raises DataError if an id is beyond the table that it is looked up in; else does nothing."""
-    found = re.search(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)", str(error))
+    found = re.search(r"(?:indices|ids)\[[\d,]*\] = (-?\d+) is (?:not in|out of range) \[0, (\d+)\)", str(error))
+    if found is not None and "in update_step" in str(error):
+        raise PlanError(
+            "The optimizer fails on the sparse gradient of an embedding table, as Keras's RMSprop(centered=True) does "
+            "where ids repeat. Use one that takes it (centered=False), or sum_duplicate_indices=True in a plan."
+        ) from error
     if found is not None:
         received, num_rows = found.groups()
+        of_batch = (
+            f" If the rows are those of a batch: each of {num_replicas} replicas has some of them, and "
+            "tfaccel.ops.all_gather_rows gathers them."
+        )
         raise DataError(
             f"An id must be the number of a row of its embedding table. Received: id {received}, for a table of "
             f"{num_rows} rows, whose ids are 0 to {int(num_rows) - 1}. Use a larger `input_dim`, or map unknown ids to "
-            "one that is kept for them."
+            f"one that is kept for them.{of_batch if num_replicas > 1 else ''}"
         ) from None
 
 
