@@ -55,6 +55,44 @@ def test_what_matters_only_later_is_gathered_from_then_on(name):
     assert_equal(trained(make, 2, X, y), trained(make, 0, X, y), rel=1e-4)
 
 
+class Lengths(keras.utils.PyDataset):
+    """Batches of rows that get longer, as buckets of sentences do."""
+
+    LENGTHS = (4, 5, 4, 7)
+
+    def __len__(self):
+        return len(self.LENGTHS)
+
+    def __getitem__(self, index):
+        length = self.LENGTHS[index]
+        y = np.full((8, 1), 9.0 if length == 7 else 1.0, "float32") + numbers(index).normal(size=(8, 1)) / 9
+        return numbers(index).normal(size=(8, length, 3)).astype("float32"), y.astype("float32")
+
+
+def numbers(index):
+    return np.random.default_rng(index)
+
+
+def lengths_of_unknown_size():
+    data = Lengths()
+    specs = (tf.TensorSpec([None, None, 3]), tf.TensorSpec([None, 1]))
+    made = tf.data.Dataset.from_generator(lambda: (data[i] for i in range(len(data))), output_signature=specs)
+    return made.apply(tf.data.experimental.assert_cardinality(len(data)))
+
+
+@pytest.mark.parametrize("data", [Lengths, lengths_of_unknown_size])
+def test_batches_of_another_length_are_compared(data):
+    def make():
+        model = keras.Sequential(
+            [keras.Input((None, 3)), layers.Dense(4), layers.GlobalAveragePooling1D(), layers.Dense(1)]
+        )
+        model.compile("sgd", above_a_margin)
+        return model
+
+    found, wanted = (trained(make, replicas, data(), batch_size=None) for replicas in (2, 0))
+    assert_equal(found, wanted, rel=1e-4)
+
+
 class OwnStep(keras.Sequential):
     def train_step(self, data):
         x, y = data

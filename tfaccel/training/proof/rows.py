@@ -22,19 +22,27 @@ def some_rows(batch: Any, first: int, num_rows: int) -> Any:
     return keras.tree.map_structure(of, batch)
 
 
-def specs_of(data: Any, *, any_rows: bool) -> Any:
-    """The specs of a batch, or with `any_rows` of batches of any number of rows."""
+def specs_of(data: Any, known: Any = None) -> Any:
+    """The specs of a batch.
 
-    def of(leaf: Any) -> Any:
-        spec = None if leaf is None else tf.type_spec_from_value(leaf)
-        if spec is None or not any_rows or not spec.shape.rank:
-            return spec
-        shape = [None, *spec.shape[1:]]
-        if isinstance(spec, tf.RaggedTensorSpec):
-            return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-        return type(spec)(shape, spec.dtype)
+    Args:
+        data: the batch.
+        known: the specs of all batches, whose unknown sizes stay unknown; None takes the sizes of this one.
+    """
+    leaves, others = tf.nest.flatten(data), tf.nest.flatten(known)
+    if len(others) != len(leaves):
+        others = [None] * len(leaves)
+    return tf.nest.pack_sequence_as(data, list(map(_spec_of, leaves, others)))
 
-    return keras.tree.map_structure(of, data)
+
+def _spec_of(leaf: Any, known: Any) -> Any:
+    spec = None if leaf is None else tf.type_spec_from_value(leaf)
+    if spec is None or not spec.shape.rank or not isinstance(known, tf.TypeSpec) or known.shape.rank != spec.shape.rank:
+        return spec
+    shape = [None if of_all is None else size for size, of_all in zip(spec.shape, known.shape, strict=True)]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
 
 
 def reversed_rows(data: Any) -> Any:

@@ -23,7 +23,7 @@ from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.proof.culprit import refusal_of
 from tfaccel.training.proof.proof import Proof
-from tfaccel.training.proof.rows import num_rows_of
+from tfaccel.training.proof.rows import num_rows_of, specs_of
 from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss
 from tfaccel.training.steps.global_batch import keep_values, keeps_values
@@ -48,6 +48,7 @@ EARLIER_STEPS = (
 _EVERY_EPOCH = 10  # the epochs that each have a step compared; after them, so many steps lie in between:
 _STEPS_BETWEEN = 200
 _MAX_BYTES = 1 << 30  # larger models have their first step compared alone
+_MAX_SHAPES = 3  # of batches that one trace does not take, which are traced as well
 _FIRST_STEPS = 16  # of an epoch of unknown length, from which its step is drawn
 _MAX_DOUBLINGS = 20
 
@@ -70,6 +71,7 @@ class StepChecks:
         self._steps: dict[str, tuple[Any, StepProof]] = {}  # by kind, with the function of Keras they belong to
         self._epochs: dict[str, int] = {}
         self._steps_since: dict[str, int] = {}
+        self._shapes: dict[str, int] = {}
         self._undone: list[Callable[[], None]] = []  # takes back what was changed since the last proof
 
     def to_json(self) -> dict[str, Any] | None:
@@ -182,7 +184,7 @@ class StepChecks:
         done = [one_step(feed, step.wait)]
 
         def again() -> Proof:
-            done[:] = [one_step(IteratorFeed(_only(data, any_rows=_takes_any_rows(feed))))]
+            done[:] = [one_step(IteratorFeed(_only(data, feed.spec)))]
             return step.compare(data, results_of(done[0]))
 
         found = step.compare(data, results_of(done[0]))
@@ -191,23 +193,30 @@ class StepChecks:
             return done[0]
         step.put_back()
         self._conclude_apart(kind, self._with_fewer_rows(kind, data), data)
-        return one_step(IteratorFeed(_only(data, any_rows=_takes_any_rows(feed))))
+        return one_step(IteratorFeed(_only(data, feed.spec)))
 
     def _step_for(self, kind: str, feed: Feed, data: Any) -> StepProof | None:
-        """The step to compare on a batch: traced for the first one, and None if it cannot take this one."""
+        """The step to compare on a batch, traced for the first one and for other shapes; None if it is not compared."""
         known = self._steps.get(kind)
         if known is None or known[0] is not self._function(kind):
             self.proofs.pop(kind, None)
-            made = StepProof(self._engine, kind, data, any_rows=_takes_any_rows(feed))
+            made = StepProof(self._engine, kind, data, feed.spec)
             self._steps[kind] = known = self._function(kind), made
             return made
         step = known[1]
-        accepts = step.accepts(step.rows_of(data)) and step.num_bytes <= _MAX_BYTES
-        return step if accepts and not self.proofs[kind].failure else None
+        if self.proofs[kind].failure or step.num_bytes > _MAX_BYTES or not step.has_rows_for_all(step.rows_of(data)):
+            return None
+        if not step.has_shapes_of(step.rows_of(data)):
+            if step.has_fewer_rows or self._shapes.get(kind, 0) == _MAX_SHAPES:
+                return None
+            self._shapes[kind] = self._shapes.get(kind, 0) + 1
+            step = StepProof(self._engine, kind, data, feed.spec)
+            self._steps[kind] = self._function(kind), step
+        return step
 
     def _with_fewer_rows(self, kind: str, data: Any) -> StepProof:
         """The same step on as many rows as one replica has: those of a whole batch do not fit on one device."""
-        made = StepProof(self._engine, kind, data, any_rows=True, every=self._engine.replicas.num_replicas)
+        made = StepProof(self._engine, kind, data, None, every=self._engine.replicas.num_replicas)
         self._steps[kind] = self._function(kind), made
         return made
 
@@ -361,22 +370,17 @@ class StepChecks:
         return True
 
 
-def _takes_any_rows(feed: Feed) -> bool:
-    """Whether steps are traced for any number of rows."""
-    kinds = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
-    specs = [one for one in tf.nest.flatten(feed.spec) if isinstance(one, kinds) and one.shape.rank]
-    return any(spec.shape[0] is None for spec in specs)
+def _only(data: Any, spec: Any) -> tf.data.Dataset:
+    """A dataset of a single batch, of which only those sizes are known while tracing that `spec` has."""
+    specs = tf.nest.flatten(specs_of(data, spec))
 
-
-def _only(data: Any, *, any_rows: bool) -> tf.data.Dataset:
-    """A dataset of a single batch, whose number of rows is not known while tracing with `any_rows`."""
-
-    def relaxed(leaf: Any) -> Any:
-        if not (any_rows and isinstance(leaf, tf.Tensor) and leaf.shape.rank):
+    def relaxed(leaf: Any, leaf_spec: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or leaf_spec.shape == leaf.shape:
             return leaf
-        return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
+        return tf.compat.v1.placeholder_with_default(leaf, leaf_spec.shape)
 
     def batch(*parts: Any) -> Any:
-        return keras.tree.map_structure(relaxed, parts if isinstance(data, tuple) else parts[0])
+        given = parts if isinstance(data, tuple) else parts[0]
+        return tf.nest.pack_sequence_as(given, list(map(relaxed, tf.nest.flatten(given), specs)))
 
     return tf.data.Dataset.from_tensors(data).map(batch)

@@ -78,7 +78,7 @@ class StepProof:
         engine: the engine of a built and compiled model.
         kind: "train", "test" or "predict".
         data: a global batch, as eager tensors.
-        any_rows: whether the engine traces steps for any number of rows.
+        spec: the specs of all batches; None if they are all alike.
         every: n, to compare a step of its own on every n-th row, where one device has no memory for all of them.
 
     Attributes:
@@ -88,12 +88,12 @@ class StepProof:
         metrics: which metrics differed in the last step that was compared.
     """
 
-    def __init__(self, engine: Engine, kind: str, data: Any, *, any_rows: bool, every: int = 1) -> None:
+    def __init__(self, engine: Engine, kind: str, data: Any, spec: Any, *, every: int = 1) -> None:
         self._engine, self._kind, self._every = engine, kind, every
         self._model, self._replicas = engine.model, engine.replicas
         self._by_replica = layers_by_replica(self._model) if kind == "train" else []
         self._is_plain = kind == "train" and not engine.has_state_of_keras
-        self._specs = specs_of(self.rows_of(data), any_rows=any_rows or every > 1)
+        self._specs = specs_of(self.rows_of(data), spec)
         self.has_fewer_rows, self.is_too_large = every > 1, False
         self._graphs: list[tf.Graph] = []
         self._before = State([])
@@ -141,16 +141,18 @@ class StepProof:
         """The rows of a batch that are compared."""
         return data if self._every == 1 else every_nth_row(data, self._every)
 
-    def accepts(self, data: Any) -> bool:
-        """Whether rows have the shapes that the steps were traced for."""
-        given = specs_of(data, any_rows=False)
-        if self._on_shares and not self.is_apart and num_rows_of(data) < self._replicas.num_replicas:
-            return False
+    def has_shapes_of(self, data: Any) -> bool:
+        """Whether the steps were traced for rows of these shapes."""
+        given = specs_of(data)
         try:
             pairs = zip(tf.nest.flatten(self._specs), tf.nest.flatten(given), strict=True)
             return all(spec is None or spec.is_compatible_with(one) for spec, one in pairs)
         except ValueError:
             return False
+
+    def has_rows_for_all(self, data: Any) -> bool:
+        """Whether each replica has a row for layers that run on its share of the rows."""
+        return self.is_apart or not self._on_shares or num_rows_of(data) >= self._replicas.num_replicas
 
     @property
     def num_bytes(self) -> int:
