@@ -164,6 +164,20 @@ class CountsEvaluatedRows(CountsRows):
         return super().call(x, training=not training)
 
 
+@pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.RMSprop])
+def test_a_dense_layer_of_sparse_inputs_is_that_of_one_device(optimizer):
+    """Its gradient on one device has one slice for each column that has entries in the batch."""
+    x = np.where(RNG.random((21, 50)) < 0.1, 1.0, 0.0).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x), LABELS)).batch(8)
+
+    def make():
+        model = keras.Sequential([keras.Input((50,), sparse=True), layers.Dense(4), layers.Dense(3)])
+        model.compile(optimizer(0.01), CROSS_ENTROPY)
+        return model
+
+    assert_equal(trained(make, 2, data), trained(make, 0, data))
+
+
 def test_a_refused_evaluation_takes_back_nothing_that_training_has_proven():
     """Position embeddings were merged for training; an evaluation that differs must leave them so."""
 

@@ -27,7 +27,7 @@ from tfaccel.training.proof.rows import num_rows_of, specs_of
 from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss
 from tfaccel.training.steps.global_batch import keep_values, keeps_values
-from tfaccel.training.steps.gradient_update import take_rows_as_same
+from tfaccel.training.steps.gradient_update import EACH_ROW_ONCE, SAME_ROWS, take_rows_as
 from tfaccel.training.steps.merged_metrics import GATHERED
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import keeps_methods_of
@@ -72,6 +72,9 @@ class StepChecks:
         self._epochs: dict[str, int] = {}
         self._steps_since: dict[str, int] = {}
         self._shapes: dict[str, int] = {}
+        self._own_rows: list[
+            tuple[keras.optimizers.Optimizer, keras.Variable]
+        ] = []  # of the step as it was traced first
         self._undone: list[Callable[[], None]] = []  # takes back what was changed since the last proof
 
     def to_json(self) -> dict[str, Any] | None:
@@ -260,11 +263,13 @@ class StepChecks:
 
     def _conclude(self, kind: str, step: StepProof, data: Any, found: Proof, again: Callable[[], Proof]) -> None:
         """Keeps what was found; if the step differs, changes how it is computed, and compares it again."""
-        first = found
+        first, steps = found, self._engine.steps_of(kind)
+        self._own_rows = steps.own_rows if kind == "train" and isinstance(steps, SeveralReplicas) else []
         changes = (
             self._gather_metrics,
             self._gather_loss,
             self._merge_rows,
+            self._sum_rows,
             self._keep_values,
             self._gather_close_loss,
         )
@@ -346,17 +351,18 @@ class StepChecks:
         logger.info(GATHERS_LOSS, type(model).__name__)
         return True
 
-    def _merge_rows(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
+    def _merge_rows(self, kind: str, step: StepProof, data: Any, found: Proof, rows: str = SAME_ROWS) -> bool:
         """Takes sparse gradients that differ to be of the same rows on all replicas."""
-        del step, data
-        steps = self._engine.steps_of(kind)
-        if kind != "train" or not isinstance(steps, SeveralReplicas):
-            return False
-        merged = [(one, variable) for one, variable in steps.own_rows if variable.path in found.differing]
+        del kind, step, data
+        merged = [(one, variable) for one, variable in self._own_rows if variable.path in found.differing]
         for optimizer, variable in merged:
-            take_rows_as_same(optimizer, [variable], same=True)
-            self._undone.append(partial(take_rows_as_same, optimizer, [variable], same=False))
+            take_rows_as(optimizer, variable, rows)
+            self._undone.append(partial(take_rows_as, optimizer, variable, None))
         return bool(merged)
+
+    def _sum_rows(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
+        """Takes sparse gradients that differ to have one slice for each row on one device."""
+        return self._merge_rows(kind, step, data, found, EACH_ROW_ONCE)
 
     def _keep_values(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
         """Takes the model's own code to make something else than the sum of a loss that is not reduced."""

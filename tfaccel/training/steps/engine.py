@@ -29,7 +29,7 @@ from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.stages.staged_steps import staged_steps
 from tfaccel.training.steps.fixed_rows import fixed_rows_named
 from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
-from tfaccel.training.steps.gradients import densify
+from tfaccel.training.steps.gradients import densify, summed_rows
 from tfaccel.training.steps.host_embeddings import host_lookups, xla_compiles
 from tfaccel.training.steps.input_clock import runs_on_gpu
 from tfaccel.training.steps.layer_scopes import layers_marked
@@ -40,7 +40,7 @@ from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.reduce_clock import ReduceClock
 from tfaccel.training.steps.replicas import is_distributed
-from tfaccel.training.steps.row_updates import prepare_tables, row_updates, summed_rows
+from tfaccel.training.steps.row_updates import prepare_tables, row_updates
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.slot_checks import placed_as_asked
 from tfaccel.training.steps.slot_dtype import FLOAT32, updated_in_float32

@@ -24,6 +24,7 @@ from tfaccel.training.steps.gradients import (
     CombineSlices,
     apply_as_class,
     applying_pairs,
+    each_row_once,
     have_equal_indices,
     is_bad,
     merged_slices,
@@ -99,8 +100,8 @@ class GradientUpdate:
         for gradient, variable in zip(gradients, variables, strict=True):
             if not isinstance(gradient, tf.IndexedSlices):
                 continue
-            known = id(variable) in _same_rows.get(self.optimizer, ())
-            if known or is_same_on_all_replicas(gradient.indices, data):
+            known = _rows.get(self.optimizer, {}).get(id(variable))
+            if known == SAME_ROWS or is_same_on_all_replicas(gradient.indices, data):
                 self._same_rows.add(id(variable))
             else:
                 self.own_rows[id(variable)] = variable
@@ -158,10 +159,14 @@ class GradientUpdate:
         if tf.executing_eagerly():  # no graph shows what the indices depend on
             same = [have_equal_indices(parts) for parts in zip(*self.replicas.local_results(gradients), strict=True)]
         num = self._num_contributors
+        known = _rows.get(self.optimizer, {})
+        once = [known.get(id(variable)) == EACH_ROW_ONCE for variable in variables]
 
         def apply(values: list[Any], variables: list[keras.Variable]) -> None:
             pairs = zip(values, same, strict=True)
-            self._keras_apply([merged_slices(v, num) if merge else v for v, merge in pairs], variables)
+            values = [merged_slices(value, num) if merge else value for value, merge in pairs]
+            values = [each_row_once(value) if is_once else value for value, is_once in zip(values, once, strict=True)]
+            self._keras_apply(values, variables)
 
         self._update(apply, summed, variables)
 
@@ -284,14 +289,19 @@ class GradientUpdate:
             apply_as_class(self.optimizer, gradients, variables)
 
 
-# By optimizer, the ids of variables whose `IndexedSlices` have turned out to have the same indices on all replicas.
-_same_rows: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, set[int]] = weakref.WeakKeyDictionary()
+SAME_ROWS = "same rows"  # those of all replicas have the same indices
+EACH_ROW_ONCE = "each row once"  # one device has one slice for each row, such as of a dense layer's sparse inputs
+
+# By optimizer and the ids of variables, what has turned out to make their `IndexedSlices` those of one device.
+_rows: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, dict[int, str]] = weakref.WeakKeyDictionary()
 
 
-def take_rows_as_same(optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], *, same: bool) -> None:
-    """Decides for later traces whether the `IndexedSlices` of variables have the same indices on all replicas."""
-    known = _same_rows.setdefault(optimizer, set())
-    (known.update if same else known.difference_update)(id(variable) for variable in variables)
+def take_rows_as(optimizer: keras.optimizers.Optimizer, variable: keras.Variable, rows: str | None) -> None:
+    """Decides for later traces what the `IndexedSlices` of a variable are: SAME_ROWS, EACH_ROW_ONCE, or None."""
+    known = _rows.setdefault(optimizer, {})
+    known.pop(id(variable), None)
+    if rows is not None:
+        known[id(variable)] = rows
 
 
 _plain: list[bool] = []  # one for each `plain_descent` block

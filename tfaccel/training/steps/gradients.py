@@ -121,3 +121,15 @@ def _refuse_unseeded() -> NoReturn:
         "weights with different numbers. Received: an update that calls keras.random without `seed`, or tf.random. "
         "Give the optimizer a keras.random.SeedGenerator, and pass it as `seed`; or train on one device."
     )
+
+
+def summed_rows(gradients: list[Any]) -> list[Any]:
+    """Gradients whose `IndexedSlices` have each index once, with the sum of its slices."""
+    return [each_row_once(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
+
+
+def each_row_once(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same gradient, with the slices of each row summed."""
+    indices, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)

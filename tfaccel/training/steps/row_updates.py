@@ -141,17 +141,6 @@ def _what_touches_all_rows(optimizer: Any, tables: list[keras.Variable], how: st
     return None
 
 
-def summed_rows(gradients: list[Any]) -> list[Any]:
-    """Gradients whose `IndexedSlices` have each index once, with the sum of its slices."""
-    return [_summed(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
-
-
-def _summed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    indices, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
-    return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
 @contextlib.contextmanager
 def row_updates(model: keras.Model, replicas: Replicas) -> Iterator[None]:
     """While tracing a training step: tables are read by rows, and optimizers update the rows of sparse gradients."""
