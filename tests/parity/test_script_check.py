@@ -66,11 +66,17 @@ def test_the_table_names_what_fails(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_model_and_arrays_are_checked_in_one_call(run_python):
-    assert run_python(MODEL).stdout.splitlines()[-1] == "True 3"
+    lines = run_python(MODEL).stdout.splitlines()[-5:]
+    assert lines[:2] == ["True 3", "True 2"]
+    assert lines[2] == "Give `x`, and `y`, to train the model on: check(model, x, y)."
+    assert lines[3].startswith(
+        "`x` must be arrays with equal numbers of rows, as `y` and `sample_weight`, or a tf.data.D"
+    )
+    assert lines[4].startswith('The model does not train on one device: ValueError: Missing data for input "b"')
 
 
 MODEL = """
-import keras, numpy as np, tfaccel
+import keras, numpy as np, tensorflow as tf, tfaccel
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 before = model.get_weights()[0]
@@ -78,6 +84,17 @@ x = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
 found = tfaccel.check(model, x, x[:, :1], batch_size=8, steps=3)
 assert (model.get_weights()[0] == before).all()
 print(found.is_equal, found.num_steps)
+a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+model = keras.Model({"a": a, "b": b}, keras.layers.Dense(1)(a + b))
+model.compile("sgd", "mse")
+data = tf.data.Dataset.from_tensor_slices(({"a": x, "b": x}, x[:, :1])).batch(8)
+found = tfaccel.check(model, data, steps=2)
+print(found.is_equal, found.num_steps)
+for wrong in (None, lambda: x, {"a": x}):
+    try:
+        tfaccel.check(model, wrong, x[:, :1], steps=2)
+    except tfaccel.TfaccelError as error:
+        print(error)
 """
 
 

@@ -28,10 +28,10 @@ MAX_DIFFERENCE = 2e-3
 _NOTHING = 1e-4  # of the largest weights; what is smaller, such as a bias that no gradient moves, is compared with that
 WAYS = {"one": "Model.fit, 1 device", "keras": "Model.fit, {} replicas", "tfaccel": "tfaccel.fit, {} replicas"}
 _LOADED = """
-import keras, numpy as np
+import keras, tensorflow as tf
 model = keras.models.load_model({model!r})
-arrays = np.load({arrays!r}, allow_pickle=False)
-model.fit(**{{name: arrays[name] for name in arrays}}, batch_size={batch_size!r})
+data = tf.data.Dataset.load({data!r})
+model.fit(data)
 """
 
 
@@ -103,8 +103,9 @@ def check(
 
     Args:
         model: a compiled model that `model.save` can save; or the path of a script that calls `Model.fit`.
-        x, y, sample_weight: arrays to train on; None for a script.
-        batch_size: rows of a global batch; a script has its own.
+        x, y, sample_weight: arrays to train on, also in dicts, lists and tuples, or a `tf.data.Dataset` as `x` alone;
+            None for a script.
+        batch_size: rows of a global batch; a script and a dataset have their own.
         replicas: how many.
         steps: how many steps to train.
 
@@ -125,14 +126,32 @@ def check(
     from tfaccel.training.inputs import prepared_model
 
     prepared_model(model, "check")
+    batches = _batches_of(x, y, sample_weight, batch_size)
     with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:
-        saved, arrays, script = (Path(folder, name) for name in ("model.keras", "arrays.npz", "script.py"))
+        saved, data, script = (Path(folder, name) for name in ("model.keras", "data", "script.py"))
         model.save(saved)
-        given = {"x": x, "y": y, "sample_weight": sample_weight}
-        save: Any = np.savez
-        save(arrays, **{name: np.asarray(value) for name, value in given.items() if value is not None})
-        script.write_text(_LOADED.format(model=str(saved), arrays=str(arrays), batch_size=batch_size))
-        return check_script(str(script), num_replicas=replicas, num_steps=steps)
+        batches.take(steps).save(str(data))
+        script.write_text(_LOADED.format(model=str(saved), data=str(data)))
+        return check_script(str(script), num_replicas=replicas, num_steps=steps, name="The model")
+
+
+def _batches_of(x: Any, y: Any, sample_weight: Any, batch_size: int) -> Any:
+    import tensorflow as tf
+
+    if isinstance(x, tf.data.Dataset):
+        if y is not None or sample_weight is not None:
+            raise TfaccelError("A dataset yields (inputs, targets) or (inputs, targets, weights): leave out `y`.")
+        return x
+    if x is None:
+        raise TfaccelError("Give `x`, and `y`, to train the model on: check(model, x, y).")
+    parts = (x, y, sample_weight)[: 1 if y is None else 2 if sample_weight is None else 3]
+    try:
+        return tf.data.Dataset.from_tensor_slices(parts if y is not None else x).batch(batch_size)
+    except (TypeError, ValueError, tf.errors.OpError) as error:
+        raise TfaccelError(
+            f"`x` must be arrays with equal numbers of rows, as `y` and `sample_weight`, or a tf.data.Dataset. "
+            f"Received: x of {type(x).__name__}, y of {type(y).__name__} ({str(error).splitlines()[0]:.100})."
+        ) from error
 
 
 def check_script(
@@ -141,6 +160,7 @@ def check_script(
     *,
     num_replicas: int = 2,
     num_steps: int = 10,
+    name: str | None = None,
     time_limit_seconds: float = 300.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> CheckResult:
@@ -150,6 +170,7 @@ def check_script(
         script: path of the script.
         arguments: its command line.
         num_replicas, num_steps: see `check`.
+        name: what messages call it; None for the path.
         time_limit_seconds: of each of the three.
         progress: called with a line before each.
 
@@ -166,7 +187,7 @@ def check_script(
             order |= {"num_steps": num_steps, "out": str(Path(folder, way))}
             outcomes[way] = _outcome(order, time_limit_seconds)
             if way == "one" and "failure" in outcomes[way]:
-                raise TfaccelError(f"{script} does not train on one device: {outcomes[way]['failure']}")
+                raise TfaccelError(f"{name or script} does not train on one device: {outcomes[way]['failure']}")
     one = outcomes["one"]
     rows = tuple(_row(WAYS[way].format(num_replicas), found, one) for way, found in outcomes.items())
     return CheckResult(
