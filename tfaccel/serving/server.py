@@ -47,7 +47,7 @@ Ready = Callable[[Addresses, Versions], None]
 
 
 @suggests_names
-@checks_types(ServeError)
+@checks_types(ServeError, checks_numbers=True)
 def serve(
     configs: Sequence[ModelConfig],
     options: ServeOptions,
@@ -64,8 +64,10 @@ def serve(
         on_ready: called for each model with the server's addresses once its requests are answered.
 
     Raises:
-        ServeError: if an address is taken, or a model cannot be served.
+        ServeError: if there is no model, an address is taken, or a model cannot be served.
     """
+    if not configs and config_file is None:
+        raise ServeError("There is no model to serve. Give the configuration of one: `configs=[ModelConfig(...)]`.")
     with ExitStack() as stack:
         listening = stack.enter_context(bound_socket(options.host, options.port))
         listen(listening, options.host, options.port)
