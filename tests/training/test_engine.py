@@ -229,7 +229,7 @@ def test_sparse_gradients_may_change_their_length_from_step_to_step(found):
         (3, "TypeError: tfaccel.predict expects a Keras 3 model (keras.Model) first."),
         (4, "DataError: Received a DistributedDataset. Pass the tf.data.Dataset of global batches"),
         (5, "DataError: Received a DistributedDataset. Pass the tf.data.Dataset of global batches"),
-        (6, "ValueError: Expected `validation_freq` to be an int or a list of epochs (from 1). Received: '2'."),
+        (6, "WorkloadError: `validation_freq` must be a whole number, or a list. Received: '2'."),
         (7, "ValueError: Received data without any batches. `predict` expects at least one row."),
         (8, "ValueError: The model was compiled with optimizer=None and cannot be trained. Set an optimizer"),
     ],

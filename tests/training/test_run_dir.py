@@ -63,10 +63,24 @@ def without_locks(monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
 
 
-@pytest.mark.parametrize("has_locks", [True, False])
-def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_path, run_python, request, has_locks):
-    if not has_locks:
-        request.getfixturevalue("without_locks")
+@pytest.fixture
+def locks_of_files(monkeypatch):
+    """A file system that locks files only, such as NFS."""
+    lock = fcntl.flock
+
+    def only_files(descriptor, operation):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", only_files)
+
+
+@pytest.mark.parametrize("locks", ["locks_of_folders", "locks_of_files", "without_locks"])
+def test_two_runs_at_once_are_refused_and_the_lock_of_a_dead_one_is_none(tmp_path, run_python, request, locks):
+    has_locks = locks != "without_locks"
+    if locks != "locks_of_folders":
+        request.getfixturevalue(locks)
     path = tmp_path / "run"
     first, second = RunDir(path, CONFIG), RunDir(path, CONFIG)
     first.start({})

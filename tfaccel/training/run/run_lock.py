@@ -12,12 +12,14 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-from filelock import BaseFileLock, FileLock, SoftFileLease, Timeout
+from filelock import SoftFileLease, Timeout, lock_descriptor
 
 from tfaccel.errors import RunDirError
 from tfaccel.files import write_json
@@ -90,7 +92,7 @@ class RunLock:
         self._folder, self._file = folder, folder / OWNER_FILE
         self._owner = Owner.here()
         self.taken_by: str | None = None  # who has taken the directory from this process, which did not renew its lease
-        self._lock = self._acquired()
+        self._release = self._acquired()
         write_json(self._file, asdict(self._owner))
 
     def release(self) -> None:
@@ -99,21 +101,27 @@ class RunLock:
             return
         if self.taken_by is None and Owner.of(self._file) == self._owner:
             self._file.unlink(missing_ok=True)
-        self._lock.release()
+        self._release()
 
-    def _acquired(self) -> BaseFileLock:
-        lock = FileLock(self._folder / LOCK_FILE, thread_local=False, fallback_to_soft=False)
-        try:
-            lock.acquire(blocking=False)
-            return lock
-        except Timeout:
-            raise self._in_use() from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-        return self._leased()
+    def _acquired(self) -> Callable[[], None]:
+        """Takes the lock, and returns what releases it."""
+        # NFS locks files, not folders; a locked folder needs no file.
+        for place, flags in ((self._folder, os.O_RDONLY), (self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT)):
+            descriptor = os.open(place, flags, 0o644)
+            try:
+                is_free = lock_descriptor(descriptor, blocking=False)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno not in _NO_LOCKS:
+                    raise
+                continue
+            if is_free:
+                return partial(os.close, descriptor)
+            os.close(descriptor)
+            raise self._in_use()
+        return self._leased().release
 
-    def _leased(self) -> BaseFileLock:
+    def _leased(self) -> SoftFileLease:
         lease = SoftFileLease(
             self._folder / LEASE_FILE,
             lease_duration=STALE_SECONDS,
