@@ -28,8 +28,8 @@ _CLOSE = 1e-3
 _ADVICE = (
     "Return one value per row instead of a sum, use tfaccel.ops.all_gather_rows for rows that are compared or counted "
     "together, and tfaccel.ops.sum_over_replicas for what is summed over them; clip gradients by the optimizer's "
-    "`global_clipnorm`, or in the step after tfaccel.ops.mean_over_replicas, which is for gradients that the step keeps, "
-    "too; or build the model outside the strategy to train on one replica. check_rows=False skips this check."
+    "`global_clipnorm`, or in the step after tfaccel.ops.mean_over_replicas, as for gradients that the step keeps; or "
+    "build the model outside the strategy to train on one replica. check_rows=False skips this check."
 )
 
 
