@@ -251,7 +251,11 @@ def test_fit_in_the_scope_of_the_strategy_is_compared_with_one_device_outside_of
         model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
         model.compile(keras.optimizers.Adam(0.01, clipnorm=0.5), CROSS_ENTROPY, metrics=["accuracy"])
         fit(model, X, LABELS, batch_size=8, sample_weight=np.arange(21) / 7, verbose=0)
-    assert engine_of(model).checks.proofs["train"].holds
+        assert engine_of(model).checks.proofs["train"].holds
+        coupled = keras.Sequential([keras.Input((6,)), layers.Lambda(lambda x: x - x[:1]), layers.Dense(3)])
+        coupled.compile("sgd", CROSS_ENTROPY)
+        with pytest.raises(CoupledRowsError, match="not a mean over the rows"):
+            fit(coupled, X, LABELS, batch_size=8, verbose=0)
 
 
 def test_a_step_that_cannot_be_compared_is_said_and_trains(caplog):

@@ -36,13 +36,24 @@ class DetachedStep:
         self._function = function
 
     def __call__(self, data: Any, before: State, given: Mapping[int, Any] | None = None) -> tuple[Any, State]:
-        """The results, and the state after the step.
+        """The results, and the state after the step; see `start`."""
+        return self.start(data, before, given).result()
+
+    def start(self, data: Any, before: State, given: Mapping[int, Any] | None = None) -> Future[tuple[Any, State]]:
+        """Runs the step in a thread of its own, in which no strategy's scope is open.
 
         Args:
             data: a batch.
             before: the state that the step begins with.
             given: values that take the place of those in `before`, by the ids of their variables.
         """
+        thread = background_thread()
+        try:
+            return thread.submit(self._run, data, before, given)
+        finally:
+            thread.shutdown(wait=False)
+
+    def _run(self, data: Any, before: State, given: Mapping[int, Any] | None) -> tuple[Any, State]:
         handles = {id(one) for one in self._function.captured_inputs}
         read = [one for one in before.variables if isinstance(one, tf.Variable) and id(one.handle) in handles]
         tables = [one for one in before.variables if not isinstance(one, tf.Variable)]
@@ -60,14 +71,6 @@ class DetachedStep:
             return results, State(before.variables, known | changed | {id(one): value_of(one) for one in tables})
         finally:
             kept.put_back()
-
-    def start(self, data: Any, before: State, given: Mapping[int, Any] | None = None) -> Future[tuple[Any, State]]:
-        """The same, in a thread of its own."""
-        thread = background_thread()
-        try:
-            return thread.submit(self, data, before, given)
-        finally:
-            thread.shutdown(wait=False)
 
 
 def _copy(variable: tf.Variable, value: np.ndarray) -> tf.Variable:
