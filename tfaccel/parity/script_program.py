@@ -87,9 +87,13 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
 
 
 def _unproven(model: keras.Model) -> list[str]:
-    """Why the first step on several replicas could not be compared with one device's."""
+    """Why the first step on several replicas could not be compared with one device's, or the others differ from it."""
     proof = engine_of(model).checks.proofs.get("train")
-    return [f"no step can be compared: {proof.failure}"] if proof is not None and proof.failure else []
+    if proof is None:
+        return []
+    if proof.failure:
+        return [f"no step can be compared: {proof.failure}"]
+    return ["random numbers drawn outside of layers, of which each replica has its own"] if proof.draws else []
 
 
 def _cut(given: dict[str, Any], num_steps: int) -> dict[str, Any]:

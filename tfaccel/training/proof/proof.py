@@ -18,6 +18,7 @@ class Proof:
         num_variables: how many variables were compared.
         largest: the largest relative difference.
         differing: what differs, the largest difference first: a variable's path, "log NAME" or "output PLACE".
+        draws: whether the step draws random numbers outside of layers, which were constants.
         failure: why the step could not be run both ways; empty if it could.
     """
 
@@ -29,6 +30,7 @@ class Proof:
     num_variables: int = 0
     largest: float = 0.0
     differing: tuple[str, ...] = ()
+    draws: bool = False
     failure: str = ""
 
     @property

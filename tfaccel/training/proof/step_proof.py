@@ -96,6 +96,7 @@ class StepProof:
         self._specs = specs_of(self.rows_of(data), spec)
         self.has_fewer_rows, self.is_too_large = every > 1, False
         self._graphs: list[tf.Graph] = []
+        self._drawn: list[bool] = []
         self._before = State([])
         self._accumulated: dict[int, np.ndarray] = {}
         self._of_one: Future[tuple[Any, State]] = Future()
@@ -116,14 +117,14 @@ class StepProof:
             self._failure = _in_one_line(error)
 
     def _trace(self) -> None:
-        drawn: list[bool] = []
+        runs_on_shares = True
         try:
-            self._step_of_one = DetachedStep(self._traced(self._run_one, drawn))
+            self._step_of_one = DetachedStep(self._traced(self._run_one, self._drawn))
         except Exception:
             if self.is_apart or not self._on_shares:
                 raise
-            drawn.append(True)  # a layer does not run on shares of the rows
-        if drawn and not self.is_apart:  # the engine's step draws other numbers
+            runs_on_shares = False  # a layer takes other rows than its share
+        if (self._drawn or not runs_on_shares) and not self.is_apart:  # the engine's step draws other numbers
             self._trace_apart()
         if self.is_apart:
             self.trace_replicas()
@@ -465,7 +466,7 @@ class StepProof:
             yield re.sub(r"(/replica_\d+)?(:\d+)?$", "", one.name), one, [one], False
 
     def _proof(self, **fields: Any) -> Proof:
-        return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, **fields)
+        return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, draws=bool(self._drawn), **fields)
 
 
 def _kind(name: str, *, is_trained: bool = False) -> str:
