@@ -72,9 +72,7 @@ class StepChecks:
         self._epochs: dict[str, int] = {}
         self._steps_since: dict[str, int] = {}
         self._shapes: dict[str, int] = {}
-        self._own_rows: list[
-            tuple[keras.optimizers.Optimizer, keras.Variable]
-        ] = []  # of the step as it was traced first
+        self._own_rows: list[tuple[keras.optimizers.Optimizer, keras.Variable]] = []  # before anything was changed
         self._undone: list[Callable[[], None]] = []  # takes back what was changed since the last proof
 
     def to_json(self) -> dict[str, Any] | None:
