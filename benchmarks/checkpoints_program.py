@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfaccel.benchmarks.choice_tasks import FAMILIES, workload
     from tfaccel.planning.plan import Plan
-    from tfaccel.planning.plan_environment import environment_of
+    from tfaccel.planning.plan_environment import get_environment
     from tfaccel.processes.connection import end_with_parent
 
     end_with_parent()
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         onednn=True,
         fused_kernels=True,
     )
-    os.environ.update(environment_of(plan))
+    os.environ.update(get_environment(plan))
     import keras
 
     from tfaccel.data.given_data import GivenArrays

@@ -19,7 +19,7 @@ from tfaccel.compressing.compress import compress
 from tfaccel.errors import CompressionError
 from tfaccel.measuring.measurement import Measurement, Window
 from tfaccel.planning.load_workload import load_recipe
-from tfaccel.planning.run_length import run_epochs_of
+from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.training.train import train
 
@@ -52,7 +52,7 @@ def _recipe_figures(
 ) -> tuple[list[Figure], dict[str, tuple[Measurement, ...]]]:
     """Trains the image recipe, and compresses it."""
     work = load_recipe(_RECIPE)
-    epochs = max(1, round(run_epochs_of(work, None) * options.scale))
+    epochs = max(1, round(get_run_epochs(work, None) * options.scale))
     with tempfile.TemporaryDirectory(prefix="tfaccel-benchmark-") as folder:
         options.progress(f"{_RECIPE}: train")
         run_dir = str(Path(folder) / "run")

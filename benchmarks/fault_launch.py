@@ -108,7 +108,7 @@ class _Watch:
                     send(pid, signal.SIGKILL)
 
     def _pids(self) -> list[int]:
-        lines = lines_of(self.folder / "logs")
+        lines = read_lines(self.folder / "logs")
         return [int(line.split()[1]) for line in lines if line.startswith("begun ")]
 
 
@@ -142,7 +142,7 @@ def launch(
 
 
 def _found(folder: Path, status: int, said: list[tuple[float, str]], fault_at: float | None, began: float) -> Launch:
-    lines = lines_of(folder / "logs")
+    lines = read_lines(folder / "logs")
     digests = {line.split()[1] for line in lines if line.startswith("digest ")}
     faults = [float(line.split()[1]) for line in lines if line.startswith("fault ")]
     noticed = [at for at, text in said if text.startswith("Worker ")]
@@ -180,12 +180,12 @@ def are_whole(folder: Path) -> bool:
     return True
 
 
-def lines_of(logs: Path) -> list[str]:
+def read_lines(logs: Path) -> list[str]:
     """The lines of all workers' logs."""
     return [line for log in sorted(logs.glob("*.log")) for line in log.read_text(errors="replace").splitlines()]
 
 
-def result_of(folder: Path) -> dict[str, Any]:
+def get_result(folder: Path) -> dict[str, Any]:
     """What the run in a launch's folder has written as its result; empty if it did not end."""
     path = folder / "run" / "result.json"
     return dict(json.loads(path.read_text())) if path.exists() else {}

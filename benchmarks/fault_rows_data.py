@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.benchmarks.fault_launch import Launch, launch, lines_of, result_of, run_command
+from tfaccel.benchmarks.fault_launch import Launch, get_result, launch, read_lines, run_command
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
 from tfaccel.benchmarks.faults_program import EPOCHS, NUM_ROWS, NUM_VALIDATION_ROWS
 from tfaccel.data import write_tfrecords
@@ -23,12 +23,12 @@ def _with_nan(lab: Lab, folder: Path, policy: str) -> tuple[int, Launch, dict[st
     """A run with a NaN in a random row: the row, what came of the run, and its result."""
     row = lab.chance.randrange(NUM_ROWS - NUM_VALIDATION_ROWS)
     found = launch(folder, 1, {"nan_row": row, "on_nonfinite": policy}, restarts=0)
-    return row, found, result_of(folder)
+    return row, found, get_result(folder)
 
 
 def _nan_stops(lab: Lab, folder: Path) -> Trial:
     row, found, result = _with_nan(lab, folder, "stop")
-    errors = [line for line in lines_of(folder / "logs") if line.startswith("tfaccel.errors.NonFiniteLossError: ")]
+    errors = [line for line in read_lines(folder / "logs") if line.startswith("tfaccel.errors.NonFiniteLossError: ")]
     named = len(errors) == 1 and f"row {row}" in errors[0]
     right = found.status == PERMANENT and named and found.whole and not result
     return Trial(right, errors[0] if right else f"status {found.status}: {found.output}")
@@ -78,7 +78,7 @@ def _bad_record_fails(lab: Lab, folder: Path) -> Trial:
 def _bad_record_is_skipped(lab: Lab, folder: Path) -> Trial:
     path = _damaged(folder / "data")
     status, said = _train(folder, "--on_bad_data=skip", "--max_bad_fraction=0.1")
-    counts = result_of(folder).get("bad_data") or {}
+    counts = get_result(folder).get("bad_data") or {}
     named = [Path(one).name for one in counts.get("files", ())]
     right = status == DONE and counts.get("num_skipped") == 1 and named == [path.name]
     return Trial(right, str(counts or said))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.benchmarks.fault_launch import PROGRAM, Launch, launch, lines_of
+from tfaccel.benchmarks.fault_launch import PROGRAM, Launch, launch, read_lines
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, NotPossibleHere, Trial
 from tfaccel.benchmarks.fault_rows_workers import OPTIONS
 from tfaccel.errors import RunDirError
@@ -92,7 +92,7 @@ def _run_with_broken_checkpoint(lab: Lab, folder: Path) -> Trial:
     broken(newest, kind, lab.chance)
     shutil.rmtree(folder / "logs")
     found = launch(folder, 1, {**OPTIONS, "resume": "must"})
-    named = [line for line in lines_of(folder / "logs") if newest.name in line and "is broken" in line]
+    named = [line for line in read_lines(folder / "logs") if newest.name in line and "is broken" in line]
     said = named[0] if named else f"status {stopped.status}, {found.status}: {found.output}"
     return Trial(found.ends_as(usual) and len(named) == 1, f"{kind}: {said}")
 
@@ -101,7 +101,7 @@ def _full_disk(lab: Lab, folder: Path) -> Trial:
     """Two checkpoints cannot be written; then there is space again."""
     usual = lab.usual(1, OPTIONS)
     found = launch(folder, 1, _FULL)
-    return _went_on(found, usual, lines_of(folder / "logs"), "File too large")
+    return _went_on(found, usual, read_lines(folder / "logs"), "File too large")
 
 
 def _went_on(found: Launch, usual: Launch, lines: list[str], reason: str) -> Trial:
@@ -117,7 +117,7 @@ def _full_for_long(lab: Lab, folder: Path) -> Trial:
 
 def _stopped(found: Launch, folder: Path, says: str) -> Trial:
     """Training must stop with one error, and leave whole checkpoints."""
-    lines = [line for line in lines_of(folder / "logs") if line.startswith("tfaccel.errors.RunDirError: ")]
+    lines = [line for line in read_lines(folder / "logs") if line.startswith("tfaccel.errors.RunDirError: ")]
     right = found.status not in (0, 138) and len(lines) == 1 and says in lines[0] and found.whole
     return Trial(right, lines[-1] if lines else f"status {found.status}: {found.output}", found.notice_seconds)
 

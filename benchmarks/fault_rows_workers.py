@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.benchmarks.cut_program import launch_and_cut
-from tfaccel.benchmarks.fault_launch import Injection, Launch, Running, launch, result_of, send
+from tfaccel.benchmarks.fault_launch import Injection, Launch, Running, get_result, launch, send
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
 from tfaccel.processes.exit_status import PERMANENT
 
@@ -99,7 +99,7 @@ def _straggler(lab: Lab, folder: Path) -> Trial:
     found = launch(folder, 2, {"slow": victim})
     if not found.ends_as(usual):
         return Trial(False, f"status {found.status}: {found.said} {found.output}")
-    said = result_of(folder).get("straggler") or {}
+    said = get_result(folder).get("straggler") or {}
     return Trial((said.get("worker"), said.get("phase")) == (victim, "compute"), f"worker {victim} was slow: {said}")
 
 

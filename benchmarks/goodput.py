@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfaccel.benchmarks.fault_launch import Launch, Running, launch, lines_of
+from tfaccel.benchmarks.fault_launch import Launch, Running, launch, read_lines
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
@@ -99,5 +99,5 @@ class _Kills:
 
     def _pids(self) -> list[int]:
         """The workers that have begun to train, of all attempts, in their order."""
-        lines = [line.split() for line in lines_of(self._folder / "logs") if line.startswith("begun ")]
+        lines = [line.split() for line in read_lines(self._folder / "logs") if line.startswith("begun ")]
         return [int(pid) for _, pid, _ in sorted(lines, key=lambda line: float(line[2]))]

@@ -51,10 +51,10 @@ def run_peers_suite(
     """
     wanted = list(names)
     missing = {package: hint for package in PEER_PACKAGES if (hint := how_to_install(package))}
-    left_out = [name for name in wanted if package_of(name) in missing]
+    left_out = [name for name in wanted if get_package(name) in missing]
     if left_out and required:
-        raise TfaccelError(f"--figures={left_out[0]}: {missing[package_of(left_out[0])]}")
-    notes = tuple(f"{one}: not measured; {missing[package_of(one)]}" for one in left_out)
+        raise TfaccelError(f"--figures={left_out[0]}: {missing[get_package(left_out[0])]}")
+    notes = tuple(f"{one}: not measured; {missing[get_package(one)]}" for one in left_out)
     raw = {name: dict(results) for name, results in done.items()}
 
     def report() -> Report:
@@ -75,11 +75,11 @@ def run_peers_suite(
     return report()
 
 
-def package_of(figure: str) -> str:
+def get_package(figure: str) -> str:
     """The package of a figure.
 
     Example:
-        >>> package_of("mlp_torch")
+        >>> get_package("mlp_torch")
         'torch'
     """
     return figure.rpartition("_")[2]
@@ -174,7 +174,7 @@ def peers_figures(raw: Mapping[str, Any]) -> tuple[Figure, ...]:
     for package in PEER_PACKAGES:
         medians = []
         for name, results in raw.items():
-            if package_of(name) != package or "race" not in results:
+            if get_package(name) != package or "race" not in results:
                 continue
             timings = {one: Timing.from_json(timing) for one, timing in results["race"]["timings"].items()}
             own = timings.pop(CHOSEN)

@@ -45,7 +45,7 @@ def first_call(family: str, checks: bool) -> dict[str, Any]:
 
     from tfaccel.parity.child import split_cpu
     from tfaccel.training.fit import fit
-    from tfaccel.training.steps.engine import engine_of
+    from tfaccel.training.steps.engine import get_engine
 
     split_cpu(2)
     chosen = FAMILIES[family]
@@ -57,4 +57,4 @@ def first_call(family: str, checks: bool) -> dict[str, Any]:
     started = time.perf_counter()
     fit(model, x, y, batch_size=chosen.global_batch_size, verbose=0, check_rows=checks)
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "proof": [str(proof) for proof in engine_of(model).checks.proofs.values()]}
+    return {"seconds": seconds, "proof": [str(proof) for proof in get_engine(model).checks.proofs.values()]}

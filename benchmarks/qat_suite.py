@@ -41,7 +41,7 @@ def qat_figures(options: SuiteOptions) -> list[Figure]:
             model = keras.models.load_model(Path(folder) / "run" / "model.keras", compile=False)
             qat_task.spread_channels(model, seed=repetition)
             found.append(accuracies(_compressed(model, work, Path(folder) / "small", options, place=place)))
-    return figures_of(found)
+    return get_figures(found)
 
 
 def accuracies(found: CompressResult) -> tuple[float, float, float]:
@@ -57,13 +57,13 @@ def accuracies(found: CompressResult) -> tuple[float, float, float]:
     return by_name["float32"], by_name["int8"], by_name["qat"]
 
 
-def figures_of(found: list[tuple[float, float, float]]) -> list[Figure]:
+def get_figures(found: list[tuple[float, float, float]]) -> list[Figure]:
     """The figures, from the accuracies of each repetition.
 
     The recovered fraction covers the repetitions in which accuracy was lost.
 
     Example:
-        >>> figures = {figure.quantity: figure for figure in figures_of([(0.97, 0.93, 0.96), (0.96, 0.92, 0.96)])}
+        >>> figures = {figure.quantity: figure for figure in get_figures([(0.97, 0.93, 0.96), (0.96, 0.92, 0.96)])}
         >>> round(figures["part of that loss won back by qat"].minimum, 6)
         0.75
     """

@@ -19,7 +19,7 @@ from tfaccel.measuring.input_waits import input_waits
 from tfaccel.measuring.interleaved import measure_interleaved
 from tfaccel.measuring.measurement import Measurement
 from tfaccel.planning.load_workload import load_recipe
-from tfaccel.planning.run_length import run_epochs_of
+from tfaccel.planning.run_length import get_run_epochs
 
 MAX_TIME = 0.6  # geometric mean over the recipes of time with tfaccel / time with Keras's defaults
 MAX_INPUT_WAIT = 0.05
@@ -63,7 +63,7 @@ def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:
 
 def _programs(name: str, scale: float) -> list[RecipeTraining]:
     work = load_recipe(name)
-    epochs, target = max(1, round(run_epochs_of(work, None) * scale)), STATED_RESULTS.get(name)
+    epochs, target = max(1, round(get_run_epochs(work, None) * scale)), STATED_RESULTS.get(name)
     return [
         PlannedTraining("tfaccel.train", work, epochs, target),
         DefaultTraining("Model.fit, defaults", work, epochs * (_MORE_EPOCHS if target else 1), target),

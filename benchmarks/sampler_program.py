@@ -68,7 +68,7 @@ def workload() -> Workload:
     )
 
 
-def model_of(values: Mapping[str, Any]) -> keras.Model:
+def make_model(values: Mapping[str, Any]) -> keras.Model:
     """The compiled model with these hyperparameters."""
     layers: list[Any] = [keras.Input((64,))]
     for _ in range(values["layers"]):
@@ -86,7 +86,7 @@ def model_of(values: Mapping[str, Any]) -> keras.Model:
 
 def build(hp: Any) -> keras.Model:
     """The space for Keras Tuner."""
-    return model_of(
+    return make_model(
         {
             "layers": hp.Int("layers", 1, 3),
             "units": hp.Int("units", 16, 256, sampling="log"),
@@ -126,7 +126,7 @@ def optuna_alone(task: Mapping[str, Any]) -> dict[str, Any]:
         seconds.append(time.process_time() - before)
         keras.backend.clear_session()
         with Runtime(Plan(**_PLAN), seed=seed):
-            model = model_of(values)
+            model = make_model(values)
             passes = [work.train_data(_BATCH, seed=seed, epoch=epoch) for epoch in range(epochs)]
             batches = functools.reduce(lambda one, other: one.concatenate(other), passes)
             history = model.fit(

@@ -60,11 +60,11 @@ def write_validation(recipe: str, folder: Path, *, seed: int) -> tuple[dict[str,
     return arguments, _images(folder / "judge", kept, train)
 
 
-def fold_of(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def get_fold(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """The training rows and the held-out rows: one of five stratified folds, chosen by the seed.
 
     Example:
-        >>> [len(rows) for rows in fold_of(np.repeat([0, 1], 10), seed=1)]
+        >>> [len(rows) for rows in get_fold(np.repeat([0, 1], 10), seed=1)]
         [16, 4]
     """
     from sklearn.model_selection import StratifiedKFold
@@ -74,7 +74,7 @@ def fold_of(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return train, kept
 
 
-def topics_of(seed: int) -> tuple[list[Topic], list[Topic]]:
+def get_topics(seed: int) -> tuple[list[Topic], list[Topic]]:
     """Training topics of the documentation, and held-out ones with a fifth of the text (longest assigned first)."""
     topics = [topic for topic in documentation_topics() if not topic.is_held_out]
     lengths = [len(joined_text([topic])) for topic in topics]
@@ -90,7 +90,7 @@ def topics_of(seed: int) -> tuple[list[Topic], list[Topic]]:
 def _digits(folder: Path, seed: int) -> dict[str, Any]:
     train, _ = digits().load()
     images = np.asarray(train.images)
-    rows, kept = fold_of(train.labels, seed)
+    rows, kept = get_fold(train.labels, seed)
     return _images(folder, (images[rows], train.labels[rows]), (images[kept], train.labels[kept]))
 
 
@@ -112,7 +112,7 @@ def _table(name: str, *, classification: bool) -> Callable[[Path, int], dict[str
         table = embedded_table(name)
         train, _ = split_rows(_strata(table, classification))
         train_table = table.rows(train)
-        for part, rows in zip(("train", "test"), fold_of(_strata(train_table, classification), seed), strict=True):
+        for part, rows in zip(("train", "test"), get_fold(_strata(train_table, classification), seed), strict=True):
             columns = [column.values[rows].tolist() for column in train_table.columns]
             _write_csv(folder / f"{part}.csv", table.names, list(zip(*columns, strict=True)))
         return {"data_dir": str(folder), "target": EMBEDDED_TARGET}
@@ -134,14 +134,14 @@ def _series(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def _text(folder: Path, seed: int) -> dict[str, Any]:
-    train, kept = map(joined_text, topics_of(seed))
+    train, kept = map(joined_text, get_topics(seed))
     num_kept = int(len(train) * TEST_PART / (1 - TEST_PART))  # The recipe tests on the last tenth of a file.
     (folder / "text.txt").write_text(train + kept[:num_kept], encoding="utf-8")
     return {"data_dir": str(folder / "text.txt")}
 
 
 def _summaries(folder: Path, seed: int) -> dict[str, Any]:
-    train, topics = topics_of(seed)
+    train, topics = get_topics(seed)
     pairs = summaries_of_topics(train, topics)
     kept = list(dict.fromkeys([*pairs.test, *(pair for topic in topics for pair in topic.prose())]))
     rows = _placed(list(pairs.train), kept)
@@ -172,7 +172,7 @@ def _dates(folder: Path, seed: int) -> dict[str, Any]:
 
 def _clicks(folder: Path, seed: int) -> dict[str, Any]:
     table, _, _ = generated_tables(NUM_USERS, NUM_ITEMS, NUM_INTERACTIONS)
-    for part, rows in zip(("train", "test"), fold_of(table.column("click").values, seed), strict=True):
+    for part, rows in zip(("train", "test"), get_fold(table.column("click").values, seed), strict=True):
         columns = [column.values[rows].tolist() for column in table.columns]
         _write_csv(folder / f"{part}.csv", table.names, list(zip(*columns, strict=True)))
     kinds = ",".join(f"{name}={kind}" for name, kind in KINDS.items())

@@ -116,7 +116,7 @@ def run_settings_suite(
     trials = list(done)
     there = {_key(trial.recipe, trial.setting, trial.seed) for trial in trials}
     wanted = [
-        (recipe, setting, seed) for recipe in recipes for seed in range(num_seeds) for setting in settings_of(recipe)
+        (recipe, setting, seed) for recipe in recipes for seed in range(num_seeds) for setting in get_settings(recipe)
     ]
     left = [one for one in wanted if _key(*one) not in there]
     for number, (recipe, setting, seed) in enumerate(left, 1):
@@ -126,7 +126,7 @@ def run_settings_suite(
     return trials
 
 
-def settings_of(recipe: str) -> list[Setting]:
+def get_settings(recipe: str) -> list[Setting]:
     """The settings to try, the current ones first.
 
     Raises:
@@ -180,7 +180,7 @@ def _score(recipe: str, result: TrainResult, show_result: Callable[[], Any]) -> 
 
 
 def setting_scores(trials: Sequence[SettingTrial]) -> list[SettingScores]:
-    """The scores of each setting, in the order of `settings_of`; failed runs and removed settings are left out.
+    """The scores of each setting, in the order of `get_settings`; failed runs and removed settings are left out.
 
     Example:
         >>> trial = SettingTrial(recipe="gan", setting={"epochs": 30}, seed=0, score=0.9, metric="recognised samples",
@@ -194,7 +194,7 @@ def setting_scores(trials: Sequence[SettingTrial]) -> list[SettingScores]:
     for recipe in dict.fromkeys(trial.recipe for trial in trials):
         present, *others = [
             {seed: trial for seed in seeds if (trial := found.get(_key(recipe, setting, seed)))}
-            for setting in settings_of(recipe)
+            for setting in get_settings(recipe)
         ]
         for own in (present, *others):
             if own:

@@ -83,7 +83,7 @@ def _shares(family: str) -> dict[str, float]:
     """With two stages: the larger one's share of weights and slots, and of operations on their stage's device."""
     from tfaccel.data.sources import ArraySource
     from tfaccel.training.private.private_models import build_model
-    from tfaccel.training.private.private_placement import every_slot_of
+    from tfaccel.training.private.private_placement import get_every_slot
     from tfaccel.training.steps.engine import Engine, EngineOptions
 
     model, x, y = _compiled(family, 4)
@@ -94,7 +94,7 @@ def _shares(family: str) -> dict[str, float]:
     engine.run("train", source.feed(), 4)
     taken: dict[str, int] = {}
     for variable in model.trainable_variables:
-        for one in (variable, *every_slot_of(model.optimizer, variable)):
+        for one in (variable, *get_every_slot(model.optimizer, variable)):
             taken[one.value.device] = taken.get(one.value.device, 0) + one.numpy().nbytes
     placed, num_operations = _placed(model, engine)
     return {
@@ -109,7 +109,7 @@ def _placed(model: Any, engine: Any) -> tuple[int, int]:
     from tfaccel.costs.graph_rows import row_of_name
     from tfaccel.training.private.private_api import all_layers
 
-    stage_of = {
+    get_stage = {
         number: stage
         for number, layer in enumerate(all_layers(model))
         for stage, part in enumerate(engine.stages.stages)
@@ -118,7 +118,7 @@ def _placed(model: Any, engine: Any) -> tuple[int, int]:
     on_device = num_operations = 0
     for graph in engine.graphs("train"):
         for operation, device in _operations(graph, ""):
-            stage = stage_of.get(row_of_name(operation.name, ()))  # type: ignore[arg-type]
+            stage = get_stage.get(row_of_name(operation.name, ()))  # type: ignore[arg-type]
             if stage is None or operation.type in ("ReadVariableOp", "NoOp", "Placeholder", "Const"):
                 continue  # a variable is read where it is
             num_operations += 1

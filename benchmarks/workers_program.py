@@ -24,12 +24,12 @@ def main(argv: list[str]) -> int:
         os.sched_setaffinity(0, {int(core) for core in os.environ[CORES].split(",")})
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfaccel.planning.plan import Plan
-    from tfaccel.planning.plan_environment import environment_of
+    from tfaccel.planning.plan_environment import get_environment
     from tfaccel.processes.connection import end_with_parent
 
     end_with_parent()
     plan = Plan.from_json(task["plan"])
-    os.environ.update(environment_of(plan))
+    os.environ.update(get_environment(plan))
     import tensorflow  # noqa: F401
 
     from tfaccel.benchmarks.choice_tasks import workload

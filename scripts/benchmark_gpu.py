@@ -29,7 +29,7 @@ from rich.text import Text
 from tfaccel.benchmarks.gpu.step import Step
 from tfaccel.benchmarks.gpu.step_result import StepResult
 from tfaccel.benchmarks.gpu.steps import STEPS, chosen_steps
-from tfaccel.benchmarks.gpu.suite import GpuOptions, machine_of, report_of, run_gpu_suite
+from tfaccel.benchmarks.gpu.suite import GpuOptions, get_machine, make_report, run_gpu_suite
 from tfaccel.errors import TfaccelError
 from tfaccel.files import write_json
 from tfaccel.scripts.benchmark_table import print_report
@@ -78,7 +78,7 @@ def _main(values: flags.FlagValues) -> int:
         progress("")
     ended = {result.step for result in results}
     steps = [step for step in STEPS if step in steps or step.name in ended]
-    report = report_of(steps, results, options)
+    report = make_report(steps, results, options)
     options.folder.mkdir(exist_ok=True)
     write_json(options.folder / REPORT, report.to_json())
     if values.json:
@@ -93,14 +93,14 @@ def make_folder(name: str, options: GpuOptions) -> None:
     """Makes the folder of the results, if need be and if there is something to measure.
 
     Raises:
-        TfaccelError: if it cannot be written to, or as `machine_of`.
+        TfaccelError: if it cannot be written to, or as `get_machine`.
     """
     folder = Path(name)
     place = folder if folder.exists() else folder.parent
     problem = TfaccelError(f"--out: cannot write to {name!r}. Name a folder, or a new one in an existing folder.")
     if not name or not place.is_dir() or not os.access(place, os.W_OK):
         raise problem
-    machine_of(options)
+    get_machine(options)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:

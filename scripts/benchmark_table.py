@@ -17,13 +17,13 @@ def print_report(report: Report) -> None:
     for heading in ("median", "min", "max", "CPU time", "loss diff", "bound", "met"):
         table.add_column(heading, justify="right", no_wrap=True)
     for figure in report.figures:
-        table.add_row(*(Text(cell) for cell in row_of(figure)))
+        table.add_row(*(Text(cell) for cell in make_row(figure)))
     console.print(table)
     for warning in report.warnings:
         console.print(Text(f"warning: {warning}"))
 
 
-def row_of(figure: Figure) -> list[str]:
+def make_row(figure: Figure) -> list[str]:
     """The cells of a figure's row."""
     bound = ""
     if figure.at_most is not None:

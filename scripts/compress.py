@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, notes_of, sensitivity_cells
+from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes, sensitivity_cells
 from tfaccel.compressing.compress import compress
 from tfaccel.errors import RunDirError
 from tfaccel.planning.run_workload import check_finished_run
@@ -71,7 +71,7 @@ def print_result(result: CompressResult) -> None:
     for one in result.results:
         table.add_row(*(Text(cell) for cell in cells(result, one)))
     console.print(table)
-    for line in [line for one in result.results for line in notes_of(result, one)]:
+    for line in [line for one in result.results for line in get_notes(result, one)]:
         console.print(Text(line))
     if result.sensitivity:
         costs = Table(title="Sensitivity of each layer alone in int8, highest first", title_justify="left")

@@ -28,7 +28,7 @@ from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
-from tfaccel.scripts.workload_parameters import COUNT, value_of
+from tfaccel.scripts.workload_parameters import COUNT, get_value
 from tfaccel.tpu.generations import parse_tpu
 from tfaccel.tpu.readiness import StepSource, check_tpu_readiness
 
@@ -88,7 +88,7 @@ def _global_batch_size(workload: Workload, text: str) -> int:
     """The value of --global_batch_size, or the workload's."""
     if text == AUTO:
         return workload.global_batch_size
-    size = int(value_of("global_batch_size", text, COUNT))
+    size = int(get_value("global_batch_size", text, COUNT))
     if size > (workload.num_train_examples or size):
         raise TfaccelError(
             f"--global_batch_size={size} is larger than the number of training examples, {workload.num_train_examples}."

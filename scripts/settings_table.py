@@ -16,9 +16,9 @@ from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
 from tfaccel.benchmarks.settings_suite import (
     SettingScores,
     SettingTrial,
+    get_settings,
     run_settings_suite,
     setting_scores,
-    settings_of,
 )
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
@@ -87,18 +87,18 @@ def print_settings(data: dict[str, Any]) -> None:
     for one in data["settings"]:
         fields = {name: one[name] for name in ("recipe", "setting", "metric")}
         scores = SettingScores(**fields, scores=tuple(one["scores"]), gains=tuple(one["gains"]))
-        table.add_row(*(Text(cell) for cell in row_of(scores)))
+        table.add_row(*(Text(cell) for cell in make_row(scores)))
     table_console().print(table)
 
 
-def row_of(scores: SettingScores) -> list[str]:
+def make_row(scores: SettingScores) -> list[str]:
     """The cells of a setting's row.
 
     Example:
-        >>> row_of(SettingScores(recipe="gan", setting={"epochs": 30}, metric="recognised", scores=(0.5,)))
+        >>> make_row(SettingScores(recipe="gan", setting={"epochs": 30}, metric="recognised", scores=(0.5,)))
         ['gan', 'epochs=30 (present)', 'recognised', '0.5000', '', '1', '', '', '']
     """
-    present = settings_of(scores.recipe)[0]
+    present = get_settings(scores.recipe)[0]
     changed = {name: value for name, value in scores.setting.items() if value != present.get(name)}
     text = ", ".join(f"{name}={value}" for name, value in (changed or scores.setting).items())
     numbers = (scores.mean_gain, scores.gain_spread)

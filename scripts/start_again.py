@@ -39,12 +39,12 @@ def start_again_if_needed(plan: Plan, measured: Plan | None) -> None:
         plan: the plan to train with.
         measured: the plan that this start has measured, so that the second one need not measure again; or None.
     """
-    from tfaccel.planning.plan_environment import environment_of
+    from tfaccel.planning.plan_environment import get_environment
     from tfaccel.training.process_settings import unavailable_settings
 
     if not unavailable_settings(plan) or not can_start_again():
         return
-    variables = environment_of(plan)
+    variables = get_environment(plan)
     print(f"Starting again with {' '.join(map('='.join, variables.items()))}.", file=sys.stderr, flush=True)
     sys.stdout.flush()
     record = {"arguments": sys.argv[1:], "measured": None if measured is None else measured.to_json()}

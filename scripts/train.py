@@ -44,7 +44,7 @@ from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.planning.learning_rate_scaling import scaling_advice
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import run_epochs_of
+from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import launch_date, resume_in_attempt
 from tfaccel.scripts.autotune import autotune
@@ -162,7 +162,7 @@ def _what_to_train(
         )
     plan = None if values.plan is None else _changed(Plan.load(values.plan), fixed)
     workload = chosen_workload(values, **workload_options(values, parameters))
-    run_epochs_of(workload, run_option("epochs", values))  # reports a missing number of epochs early
+    get_run_epochs(workload, run_option("epochs", values))  # reports a missing number of epochs early
     measured = carried_plan()
     continues = resume_in_attempt(values.resume) != "never" and (Path(directory) / "plan.json").exists()
     measures = values.autotune and not continues

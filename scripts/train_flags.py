@@ -16,7 +16,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import launch_date
 from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
-from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, value_of
+from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, get_value
 from tfaccel.training.run.run_place import RESUME
 
 # Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
@@ -104,7 +104,7 @@ def workload_options(values: flags.FlagValues, parameters: WorkloadParameters) -
     for name, (kind, _) in _WORKLOAD_OPTIONS.items():
         text = str(values[name].value)
         if text != AUTO:
-            options[name] = value_of(name, text, kind)
+            options[name] = get_value(name, text, kind)
     for name in _WORKLOAD_SWITCHES:
         if values[name].present:
             options[name] = values[name].value
@@ -118,7 +118,7 @@ def with_teacher(workload: Workload, values: flags.FlagValues) -> Workload:
         TfaccelError: if the teacher does not exist, or a distillation option is given without a teacher.
     """
     texts = {name: str(values[name].value) for name in _DISTILLATION}
-    chosen = {name: value_of(name, text, NUMBER) for name, text in texts.items() if text != AUTO}
+    chosen = {name: get_value(name, text, NUMBER) for name, text in texts.items() if text != AUTO}
     teacher = values.teacher
     if teacher is None:
         if chosen:
@@ -133,7 +133,7 @@ def with_teacher(workload: Workload, values: flags.FlagValues) -> Workload:
 def run_option(name: str, values: flags.FlagValues) -> int | None:
     """The value of --epochs or --checkpoint_interval; None for auto."""
     text = str(values[name].value)
-    return None if text == AUTO else value_of(name, text, COUNT)
+    return None if text == AUTO else get_value(name, text, COUNT)
 
 
 def scaling_rule(values: flags.FlagValues) -> str | None:

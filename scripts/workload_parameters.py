@@ -95,11 +95,11 @@ class WorkloadParameters:
             if kind == "switch" and flag.present:
                 found[name] = flag.value
             elif kind != "switch" and flag.value != AUTO:
-                found[name] = value_of(name, str(flag.value), kind)
+                found[name] = get_value(name, str(flag.value), kind)
         return found
 
 
-def value_of(name: str, text: str, kind: str | tuple[str, ...]) -> Any:
+def get_value(name: str, text: str, kind: str | tuple[str, ...]) -> Any:
     """Converts the text of a flag to a value of this kind, or checks that it is one of several texts.
 
     Raises:

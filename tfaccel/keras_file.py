@@ -58,7 +58,7 @@ def check_no_code(path: Path) -> list[dict[str, Any]]:
         ExportError: if it is not a `.keras` file, is a decompression bomb, would write outside its folder, or would run
             code from the file.
     """
-    entries = _entries_of(path)
+    entries = _get_entries(path)
     for entry in entries:
         reason = _RUNS_CODE.get(str(entry.get("class_name")))
         if reason is not None:
@@ -95,10 +95,10 @@ def check_members(path: Path) -> None:
     Raises:
         ExportError: if it is not a `.keras` file, is a decompression bomb, or would write outside its folder.
     """
-    _entries_of(path)
+    _get_entries(path)
 
 
-def _entries_of(path: Path) -> list[dict[str, Any]]:
+def _get_entries(path: Path) -> list[dict[str, Any]]:
     """The checked entries of the config that name a class or a function."""
     entries = list(_entries(_config(path)))
     for layer in map(_name, entries):

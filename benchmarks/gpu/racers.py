@@ -20,7 +20,7 @@ from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
-from tfaccel.measuring.workload_task import task_of
+from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.processes.fork_server import ForkServer
@@ -76,14 +76,14 @@ class TaskRacers:
     def chosen_plan(self) -> Plan:
         """The plan that the step `TASK_choice` has found; the rules' plan, with a note, if it has not run."""
         name = f"{self._task.name}_choice"
-        found = self._run.results_of(name).get("plan")
+        found = self._run.get_results(name).get("plan")
         if found is None:
             self._run.note(f"{name} has no result: the plan of the rules is used instead")
         return self.rules_plan() if found is None else Plan.from_json(found)
 
     def add_plan(self, name: str, plan: Plan, **options: Any) -> None:
         """Starts a process that trains with a plan. `options` are of the workload."""
-        origin = task_of(WORKLOAD, {**self._options, **options})
+        origin = make_task(WORKLOAD, {**self._options, **options})
         limit = self._run.seconds_left
         self._start(name, CandidateChild(self._servers.of(plan), origin, plan, "gpu", limit_seconds=limit))
 

@@ -111,7 +111,7 @@ class StepRun:
         """Keeps a line about what was left out, or a reason to doubt a figure."""
         self._keep(notes=(*self.result.notes, text))
 
-    def results_of(self, name: str) -> Mapping[str, Any]:
+    def get_results(self, name: str) -> Mapping[str, Any]:
         """What another step has found; empty if it has not run, or not to its end."""
         known = StepResult.load(self.out, name)
         return known.results if known is not None and known.status == "done" else {}

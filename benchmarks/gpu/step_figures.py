@@ -128,7 +128,7 @@ def utilization(run: StepRun, tasks: Mapping[str, float | None]) -> None:
     ceilings = ceilings_of_plan(run.one_device, measure_again=not run.is_rehearsal, on_progress=run.progress)
     run.record("ceilings", ceilings.to_json())
     for task, at_least in tasks.items():
-        found = run.results_of(f"{task}_rules")
+        found = run.get_results(f"{task}_rules")
         if "matrix_flops" not in found:
             run.note(f"{task}_rules has no result")
             continue

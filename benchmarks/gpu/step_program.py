@@ -19,7 +19,7 @@ from typing import Any
 
 from tfaccel.benchmarks.gpu.step import Step, StepRun
 from tfaccel.benchmarks.gpu.step_result import StepResult
-from tfaccel.measuring.candidate_program import cause_of
+from tfaccel.measuring.candidate_program import get_cause
 from tfaccel.processes.connection import end_with_parent
 
 
@@ -35,7 +35,7 @@ def run_step(step: Step, out: Path) -> StepResult:
         _function(step.function)(run, **step.arguments)
     except Exception as error:
         traceback.print_exc()
-        status, cause = "failed", cause_of(error)
+        status, cause = "failed", get_cause(error)
     final = replace(run.result, status=status, cause=cause, seconds=round(time.perf_counter() - started, 3))
     final.save(out)
     return final

@@ -71,7 +71,7 @@ def run_gpu_suite(steps: Sequence[Step], options: GpuOptions) -> list[StepResult
     Raises:
         TfaccelError: if there is no GPU and it is no rehearsal, or a file in the folder is not a result.
     """
-    machine = machine_of(options)
+    machine = get_machine(options)
     found = {step.name: _known(step, options, machine) for step in (*STEPS, *steps)}
     deadline = None if options.time_limit_seconds is None else time.monotonic() + options.time_limit_seconds
     for number, step in enumerate(steps, start=1):
@@ -99,7 +99,7 @@ def expected_seconds(step: Step, options: GpuOptions) -> float:
     return max(ended) if ended else step.expected_seconds
 
 
-def machine_of(options: GpuOptions) -> dict[str, Any]:
+def get_machine(options: GpuOptions) -> dict[str, Any]:
     """What decides whether results belong together: the processor, the GPUs, versions.
 
     Raises:
@@ -115,7 +115,7 @@ def machine_of(options: GpuOptions) -> dict[str, Any]:
     return {"cpu_model": hardware.cpu_model, "gpus": gpus, "versions": installed_versions()}
 
 
-def report_of(steps: Sequence[Step], results: Sequence[StepResult], options: GpuOptions) -> Report:
+def make_report(steps: Sequence[Step], results: Sequence[StepResult], options: GpuOptions) -> Report:
     """The report of all results, with one warning for each step that failed, was cut short or did not run."""
     by_name = {result.step: result for result in results}
     notes = [f"{step.name}: did not run: no time was left" for step in steps if step.name not in by_name]
@@ -124,7 +124,7 @@ def report_of(steps: Sequence[Step], results: Sequence[StepResult], options: Gpu
         notes += [f"{result.step}: {note}" for note in result.notes]
     return Report(
         suite="gpu, a rehearsal on CPUs whose figures mean nothing" if options.is_rehearsal else "gpu",
-        machine=machine_of(options),
+        machine=get_machine(options),
         measurements={},
         figures=tuple(figure for result in results for figure in result.figures),
         raw={result.step: result.to_json() for result in results},

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.candidate_program import cause_of
+from tfaccel.measuring.candidate_program import get_cause
 from tfaccel.measuring.timed_child import OUT_OF_MEMORY
 from tfaccel.processes.child import Environment, ProcessError, run_program
 from tfaccel.processes.connection import end_with_parent
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
         answer: dict[str, Any] = {"result": getattr(import_module(module), name)(**order["arguments"])}
     except Exception as error:
         traceback.print_exc()
-        answer = {"failure": cause_of(error)}
+        answer = {"failure": get_cause(error)}
     output.write(json.dumps(answer) + "\n")
     output.close()
     return 0

@@ -24,7 +24,7 @@ class Source:
     @property
     def nodes(self) -> tuple[ast.AST, ...]:
         """Every node of the tree."""
-        return nodes_of(self.text, self.path)
+        return get_nodes(self.text, self.path)
 
     @property
     def module(self) -> str:
@@ -44,7 +44,7 @@ def parse(text: str, path: str) -> ast.Module:
 
 
 @cache
-def nodes_of(text: str, path: str) -> tuple[ast.AST, ...]:
+def get_nodes(text: str, path: str) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(parse(text, path)))
 
 

@@ -110,7 +110,7 @@ CHILD_PROGRAMS = {
 }
 
 
-def package_of(module: str) -> str:
+def get_package(module: str) -> str:
     """tfaccel.training.fit is in training; tfaccel itself in "" (the facade)."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
@@ -120,7 +120,7 @@ def target_package(name: str) -> str | None:
     """The package an imported name belongs to; "" for the facade, None for other libraries."""
     if name.split(".")[0] != "tfaccel":
         return None
-    package = package_of(name)
+    package = get_package(name)
     if package in LIGHT_NAMES:
         return None
     return package if package in LAYERS else ""
@@ -131,7 +131,7 @@ def layer(package: str) -> int:
 
 
 def upward_imports(source: Source) -> list[str]:
-    own = package_of(source.module)
+    own = get_package(source.module)
     if own not in LAYERS:  # tfaccel/__init__.py loads the public names when they are first used.
         return [] if own == "" else [f"{source.path}: package {own!r} has no layer; add it to LAYERS"]
     return [
@@ -152,10 +152,10 @@ def facade_uses(source: Source) -> set[str]:
 def sideways_cycles(all_sources: Iterable[Source]) -> list[str]:
     """Pairs of packages that import each other."""
     edges = {
-        (package_of(source.module), target)
+        (get_package(source.module), target)
         for source in all_sources
         for found in imports(source)
-        if (target := target_package(found.name)) and package_of(source.module) in LAYERS
+        if (target := target_package(found.name)) and get_package(source.module) in LAYERS
     }
     return [f"{a} and {b} import each other" for a, b in sorted(edges) if a < b and (b, a) in edges]
 

@@ -80,7 +80,7 @@ def test_files_of_others_run_nothing(find):
     assert [problem for source in library for problem in find(source)] == []
 
 
-def source_of(text):
+def make_source(text):
     return Source("tfaccel/made_up.py", text)
 
 
@@ -100,7 +100,7 @@ def source_of(text):
     ],
 )
 def test_what_would_run_code_is_found(find, text):
-    assert find(source_of(text))
+    assert find(make_source(text))
 
 
 def test_every_exception_is_needed():

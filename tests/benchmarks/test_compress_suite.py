@@ -32,7 +32,7 @@ def test_figures_are_found_by_name():
 
 
 def test_part_won_back():
-    figures = {one.quantity: one for one in qat_suite.figures_of([(0.97, 0.95, 0.96), (0.9, 0.8, 0.8)])}
+    figures = {one.quantity: one for one in qat_suite.get_figures([(0.97, 0.95, 0.96), (0.9, 0.8, 0.8)])}
     loss, won = figures["accuracy float32 - int8"], figures["part of that loss won back by qat"]
     assert (loss.values, loss.met) == (pytest.approx((0.02, 0.1)), True)
     assert (won.values, won.met) == (pytest.approx((0.5, 0.0)), False)
@@ -40,7 +40,7 @@ def test_part_won_back():
 
 
 def test_without_a_loss_there_is_nothing_to_win_back():
-    figures = qat_suite.figures_of([(0.9, 0.9, 0.9)])
+    figures = qat_suite.get_figures([(0.9, 0.9, 0.9)])
     assert [figure.met for figure in figures] == [False, None, None, None]
 
 

@@ -13,7 +13,7 @@ from tfaccel.benchmarks.gpu import step_halves, suite
 from tfaccel.benchmarks.gpu.step import Step, StepRun
 from tfaccel.benchmarks.gpu.step_result import StepResult
 from tfaccel.benchmarks.gpu.steps import STEPS, chosen_steps
-from tfaccel.benchmarks.gpu.suite import GpuOptions, machine_of, report_of, run_gpu_suite
+from tfaccel.benchmarks.gpu.suite import GpuOptions, get_machine, make_report, run_gpu_suite
 from tfaccel.benchmarks.gpu.tasks import TASKS, task_named
 from tfaccel.benchmarks.gpu.trial import TrialFailed, in_new_process
 from tfaccel.errors import TfaccelError
@@ -100,7 +100,7 @@ def test_failures_are_results_and_the_next_step_goes_on(tmp_path):
     assert found["dies"][1].startswith("was killed by SIGSEGV (invalid memory access): ")
     assert [result.results.get("before") for result in results] == [1, 2, 3, None, None]
     assert json.loads((tmp_path / "rehearsal" / "dies.json").read_text())["status"] == "failed"
-    report = report_of(steps, results, rehearsal(tmp_path))
+    report = make_report(steps, results, rehearsal(tmp_path))
     assert report.warnings[0] == "raises: failed: ValueError: the cause"
     assert (report.met, report.raw["counts"]["results"]) == (True, {"half": 2})
 
@@ -126,7 +126,7 @@ def test_a_time_limit_cuts_a_step_short_and_leaves_the_rest(tmp_path):
         ("hangs", "cut short", {"before": 3})
     ]
     assert not results[0].is_final
-    warnings = report_of(steps, results, rehearsal(tmp_path)).warnings
+    warnings = make_report(steps, results, rehearsal(tmp_path)).warnings
     assert warnings == ["counts: did not run: no time was left", f"hangs: cut short: {results[0].cause}"]
 
 
@@ -150,7 +150,7 @@ def test_results_are_kept_by_card(tmp_path, monkeypatch):
         options = GpuOptions(out=tmp_path)
         assert options.folder == tmp_path / name
         assert run_gpu_suite([], options) == []
-        result = StepResult(step="env", machine=json.loads(json.dumps(machine_of(options))), is_rehearsal=False)
+        result = StepResult(step="env", machine=json.loads(json.dumps(get_machine(options))), is_rehearsal=False)
         options.folder.mkdir()
         result.save(options.folder)
         assert run_gpu_suite([], options) == [result]
@@ -172,7 +172,7 @@ def test_figures_are_judged_on_a_gpu_only(tmp_path):
 def test_without_a_gpu_the_command_says_how_to_rehearse(monkeypatch):
     monkeypatch.setattr(suite, "detect_hardware", lambda: Hardware())
     with pytest.raises(TfaccelError, match=r"no GPU that TensorFlow could use.*--rehearse"):
-        machine_of(GpuOptions(out=Path()))
+        get_machine(GpuOptions(out=Path()))
 
 
 def test_without_a_gpu_no_folder_is_made(tmp_path, monkeypatch, capsys):
@@ -183,7 +183,7 @@ def test_without_a_gpu_no_folder_is_made(tmp_path, monkeypatch, capsys):
 
 
 def test_results_of_other_steps_stay_in_the_report(tmp_path):
-    machine = json.loads(json.dumps(machine_of(rehearsal(tmp_path))))
+    machine = json.loads(json.dumps(get_machine(rehearsal(tmp_path))))
     (tmp_path / "rehearsal").mkdir()
     StepResult(step="float8", machine=machine, is_rehearsal=True, status="done").save(tmp_path / "rehearsal")
     results = run_gpu_suite([step("counts", number=4)], rehearsal(tmp_path))

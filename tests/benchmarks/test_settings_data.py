@@ -8,7 +8,7 @@ import pytest
 
 from tfaccel.benchmarks import recipe_settings, settings_data, settings_suite
 from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
-from tfaccel.benchmarks.settings_data import NUM_FOLDS, topics_of, write_validation
+from tfaccel.benchmarks.settings_data import NUM_FOLDS, get_topics, write_validation
 from tfaccel.data.boxes.digit_scenes import digit_scenes
 from tfaccel.data.images.arrays import read_image_arrays
 from tfaccel.data.images.digits import digits
@@ -36,7 +36,7 @@ def test_examples(module):
     assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
-def rows_of(*parts):
+def get_rows(*parts):
     """Images, or rows of numbers, as a sorted list of bytes."""
     return sorted(row.tobytes() for part in parts for row in np.asarray(part))
 
@@ -50,13 +50,13 @@ def test_digits_are_the_training_digits_and_each_is_kept_aside_once(tmp_path, re
         arguments, judged_by = write_validation(recipe, folder, seed=seed)
         train, kept = read_image_arrays(folder / "images.npz").load()
         assert arguments == {"data_dir": str(folder / "images.npz")}
-        assert rows_of(train.images, kept.images) == rows_of(digits().load()[0].images)
+        assert get_rows(train.images, kept.images) == get_rows(digits().load()[0].images)
         kept_aside.append(kept.images)
-    assert rows_of(*kept_aside) == rows_of(digits().load()[0].images)
+    assert get_rows(*kept_aside) == get_rows(digits().load()[0].images)
     if recipe == "gan":  # A classifier of images that the GAN has not seen judges its samples.
         swapped = read_image_arrays(folder / "judge" / "images.npz").load()
         assert judged_by == {"data_dir": str(folder / "judge" / "images.npz")}
-        assert [rows_of(part.images) for part in swapped] == [rows_of(kept.images), rows_of(train.images)]
+        assert [get_rows(part.images) for part in swapped] == [get_rows(kept.images), get_rows(train.images)]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_tables_have_the_training_rows(tmp_path, recipe, name):
     table, whole = recipe.workload(**arguments).data.source, recipe.workload().data.source
     parts = [np.stack([*map(np.asarray, part.inputs.values())]) for part in (table.train, table.test, whole.train)]
     rows = [part.transpose(1, 0, 2).reshape(part.shape[1], -1) for part in parts]
-    assert rows_of(rows[0], rows[1]) == rows_of(rows[2])
+    assert get_rows(rows[0], rows[1]) == get_rows(rows[2])
     assert len(rows[1]) == pytest.approx(len(rows[2]) / NUM_FOLDS, abs=1)
     assert embedded_table(name).num_rows > len(rows[2])
 
@@ -93,8 +93,8 @@ def test_few_digits_are_tested_with_unused_training_digits(tmp_path):
     arguments, _ = write_validation("transfer_learning", tmp_path, seed=0)
     train, kept = read_image_arrays(tmp_path / "images.npz").load()
     assert len(train.images) == transfer_learning.workload(**arguments).num_train_examples == 100
-    of_training = set(rows_of(digits().load()[0].images))
-    assert set(rows_of(train.images, kept.images)) <= of_training
+    of_training = set(get_rows(digits().load()[0].images))
+    assert set(get_rows(train.images, kept.images)) <= of_training
     assert transfer_learning.workload(**arguments).options["image_size"] == 8
 
 
@@ -102,7 +102,7 @@ def test_few_digits_are_tested_with_unused_training_digits(tmp_path):
 def test_texts_are_of_training_topics_and_cut_between_topics(tmp_path, seed):
     write_validation("text_generation", tmp_path, seed=seed)
     train, kept = read_text_parts(tmp_path / "text.txt", min_characters=1)
-    topics, kept_topics = topics_of(seed)
+    topics, kept_topics = get_topics(seed)
     assert not {topic.name for topic in topics} & {topic.name for topic in kept_topics}
     assert train.endswith("\n".join(topics[-1].paragraphs[-1].splitlines()) + "\n")
     assert kept.startswith(kept_topics[0].paragraphs[0][:50])
@@ -114,7 +114,7 @@ def test_texts_are_of_training_topics_and_cut_between_topics(tmp_path, seed):
 def test_summaries_are_of_training_topics_and_tested_with_other_topics(tmp_path):
     arguments, _ = write_validation("summarization", tmp_path, seed=0)
     pairs = summarization.workload(**arguments).data.source[0]
-    of_topics = {document for topic in topics_of(0)[1] for document, _ in (*topic.entries(), *topic.prose())}
+    of_topics = {document for topic in get_topics(0)[1] for document, _ in (*topic.entries(), *topic.prose())}
     assert len(pairs.test) == pytest.approx(len(pairs.train) / 9, abs=1)
     assert {document for document, _ in pairs.test} <= {document.strip() for document in of_topics}
     assert not {document for document, _ in pairs.train} & {document.strip() for document in of_topics}
@@ -135,7 +135,7 @@ def test_scenes_show_training_digits_only():
     assert object_detection.workload(test_part="validation").options["test_part"] == "validation"
     images = [scenes.test().images for scenes in (whole, parts)]
     assert images[0].shape == images[1].shape
-    assert not set(rows_of(images[0])) & set(rows_of(images[1]))
+    assert not set(get_rows(images[0])) & set(get_rows(images[1]))
     with pytest.raises(
         WorkloadError, match=re.escape("`test_part` is for the bundled data. Received: test_part='validation'")
     ):

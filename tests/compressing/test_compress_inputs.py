@@ -9,11 +9,11 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel import compress
-from tfaccel.compressing.call_signature import signature_of
+from tfaccel.compressing.call_signature import get_signature
 from tfaccel.compressing.comparison.agreement import Agreement
 from tfaccel.compressing.comparison.task_metric import TaskMetrics, lower_is_better
-from tfaccel.compressing.compress_source import source_of
-from tfaccel.compressing.examples import batches_of, check_ranges, repeated_batches_of
+from tfaccel.compressing.compress_source import make_source
+from tfaccel.compressing.examples import check_ranges, get_batches, get_repeated_batches
 from tfaccel.errors import CompressionError
 
 QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}
@@ -143,25 +143,25 @@ def test_targets_that_the_loss_does_not_take_are_refused(logical_devices, tmp_pa
 def test_inputs_are_taken_as_keras_takes_them(logical_devices, make_data):
     numbers = keras.Input((4,), name="numbers")
     model = keras.Model({"numbers": numbers}, layers.Dense(3)(numbers))
-    source = source_of(model, None, representative_data=make_data(NUMBERS))
+    source = make_source(model, None, representative_data=make_data(NUMBERS))
     rows = [row for x, _, _ in source.held_out() for row in source.signature.rows(x)]
     assert np.array_equal(np.concatenate([row["numbers"] for row in rows]), NUMBERS)
     assert {row["numbers"].dtype.name for row in rows} == {"float32"}
 
 
 def test_list_is_the_inputs_and_a_tuple_has_targets(logical_devices):
-    source = source_of(two_inputs_model(), None, representative_data=[NUMBERS, NUMBERS[:, :2]])
+    source = make_source(two_inputs_model(), None, representative_data=[NUMBERS, NUMBERS[:, :2]])
     assert [tensor.name for tensor in source.signature.inputs] == ["first", "second"]
-    ((_, y, _),) = batches_of((NUMBERS, NUMBERS[:, :1]), what="data")()
+    ((_, y, _),) = get_batches((NUMBERS, NUMBERS[:, :1]), what="data")()
     assert y.shape == (12, 1)
 
 
 def test_shuffled_data_have_one_order(logical_devices, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     shuffled = tf.data.Dataset.from_tensor_slices((NUMBERS, np.arange(12))).shuffle(12, seed=3).batch(4)
-    passes = [[y.tolist() for _, y, _ in batches_of(shuffled, what="data")()] for _ in range(2)]
+    passes = [[y.tolist() for _, y, _ in get_batches(shuffled, what="data")()] for _ in range(2)]
     assert passes[0] != passes[1]
-    batches = repeated_batches_of(shuffled, what="data")
+    batches = get_repeated_batches(shuffled, what="data")
     passes = [[y.tolist() for _, y, _ in batches()] for _ in range(2)]
     assert passes[0] == passes[1]
     assert sorted(itertools.chain(*passes[0])) == list(range(12))
@@ -169,12 +169,12 @@ def test_shuffled_data_have_one_order(logical_devices, tmp_path, monkeypatch):
     del batches
     assert list(tmp_path.iterdir()) == []
     same = tf.data.Dataset.from_tensor_slices(NUMBERS).batch(4)
-    assert len(list(repeated_batches_of(same, what="data")())) == 3
+    assert len(list(get_repeated_batches(same, what="data")())) == 3
     assert list(tmp_path.iterdir()) == []
 
 
 def test_whole_numbers_may_be_written_as_floats(logical_devices):
-    signature = signature_of(token_model(), np.zeros((1, 4), "int64"))
+    signature = get_signature(token_model(), np.zeros((1, 4), "int64"))
     (row,) = signature.rows(np.full((1, 4), 3.0))
     assert (row["tokens"].dtype.name, row["tokens"].tolist()) == ("int32", [[3, 3, 3, 3]])
     check_ranges([row], what="data")
@@ -184,7 +184,7 @@ def test_metric_s_class_says_what_is_better(logical_devices):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
     metrics = [keras.metrics.MeanAbsoluteError(name="how_far"), keras.metrics.R2Score(name="error_share"), "mse"]
     model.compile(loss="mse", metrics=metrics)
-    task = TaskMetrics(batches_of((NUMBERS, NUMBERS[:, :1]), what="data"), compiled=model)
+    task = TaskMetrics(get_batches((NUMBERS, NUMBERS[:, :1]), what="data"), compiled=model)
     found = task.of_float_model(lambda x: np.zeros((len(x), 1), "float32"))
     assert set(found) == {"loss", "how_far", "error_share", "mse", "agreement"}
     directions = {name: task.lower_is_better(name) for name in found}

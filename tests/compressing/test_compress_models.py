@@ -9,9 +9,9 @@ import pytest
 from keras import layers
 
 from tfaccel import compress
-from tfaccel.compressing.call_signature import signature_of
+from tfaccel.compressing.call_signature import get_signature
 from tfaccel.compressing.litert.model import LitertModel
-from tfaccel.compressing.litert.post_training import converter_of
+from tfaccel.compressing.litert.post_training import make_converter
 from tfaccel.compressing.output_error import relative_error
 from tfaccel.errors import CompressionError
 
@@ -96,9 +96,9 @@ def test_masks_of_attention_become_numbers_that_integers_can_hold(logical_device
     x = np.random.default_rng(6).normal(size=(20, 6, 16)).astype("float32")
     for masked in (True, False):
         model = attention_model(masked=masked)
-        signature = signature_of(model, x)
+        signature = get_signature(model, x)
         rows = list(signature.rows(x))
-        with converter_of(model, signature) as converter:
+        with make_converter(model, signature) as converter:
             for method in ("int8", "int16x8"):
                 outputs = LitertModel(converter.convert(method, rows), signature).predict(x)
                 assert relative_error(model.predict(x, verbose=0), outputs) < 0.1

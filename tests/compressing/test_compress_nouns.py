@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, notes_of
+from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes
 from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
 from tfaccel.compressing.compress import known_workload
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
 from tfaccel.compressing.litert.layer_cost import LayerCost
 from tfaccel.compressing.litert.sensitivity import Sensitivity
-from tfaccel.compressing.methods import checked_methods, parts_of
+from tfaccel.compressing.methods import checked_methods, get_parts
 from tfaccel.compressing.variant import Variant
 from tfaccel.errors import CompressionError, WorkloadError
 
@@ -171,7 +171,7 @@ def test_mixed_keeps_no_layer_in_float_where_none_is_needed(max_drop, kept):
     drops = {name: 0.05 * 2**place for place, name in enumerate(Quantizer.layers)}
     drop_of = lambda content: sum(drops[name] for name in content.decode().split()) / 2  # noqa: E731
     sensitivity = Sensitivity(
-        Quantizer, drop_of=drop_of, highest_drop_of=drop_of, error_of=lambda content: 0.1, progress=lambda text: None
+        Quantizer, drop_of=drop_of, highest_drop_of=drop_of, get_error=lambda content: 0.1, progress=lambda text: None
     )
     content, found = sensitivity.mixed(max_drop)
     assert found == kept
@@ -208,13 +208,13 @@ def test_table_has_a_cell_for_each_heading():
     assert {len(row) for row in rows} == {len(HEADINGS)}
     assert rows[1][:6] == ["int8", "0.9000", "-0.0200", "100 B", "0.25", "50 B"]
     assert rows[1][6:11] == ["1: 1.00 ms / 2.00 ms", "0.67", "5.0 kB", "1 of 4", "1.0000"]
-    assert notes_of(found, found.results[1]) == ["int8: in float are 1 SOFTMAX."]
+    assert get_notes(found, found.results[1]) == ["int8: in float are 1 SOFTMAX."]
     assert rows[2][-1] == "failed: no such operation"
 
 
 def test_methods_go_together_or_are_refused():
     assert checked_methods("int8, prune+int8") == ("int8", "prune+int8")
-    assert [part.name for part in parts_of("cluster+dynamic")] == ["cluster", "dynamic"]
+    assert [part.name for part in get_parts("cluster+dynamic")] == ["cluster", "dynamic"]
     for methods, message in [
         ("int9", r"There is no method 'int9'\. Did you mean 'int8'\?"),
         ([], "Name at least one method"),

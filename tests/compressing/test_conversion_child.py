@@ -7,10 +7,10 @@ import psutil
 import pytest
 from keras import layers
 
-from tfaccel.compressing.call_signature import signature_of
+from tfaccel.compressing.call_signature import get_signature
 from tfaccel.compressing.litert.conversion_child import ConversionChild
 from tfaccel.compressing.litert.model import LitertModel
-from tfaccel.compressing.litert.post_training import converter_of
+from tfaccel.compressing.litert.post_training import make_converter
 from tfaccel.compressing.litert.selective import SelectiveQuantizer
 from tfaccel.errors import CompressionError
 
@@ -22,12 +22,12 @@ def children():
 @pytest.mark.slow
 def test_a_child_converts_as_this_process_does(logical_devices, monkeypatch):
     model, x = cases.image_model(), cases.images(num_rows=6)
-    signature = signature_of(model, x)
+    signature = get_signature(model, x)
     rows = list(signature.rows(x))
     before = children()
 
     def contents():
-        with converter_of(model, signature) as converter:
+        with make_converter(model, signature) as converter:
             quantizer = SelectiveQuantizer(converter, model, rows)
             found = [converter.float_content, converter.convert("int8", rows), quantizer.quantize(["hidden"])]
             return found, children() - before
@@ -50,7 +50,7 @@ def test_a_child_that_cannot_convert_or_dies_is_an_error(logical_devices, monkey
     monkeypatch.setattr(ConversionChild, "left_behind", 2**40)
     before = children()
     model = keras.Sequential([keras.Input((4,)), layers.Dense(8), cases.Odd(name="odd_one"), layers.Dense(2)])
-    with converter_of(model, signature_of(model, np.ones((2, 4), "float32"))) as converter:
+    with make_converter(model, get_signature(model, np.ones((2, 4), "float32"))) as converter:
         with pytest.raises(CompressionError, match=r"cannot convert these layers of the model: '.*odd_one' \(Erfinv\)"):
             converter.convert("float16")
         (pid,) = children() - before
@@ -65,12 +65,12 @@ def test_a_child_that_cannot_convert_or_dies_is_an_error(logical_devices, monkey
 GROWTH = """
 import gc, keras, numpy as np, psutil
 from keras import layers
-from tfaccel.compressing.call_signature import signature_of
-from tfaccel.compressing.litert.post_training import converter_of
+from tfaccel.compressing.call_signature import get_signature
+from tfaccel.compressing.litert.post_training import make_converter
 model = keras.Sequential([keras.Input((1500,)), *[layers.Dense(1500, "relu") for _ in range(3)]])
-signature = signature_of(model, np.zeros((1, 1500), "float32"))
+signature = get_signature(model, np.zeros((1, 1500), "float32"))
 sizes = []
-with converter_of(model, signature) as converter:
+with make_converter(model, signature) as converter:
     for number in range(9):
         converter.convert("float16")
         gc.collect()

@@ -16,7 +16,7 @@ from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.comparison.gate_table import cells
 from tfaccel.compressing.comparison.task_metric import TaskMetrics
 from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
-from tfaccel.compressing.examples import batches_of
+from tfaccel.compressing.examples import get_batches
 from tfaccel.compressing.variant import Variant
 from tfaccel.errors import CompressionError
 
@@ -58,7 +58,7 @@ def judged(y, of_float, other, metric, *, limit=0.01):
     model = keras.Sequential([keras.Input((1,)), layers.Dense(of_float.shape[-1])])
     model.compile(loss=no_loss, metrics=[] if metric == "agreement" else [metric])
     x = np.arange(len(y), dtype="float32")[:, None]
-    task = TaskMetrics(batches_of((x, y), what="data"), compiled=model)
+    task = TaskMetrics(get_batches((x, y), what="data"), compiled=model)
     name = "metric" if isinstance(metric, keras.metrics.Metric) else metric
     before = task.of_float_model(lambda x: of_float[x[:, 0].astype(int)])[name]
     lower = task.lower_is_better(name)

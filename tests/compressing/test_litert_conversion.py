@@ -6,25 +6,25 @@ import numpy as np
 import pytest
 from keras import layers
 
-from tfaccel.compressing.call_signature import signature_of
+from tfaccel.compressing.call_signature import get_signature
 from tfaccel.compressing.litert.file import float_operations, operations, slim
 from tfaccel.compressing.litert.model import LitertModel
-from tfaccel.compressing.litert.post_training import converter_of
+from tfaccel.compressing.litert.post_training import make_converter
 from tfaccel.compressing.weight_only import quantize_blocks, quantize_weights
 from tfaccel.errors import CompressionError
 
 
 def converted(model, x):
     """The float32 form of a model, as LiteRT runs it, and its signature."""
-    signature = signature_of(model, x)
-    with converter_of(model, signature) as converter:
+    signature = get_signature(model, x)
+    with make_converter(model, signature) as converter:
         return LitertModel(slim(converter.float_content), signature), signature
 
 
 def test_file_without_what_no_runtime_reads_is_smaller_and_the_same(logical_devices):
     model, x = cases.image_model(), cases.images(num_rows=6)
-    signature = signature_of(model, x)
-    with converter_of(model, signature) as converter:
+    signature = get_signature(model, x)
+    with make_converter(model, signature) as converter:
         contents = [converter.float_content, converter.convert("int8", list(signature.rows(x)))]
     for content in contents:
         slimmed = slim(content)
@@ -40,8 +40,8 @@ def test_file_without_what_no_runtime_reads_is_smaller_and_the_same(logical_devi
 def test_weights_that_the_quantizer_puts_behind_the_file_s_tables_are_kept(logical_devices):
     x = np.random.default_rng(0).normal(size=(2, 300)).astype("float32")
     model = keras.Sequential([keras.Input((300,)), layers.Dense(800)])
-    signature = signature_of(model, x)
-    with converter_of(model, signature) as converter:
+    signature = get_signature(model, x)
+    with make_converter(model, signature) as converter:
         content = quantize_weights(converter.float_content, num_bits=8)
     assert b"TFL3" in content[:8]
     assert len(slim(content)) < len(content)
@@ -51,7 +51,7 @@ def test_weights_that_the_quantizer_puts_behind_the_file_s_tables_are_kept(logic
     np.testing.assert_allclose(after, model(x), atol=0.02)
 
 
-def error_of(content, signature, x, expected):
+def get_error(content, signature, x, expected):
     found = LitertModel(slim(content), signature).predict(x)
     return np.sqrt(np.square(found - expected).mean() / np.square(expected).mean())
 
@@ -66,13 +66,13 @@ def test_a_few_large_weights_cost_blocks_of_int4_weights_less_than_channels(logi
         kernel[generator.integers(0, len(kernel), 8)] *= 20
         layer.kernel.assign(kernel)
     x = generator.normal(size=(6, 512)).astype("float32")
-    signature, expected = signature_of(model, x), model.predict(x, verbose=0)
-    with converter_of(model, signature) as converter:
+    signature, expected = get_signature(model, x), model.predict(x, verbose=0)
+    with make_converter(model, signature) as converter:
         float_content = converter.float_content
     by_channels = quantize_weights(float_content, num_bits=4)
     by_blocks, note = quantize_blocks(float_content)
     assert note == "2 of 3 dense layers in blocks of 32; the others have a scale for each channel"
-    errors = [error_of(content, signature, x, expected) for content in (by_channels, by_blocks)]
+    errors = [get_error(content, signature, x, expected) for content in (by_channels, by_blocks)]
     assert errors[1] < 0.6 * errors[0]
     assert len(slim(by_channels)) < len(slim(by_blocks)) < 0.2 * len(slim(float_content))
     assert operations(slim(by_blocks)) == operations(slim(float_content))
@@ -80,7 +80,7 @@ def test_a_few_large_weights_cost_blocks_of_int4_weights_less_than_channels(logi
 
 def test_blocks_need_a_dense_layer_that_they_fit(logical_devices):
     model = keras.Sequential([keras.Input((50,)), layers.Dense(3)])
-    with converter_of(model, signature_of(model, np.zeros((2, 50), "float32"))) as converter:
+    with make_converter(model, get_signature(model, np.zeros((2, 50), "float32"))) as converter:
         content = converter.float_content
     with pytest.raises(CompressionError, match=r"weight_int4_blocks needs .* a multiple of 32. Use weight_int4\."):
         quantize_blocks(content)
@@ -102,8 +102,8 @@ def test_recurrent_layers_are_unrolled_for_int8_or_named(logical_devices, monkey
     from tfaccel.compressing.litert import post_training
 
     model, x = cases.several_inputs_model(), cases.several_inputs(5)
-    signature, rows = signature_of(model, x), list(signature_of(model, x).rows(x))
-    with post_training.converter_of(model, signature) as converter:
+    signature, rows = get_signature(model, x), list(get_signature(model, x).rows(x))
+    with post_training.make_converter(model, signature) as converter:
         found = LitertModel(converter.convert("int8", rows), signature).predict(x)
         np.testing.assert_allclose(found["kind"], model.predict(x, verbose=0)["kind"], atol=0.1)
         assert "WHILE" in operations(converter.convert("dynamic"))

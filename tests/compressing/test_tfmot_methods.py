@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.compressing.tfmot.options import TfmotOptions, stages_of
+from tfaccel.compressing.tfmot.options import TfmotOptions, get_stages
 from tfaccel.errors import CompressionError
 
 HERE = Path(__file__).parent
@@ -191,8 +191,8 @@ def test_options_that_cannot_be_used_are_refused(options, message):
 def test_options_go_to_json_and_back():
     options = TfmotOptions(epochs=2, block_size=(2, 2))
     assert TfmotOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
-    assert (options.epochs_of("qat"), TfmotOptions().epochs_of("qat")) == (2, 4)
-    assert stages_of("cqat") == ("cluster", "cqat")
+    assert (options.get_epochs("qat"), TfmotOptions().get_epochs("qat")) == (2, 4)
+    assert get_stages("cqat") == ("cluster", "cqat")
 
 
 def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devices, tmp_path):
@@ -200,7 +200,7 @@ def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devi
     import keras
     from tfmot_workload import build_model, workload
 
-    from tfaccel.compressing.call_signature import signature_of
+    from tfaccel.compressing.call_signature import get_signature
     from tfaccel.compressing.tfmot.job import TrainingBatches, write_job
     from tfaccel.compressing.tfmot.translation_source import flatten_model
 
@@ -214,7 +214,7 @@ def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devi
     work = replace(workload(), compile_args=compile_args, num_train_examples=None, epochs=2)
     flat = flatten_model(build_model())
     batches = TrainingBatches(work, flat, seed=0)
-    signature = signature_of(flat.model, batches.first_x)
+    signature = get_signature(flat.model, batches.first_x)
     jobs = write_job(
         tmp_path, flat, batches, method="prune", workload=work, options=TfmotOptions(), signature=signature
     )

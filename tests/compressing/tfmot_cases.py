@@ -65,7 +65,7 @@ def mobile(keras):
 CASES = {case.__name__: case for case in (separable, separable_1d, shared, masked, unscaled, attention, mobile)}
 
 
-def inputs_of(model):
+def get_inputs(model):
     generator = np.random.default_rng(0)
     shapes = [(16, *tensor.shape[1:]) for tensor in model.inputs]
     if "int" in str(model.inputs[0].dtype):
@@ -80,19 +80,19 @@ def trained(name, method):
 
     from tfaccel.compressing.tfmot.options import TfmotOptions
     from tfaccel.compressing.tfmot.quantizing import quantized_model
-    from tfaccel.compressing.tfmot.ranges import begin_with_ranges_of
+    from tfaccel.compressing.tfmot.ranges import begin_with_ranges
     from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
     from tfaccel.compressing.tfmot.translation_model import translate
     from tfaccel.compressing.tfmot.translation_source import flatten_model
 
     keras.utils.set_random_seed(0)
     flat = flatten_model(CASES[name](keras))
-    x = inputs_of(flat.model)
+    x = get_inputs(flat.model)
     graph, layers = flat.graph, translate(flat.graph, flat.weights(), x)
     options = TfmotOptions(num_clusters=4)
     if method == "qat":
         made = quantized_model(graph, layers, method)
-        begin_with_ranges_of(made.model, x)
+        begin_with_ranges(made.model, x)
     elif method == "cluster":
         made = clustered_model(graph, layers, options)
     else:

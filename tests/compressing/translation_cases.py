@@ -104,7 +104,7 @@ def layer_cases(layers):
     return {name: (layer, shape) for group, shape in groups for name, layer in group.items()}
 
 
-def model_of(keras, layer, shape):
+def make_model(keras, layer, shape):
     """The layer with a dense one behind it, so that masks and shapes matter."""
     inputs = keras.Input(shape, dtype="int32" if shape == WORDS else "float32")
     x = layer(inputs)
@@ -207,7 +207,7 @@ def layers_without_case(keras):
         default_8bit_quantize_registry.Default8BitQuantizeRegistry()._layer_quantize_map,
     ]
     known = {one.__name__ for registry in registries for one in registry if hasattr(keras.layers, one.__name__)}
-    cases = [model_of(keras, *case) for case in layer_cases(keras.layers).values()]
+    cases = [make_model(keras, *case) for case in layer_cases(keras.layers).values()]
     cases += [merge_model(keras), attention_model(keras)]
     return sorted((known | NATIVE_LAYERS) - {type(layer).__name__ for model in cases for layer in all_layers(model)})
 
@@ -233,13 +233,13 @@ def translated(model, inputs=None):
 
     flat = flatten_model(model)
     graph = FlatGraph.from_json(json.loads(json.dumps(flat.graph.to_json())))
-    x = examples(flat.model) if inputs is None else flat.inputs_of(inputs)
+    x = examples(flat.model) if inputs is None else flat.get_inputs(inputs)
     given = dict(zip([one.name for one in graph.inputs], x, strict=True)) if inputs is None else inputs
     outputs = flat.model(given if len(x) > 1 or inputs is not None else x[0], training=False)
     layers = translate(graph, flat.weights(), x)
     made = assemble(graph, layers)
     difference = check_outputs(made, graph, x, keras.tree.flatten(outputs))
-    back = {path: layers.weights_of(path) for path, layer in layers.by_path.items() if layer.weights}
+    back = {path: layers.get_layer_weights(path) for path, layer in layers.by_path.items() if layer.weights}
     changed = {path: [array + 1 for array in arrays] for path, arrays in back.items()}
     before = [np.asarray(array) for array in model.get_weights()]
     after = flat.with_weights(changed).get_weights()
@@ -262,7 +262,7 @@ def main(names):
     for name in names:
         kind, _, what = name.partition(":")
         if kind == "layers":
-            results = {one: translated(model_of(keras, *case)) for one, case in layers.items()}
+            results = {one: translated(make_model(keras, *case)) for one, case in layers.items()}
         elif kind == "known":
             results = {name: {"missing": layers_without_case(keras)}}
         elif kind == "gan":

@@ -6,7 +6,7 @@ import importlib
 import numpy as np
 import pytest
 
-from tfaccel.data.batches import train_data_of
+from tfaccel.data.batches import make_train_data
 from tfaccel.data.boxes.boxed_images import BoxedImages, BoxedSplit
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.moves import ImageMoves
@@ -105,7 +105,7 @@ def leaves(dataset):
 )
 def test_parts_of_an_epoch_are_those_of_the_whole(logical_devices, make):
     made = make()
-    train_data = train_data_of(lambda: made)
+    train_data = make_train_data(lambda: made)
     whole = leaves(train_data(8, seed=1, epoch=2))
     resumed = train_data(8, seed=1, epoch=2, start_step=2)
     assert int(resumed.cardinality()) == len(whole) - 2 > 0
@@ -119,7 +119,7 @@ def test_parts_of_an_epoch_are_those_of_the_whole(logical_devices, make):
 @pytest.mark.parametrize("make", [images, table, texts], ids=lambda make: make.__name__)
 def test_several_epochs_follow_each_other(logical_devices, make):
     made = make()
-    train_data = train_data_of(lambda: made, several_epochs=True)
+    train_data = make_train_data(lambda: made, several_epochs=True)
     apart = [leaves(train_data(8, seed=1, epoch=epoch)) for epoch in (2, 3, 4)]
     together = train_data(8, seed=1, epoch=2, start_step=1, num_epochs=3)
     expected = [*apart[0][1:], *apart[1], *apart[2]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 
-def batches_of(dataset):
+def get_batches(dataset):
     import tensorflow as tf
 
     return [[np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(batch)] for batch in dataset.as_numpy_iterator()]
@@ -52,7 +52,7 @@ def series():
 def test_parts_of_an_epoch_in_turn_are_the_epoch(logical_devices, made):
     train_data = made().train_data
     which = {"seed": 1, "epoch": 2, "start_step": 1, "shard": (1, 2)}
-    whole = batches_of(train_data(128, **which))
-    parts = [batches_of(train_data(128, **which, every=(index, 3))) for index in range(3)]
+    whole = get_batches(train_data(128, **which))
+    parts = [get_batches(train_data(128, **which, every=(index, 3))) for index in range(3)]
     assert [parts[step % 3][step // 3] for step in range(len(whole))] == whole
     assert sum(map(len, parts)) == len(whole)

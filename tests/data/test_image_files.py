@@ -82,7 +82,7 @@ def test_size_is_the_median_of_longer_sides_bounded_or_chosen(tmp_path):
     assert read_image_set(make_classes(tmp_path / "small", size=(5, 4))).image_size == 8
 
 
-def message_of(folder):
+def get_message(folder):
     with pytest.raises(DataError) as caught:
         read_image_set(folder)
     assert "\n" not in str(caught.value)
@@ -90,15 +90,15 @@ def message_of(folder):
 
 
 def test_data_dir_must_be_there(tmp_path):
-    assert message_of(tmp_path / "nowhere") == f"There is no folder or file {tmp_path / 'nowhere'} (`data_dir`)."
+    assert get_message(tmp_path / "nowhere") == f"There is no folder or file {tmp_path / 'nowhere'} (`data_dir`)."
     (tmp_path / "data.csv").write_text("1,2")
-    assert message_of(tmp_path / "data.csv").startswith("`data_dir` must be a folder, TFRecord files or a .npz file.")
+    assert get_message(tmp_path / "data.csv").startswith("`data_dir` must be a folder, TFRecord files or a .npz file.")
 
 
 def test_two_classes_are_the_least(tmp_path):
-    assert message_of(tmp_path).endswith("at least two. Received: none.")
+    assert get_message(tmp_path).endswith("at least two. Received: none.")
     save(tmp_path / "cat" / "0.png")
-    assert message_of(tmp_path) == (
+    assert get_message(tmp_path) == (
         f"{tmp_path} must have one sub-folder for each class, at least two. Received: one, 'cat'."
     )
 
@@ -109,26 +109,26 @@ def test_class_without_images_is_named(tmp_path):
     (tmp_path / "eel" / "0.webp").touch()
     (tmp_path / "eel" / "below").mkdir()
     (tmp_path / "eel" / "below" / "1.webp").touch()
-    assert message_of(tmp_path) == f"The class folder {tmp_path / 'eel'} {NO_IMAGE} Received: 2 .webp."
+    assert get_message(tmp_path) == f"The class folder {tmp_path / 'eel'} {NO_IMAGE} Received: 2 .webp."
 
 
 def test_class_with_one_image_cannot_be_split(tmp_path):
     make_classes(tmp_path)
     save(tmp_path / "eel" / "0.png")
-    assert message_of(tmp_path).startswith(f"The class folder {tmp_path / 'eel'} holds one image; it needs at least")
+    assert get_message(tmp_path).startswith(f"The class folder {tmp_path / 'eel'} holds one image; it needs at least")
 
 
 def test_split_with_one_half_missing_is_refused(tmp_path):
     make_classes(tmp_path / "train")
-    assert "has a folder 'train' with classes, but no folder 'test'" in message_of(tmp_path)
+    assert "has a folder 'train' with classes, but no folder 'test'" in get_message(tmp_path)
 
 
 def test_classes_of_both_folders_must_be_the_same(tmp_path):
     make_classes(tmp_path / "train")
     make_classes(tmp_path / "test", classes=("cat",))
-    assert message_of(tmp_path) == f"The class folder {tmp_path / 'test' / 'dog'} {NO_IMAGE}"
+    assert get_message(tmp_path) == f"The class folder {tmp_path / 'test' / 'dog'} {NO_IMAGE}"
     make_classes(tmp_path / "test", classes=("dog", "eel"))
-    assert "has the class 'eel', which the training images do not have" in message_of(tmp_path)
+    assert "has the class 'eel', which the training images do not have" in get_message(tmp_path)
 
 
 def test_no_image_is_named(tmp_path):
@@ -136,9 +136,9 @@ def test_no_image_is_named(tmp_path):
     bad = tmp_path / "dog" / "bad.png"
     bad.write_bytes(b"")
     advice = 'Or leave out what is damaged: on_bad_data="skip" (--on_bad_data=skip).'
-    assert message_of(tmp_path) == f"Cannot read the image {bad}: it is not an image. Repair or remove it. {advice}"
+    assert get_message(tmp_path) == f"Cannot read the image {bad}: it is not an image. Repair or remove it. {advice}"
     Image.new("RGB", (8, 8)).save(bad, format="TIFF")
-    assert message_of(tmp_path) == f"{bad} must be a PNG, JPEG, BMP, GIF or WebP image. Received: TIFF. {advice}"
+    assert get_message(tmp_path) == f"{bad} must be a PNG, JPEG, BMP, GIF or WebP image. Received: TIFF. {advice}"
 
 
 # JPEG has no checksums: changed bytes give another picture.
@@ -149,7 +149,7 @@ def test_damaged_image_is_named(tmp_path, suffix, damage):
     content = bytearray(bad.read_bytes())
     content[len(content) // 2] ^= 255
     bad.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
-    assert re.match(rf"Cannot read the image {re.escape(str(bad))}: .+ Repair or remove it\.", message_of(tmp_path))
+    assert re.match(rf"Cannot read the image {re.escape(str(bad))}: .+ Repair or remove it\.", get_message(tmp_path))
 
 
 def test_files_are_read_as_keras_reads_them_and_others_are_counted(tmp_path, caplog):
@@ -182,9 +182,9 @@ def test_names_that_are_not_utf_8(tmp_path, logical_devices):
     rows = sum(len(labels) for _, labels in [*batches.validation_data(1), *batches.train_data(1, seed=0, epoch=0)])
     assert rows == 10
     (tmp_path / "dog" / os.fsdecode(b"\xfc.png")).write_bytes(b"no image")
-    assert r"dog/\udcfc.png" in message_of(tmp_path)
+    assert r"dog/\udcfc.png" in get_message(tmp_path)
     (tmp_path / "dog").rename(tmp_path / os.fsdecode(b"H\xfcnd"))
-    assert message_of(tmp_path) == rf"The name of the class folder {tmp_path}/H\xfcnd is not UTF-8. Rename it."
+    assert get_message(tmp_path) == rf"The name of the class folder {tmp_path}/H\xfcnd is not UTF-8. Rename it."
 
 
 def test_a_folder_beside_train_and_test_is_counted(tmp_path, caplog):

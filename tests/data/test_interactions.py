@@ -19,11 +19,11 @@ COLUMNS = {"user_column": "visitor", "item_column": "film", "label_column": "sta
 FEATURES = {"user_features": "age", "item_features": "genre"}
 
 
-def row_of(number):
+def make_row(number):
     return f"{number},film {number % 4},v{number % 6},{1 + number % 5},{'ab'[number % 4 // 2]},{30 + number % 6}"
 
 
-ROWS = [row_of(number) for number in range(120)]
+ROWS = [make_row(number) for number in range(120)]
 
 
 @pytest.fixture

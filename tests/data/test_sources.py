@@ -23,7 +23,7 @@ def joined(batches):
     return list(itertools.chain.from_iterable(batches))
 
 
-def batches_of(source, *, window=2, limit=None):
+def get_batches(source, *, window=2, limit=None):
     """The batches of one epoch, as a graph call would take them; and how long each call was."""
     feed, found, calls = source.feed(), [], []
     while not feed.exhausted and (limit is None or len(found) < limit):
@@ -45,29 +45,29 @@ def arrays(rows=10, **options):
 
 
 def test_arrays_in_order():
-    assert batches_of(arrays()) == ([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], [2, 1])
+    assert get_batches(arrays()) == ([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], [2, 1])
     assert arrays().num_batches == 3
-    assert batches_of(arrays(8))[1] == [2]
+    assert get_batches(arrays(8))[1] == [2]
 
 
 def test_partial_batch_is_a_call_of_its_own():
-    assert batches_of(arrays(), window=9)[1] == [2, 1]
+    assert get_batches(arrays(), window=9)[1] == [2, 1]
 
 
 def test_shuffled_passes_differ_and_follow_from_the_seed():
     orders = (random_order(40, 4, shuffle=True, seed=seed) for seed in (7, 7, 8))
     source, same, other = (arrays(40, order=order) for order in orders)
-    first, second = batches_of(source)[0], batches_of(source)[0]
+    first, second = get_batches(source)[0], get_batches(source)[0]
     assert sorted(joined(first)) == sorted(joined(second)) == list(range(40))
     assert first != second
-    assert [batches_of(same)[0], batches_of(same)[0]] == [first, second]
-    assert batches_of(other)[0] != first
+    assert [get_batches(same)[0], get_batches(same)[0]] == [first, second]
+    assert get_batches(other)[0] != first
 
 
 def test_shuffle_inside_batches():
     for make in (random_order, order_of_keras):
         order = make(42, 8, shuffle="batch", seed=3)
-        found = batches_of(arrays(42, order=order, global_batch_size=8))[0]
+        found = get_batches(arrays(42, order=order, global_batch_size=8))[0]
         assert [sorted(batch) for batch in found] == [list(range(42))[start : start + 8] for start in range(0, 42, 8)]
         assert joined(found) != list(range(42))
 
@@ -86,15 +86,15 @@ def test_order_of_keras(seed):
 
 def test_epochs_shorter_than_a_pass_go_on():
     source = arrays(steps=2)
-    epochs = [batches_of(source, limit=2)[0] for _ in range(3)]
+    epochs = [get_batches(source, limit=2)[0] for _ in range(3)]
     assert epochs == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
     source.reset()
-    assert batches_of(source, limit=1)[0] == [[0, 1, 2, 3]]
+    assert get_batches(source, limit=1)[0] == [[0, 1, 2, 3]]
 
 
 def test_nested_arrays_keep_their_structure():
     source = ArraySource(({"a": tf.range(3), "b": tf.ones((3, 2))}, None), global_batch_size=2)
-    (first, second), _ = batches_of(source)
+    (first, second), _ = get_batches(source)
     assert first == ({"a": [0, 1], "b": [[1.0, 1.0], [1.0, 1.0]]}, None)
     assert second[0]["a"] == [2]
     assert source.batch_spec[0]["b"] == tf.TensorSpec([None, 2], tf.float32)
@@ -106,7 +106,7 @@ def dataset(rows=6, **options):
 
 def test_datasets_give_a_pass_an_epoch():
     for source in (dataset(), dataset(num_epochs=3), dataset(num_batches=None)):
-        assert [batches_of(source) for _ in range(3)] == [([[0, 1], [2, 3], [4, 5]], [2, 1])] * 3
+        assert [get_batches(source) for _ in range(3)] == [([[0, 1], [2, 3], [4, 5]], [2, 1])] * 3
         source.close()
 
 
@@ -126,7 +126,7 @@ def test_one_thread_fetches_ahead_of_a_repeat():
 
 def test_number_of_batches_is_learned():
     source = dataset(num_batches=None)
-    batches_of(source)
+    get_batches(source)
     source.epoch_end(3)
     assert source.num_batches == 3
     source.close()
@@ -150,13 +150,13 @@ class Adapter:
         self.calls.append("end")
 
 
-def epochs_of(adapter, number, **options):
+def get_epochs(adapter, number, **options):
     """The batches of some epochs of a source that goes on as `Model.fit` does."""
     source = DatasetSource(adapter, **options)
     source.reset()
     epochs = []
     for _ in range(number):
-        epochs.append(batches_of(source, window=99)[0])
+        epochs.append(get_batches(source, window=99)[0])
         source.epoch_end(len(epochs[-1]))
     source.close()
     return epochs
@@ -171,20 +171,20 @@ def passes_of(number, rows=6):
 def test_an_iterator_is_made_before_and_behind_each_epoch():
     passes = passes_of(5)
     adapter = Adapter()
-    assert epochs_of(adapter, 3) == passes[::2]
+    assert get_epochs(adapter, 3) == passes[::2]
     assert adapter.calls == ["end", "begin", "end", "begin", "end", "begin", "end"]
 
 
 def test_iterator_goes_on_across_epochs_of_fixed_length():
     first, second, *_ = passes_of(2)
-    assert epochs_of(Adapter(), 4, steps_per_epoch=2) == [first[:2], first[2:], second[:2], second[2:]]
+    assert get_epochs(Adapter(), 4, steps_per_epoch=2) == [first[:2], first[2:], second[:2], second[2:]]
 
 
 def test_epochs_have_whole_executions():
     first, second, third, *_ = passes_of(3)
-    epochs = epochs_of(Adapter(), 3, steps_per_epoch=1, steps_per_execution=2)
+    epochs = get_epochs(Adapter(), 3, steps_per_epoch=1, steps_per_execution=2)
     assert epochs == [first[:2], first[2:], second[:2]]
-    assert epochs_of(Adapter(), 2, steps_per_execution=2) == [first, third]
+    assert get_epochs(Adapter(), 2, steps_per_execution=2) == [first, third]
 
 
 def test_unknown_lengths_are_learned_with_the_execution_that_found_no_batch():
@@ -192,10 +192,10 @@ def test_unknown_lengths_are_learned_with_the_execution_that_found_no_batch():
     first, second = passes_of(2)
     source = DatasetSource(adapter)
     source.reset()
-    assert batches_of(source)[0] == first
+    assert get_batches(source)[0] == first
     source.epoch_end(3)
     assert source.num_batches == 4
-    assert batches_of(source)[0] == second
+    assert get_batches(source)[0] == second
     source.close()
 
 
@@ -223,7 +223,7 @@ def test_batch_spec_has_none_for_optionals():
     empty = tf.data.Dataset.from_tensors((np.ones(2), tf.experimental.Optional.empty(tf.TensorSpec([]))))
     source = IteratorSource(empty, num_batches=1)
     assert source.batch_spec[1] is None
-    assert batches_of(source)[0] == [([1.0, 1.0], None)]
+    assert get_batches(source)[0] == [([1.0, 1.0], None)]
     source.close()
 
 

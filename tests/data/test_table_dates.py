@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from tfaccel.data.tables.column_kinds import kind_of
+from tfaccel.data.tables.column_kinds import get_kind
 from tfaccel.data.tables.dates import PARTS, could_be_either, date_order, date_parts
 from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.tables.options import TableOptions
@@ -47,7 +47,7 @@ def weather(form="%Y-%m-%d", num_rows=400):
 )
 def test_dates_are_read_as_python_reads_them(form, order):
     texts = days(form)
-    assert (date_order(texts), kind_of(column("day", texts))) == (order, "date")
+    assert (date_order(texts), get_kind(column("day", texts))) == (order, "date")
     found = date_parts(texts, order)
     assert tuple(found) == PARTS
     for row, text in enumerate(days("%Y-%m-%d %H:%M")):
@@ -75,8 +75,8 @@ def test_what_is_no_date_is_left_alone():
     assert date_order(["01.02.2024", "03.04.2024"]) == "dmy"
     assert could_be_either(["01/02/2024", "03/04/2024"])
     assert not could_be_either(["01/22/2024"])
-    assert kind_of(column("day", ["01/02/2024", "03/04/2024"] * 3)) == "categorical"
-    assert kind_of(column("year", ["2024", "2023"])) == "numeric"
+    assert get_kind(column("day", ["01/02/2024", "03/04/2024"] * 3)) == "categorical"
+    assert get_kind(column("year", ["2024", "2023"])) == "numeric"
 
 
 def test_a_table_keeps_its_season(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from tfaccel.data import BadData
 from tfaccel.data.tables import csv_file
-from tfaccel.data.tables.column_kinds import as_numbers, check_kinds, kind_of, kinds_from_text
+from tfaccel.data.tables.column_kinds import as_numbers, check_kinds, get_kind, kinds_from_text
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.targets import class_numbers
@@ -176,7 +176,7 @@ def test_every_kind_of_parquet_column_is_read_as_from_csv(tmp_path):
         "nothing": [None, None],
         "size": ["1.5", None],
     }
-    assert [kind_of(table.column(name)) for name in ("day", "when", "there")] == ["date"] * 3
+    assert [get_kind(table.column(name)) for name in ("day", "when", "there")] == ["date"] * 3
     parquet.write_table(pyarrow.table({"x": pyarrow.array([b"\xff"], pyarrow.binary())}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"Column 'x' of .* holds binary, which cannot be read as texts"):
         read_table(tmp_path / "t.parquet")
@@ -207,13 +207,13 @@ def test_markers_of_missing_values(tmp_path):
     numbers = texts("1", "2", "None", "NONE", "3_45", "+5", "\u0663")
     assert numbers.numbers[0][[0, 1, 5, 6]].tolist() == [1, 2, 5, 3]
     assert numbers.numbers[1].tolist() == [4]  # Underscores are Python's own notation; none is no number, but a gap.
-    assert kind_of(texts("1", "2", "none", "#4")) == "categorical"
-    assert kind_of(texts("1", "inf", "-Infinity", "1e999")) == "numeric"  # which is refused by name
+    assert get_kind(texts("1", "2", "none", "#4")) == "categorical"
+    assert get_kind(texts("1", "inf", "-Infinity", "1e999")) == "numeric"  # which is refused by name
     table = read_table(write(tmp_path / "t.csv", "symbol,y\nH,1\nNa,2\nNull,-nan(ind)\nNAN,-1.#IND\n"))
     assert table.column("symbol").values.tolist() == ["H", "Na", "Null", None]
     assert table.column("y").values.tolist() == ["1", "2", None, None]
-    assert kind_of(texts("1", "2", "none")) == "numeric"
-    assert kind_of(texts("2024-05-31", "none", "None")) == "date"
+    assert get_kind(texts("1", "2", "none")) == "numeric"
+    assert get_kind(texts("2024-05-31", "none", "None")) == "date"
 
 
 def test_files_of_spreadsheets(tmp_path):
@@ -273,7 +273,7 @@ def test_missing_column_names_the_nearest():
     ],
 )
 def test_kinds(column, kind):
-    assert kind_of(column) == kind
+    assert get_kind(column) == kind
 
 
 def test_text_among_numbers_names_row_and_column():

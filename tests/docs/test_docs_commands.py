@@ -41,7 +41,7 @@ esac
 
 @pytest.mark.slow
 def test_commands_and_flags_are_there():
-    lines = [words for page in pages() for block in blocks(page, *SHELL) for words in lines_of(block)]
+    lines = [words for page in pages() for block in blocks(page, *SHELL) for words in read_lines(block)]
     assert len(lines) > 60
     child = subprocess.run(
         [sys.executable, CHECKER], input=json.dumps(lines), capture_output=True, text=True, timeout=500, check=False
@@ -52,7 +52,7 @@ def test_commands_and_flags_are_there():
     assert [outcome for outcome in outcomes if outcome[1] != 0] == []
 
 
-def lines_of(block):
+def read_lines(block):
     """The command lines of tfaccel in a block, as words behind `tfaccel`."""
     return [shlex.split(call)[1:] for call in calls(block, "tfaccel")]
 

@@ -21,7 +21,7 @@ def dense(**fields):
     return {**layer, **fields}
 
 
-def model_of(*layers):
+def make_model(*layers):
     return {"module": "keras", "class_name": "Sequential", "config": {"name": "s", "layers": list(layers)}}
 
 
@@ -62,11 +62,11 @@ def keras_file(tmp_path):
 )
 def test_what_would_run_code_is_refused(keras_file, layer, message):
     with pytest.raises(ExportError, match=re.escape(message)):
-        check_keras_file(keras_file(model_of(dense(), model_of(layer))))
+        check_keras_file(keras_file(make_model(dense(), make_model(layer))))
 
 
 def test_refused_lambda_is_not_run(keras_file, tmp_path):
-    path = keras_file(model_of(dense(class_name="Lambda")))
+    path = keras_file(make_model(dense(class_name="Lambda")))
     with pytest.raises(ExportError, match=r"is refused: .* No code was run\."):
         load_keras_model(path)
 
@@ -82,7 +82,7 @@ def test_refused_lambda_is_not_run(keras_file, tmp_path):
     ],
 )
 def test_files_that_overrun_are_refused(keras_file, members, message):
-    path = keras_file(model_of(dense()), members)
+    path = keras_file(make_model(dense()), members)
     with pytest.raises(ExportError, match=re.escape(message)) as caught:
         check_keras_file(path)
     assert str(caught.value).startswith(f"{path} is refused: ")
@@ -128,7 +128,7 @@ def test_files_that_overrun_are_refused(keras_file, members, message):
     ],
 )
 def test_what_keras_refuses_is_said_in_its_words(keras_file, logical_devices, layer, message):
-    path = keras_file(model_of(layer))
+    path = keras_file(make_model(layer))
     with pytest.raises(ExportError, match=re.escape(f"Keras cannot load {path}: {message}")) as caught:
         load_keras_model(path)
     assert "object config" not in str(caught.value)
@@ -159,9 +159,11 @@ def test_other_files_are_no_models(tmp_path):
 
 
 def test_classes_of_keras_and_of_named_modules_are_taken(keras_file):
-    path = keras_file(model_of(dense(), dense(module="my_layers.blocks"), dense(module=None), dense(module="builtins")))
+    path = keras_file(
+        make_model(dense(), dense(module="my_layers.blocks"), dense(module=None), dense(module="builtins"))
+    )
     check_keras_file(path, modules=["my_layers"])
-    check_keras_file(keras_file(model_of(dense(module="tfaccel.data.raw_input"))))
+    check_keras_file(keras_file(make_model(dense(module="tfaccel.data.raw_input"))))
 
 
 def test_run_directory_that_is_none_is_refused(tmp_path):

@@ -31,23 +31,23 @@ def tensorflow(logical_devices):
     """TensorFlow, started as the tests want it."""
 
 
-def specs_of(function):
+def get_specs(function):
     from tfaccel.exporting.signatures import input_specs
 
     return {name: (spec.shape.as_list(), spec.dtype.name) for name, spec in input_specs(function).items()}
 
 
 def test_names_are_those_of_the_model():
-    from tfaccel.exporting.signatures import output_specs, signatures_of
+    from tfaccel.exporting.signatures import make_signatures, output_specs
 
-    functions = signatures_of(image_model(), IMAGES).functions
-    assert specs_of(functions["serving_default"]) == {"pixels": ([None, 8, 8, 1], "float32")}
+    functions = make_signatures(image_model(), IMAGES).functions
+    assert get_specs(functions["serving_default"]) == {"pixels": ([None, 8, 8, 1], "float32")}
     assert list(output_specs(functions["serving_default"])) == ["logits"]
-    assert specs_of(functions["serving_raw"]) == {"image_bytes": ([None], "string")}
+    assert get_specs(functions["serving_raw"]) == {"image_bytes": ([None], "string")}
     assert sorted(output_specs(functions["serving_raw"])) == ["label", "probabilities"]
-    ((name, function),) = signatures_of(several_model()).functions.items()
+    ((name, function),) = make_signatures(several_model()).functions.items()
     assert name == "serving_default"
-    assert specs_of(function) == {"past": ([None, None, 2], "float32"), "kind": ([None, 1], "int32")}
+    assert get_specs(function) == {"past": ([None, None, 2], "float32"), "kind": ([None, 1], "int32")}
     outputs = {name: spec.dtype.name for name, spec in output_specs(function).items()}
     assert outputs == {"level": "float32", "trend": "float32"}
 
@@ -55,19 +55,19 @@ def test_names_are_those_of_the_model():
 def test_names_that_keras_made_up_are_left_out():
     import keras
 
-    from tfaccel.exporting.signatures import signatures_of
+    from tfaccel.exporting.signatures import make_signatures
 
     one = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    assert list(signatures_of(one).inputs) == ["inputs"]
+    assert list(make_signatures(one).inputs) == ["inputs"]
     pair = [keras.Input((2,)), keras.Input((3,))]
     two = keras.Model(pair, keras.layers.Concatenate()(pair))
-    assert list(signatures_of(two).inputs) == ["inputs_0", "inputs_1"]
+    assert list(make_signatures(two).inputs) == ["inputs_0", "inputs_1"]
 
 
 def test_class_of_its_own_needs_a_sample():
     import keras
 
-    from tfaccel.exporting.signatures import signatures_of
+    from tfaccel.exporting.signatures import make_signatures
 
     class Own(keras.Model):
         def __init__(self):
@@ -80,8 +80,10 @@ def test_class_of_its_own_needs_a_sample():
     model, sample = Own(), {"a": np.zeros((4, 3))}
     model(sample)
     with pytest.raises(ExportError, match=r"The inputs of Own are unknown.*Give a batch: export\(\.\.\., sample=x\)"):
-        signatures_of(model)
-    assert specs_of(signatures_of(model, sample=sample).functions["serving_default"]) == {"a": ([None, 3], "float32")}
+        make_signatures(model)
+    assert get_specs(make_signatures(model, sample=sample).functions["serving_default"]) == {
+        "a": ([None, 3], "float32")
+    }
 
 
 def test_words_in_the_graph_are_those_of_training():
@@ -133,17 +135,17 @@ def test_images_in_the_graph_are_those_of_training(tmp_path):
 def test_raw_rows_give_what_their_tensors_give():
     import tensorflow as tf
 
-    from tfaccel.exporting.signatures import signatures_of
+    from tfaccel.exporting.signatures import make_signatures
 
     model = image_model()
     content = io.BytesIO()
     Image.fromarray(pixels(1)[0, ..., 0].astype(np.uint8)).save(content, "PNG")
-    outputs = signatures_of(model, IMAGES).functions["serving_raw"](image_bytes=tf.constant([content.getvalue()]))
+    outputs = make_signatures(model, IMAGES).functions["serving_raw"](image_bytes=tf.constant([content.getvalue()]))
     logits = model(pixels(1)).numpy()
     wanted = np.exp(logits) / np.exp(logits).sum()
     assert np.allclose(outputs["probabilities"], wanted, atol=1e-6)
     assert outputs["label"].numpy().tolist() == [IMAGES.class_names[logits.argmax()].encode()]
-    texts = signatures_of(text_model(), TEXTS).functions["serving_raw"](text=tf.constant(["It's nice", ""]))
+    texts = make_signatures(text_model(), TEXTS).functions["serving_raw"](text=tf.constant(["It's nice", ""]))
     assert texts["probabilities"].shape == (2, 2)
 
 
@@ -194,7 +196,7 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
     import tensorflow as tf
 
     from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw
-    from tfaccel.exporting.signatures import signatures_of
+    from tfaccel.exporting.signatures import make_signatures
     from tfaccel.exporting.table_preprocessing import table_preprocessing
 
     kinds = ["cat", " cat ", "none", "NONE", "N/A", "", "?", "Cat", "\u00c4ffchen", "dog"]
@@ -223,8 +225,8 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
     assert np.allclose(found["numbers"], wanted["numbers"], equal_nan=True)
     assert found["categories"].numpy().tolist() == wanted["categories"].tolist()
 
-    functions = signatures_of(pets_model(), PETS).functions
-    assert specs_of(functions["serving_raw"]) == {
+    functions = make_signatures(pets_model(), PETS).functions
+    assert get_specs(functions["serving_raw"]) == {
         "age_in_years": ([None], "float32"),
         "kg": ([None], "float32"),
         "kind": ([None], "string"),
@@ -280,7 +282,7 @@ def test_columns_of_any_name_are_served(tmp_path):
     import keras
     import tensorflow as tf
 
-    from tfaccel.exporting.signatures import column_names, signatures_of
+    from tfaccel.exporting.signatures import column_names, make_signatures
 
     numeric = tuple(NumericColumn(name, 0.0, 1.0, False) for name in ODD_COLUMNS)
     raw_input = TableInput.of(TableEncoding(numeric=numeric, categorical=(), target="y"))
@@ -290,7 +292,7 @@ def test_columns_of_any_name_are_served(tmp_path):
     model = keras.Model({"numbers": numbers}, dense(numbers))
     names = column_names(raw_input)
     assert len(set(names)) == len(names)
-    function = signatures_of(model, raw_input).functions["serving_raw"]
+    function = make_signatures(model, raw_input).functions["serving_raw"]
     module = tf.Module()
     module.function, module.kept = function, [variable.value for variable in model.variables]
     tf.saved_model.save(module, str(tmp_path), signatures={"serving_raw": function})
@@ -303,30 +305,30 @@ def test_columns_of_any_name_are_served(tmp_path):
 def test_inputs_of_any_name_are_served():
     import keras
 
-    from tfaccel.exporting.signatures import signatures_of
+    from tfaccel.exporting.signatures import make_signatures
 
     inputs = {name: keras.Input((2,), name=name) for name in ("class", "self", "_id")}
     model = keras.Model(inputs, keras.layers.Concatenate()(list(inputs.values())))
-    assert list(signatures_of(model).inputs) == ["inputs_class", "inputs_id", "inputs_self"]
+    assert list(make_signatures(model).inputs) == ["inputs_class", "inputs_id", "inputs_self"]
 
 
 def test_raw_inputs_that_do_not_fit_are_refused():
-    from tfaccel.exporting.signatures import signatures_of
+    from tfaccel.exporting.signatures import make_signatures
 
     with pytest.raises(
         ExportError, match=r"A model of this table must have the inputs categories, numbers\. Received: pixels\."
     ):
-        signatures_of(image_model(), PETS)
+        make_signatures(image_model(), PETS)
 
     with pytest.raises(ExportError, match=r"takes tensors of shape .*8, 8, 1.*raw inputs give .*9, 9, 1"):
-        signatures_of(image_model(), ImageInput(image_size=9, num_channels=1))
+        make_signatures(image_model(), ImageInput(image_size=9, num_channels=1))
     with pytest.raises(ExportError, match=r"Raw inputs are supported for models with one input\. Received: 2"):
-        signatures_of(several_model(), IMAGES)
+        make_signatures(several_model(), IMAGES)
 
 
 def test_outputs_that_are_no_classes_keep_their_names():
-    from tfaccel.exporting.signatures import output_specs, signatures_of
+    from tfaccel.exporting.signatures import make_signatures, output_specs
 
     raw = ImageInput(image_size=8, num_channels=1)
-    assert list(output_specs(signatures_of(image_model(), raw).functions["serving_raw"])) == ["logits"]
-    assert list(signatures_of(image_model(), RawInput(class_names=("a",))).functions) == ["serving_default"]
+    assert list(output_specs(make_signatures(image_model(), raw).functions["serving_raw"])) == ["logits"]
+    assert list(make_signatures(image_model(), RawInput(class_names=("a",))).functions) == ["serving_default"]

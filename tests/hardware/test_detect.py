@@ -28,10 +28,10 @@ def test_commands_that_hang_or_fail_give_nothing(tmp_path):
     add_command(tmp_path, "broken", "echo text; exit 3")
     add_command(tmp_path, "good", 'echo "$SETTING"')
     machine = make_machine(tmp_path, environ={"PATH": f"{folder}:/usr/bin:/bin", "SETTING": "on"})
-    assert machine.output_of("slow", timeout_seconds=0.1) is None
-    assert machine.output_of("broken") is None
-    assert machine.output_of("missing-command") is None
-    assert machine.output_of("good") == "on\n"
+    assert machine.get_output("slow", timeout_seconds=0.1) is None
+    assert machine.get_output("broken") is None
+    assert machine.get_output("missing-command") is None
+    assert machine.get_output("good") == "on\n"
 
 
 def test_packages_are_found_in_the_first_folder_that_has_them(tmp_path):

@@ -90,7 +90,7 @@ def main(run_dir, how, seconds="0"):
     )
 
 
-def weights_of(run_dir):
+def get_layer_weights(run_dir):
     """The final weights."""
     import keras
 
@@ -99,7 +99,7 @@ def weights_of(run_dir):
 
 def outcome(run_dir):
     """A digest of the final weights, and the losses of all epochs."""
-    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in weights_of(run_dir))).hexdigest()
+    digest = hashlib.sha256(b"".join(weight.tobytes() for weight in get_layer_weights(run_dir))).hexdigest()
     with open(f"{run_dir}/metrics.jsonl") as file:
         return digest, [json.loads(line)["loss"] for line in file]
 

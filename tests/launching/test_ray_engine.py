@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster_training import outcome, weights_of
+from cluster_training import get_layer_weights, outcome
 
 from tfaccel.errors import LaunchError
 from tfaccel.launching.cluster_job import ClusterJob
@@ -180,7 +180,7 @@ def test_after_a_lost_node_the_workers_that_are_left_go_on_with_the_same_batches
     status, _, events = run("fewer", tmp_path, "plain", 0.4)
     assert (status, "attempt 2: 1 of 2 workers, with the batches of 2; logs in" in events) == (0, True)
     folders = alone, tmp_path / "plain"
-    for one, other in zip(*map(weights_of, folders), strict=True):
+    for one, other in zip(*map(get_layer_weights, folders), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     rows = [(folder / "metrics.jsonl").read_text().splitlines() for folder in folders]
     losses = [[json.loads(row)["loss"] for row in lines] for lines in rows]

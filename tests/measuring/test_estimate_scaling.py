@@ -8,7 +8,7 @@ import pytest
 
 from tfaccel.errors import WorkloadError
 from tfaccel.hardware.hardware import Device, Hardware
-from tfaccel.measuring.compare_devices import estimated_gpu, gpu_of, plan_on
+from tfaccel.measuring.compare_devices import estimated_gpu, get_gpu, plan_on
 from tfaccel.measuring.step_facts import StepFacts
 from tfaccel.planning.device_comparison import GpuAssumptions
 from tfaccel.planning.plan import Plan
@@ -44,7 +44,7 @@ def compared(name="workload", **given):
 """
 
 
-def result_of(run_python, code):
+def get_result(run_python, code):
     done = run_python(START + code, env={"PYTHONPATH": str(HERE)}, cwd=HERE)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -61,7 +61,7 @@ calls = [
 ]
 print(json.dumps([compared(gpu_step_seconds=0.001), *map(refused, calls)]))
 """
-    times, strong, devices, fixed, no_gpu, chosen, epochs = result_of(run_python, code)
+    times, strong, devices, fixed, no_gpu, chosen, epochs = get_result(run_python, code)
     assert (times["cpu"]["source"], times["gpu"]["source"]) == ("given", "given")
     assert times["break_even_examples"] == 32 * 10 / 0.009 // 1 + 1
     assert "2 examples has too few for 4 replicas" in strong
@@ -76,9 +76,9 @@ def test_the_gpu_of_a_model_is_the_one_that_is_here():
     other = Device(kind="GPU", index=0, model="NVIDIA A100-SXM4-40GB", compute_capability=(8, 0))
     second = replace(T4, index=1, compute_capability=(7, 5))
     here = Hardware(devices=(other, second))
-    assert gpu_of(None, here) == (other, True)
-    assert gpu_of(Hardware(devices=(T4,)), here) == (second, True)
-    gpu, is_here = gpu_of(Hardware(devices=(replace(T4, index=3),)), Hardware())
+    assert get_gpu(None, here) == (other, True)
+    assert get_gpu(Hardware(devices=(T4,)), here) == (second, True)
+    gpu, is_here = get_gpu(Hardware(devices=(replace(T4, index=3),)), Hardware())
     assert (gpu.name, gpu.compute_capability, is_here) == ("GPU:0", (7, 5), False)
     assert plan_on(second, here, WORKLOAD, {}).devices == ("GPU:1",)
 
@@ -127,7 +127,7 @@ calls = [lambda: predicted("failing"), lambda: compared("uncounted")]
 given = predicted(global_batch_size=64)
 print(json.dumps([given, policy, *kinds, found["cpu"], found["gpu"], *map(refused, calls)]))
 """
-    found, policy, weak, strong, cpu, gpu, failing, uncounted = result_of(run_python, code)
+    found, policy, weak, strong, cpu, gpu, failing, uncounted = get_result(run_python, code)
     assert found["step"]["gradient_bytes"] == [4 * 16 * 64, 4 * 64, 4 * 64 * 2, 4 * 2]
     assert found["step"]["batch_size"] == 64
     assert found["step"]["num_train_examples"] == 256

@@ -16,12 +16,12 @@ def simulated(function, *shapes):
     """What a function of float32 tensors of these shapes takes, and its program."""
     import tensorflow as tf
 
-    from tfaccel.measuring.step_program import program_of
+    from tfaccel.measuring.step_program import make_program
     from tfaccel.measuring.step_simulation import simulate
 
     specs = [tf.TensorSpec(shape) for shape in shapes]
     graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-    return simulate(program_of(graph)), program_of(graph)
+    return simulate(make_program(graph)), make_program(graph)
 
 
 def test_a_tensor_is_freed_after_its_last_use(logical_devices):
@@ -100,7 +100,7 @@ def test_the_program_of_any_batch_size_follows_from_two(logical_devices):
     import tensorflow as tf
 
     from tfaccel.measuring.scaled_program import TracedSizes
-    from tfaccel.measuring.step_program import program_of
+    from tfaccel.measuring.step_program import make_program
     from tfaccel.measuring.step_simulation import simulate
 
     layers = [keras.layers.Conv2D(8, 3), keras.layers.BatchNormalization(), keras.layers.LSTM(8), keras.layers.Dense(3)]
@@ -111,7 +111,7 @@ def test_the_program_of_any_batch_size_follows_from_two(logical_devices):
 
     def program(size):
         specs = tf.TensorSpec((size, 8, 8, 1)), tf.TensorSpec((size, 3))
-        return program_of(step.get_concrete_function(specs).graph)
+        return make_program(step.get_concrete_function(specs).graph)
 
     program(32)  # builds the optimizer and the metrics
     sizes = TracedSizes({size: program(size) for size in (64, 128)})

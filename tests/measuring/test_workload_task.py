@@ -7,7 +7,7 @@ import pytest
 
 from tfaccel.errors import WorkloadError
 from tfaccel.measuring.find_fastest import find_fastest
-from tfaccel.measuring.workload_task import load_task, task_of
+from tfaccel.measuring.workload_task import load_task, make_task
 from tfaccel.planning.reference import Reference
 from tfaccel.planning.workload import Workload
 
@@ -40,12 +40,12 @@ def test_datasets_are_refused(logical_devices):
         find_fastest(object, X, X[:, 0], validation_data=dataset(), batch_size=3, loss="mse", name="mine")
     made = Workload.of(object, dataset(), loss="mse", name="mine")
     with pytest.raises(WorkloadError, match=refused("x")):
-        task_of(made, {})
+        make_task(made, {})
 
 
 def test_a_workload_that_makes_datasets_is_sent(tmp_path):
     given = Workload("mine", object, dict, dataset, dataset, global_batch_size=3)
-    task = task_of(given, {}, made=given, folder=tmp_path)
+    task = make_task(given, {}, made=given, folder=tmp_path)
     assert load_task(Reference(**task["workload"]), task["options"]) == given
 
 
@@ -57,4 +57,4 @@ def test_a_dataset_inside_a_function_is_named(logical_devices, tmp_path):
         "makes it has. Pass a function that creates it, defined at the top level of a module."
     )
     with pytest.raises(WorkloadError, match=f"^{re.escape(message)}$"):
-        task_of(given, {}, made=given, folder=tmp_path)
+        make_task(given, {}, made=given, folder=tmp_path)

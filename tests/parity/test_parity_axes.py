@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from tfaccel.errors import TfaccelError
-from tfaccel.parity.axes import AXES, PLACEMENTS, axes_of, covering_set, excluded, full_product
+from tfaccel.parity.axes import AXES, PLACEMENTS, covering_set, excluded, full_product, get_axes
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement, case_from_json
 
 
@@ -16,7 +16,7 @@ def pairs_of(cases, axes):
 
 
 def test_every_valid_pair_is_covered_and_no_excluded_one():
-    axes = axes_of(PLACEMENTS)
+    axes = get_axes(PLACEMENTS)
     valid = {
         frozenset([(a, x), (b, y)])
         for a, b in itertools.combinations(axes, 2)

@@ -11,7 +11,7 @@ DIGITS = Workload("digits", object, dict, lambda *args, **kwargs: None, global_b
 GPU = Hardware(devices=(Device(kind="GPU", index=0, compute_capability=(9, 0)),))
 
 
-def values_of(field, hardware, **fixed):
+def get_values(field, hardware, **fixed):
     found = moves(hardware, DIGITS, fixed)
     changes = [dict(move.changes) for move in found if move.axis != "XLA" or field == "jit_compile"]
     return [change[field] for change in changes if field in change]
@@ -22,8 +22,8 @@ def values_of(field, hardware, **fixed):
     [((), []), (("AVX2", "FMA"), [True]), (("AVX2", "AVX512_VNNI"), [False]), (("ASIMD",), [False])],
 )
 def test_the_opposite_of_tensorflows_choice_of_onednn_is_measured(features, values):
-    assert values_of("onednn", Hardware(cpu_features=features, num_usable_cores=2)) == values
-    assert values_of("onednn", Hardware(cpu_features=features), onednn=None) == []
+    assert get_values("onednn", Hardware(cpu_features=features, num_usable_cores=2)) == values
+    assert get_values("onednn", Hardware(cpu_features=features), onednn=None) == []
 
 
 def test_bfloat16_in_small_steps_is_measured_last():
@@ -43,7 +43,7 @@ def test_small_batches_on_several_gpus_have_moves(number):
 
 
 def test_onednn_is_for_cpus():
-    assert values_of("onednn", GPU) == []
+    assert get_values("onednn", GPU) == []
 
 
 def test_bfloat16_by_grappler_is_measured_where_the_cpu_computes_in_it():
@@ -65,12 +65,12 @@ def test_installed_allocators_are_measured_on_cpus():
 
 
 def test_threads_of_gpus_are_measured():
-    assert values_of("gpu_thread_mode", GPU) == ["gpu_private"]
-    assert values_of("gpu_thread_mode", Hardware()) == []
+    assert get_values("gpu_thread_mode", GPU) == ["gpu_private"]
+    assert get_values("gpu_thread_mode", Hardware()) == []
 
 
 def test_other_batches_are_measured_only_if_asked_for():
-    assert values_of("global_batch_size", Hardware()) == []
+    assert get_values("global_batch_size", Hardware()) == []
     found = [move for move in moves(Hardware(), DIGITS, {}, tune_batch=True) if move.axis == "batch"]
     assert [dict(move.changes)["global_batch_size"] for move in found] == [128, 256, 512, 32]
     fixed = moves(Hardware(), DIGITS, {"global_batch_size": 64}, tune_batch=True)
@@ -118,6 +118,6 @@ def test_fused_kernels_are_measured_in_place_of_xla(hardware):
     plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, jit_compile=True)
     changed = move.applied_to(plan)
     assert (changed.fused_kernels, changed.jit_compile) == (True, False)
-    assert values_of("fused_kernels", hardware, jit_compile=False) == [True]
-    assert values_of("fused_kernels", hardware, jit_compile=True) == []
-    assert values_of("fused_kernels", hardware, fused_kernels=False) == []
+    assert get_values("fused_kernels", hardware, jit_compile=False) == [True]
+    assert get_values("fused_kernels", hardware, jit_compile=True) == []
+    assert get_values("fused_kernels", hardware, fused_kernels=False) == []

@@ -6,7 +6,7 @@ import pytest
 
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_environment import environment_of, installed_allocators
+from tfaccel.planning.plan_environment import get_environment, installed_allocators
 
 CPU = {"strategy": "none", "devices": ("CPU:0",), "global_batch_size": 8}
 GPU = {"strategy": "none", "devices": ("GPU:0",), "global_batch_size": 8}
@@ -24,14 +24,14 @@ GPU = {"strategy": "none", "devices": ("GPU:0",), "global_batch_size": 8}
     ],
 )
 def test_variables(fields, variables):
-    assert environment_of(Plan(**fields)) == variables
+    assert get_environment(Plan(**fields)) == variables
 
 
 def test_allocators_are_libraries_of_this_machine(monkeypatch):
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: "libx.so.2" if name == "tcmalloc_minimal" else None)
     installed_allocators.cache_clear()
     assert [name for name in installed_allocators() if name != "glibc_huge_pages"] == ["tcmalloc"]
-    assert environment_of(Plan(**CPU, memory_allocator="tcmalloc")) == {"LD_PRELOAD": "libx.so.2"}
+    assert get_environment(Plan(**CPU, memory_allocator="tcmalloc")) == {"LD_PRELOAD": "libx.so.2"}
     with pytest.raises(PlanError, match=r"Received: memory_allocator='jemalloc'. Install the library libjemalloc \("):
-        environment_of(Plan(**CPU, memory_allocator="jemalloc"))
+        get_environment(Plan(**CPU, memory_allocator="jemalloc"))
     installed_allocators.cache_clear()

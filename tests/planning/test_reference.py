@@ -9,7 +9,7 @@ import pytest
 
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.reference import Reference
-from tfaccel.planning.signature import signature_of
+from tfaccel.planning.signature import get_signature
 from tfaccel.planning.workload import Workload
 
 
@@ -40,9 +40,9 @@ def test_definitions_that_only_this_process_has(tmp_path):
 LOADED = """
 import json, sys
 from tfaccel.planning.reference import Reference
-from tfaccel.planning.signature import signature_of
+from tfaccel.planning.signature import get_signature
 workload = Reference(kind="file", text=sys.argv[1]).load()
-signatures = [signature_of(workload.build_model), signature_of(workload.compile_args)]
+signatures = [get_signature(workload.build_model), get_signature(workload.compile_args)]
 late = "tensorflow" not in sys.modules
 import tensorflow as tf
 tf.config.threading.set_intra_op_parallelism_threads(1)  # refused once TensorFlow has started
@@ -59,7 +59,7 @@ def test_keras_objects_are_loaded_when_they_are_needed(tmp_path, logical_devices
     workload = Workload.of(model, np.zeros((8, 2)), np.zeros(8))
     Reference.by_file(workload, "workload", by_value=False, file=tmp_path / "it")
     found = json.loads(run_python(LOADED, str(tmp_path / "it"), fresh=True).stdout.splitlines()[-1])
-    signatures = [signature_of(workload.build_model), signature_of(workload.compile_args)]
+    signatures = [get_signature(workload.build_model), get_signature(workload.compile_args)]
     assert found == [True, signatures, [weight.tolist() for weight in model.get_weights()], "Adam"]
 
 

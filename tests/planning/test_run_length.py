@@ -6,7 +6,7 @@ import pytest
 
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps, run_epochs_of
+from tfaccel.planning.run_length import compile_arguments, get_run_epochs, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 
 
@@ -19,10 +19,10 @@ def plan(**fields):
 
 
 def test_epochs_are_those_asked_for_or_recommended():
-    assert run_epochs_of(made_up(epochs=7), 3) == 3
-    assert run_epochs_of(made_up(epochs=7), None) == 7
+    assert get_run_epochs(made_up(epochs=7), 3) == 3
+    assert get_run_epochs(made_up(epochs=7), None) == 7
     with pytest.raises(WorkloadError, match=r"'made_up' does not say how many epochs it needs. Give epochs \(--epochs"):
-        run_epochs_of(made_up(), None)
+        get_run_epochs(made_up(), None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tfaccel.planning import signature
-from tfaccel.planning.signature import signature_of
+from tfaccel.planning.signature import get_signature
 
 SOURCE = """
 import argparse, dataclasses, functools
@@ -98,16 +98,16 @@ def test_functions_of_one_file_differ(made):
     functions = [module.first, module.second, module.by_default, module.enclosing(8), module.enclosing(9), module.Build]
     functions += [module.Build(8), module.Build(9), module.Build(8).method, module.Build(9).method]
     functions += [functools.partial(module.by_default, width) for width in (8, 9)]
-    assert len({signature_of(one) for one in functions}) == len(functions)
+    assert len({get_signature(one) for one in functions}) == len(functions)
 
 
 def test_what_a_function_does_not_use_changes_nothing(made):
     before = made()
-    kept = signature_of(before.by_argument), signature_of(before.Build(8)), signature_of(before.enclosing(8))
+    kept = get_signature(before.by_argument), get_signature(before.Build(8)), get_signature(before.enclosing(8))
     module = made()
     module.ARGUMENTS.run_dir, module.WIDTH = "elsewhere", 9
     module.Build.calls_of_all = 5
-    found = signature_of(module.by_argument), signature_of(module.Build(8)), signature_of(module.enclosing(8))
+    found = get_signature(module.by_argument), get_signature(module.Build(8)), get_signature(module.enclosing(8))
     assert found == kept
 
 
@@ -119,31 +119,31 @@ def test_objects_count_by_the_attributes_that_any_of_the_code_reads(made):
         "closure": lambda width: module.enclosing_config(module.Config(width)),
     }
     for name, make in of_values.items():
-        assert signature_of(make(8)) == signature_of(make(8)), name
-        assert signature_of(make(8)) != signature_of(make(9)), name
-    kept = signature_of(module.with_config), signature_of(module.by_global_config)
+        assert get_signature(make(8)) == get_signature(make(8)), name
+        assert get_signature(make(8)) != get_signature(make(9)), name
+    kept = get_signature(module.with_config), get_signature(module.by_global_config)
     module.CONFIG.width = 9
-    assert not {signature_of(module.with_config), signature_of(module.by_global_config)} & {*kept}
+    assert not {get_signature(module.with_config), get_signature(module.by_global_config)} & {*kept}
 
 
 @pytest.mark.parametrize("name", ["by_argument", "cached"])
 def test_attributes_that_a_function_reads(made, name):
     module = made()
-    kept = signature_of(getattr(module, name))
+    kept = get_signature(getattr(module, name))
     module.ARGUMENTS.depth = 3
-    assert signature_of(getattr(module, name)) != kept
+    assert get_signature(getattr(module, name)) != kept
 
 
 def test_global_variables_defaults_and_sources(made):
-    kept = {name: signature_of(getattr(made(), name)) for name in ("first", "by_default", "by_helper")}
+    kept = {name: get_signature(getattr(made(), name)) for name in ("first", "by_default", "by_helper")}
     module = made()
     module.WIDTH = 9
-    assert signature_of(module.first) != kept["first"]
+    assert get_signature(module.first) != kept["first"]
     module.by_default.__defaults__ = (9,)
-    assert signature_of(module.by_default) != kept["by_default"]
-    assert signature_of(made("return WIDTH", "return 1 + WIDTH").by_default) != kept["by_default"]
-    assert signature_of(made(helpers="def make(): return 2\n").by_helper) != kept["by_helper"]
-    assert signature_of(made().by_helper) == kept["by_helper"]
+    assert get_signature(module.by_default) != kept["by_default"]
+    assert get_signature(made("return WIDTH", "return 1 + WIDTH").by_default) != kept["by_default"]
+    assert get_signature(made(helpers="def make(): return 2\n").by_helper) != kept["by_helper"]
+    assert get_signature(made().by_helper) == kept["by_helper"]
 
 
 def test_absl_flags_that_a_function_reads(monkeypatch):
@@ -156,11 +156,11 @@ def test_absl_flags_that_a_function_reads(monkeypatch):
     def build():
         return values.width
 
-    kept = signature_of(build)
+    kept = get_signature(build)
     values(["program", "--run_dir=elsewhere"])
-    assert signature_of(build) == kept
+    assert get_signature(build) == kept
     values(["program", "--width=9"])
-    assert signature_of(build) != kept
+    assert get_signature(build) != kept
 
 
 def test_models_by_config_and_class(logical_devices):
@@ -175,9 +175,9 @@ def test_models_by_config_and_class(logical_devices):
         return made
 
     variants = [model(8), model(9), model(8, "tanh")]
-    assert len({signature_of(RebuiltModel(one)) for one in variants}) == 3
-    assert signature_of(RebuiltModel(model(8))) == signature_of(RebuiltModel(variants[0]))
-    assert len({signature_of(lambda one=one: one) for one in variants}) == 3
+    assert len({get_signature(RebuiltModel(one)) for one in variants}) == 3
+    assert get_signature(RebuiltModel(model(8))) == get_signature(RebuiltModel(variants[0]))
+    assert len({get_signature(lambda one=one: one) for one in variants}) == 3
 
 
 def test_models_are_the_same_whatever_keras_has_counted(logical_devices):
@@ -189,19 +189,18 @@ def test_models_are_the_same_whatever_keras_has_counted(logical_devices):
         y = keras.layers.Dense(4)(x)
         return keras.Model(inputs, keras.layers.Add()([x if skips else y, y]))
 
-    assert signature_of(model()) == signature_of(model())
-    assert signature_of(model()) != signature_of(model(skips=False))
+    assert get_signature(model()) == get_signature(model())
+    assert get_signature(model()) != get_signature(model(skips=False))
 
 
 def test_every_process_gives_the_same(made, run_python, tmp_path):
     made()
-    code = (
-        "import my_signed; from tfaccel.planning.signature import signature_of as of; print(of(my_signed.enclosing(8)))"
-    )
+    imports = "import my_signed; from tfaccel.planning.signature import get_signature"
+    code = f"{imports}; print(get_signature(my_signed.enclosing(8)))"
     outputs = {
         run_python(code, env={"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": seed}, fresh=True).stdout for seed in "123"
     }
-    assert outputs == {signature_of(made().enclosing(8)) + "\n"}
+    assert outputs == {get_signature(made().enclosing(8)) + "\n"}
 
 
 def test_examples():

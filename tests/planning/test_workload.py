@@ -9,7 +9,7 @@ from tfaccel.errors import DataError, WorkloadError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning import recipe_list
 from tfaccel.planning.load_workload import load_recipe, load_workload
-from tfaccel.planning.recipe_list import list_recipes, summary_of
+from tfaccel.planning.recipe_list import list_recipes, read_summary
 from tfaccel.planning.workload import Workload
 
 
@@ -178,7 +178,7 @@ def test_installed_recipes_have_a_summary():
 def test_summary_of(tmp_path):
     (tmp_path / "a.py").write_text("x = 1")
     (tmp_path / "b.py").write_text('"""\n  First line.\n\nMore.\n"""')
-    assert [summary_of(tmp_path / name) for name in ("a.py", "b.py")] == ["", "First line."]
+    assert [read_summary(tmp_path / name) for name in ("a.py", "b.py")] == ["", "First line."]
 
 
 def test_did_you_mean():

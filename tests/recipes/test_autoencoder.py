@@ -37,7 +37,7 @@ def build(examples, *, latent_size, dropout=0.0, remat=False):
     return recipe.build_model(examples, latent_size=latent_size, width=32, dropout=dropout, remat=remat)
 
 
-def rows_of(num_rows, num_columns):
+def get_rows(num_rows, num_columns):
     values = np.random.default_rng(0).standard_normal((num_rows, num_columns)).astype(np.float32)
     return NumberRows(tuple(map(str, range(num_columns))), values, np.arange(4, num_rows), np.arange(4))
 
@@ -45,7 +45,7 @@ def rows_of(num_rows, num_columns):
 def test_loss_is_the_negative_bound(logical_devices, tmp_path):
     from tfaccel.models.variational import bounds
 
-    values = rows_of(20, 3).values
+    values = get_rows(20, 3).values
     (tmp_path / "rows.csv").write_text("\n".join(["a,b,c", *(",".join(map(str, row)) for row in values)]))
     work = recipe.workload(data_dir=tmp_path / "rows.csv", latent_size=2)
     model = work.build_model()
@@ -58,7 +58,7 @@ def test_loss_is_the_negative_bound(logical_devices, tmp_path):
 
 
 def test_divergence_of_the_prior_from_itself_is_zero(logical_devices):
-    examples = UnlabelledRows(rows_of(20, 3))
+    examples = UnlabelledRows(get_rows(20, 3))
     model = build(examples, latent_size=2)
     for name in ("mean", "log_variance"):
         model.get_layer(name).set_weights([0 * weight for weight in model.get_layer(name).get_weights()])

@@ -28,7 +28,7 @@ def cells_of(name):
     return json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
 
 
-def source_of(name, cell_id):
+def make_source(name, cell_id):
     (cell,) = [cell for cell in cells_of(name) if cell["id"] == cell_id]
     return "".join(cell["source"])
 
@@ -57,7 +57,7 @@ def test_files_are_tidy(name):
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_first_cells_are_the_same_everywhere(name):
     for cell_id in ("install", "preflight"):
-        assert source_of(name, cell_id) == source_of(NOTEBOOKS[0], cell_id)
+        assert make_source(name, cell_id) == make_source(NOTEBOOKS[0], cell_id)
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_every_cell_runs_and_the_last_shows_a_picture(run_python, tmp_path, name
 
 def test_without_tfaccel_and_a_source_the_first_cell_says_what_to_set(run_python, tmp_path):
     code = "import importlib.util, sys; importlib.util.find_spec = lambda name: None; exec(sys.argv[1])"
-    done = run_python(code, source_of("image_classification", "install"), check=False)
+    done = run_python(code, make_source("image_classification", "install"), check=False)
     assert (done.returncode, done.stderr.strip()) == (
         1,
         "Set SOURCE to tfaccel's repository or to the folder of a clone.",

@@ -29,7 +29,7 @@ STRICT = TableInput.of(
 )
 
 
-def rows_of(path):
+def get_rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 

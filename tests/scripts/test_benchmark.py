@@ -71,9 +71,9 @@ def test_help_names_the_suites_and_flags(capsys):
 
 def test_row_of_a_figure():
     figure = Figure(name="f", quantity="q", values=(1.0, 3.0), cpu_values=(2.0,), at_least=2.5, loss_difference=0.0)
-    assert benchmark_table.row_of(figure) == ["f", "q", "2.000", "1.000", "3.000", "2.000", "0.0e+00", ">= 2.5", "NO"]
+    assert benchmark_table.make_row(figure) == ["f", "q", "2.000", "1.000", "3.000", "2.000", "0.0e+00", ">= 2.5", "NO"]
     bare = Figure(name="f", quantity="q", values=(1.0,), at_most=1.05)
-    assert benchmark_table.row_of(bare)[5:] == ["", "", "<= 1.05", "yes"]
+    assert benchmark_table.make_row(bare)[5:] == ["", "", "<= 1.05", "yes"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from rich.table import Table
 from tfaccel.errors import ClusterError, TfaccelError, WorkloadError
 from tfaccel.scripts import command, main
 from tfaccel.scripts.command_flags import command_flags
-from tfaccel.scripts.train_flags import COUNT, NUMBER, TEXT, value_of
+from tfaccel.scripts.train_flags import COUNT, NUMBER, TEXT, get_value
 
 NUMBERS = {"steps": (3, "steps"), "wait_seconds": (1.0, "how long"), "rate": (0.5, "a rate")}
 
@@ -106,9 +106,9 @@ def test_errors_of_tensorflow_for_memory_and_disk_take_one_line(capsys, logical_
 )
 def test_values_of_a_workload_are_bounded(text, kind, message):
     with pytest.raises(TfaccelError, match=message):
-        value_of("epochs", text, kind)
-    assert [value_of("epochs", "7", COUNT), value_of("rate", "1e-3", NUMBER)] == [7, 1e-3]
-    assert value_of("text", "nan", TEXT) == "nan"
+        get_value("epochs", text, kind)
+    assert [get_value("epochs", "7", COUNT), get_value("rate", "1e-3", NUMBER)] == [7, 1e-3]
+    assert get_value("text", "nan", TEXT) == "nan"
 
 
 def test_nothing_is_wrapped_where_there_is_no_terminal(monkeypatch, capsys):

@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 from PIL import Image
-from predict_runs import TEXTS, in_empty_folder, rows_of, write_runs
+from predict_runs import TEXTS, get_rows, in_empty_folder, write_runs
 
 from tfaccel.data.inspection.inspect_data import inspect_data
 
@@ -30,7 +30,7 @@ def test_folder_of_images_with_one_that_is_broken(predict, runs, tmp_path):
     status, out, err = predict(f"--run_dir={runs}/images", "--input=photos", "--output=out.csv", "--rows_at_once=2")
     assert status == 1
     assert "predict: cannot predict photos/2.png: Cannot read the image photos/2.png: it is not an image" in err
-    rows = rows_of(tmp_path / "out.csv")
+    rows = get_rows(tmp_path / "out.csv")
     assert [row["input"] for row in rows] == [
         f"photos/{name}" for name in ("0.png", "1.png", "3.png", "4.png", "sub/x.jpg")
     ]
@@ -48,7 +48,7 @@ def test_names_that_are_not_utf_8_and_files_that_are_passed_over(predict, runs, 
     (tmp_path / "photos" / "c.webp").touch()
     status, out, err = predict(f"--run_dir={runs}/images", "--input=photos", "--output=out.csv")
     assert "predict: Passed over in photos: 1 .webp. Files that end in .png" in err
-    assert {row["input"] for row in rows_of(tmp_path / "out.csv")} == {r"photos/M\xfcller.png", "photos/Müller.png"}
+    assert {row["input"] for row in get_rows(tmp_path / "out.csv")} == {r"photos/M\xfcller.png", "photos/Müller.png"}
     assert "cannot predict photos/a.bmp: " in err
     assert (status, out) == (1, "2 rows in out.csv (light: 2)\n")
 
@@ -73,21 +73,21 @@ def test_texts_by_line_by_file_and_by_column(predict, runs, tmp_path):
     (tmp_path / "table.csv").write_text("id,review\n1,good good\n2,bad\n")
     run = f"--run_dir={runs}/texts"
     assert predict(run, "--input=texts.txt", "--output=1.csv")[0] == 0
-    assert [(row["input"], row["class"]) for row in rows_of(tmp_path / "1.csv")] == [
+    assert [(row["input"], row["class"]) for row in get_rows(tmp_path / "1.csv")] == [
         ("texts.txt:1", "yes"),
         ("texts.txt:3", "no"),
     ]
     status, _, err = predict(run, "--input=folder", "--output=2.csv")
     assert (status, "cannot predict folder/b.txt" in err) == (1, True)
-    assert [row["class"] for row in rows_of(tmp_path / "2.csv")] == ["no"]
+    assert [row["class"] for row in get_rows(tmp_path / "2.csv")] == ["no"]
     assert predict(run, "--input=table.csv", "--text_column=review", "--output=3.csv")[0] == 0
-    assert [row["class"] for row in rows_of(tmp_path / "3.csv")] == ["yes", "no"]
+    assert [row["class"] for row in get_rows(tmp_path / "3.csv")] == ["yes", "no"]
 
 
 def test_a_text_file_has_a_row_for_each_line(predict, runs, tmp_path):
     (tmp_path / "texts.txt").write_text("\ufeffgood\n\u2028 bad\x85 bad\fbad\ngood", encoding="utf-8")
     assert predict(f"--run_dir={runs}/texts", "--input=texts.txt", "--output=1.csv")[0] == 0
-    assert [(row["input"], row["class"]) for row in rows_of(tmp_path / "1.csv")] == [
+    assert [(row["input"], row["class"]) for row in get_rows(tmp_path / "1.csv")] == [
         ("texts.txt:1", "yes"),
         ("texts.txt:2", "no"),
         ("texts.txt:3", "yes"),
@@ -114,7 +114,7 @@ def test_nothing_gets_a_class_without_a_probability(predict, runs, tmp_path):
     np.save(tmp_path / "x.npy", np.stack([np.zeros((8, 8, 1)), np.full((8, 8, 1), np.nan)]))
     status, _, err = predict(f"--run_dir={runs}/images", "--input=x.npy", "--output=2.csv")
     assert (status, err) == (1, "predict: cannot predict 1: the model's probability for it is nan\n")
-    assert len(rows_of(tmp_path / "2.csv")) == 1
+    assert len(get_rows(tmp_path / "2.csv")) == 1
     (tmp_path / "gap.csv").write_text("a,b,c\n1,2,3\n1,,3\n")
     status, _, err = predict(f"--run_dir={runs}/numbers", "--input=gap.csv", "--output=3.csv")
     assert status == 2
@@ -124,7 +124,7 @@ def test_nothing_gets_a_class_without_a_probability(predict, runs, tmp_path):
 def test_json_lines_hold_texts_rows_of_tables_or_inputs_as_they_are_served(predict, runs, tmp_path):
     (tmp_path / "texts.jsonl").write_text('"good"\n\n{"text": "Bad!", "id": 7}\n')
     assert predict(f"--run_dir={runs}/texts", "--input=texts.jsonl", "--output=1.csv")[0] == 0
-    assert [(row["input"], row["class"]) for row in rows_of(tmp_path / "1.csv")] == [
+    assert [(row["input"], row["class"]) for row in get_rows(tmp_path / "1.csv")] == [
         ("texts.jsonl:1", "yes"),
         ("texts.jsonl:3", "no"),
     ]
@@ -134,13 +134,13 @@ def test_json_lines_hold_texts_rows_of_tables_or_inputs_as_they_are_served(predi
     assert [line["class"] for line in lines] == ["no", "yes", "yes"]
     (tmp_path / "x.jsonl").write_text("[1, 2, 3]\n[4, 5.5, 6]\n")
     assert predict(f"--run_dir={runs}/numbers", "--input=x.jsonl", "--output=3.csv")[0] == 0
-    assert rows_of(tmp_path / "3.csv")[1] == {"input": "x.jsonl:2", "sum_0": "15.5", "sum_1": "15.5"}
+    assert get_rows(tmp_path / "3.csv")[1] == {"input": "x.jsonl:2", "sum_0": "15.5", "sum_1": "15.5"}
 
 
 def test_numbers_without_classes_keep_the_names_of_the_outputs(predict, runs, tmp_path):
     (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n4,5,6\n")
     assert predict(f"--run_dir={runs}/numbers", "--input=rows.csv", "--output=out.csv")[0] == 0
-    assert rows_of(tmp_path / "out.csv")[1] == {"input": "1", "sum_0": "15", "sum_1": "15"}
+    assert get_rows(tmp_path / "out.csv")[1] == {"input": "1", "sum_0": "15", "sum_1": "15"}
 
 
 def test_saved_model_predicts_as_its_run(predict, runs, tmp_path):
@@ -150,7 +150,7 @@ def test_saved_model_predicts_as_its_run(predict, runs, tmp_path):
     write_served_copy(place_of_run(runs / "images"), tmp_path)
     Image.new("L", (8, 8), 255).save(tmp_path / "one.png")
     assert predict(f"--model={tmp_path}", "--input=one.png", "--output=one.csv")[0] == 0
-    assert rows_of(tmp_path / "one.csv")[0]["class"] == "light"
+    assert get_rows(tmp_path / "one.csv")[0]["class"] == "light"
 
 
 def test_saved_model_without_a_signature_is_named(predict, tmp_path, logical_devices):

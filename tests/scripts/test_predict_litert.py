@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
-from predict_runs import IMAGES, TABLE, TEXTS, in_empty_folder, rows_of, write_runs
+from predict_runs import IMAGES, TABLE, TEXTS, get_rows, in_empty_folder, write_runs
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +23,13 @@ def write_litert(path, run, raw_input, rows):
     """A run's model as a LiteRT file, which says what its inputs are made of where `raw_input` is given."""
     import keras
 
-    from tfaccel.compressing.call_signature import signature_of
-    from tfaccel.compressing.litert.archive import archive_of
-    from tfaccel.compressing.litert.post_training import converter_of
+    from tfaccel.compressing.call_signature import get_signature
+    from tfaccel.compressing.litert.archive import make_archive
+    from tfaccel.compressing.litert.post_training import make_converter
 
     model = keras.models.load_model(run / "model.keras")
-    with converter_of(model, signature_of(model, rows)) as converter:
-        path.write_bytes(converter.float_content + archive_of(raw_input))
+    with make_converter(model, get_signature(model, rows)) as converter:
+        path.write_bytes(converter.float_content + make_archive(raw_input))
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_litert_files_predict_as_their_runs(predict, runs, tmp_path):
     write_litert(outcome / "model.tflite", runs / "images", None, pixels)  # The run says what the inputs are.
     assert predict("--model=run/compressed/model.tflite", "--input=photos", "--output=1.csv")[0] == 1
     assert predict(f"--run_dir={runs}/images", "--input=photos", "--output=2.csv")[0] == 1
-    classes = [[row["class"] for row in rows_of(tmp_path / f"{name}.csv")] for name in "12"]
+    classes = [[row["class"] for row in get_rows(tmp_path / f"{name}.csv")] for name in "12"]
     assert classes[0] == classes[1]
 
 
@@ -80,7 +80,7 @@ def test_litert_files_that_do_not_fit_are_named(predict, runs, tmp_path):
     (tmp_path / "a.png").write_text("")
     (tmp_path / "broken.tflite").write_bytes(b"0000TFL3 and no more")
     assert predict("--model=bare.tflite", "--input=x.npy", "--output=1.csv")[0] == 0
-    assert list(rows_of(tmp_path / "1.csv")[0]) == ["input", "outputs_0", "outputs_1"]
+    assert list(get_rows(tmp_path / "1.csv")[0]) == ["input", "outputs_0", "outputs_1"]
     for model, given, message in [
         ("bare", "a.png", "This model takes arrays (.npy, .npz, .jsonl) of pixels of shape (8, 8, 1), float32."),
         (

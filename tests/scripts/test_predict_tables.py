@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from predict_runs import STRICT, in_empty_folder, rows_of, write_runs
+from predict_runs import STRICT, get_rows, in_empty_folder, write_runs
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def strict_run(runs):
 def test_tables_are_encoded_as_in_training(predict, runs, tmp_path):
     (tmp_path / "rows.csv").write_text("kind;age;more\ncat;9;x\ndog;0.5;y\ncat;;z\n")
     assert predict(f"--run_dir={runs}/table", "--input=rows.csv", "--output=out.csv")[0] == 0
-    assert [row["class"] for row in rows_of(tmp_path / "out.csv")] == ["no", "yes", "yes"]
+    assert [row["class"] for row in get_rows(tmp_path / "out.csv")] == ["no", "yes", "yes"]
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
@@ -59,7 +59,7 @@ def test_rows_with_what_training_did_not_have_are_named_and_left_out(predict, st
         "predict: cannot predict 4: it lacks 'age' (no training row does) and has an unseen 'kind'",
         "predict: cannot predict 5: it lacks 'kind' (no training row does)",
     ]
-    assert [row["input"] for row in rows_of(tmp_path / "out.csv")] == ["0"]
+    assert [row["input"] for row in get_rows(tmp_path / "out.csv")] == ["0"]
     status, out, err = predict(strict_run, "--input=rows.csv", "--output=out.csv", "--unknown_values=fill", "--json")
     assert (status, json.loads(out)["num_rows"]) == (1, 5)  # The empty row has no class in any case.
     assert json.loads(out)["unreadable"] == {"2": "it has no value in any column that the model takes"}
@@ -78,7 +78,7 @@ def test_rows_with_what_training_did_not_have_are_named_and_left_out(predict, st
 def test_unknown_categories_of_a_model_that_knows_rare_ones_are_counted(predict, runs, tmp_path):
     (tmp_path / "rows.csv").write_text("kind,age\ncat,1\ndog,\n,2\n,\n")
     status, _, err = predict(f"--run_dir={runs}/table", "--input=rows.csv", "--output=out.csv")
-    assert (status, len(rows_of(tmp_path / "out.csv"))) == (1, 3)
+    assert (status, len(get_rows(tmp_path / "out.csv"))) == (1, 3)
     assert err.splitlines() == [
         "predict: 'kind' has an unseen category in 1 of 4 rows; it counts as rare",
         "predict: cannot predict 3: it has no value in any column that the model takes",

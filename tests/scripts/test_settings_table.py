@@ -10,7 +10,7 @@ from tfaccel.benchmarks.settings_suite import SettingScores, SettingTrial
 from tfaccel.errors import TfaccelError
 from tfaccel.files import write_json
 from tfaccel.scripts import settings_table
-from tfaccel.scripts.settings_table import chosen_recipes, print_settings, read_trials, row_of
+from tfaccel.scripts.settings_table import chosen_recipes, make_row, print_settings, read_trials
 
 
 def test_examples():
@@ -49,7 +49,7 @@ def test_a_row_says_what_is_changed_and_gained(capsys):
     scores = SettingScores(
         recipe="image_classification", setting=setting, metric="accuracy", scores=(0.5, 0.75), gains=(-0.25, 0.0)
     )
-    assert row_of(scores) == [
+    assert make_row(scores) == [
         "image_classification",
         "epochs=12",
         "accuracy",

@@ -7,7 +7,7 @@ from tfaccel.errors import WorkloadError
 from tfaccel.scripts import train
 from tfaccel.scripts.train_flags import define_train_flags
 from tfaccel.scripts.workload_flags import define_workload_flags
-from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, value_of
+from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, get_value
 
 MODULE = '''
 from typing import Literal
@@ -112,11 +112,11 @@ def test_flags_go_with_their_workload():
 )
 def test_other_values_are_refused(text, kind, message):
     with pytest.raises(WorkloadError, match=message):
-        value_of("it", text, kind)
+        get_value("it", text, kind)
 
 
 def test_texts_are_taken_as_they_are():
-    assert value_of("it", "1", TEXT) == "1"
+    assert get_value("it", "1", TEXT) == "1"
 
 
 def test_command_names_a_wrong_value(tmp_path, capsys):

@@ -25,7 +25,7 @@ def build(folder, *, bias):
 
     from tfaccel.exporting.sample_rows import raw_rows, sample_rows
     from tfaccel.exporting.saved_model_files import write_saved_model
-    from tfaccel.exporting.signatures import signatures_of, traced
+    from tfaccel.exporting.signatures import make_signatures, traced
 
     pixels = keras.Input((8, 8, 1), name="pixels")
     mean = keras.layers.GlobalAveragePooling2D()(pixels)
@@ -34,7 +34,7 @@ def build(folder, *, bias):
         3, kernel_initializer=start([[1.0, 0.0, -1.0]]), bias_initializer=start(bias), name="logits"
     )
     model = keras.Model(pixels, layer(mean))
-    signatures = signatures_of(model, RAW)
+    signatures = make_signatures(model, RAW)
     inner = signatures.traced["serving_default"]
 
     def slow(pixels):

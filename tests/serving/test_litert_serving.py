@@ -24,7 +24,7 @@ def file(tmp_path_factory, logical_devices):
     import keras
 
     from tfaccel.exporting.litert_files import litert_content
-    from tfaccel.exporting.signatures import signatures_of
+    from tfaccel.exporting.signatures import make_signatures
 
     pixels = keras.Input((8, 8, 1), name="pixels")
     mean = keras.layers.GlobalAveragePooling2D()(pixels)
@@ -32,7 +32,7 @@ def file(tmp_path_factory, logical_devices):
     model = keras.Model(pixels, layer(mean))
     rows = {"pixels": np.array([ROW], np.float32)}
     made = tmp_path_factory.mktemp("files") / "images.tflite"
-    made.write_bytes(litert_content(model, signatures_of(model, RAW), name=NAME, raw_input=RAW, rows=rows))
+    made.write_bytes(litert_content(model, make_signatures(model, RAW), name=NAME, raw_input=RAW, rows=rows))
     return made
 
 

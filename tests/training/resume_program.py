@@ -143,7 +143,7 @@ def data(kind: str) -> dict[str, Any]:
 MODES = {"hooks": "replay", "generator": "replay"}
 
 
-def model_of(kind: str) -> keras.Model:
+def make_model(kind: str) -> keras.Model:
     layers = [
         keras.layers.Dense(6, kernel_initializer=keras.initializers.GlorotUniform(seed=1)),
         keras.layers.BatchNormalization(),
@@ -165,7 +165,7 @@ def trained(directory: Path, kind: str, where: str = "", *, kills: bool = False,
         tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if kind == "mirrored" else tf.distribute.get_strategy()
     )
     with strategy.scope():
-        model = model_of(kind)
+        model = make_model(kind)
     numbers = BatchNumbers()
     files = [directory.with_name(f"{directory.name}_{name}.csv") for name in ("new", "appended")]
     callbacks = [
@@ -183,8 +183,8 @@ def trained(directory: Path, kind: str, where: str = "", *, kills: bool = False,
     digest = hashlib.sha256()
     for variable in (*model.variables, *model.optimizer.variables):
         digest.update(np.asarray(variable).tobytes())
-    rows_of = {name: [repr(float(one)) for one in values] for name, values in history.history.items()}
-    return [digest.hexdigest(), history.epoch, rows_of, numbers.total, *(file.read_text() for file in files)]
+    get_rows = {name: [repr(float(one)) for one in values] for name, values in history.history.items()}
+    return [digest.hexdigest(), history.epoch, get_rows, numbers.total, *(file.read_text() for file in files)]
 
 
 def interrupted(directory: Path, kind: str, *places: str, **options: Any) -> list[Any]:

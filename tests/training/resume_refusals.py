@@ -35,7 +35,7 @@ class Terminate(keras.callbacks.Callback):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def model_of(units: int = 3, *others: keras.layers.Layer, **compiled: Any) -> keras.Model:
+def make_model(units: int = 3, *others: keras.layers.Layer, **compiled: Any) -> keras.Model:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units), *others, keras.layers.Dense(1)])
     model.compile("sgd", "mse", **compiled)
     return model
@@ -70,7 +70,7 @@ def fitted(
     arguments = {"x": x, "y": y, "batch_size": BATCH, "epochs": 1, "verbose": 0, **given}
     if "y" not in given and not isinstance(arguments["x"], np.ndarray):
         del arguments["y"], arguments["batch_size"]
-    return tfaccel.fit(model_of(units, *layers), callbacks=[resume, *callbacks], **arguments)
+    return tfaccel.fit(make_model(units, *layers), callbacks=[resume, *callbacks], **arguments)
 
 
 def of_data(folder: Path) -> dict[str, str]:
@@ -133,7 +133,7 @@ def of_states(folder: Path) -> dict[str, str]:
         **found,
         "state: restarted": message(restarted),
         "state: saved": message(lambda: [fitted(folder / f"saved {i}", layers=[one]) for i, one in enumerate(saved)]),
-        "state: traced before": message(lambda: twice(used, model_of(3, layers[0]))),
+        "state: traced before": message(lambda: twice(used, make_model(3, layers[0]))),
     }
 
 
@@ -158,7 +158,7 @@ def of_directories(folder: Path) -> dict[str, str]:
         "kind": message(lambda: fitted(whole, x=data("alike")["x"], shuffle=False)),
         "other files": message(lambda: fitted(folder / "other")),
         "again": str(fitted(whole).history == first.history),
-        "Model.fit": message(lambda: model_of().fit(x, y, verbose=0, callbacks=[tfaccel.Resume(folder / "new")])),
+        "Model.fit": message(lambda: make_model().fit(x, y, verbose=0, callbacks=[tfaccel.Resume(folder / "new")])),
         "two": message(lambda: fitted(folder / "new", callbacks=[tfaccel.Resume(folder / "second")])),
         "backup": message(lambda: fitted(folder / "new", callbacks=[keras.callbacks.BackupAndRestore(folder / "b")])),
         "SIGTERM": message(lambda: fitted(folder / "stopped", callbacks=[Terminate()])),
@@ -194,4 +194,4 @@ def main() -> None:
 if __name__ == "__main__":
     x, y = rows()
     where = tfaccel.Resume(sys.argv[1], save_freq=1)
-    tfaccel.fit(model_of(), x, y, batch_size=BATCH, epochs=10**6, verbose=0, callbacks=[where])
+    tfaccel.fit(make_model(), x, y, batch_size=BATCH, epochs=10**6, verbose=0, callbacks=[where])

@@ -90,7 +90,7 @@ def weights_after_training(work, plan, *, whole_step=False):
     from tfaccel.training.run.compiled_model import compiled_model
     from tfaccel.training.run.workload_source import WorkloadSource
     from tfaccel.training.runtime import Runtime
-    from tfaccel.training.steps.engine import EngineOptions, engine_of
+    from tfaccel.training.steps.engine import EngineOptions, get_engine
     from tfaccel.training.steps.replicas import Replicas
 
     work = replace(work, build_model=lambda: keras_model_without_dropout())
@@ -99,7 +99,7 @@ def weights_after_training(work, plan, *, whole_step=False):
         with runtime.strategy.scope():
             model = compiled_model(work, plan, num_steps=None)
         private_models.build_model(model, source.batch_spec)
-        engine = engine_of(model, EngineOptions(whole_step=whole_step))
+        engine = get_engine(model, EngineOptions(whole_step=whole_step))
         assert engine.run("train", source.feed(), 4).num_steps == 4
         source.close()
         return np.concatenate([weight.ravel() for weight in model.get_weights()])

@@ -9,7 +9,7 @@ import json, logging, sys
 import keras, numpy as np, tensorflow as tf, tfaccel
 from keras import layers
 from tfaccel.training.steps.batch_statistics import synchronize_batch_norm
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.engine import get_engine
 from tfaccel.training.rematerialize import rematerialize
 
 CPU = tf.config.list_physical_devices("CPU")[0]
@@ -115,7 +115,7 @@ first = list(said)
 trained(quiet, 2, synchronize=False)
 silence = said[len(first):]
 trained(lambda x: layers.Flatten()(OwnCall(name="own_call")(x)), 2)
-engine_of(built(alone, 2, jit_compile=True)).steps_of("train")
+get_engine(built(alone, 2, jit_compile=True)).get_steps("train")
 print(json.dumps([first, silence, said[len(first):], built(alone, 2).get_layer("alone").synchronized]))
 """
     child = run_python(PROGRAM + code, timeout_seconds=500)

@@ -86,7 +86,7 @@ def tf(logical_devices):
     return tensorflow
 
 
-def source_of(train_data, data_service=1, **fields):
+def make_source(train_data, data_service=1, **fields):
     """The source of a workload with data workers."""
     from types import SimpleNamespace
 
@@ -100,7 +100,7 @@ def source_of(train_data, data_service=1, **fields):
 def refused(dataset, message, data_service=1):
     """`train_data` that returns a dataset is refused before a process starts."""
     with pytest.raises((PlanError, WorkloadError), match=re.escape(message)):
-        source_of(lambda size, *, seed, epoch: dataset, data_service)
+        make_source(lambda size, *, seed, epoch: dataset, data_service)
 
 
 def test_what_data_workers_cannot_repeat_is_refused_before_training(tf):
@@ -141,10 +141,10 @@ def test_users_data_that_need_no_workers_or_depend_on_earlier_passes_are_refused
     from tfaccel.data.given_data import given_data
 
     with pytest.raises(PlanError, match="arrays in memory: each step takes its rows from them, and there is nothing"):
-        source_of(given_data(np.zeros((8, 2)), np.zeros(8)))
+        make_source(given_data(np.zeros((8, 2)), np.zeros(8)))
     shuffled = tf.data.Dataset.range(40).shuffle(40, seed=1).batch(4)
     with pytest.raises(PlanError, match=r"The order of this tf\.data\.Dataset may depend on how often it was iterated"):
-        source_of(given_data(shuffled.map(lambda x: (x, x))))
+        make_source(given_data(shuffled.map(lambda x: (x, x))))
 
 
 def test_a_cache_that_was_asked_for_is_refused(tf):

@@ -31,7 +31,7 @@ def added(batch):
     return batch[0] + batch[1]
 
 
-def rows_of(replicas, *, mixes_rows=False, **options):
+def get_rows(replicas, *, mixes_rows=False, **options):
     """Rows 2 and 3 of each global batch as the replica receives them, the batch spec, and the number of global rows."""
     from tfaccel.training.run.workload_source import WorkloadSource
 
@@ -52,10 +52,10 @@ def test_a_worker_reads_and_augments_its_own_rows():
     from tfaccel.data.resumed_place import ResumedPlace
 
     expected = [[2.5, 3.5], [6.5, 7.5]]
-    assert rows_of(ALONE) == (expected, (4,), None)
-    assert rows_of(SECOND_OF_TWO) == (expected, (4,), 4)
-    assert rows_of(SECOND_OF_TWO, mixes_rows=True) == (expected, (4,), None)  # it reads them all
-    assert rows_of(SECOND_OF_TWO, start=ResumedPlace(step=1, batches=1)) == (expected[1:], (4,), 4)
+    assert get_rows(ALONE) == (expected, (4,), None)
+    assert get_rows(SECOND_OF_TWO) == (expected, (4,), 4)
+    assert get_rows(SECOND_OF_TWO, mixes_rows=True) == (expected, (4,), None)  # it reads them all
+    assert get_rows(SECOND_OF_TWO, start=ResumedPlace(step=1, batches=1)) == (expected[1:], (4,), 4)
 
 
 def test_batches_are_fetched_to_a_device():

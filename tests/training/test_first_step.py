@@ -13,7 +13,7 @@ from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 from tfaccel.training.proof.variable_difference import Tolerance, difference
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -212,7 +212,7 @@ def test_the_proof_is_logged_and_kept_and_changes_nothing(caplog):
         with caplog.at_level(logging.INFO, logger="tfaccel"):
             history = fit(model, X, LABELS, batch_size=8, epochs=2, verbose=0, check_rows=check_rows).history
         found.append((history, model.get_weights()))
-    proof = engine_of(model).checks.proofs["train"]
+    proof = get_engine(model).checks.proofs["train"]
     assert (proof.holds, proof.num_replicas, proof.num_rows, proof.num_variables) == (True, 2, 8, 14)
     assert [text for text in caplog.messages if "=" in text] == [str(proof)]
     assert str(proof).startswith(
@@ -242,7 +242,7 @@ def test_fused_attention_under_adam_is_no_difference():
             model = make()
         rows = np.random.default_rng(seed).integers(0, 50, (32, 16))
         fit(model, rows, rows[:, 0] % 3, batch_size=32, verbose=0)
-        assert engine_of(model).checks.proofs["train"].holds
+        assert get_engine(model).checks.proofs["train"].holds
 
 
 def test_fit_in_the_scope_of_the_strategy_is_compared_with_one_device_outside_of_it():
@@ -251,7 +251,7 @@ def test_fit_in_the_scope_of_the_strategy_is_compared_with_one_device_outside_of
         model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
         model.compile(keras.optimizers.Adam(0.01, clipnorm=0.5), CROSS_ENTROPY, metrics=["accuracy"])
         fit(model, X, LABELS, batch_size=8, sample_weight=np.arange(21) / 7, verbose=0)
-        assert engine_of(model).checks.proofs["train"].holds
+        assert get_engine(model).checks.proofs["train"].holds
         coupled = keras.Sequential([keras.Input((6,)), layers.Lambda(lambda x: x - x[:1]), layers.Dense(3)])
         coupled.compile("sgd", CROSS_ENTROPY)
         with pytest.raises(CoupledRowsError, match="not a mean over the rows"):
@@ -297,4 +297,4 @@ def test_fused_batch_normalization_by_replica_is_left_out():
         model = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(3)])
         model.compile("adam", CROSS_ENTROPY)
     fit(model, X, LABELS, batch_size=8, verbose=0)
-    assert engine_of(model).checks.proofs["train"].holds
+    assert get_engine(model).checks.proofs["train"].holds

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfaccel import Plan, fit
 from tfaccel.errors import PlanError
 from tfaccel.training.fit_plan import plan_of_model
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -32,10 +32,10 @@ def test_fields_of_the_plan_apply():
     assert made.optimizer.iterations == 3  # batches of 4
     assert made.jit_compile is True
     assert made.steps_per_execution == 2
-    assert engine_of(made).options.sum_duplicate_indices
+    assert get_engine(made).options.sum_duplicate_indices
     fit(made, X, Y, plan=ONE, verbose=0)
     assert made.jit_compile is False
-    assert engine_of(made).options.sum_duplicate_indices is False
+    assert get_engine(made).options.sum_duplicate_indices is False
     fit(made, tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), plan=ONE, shuffle=False, verbose=0)
 
 
@@ -45,7 +45,7 @@ def test_plan_of_a_model_fits_it():
     plan = plan_of_model(made, batch_size=4, bytes_per_pack=1024)
     assert (plan.strategy, plan.devices, plan.global_batch_size) == ("mirrored", ("CPU:0", "CPU:1"), 12)
     fit(made, X, Y, batch_size=4, plan=plan, verbose=0)
-    assert engine_of(made).options.bytes_per_pack == 1024
+    assert get_engine(made).options.bytes_per_pack == 1024
 
 
 @pytest.mark.parametrize(

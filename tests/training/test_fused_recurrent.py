@@ -100,7 +100,7 @@ def some(cases, *, default):
     return [pytest.param(name, marks=() if name in default else pytest.mark.slow) for name in cases]
 
 
-def model_of(make, dtype="float32", steps=STEPS):
+def make_model(make, dtype="float32", steps=STEPS):
     """A model of the layer, with the same weights in every dtype."""
     keras.utils.set_random_seed(1)
     keras.config.set_dtype_policy(dtype)
@@ -149,8 +149,8 @@ def largest_distance(found, reference):
 
 @pytest.mark.parametrize("name", some(LAYERS, default=DEFAULT))
 def test_the_kernel_computes_what_keras_computes(name):
-    with_kernel, operations = results(model_of(LAYERS[name]), fused=True)
-    with_keras, operations_of_keras = results(model_of(LAYERS[name]), fused=False)
+    with_kernel, operations = results(make_model(LAYERS[name]), fused=True)
+    with_keras, operations_of_keras = results(make_model(LAYERS[name]), fused=False)
     assert operations != operations_of_keras
     assert ("LSTMBlockCellGrad" in operations) == ("LSTM" in name)
     assert "LSTMBlockCellGrad" not in operations_of_keras
@@ -162,8 +162,10 @@ def test_the_kernel_computes_what_keras_computes(name):
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_the_kernel_is_as_close_to_float64_as_keras(kind):
     make = LAYERS[f"{kind}, all outputs"]
-    exact, _ = results(model_of(make, "float64"), fused=False)
-    of_kernel, of_keras = (largest_distance(results(model_of(make), fused=fused)[0], exact) for fused in (True, False))
+    exact, _ = results(make_model(make, "float64"), fused=False)
+    of_kernel, of_keras = (
+        largest_distance(results(make_model(make), fused=fused)[0], exact) for fused in (True, False)
+    )
     assert of_kernel <= 2.0 * of_keras + 1e-7
 
 
@@ -172,7 +174,7 @@ def test_the_kernel_is_as_close_to_float64_as_keras(kind):
     some(LEFT_TO_KERAS, default=("GRU with a mask",)),
 )
 def test_other_layers_keep_kerass_operations(name):
-    found = [results(model_of(LEFT_TO_KERAS[name]), fused=fused) for fused in (True, False)]
+    found = [results(make_model(LEFT_TO_KERAS[name]), fused=fused) for fused in (True, False)]
     assert found[0][1] == found[1][1]
     assert largest_distance(found[0][0], found[1][0]) == 0.0
 
@@ -192,8 +194,8 @@ def test_inference_and_unknown_lengths():
     without = [(name, None) for name in ("LSTM, all outputs", "LSTM, last output", "GRU, all outputs", "GRU backwards")]
     for name, steps in with_one_length + without:
         make = LAYERS[name]
-        with_kernel, operations = results(model_of(make, steps=steps), fused=True, training=False)
-        with_keras, operations_of_keras = results(model_of(make, steps=steps), fused=False, training=False)
+        with_kernel, operations = results(make_model(make, steps=steps), fused=True, training=False)
+        with_keras, operations_of_keras = results(make_model(make, steps=steps), fused=False, training=False)
         assert operations != operations_of_keras
         assert largest_distance(with_kernel, with_keras) <= 1e-5
 
@@ -238,7 +240,7 @@ def test_second_derivatives_are_kerass(name):
         return outer.gradient(penalty, [inputs, *weights], unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
     def found(dtype, *, fused):
-        model = model_of(LAYERS[name], dtype)
+        model = make_model(LAYERS[name], dtype)
 
         @tf.function(autograph=False)
         def step(inputs):

@@ -43,7 +43,7 @@ def built(make_optimizer, devices=(), *, kind=keras.Model, policy="float32", bui
     return model
 
 
-def variables_of(model):
+def get_variables(model):
     return [np.asarray(value) for value in [*model.weights, *model.optimizer.variables]]
 
 
@@ -53,7 +53,7 @@ def trained(model, **fields):
     losses = tfaccel.fit(model, IDS, Y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False, plan=plan)
     loss = tfaccel.evaluate(model, IDS, Y, batch_size=BATCH, verbose=0)
     predicted = tfaccel.predict(model, IDS, batch_size=BATCH, verbose=0)
-    return [*variables_of(model), predicted], [*losses.history["loss"], loss]
+    return [*get_variables(model), predicted], [*losses.history["loss"], loss]
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_a_run_goes_on_elsewhere(tmp_path):
             plan = plan_of_model(model, batch_size=BATCH, **fields)
             resume = tfaccel.Resume(tmp_path / f"{first}{second}")
             tfaccel.fit(model, IDS, Y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[resume], plan=plan)
-        expected = expected or variables_of(model)
-        for one, other in zip(variables_of(model), expected, strict=True):
+        expected = expected or get_variables(model)
+        for one, other in zip(get_variables(model), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
@@ -211,7 +211,7 @@ def test_ragged_and_sparse_ids_are_looked_up(kind):
         plan = plan_of_model(made, batch_size=BATCH, **fields)
         tfaccel.fit(made, ids, Y, batch_size=BATCH, verbose=0, shuffle=False, plan=plan)
         loss = tfaccel.evaluate(made, ids, Y, batch_size=BATCH, verbose=0)
-        return [*variables_of(made), tfaccel.predict(made, ids, batch_size=BATCH, verbose=0)], [loss]
+        return [*get_variables(made), tfaccel.predict(made, ids, batch_size=BATCH, verbose=0)], [loss]
 
     ragged = tf.RaggedTensor.from_row_lengths(IDS.reshape(-1), np.tile([1, 5], len(IDS) // 2))
     ids = ragged if kind == "ragged" else tf.sparse.from_dense(np.abs(IDS))

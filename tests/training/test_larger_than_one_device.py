@@ -9,7 +9,7 @@ from replica_models import assert_equal, scope_of, trained
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.fit import fit
 from tfaccel.training.predict import predict
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -48,7 +48,7 @@ class OwnStep(keras.Sequential):
         return {"loss": loss}
 
 
-def model_of(*first, loss="mse", kind=keras.Sequential):
+def make_model(*first, loss="mse", kind=keras.Sequential):
     def make():
         model = kind([keras.Input((6,)), *(layer() for layer in first), keras.layers.Dense(1, activation="sigmoid")])
         model.compile(keras.optimizers.Adam(0.02), loss)
@@ -60,21 +60,21 @@ def model_of(*first, loss="mse", kind=keras.Sequential):
 @pytest.mark.parametrize("loss", ["mse", overlap])
 def test_fewer_rows_are_compared_and_that_is_said(loss):
     with scope_of(2):
-        model = model_of(NeedsRoom, loss=loss)()
+        model = make_model(NeedsRoom, loss=loss)()
     fit(model, X, Y, batch_size=ROWS, verbose=0, validation_data=(X, Y))
     assert predict(model, X, batch_size=ROWS, verbose=0).shape == (2 * ROWS, 1)
-    proofs = engine_of(model).checks.proofs
+    proofs = get_engine(model).checks.proofs
     assert sorted(proofs) == ["predict", "test", "train"]
     for proof in proofs.values():
         assert (proof.holds, proof.num_rows, proof.num_batch_rows) == (True, ROWS // 2, ROWS)
         assert "on a step of 16 rows (one device has no memory for all 32 of a batch): " in str(proof)
-    found = trained(model_of(NeedsRoom, loss=loss), 2, X, Y, batch_size=ROWS)
-    assert_equal(found, trained(model_of(loss=loss), 0, X, Y, batch_size=ROWS))
+    found = trained(make_model(NeedsRoom, loss=loss), 2, X, Y, batch_size=ROWS)
+    assert_equal(found, trained(make_model(loss=loss), 0, X, Y, batch_size=ROWS))
 
 
 def test_what_couples_rows_is_refused_and_nothing_has_changed():
     with scope_of(2):
-        model = model_of(NeedsRoom, kind=OwnStep)()
+        model = make_model(NeedsRoom, kind=OwnStep)()
     before = model.get_weights()
     with pytest.raises(CoupledRowsError, match=r"OwnStep\.train_step on 16 rows"):
         fit(model, X, Y, batch_size=ROWS, verbose=0)

@@ -11,7 +11,7 @@ from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 from tfaccel.training.fit_plan import plan_of_model
 from tfaccel.training.predict import predict
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -175,7 +175,7 @@ def test_steps_that_draw_random_numbers_are_compared(name):
         model = sequential(DRAWING[name])()
         coupled = sequential(DRAWING[name], lambda: Centred(name="centring"))()
     fit(model, X, Y, batch_size=8, verbose=0)
-    proof = engine_of(model).checks.proofs["train"]
+    proof = get_engine(model).checks.proofs["train"]
     assert proof.holds and proof.num_steps == 4
     with pytest.raises(CoupledRowsError, match="Layer 'centring'"):
         fit(coupled, X, Y, batch_size=8, verbose=0)
@@ -198,7 +198,7 @@ def test_steps_whose_slots_are_elsewhere_are_compared(name):
         with tf.distribute.MirroredStrategy(devices).scope():
             model = sequential(lambda: layers.Dense(8), *more)()
         fit(model, X, Y, batch_size=8, verbose=0, plan=plan_of_model(model, batch_size=8, **PLACES[name]))
-        return engine_of(model).checks.proofs["train"]
+        return get_engine(model).checks.proofs["train"]
 
     assert fitted().holds
     with pytest.raises(CoupledRowsError, match="Layer 'centring'"):
@@ -296,4 +296,4 @@ def test_a_smaller_last_batch_of_sparse_rows_is_compared():
         model = keras.Sequential([keras.Input((6,), sparse=True), layers.Dense(1)])
         model.compile("sgd", "mse")
     fit(model, tf.data.Dataset.from_tensor_slices((rows, Y[:18])).batch(8), shuffle=False, verbose=0)
-    assert engine_of(model).checks.num_compared("train") == 3
+    assert get_engine(model).checks.num_compared("train") == 3

@@ -49,7 +49,7 @@ class OwnApply(optimizers.SGD):
         super().apply([tf.sign(one) for one in grads], trainable_variables)
 
 
-def model_of(parts, loss="mse", optimizer="sgd", kind=keras.Sequential):
+def make_model(parts, loss="mse", optimizer="sgd", kind=keras.Sequential):
     keras.utils.set_random_seed(0)
     model = keras.Sequential(parts)
     if kind is not keras.Sequential:
@@ -72,38 +72,41 @@ def embedding():
 
 def masked(loss="mse"):
     hidden = [layers.Embedding(3, 2, mask_zero=True), layers.SimpleRNN(2, return_sequences=True)]
-    return model_of([keras.Input((5,), dtype="int32"), *hidden, layers.Dense(1)], loss)
+    return make_model([keras.Input((5,), dtype="int32"), *hidden, layers.Dense(1)], loss)
 
 
 FOUND = {
     "sum": (
-        lambda: model_of(dense(), losses.MeanSquaredError(reduction="sum")),
+        lambda: make_model(dense(), losses.MeanSquaredError(reduction="sum")),
         r"loss \(mean_squared.*'sum', which is",
     ),
-    "none": (lambda: model_of(dense(), losses.MeanSquaredError(reduction=None)), r"loss \(mean_squared.*'none'"),
-    "own loss": (lambda: model_of(dense(), None, kind=OwnLoss), r"loss \(OwnLoss\) has reduction='none'"),
-    "average": (lambda: model_of(dense(), optimizer=optimizers.SGD(use_ema=True)), r"average.*\(SGD, use_ema=True\)"),
+    "none": (lambda: make_model(dense(), losses.MeanSquaredError(reduction=None)), r"loss \(mean_squared.*'none'"),
+    "own loss": (lambda: make_model(dense(), None, kind=OwnLoss), r"loss \(OwnLoss\) has reduction='none'"),
+    "average": (lambda: make_model(dense(), optimizer=optimizers.SGD(use_ema=True)), r"average.*\(SGD, use_ema=True\)"),
     "parts": (
-        lambda: model_of(
+        lambda: make_model(
             dense(), optimizer=optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(use_ema=True)))
         ),
         "use_ema",
     ),
     "scale": (
-        lambda: model_of(dense(), optimizer=optimizers.LossScaleOptimizer(optimizers.SGD())),
+        lambda: make_model(dense(), optimizer=optimizers.LossScaleOptimizer(optimizers.SGD())),
         "loss scale of mixed_float16",
     ),
-    "own apply": (lambda: model_of(dense(), optimizer=OwnApply()), "OwnApply has its own apply"),
-    "constraint": (lambda: model_of(dense(kernel_constraint="non_neg")), r"kernel \(NonNeg\) is applied after every"),
-    "added": (lambda: model_of([*dense(), Penalty(name="penalty")]), r"one value per row \(of 'penalty'.*summed"),
-    "changed": (lambda: model_of([*dense(), Counting()]), r"no optimizer trains \(.*seen\)"),
+    "own apply": (lambda: make_model(dense(), optimizer=OwnApply()), "OwnApply has its own apply"),
+    "constraint": (lambda: make_model(dense(kernel_constraint="non_neg")), r"kernel \(NonNeg\) is applied after every"),
+    "added": (lambda: make_model([*dense(), Penalty(name="penalty")]), r"one value per row \(of 'penalty'.*summed"),
+    "changed": (lambda: make_model([*dense(), Counting()]), r"no optimizer trains \(.*seen\)"),
     "spectral": (
-        lambda: model_of([keras.Input((4,)), layers.SpectralNormalization(layers.Dense(1))]),
+        lambda: make_model([keras.Input((4,)), layers.SpectralNormalization(layers.Dense(1))]),
         "no optimizer trains .*vector_u",
     ),
-    "fixed": (lambda: model_of([keras.Input(batch_shape=(8, 4)), layers.Dense(1)]), "built for batches of 8 rows"),
-    "normalized": (lambda: model_of([*dense(), layers.BatchNormalization(name="norm")]), r"normalization \(norm\)"),
-    "fails": (lambda: model_of(dense(), lambda y, p: y.unknown), "could not be checked on a few rows .AttributeError"),
+    "fixed": (lambda: make_model([keras.Input(batch_shape=(8, 4)), layers.Dense(1)]), "built for batches of 8 rows"),
+    "normalized": (lambda: make_model([*dense(), layers.BatchNormalization(name="norm")]), r"normalization \(norm\)"),
+    "fails": (
+        lambda: make_model(dense(), lambda y, p: y.unknown),
+        "could not be checked on a few rows .AttributeError",
+    ),
 }
 
 
@@ -123,19 +126,19 @@ def test_what_depends_in_sequences_is_named():
     assert "a mean over the values that are not masked" in found(masked(), TOKENS, per_step)
     assert "the loss (mean_squared_error)" in found(masked(losses.MeanSquaredError(reduction="sum")), TOKENS, per_step)
     stateful = [keras.Input(batch_shape=(8, 5, 4)), layers.GRU(2, stateful=True, name="memory")]
-    assert "stateful layers (memory) keep one state for each row" in found(model_of(stateful), np.zeros((8, 5, 4)))
+    assert "stateful layers (memory) keep one state for each row" in found(make_model(stateful), np.zeros((8, 5, 4)))
     by_weight = losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    assert "a mean by sample weights" in found(model_of(dense(), by_weight), X, Y, WEIGHTS)
-    assert found(model_of(dense(), by_weight)) is None
-    assert found(model_of(dense()), X, Y, WEIGHTS) is None
+    assert "a mean by sample weights" in found(make_model(dense(), by_weight), X, Y, WEIGHTS)
+    assert found(make_model(dense(), by_weight)) is None
+    assert found(make_model(dense()), X, Y, WEIGHTS) is None
 
 
 def test_sparse_gradients_are_named_unless_they_are_summed():
     for optimizer in ("adam", optimizers.SGD(clipnorm=1.0)):
-        text = found(model_of(embedding(), optimizer=optimizer), TOKENS)
+        text = found(make_model(embedding(), optimizer=optimizer), TOKENS)
         assert re.search("gradients of .*embedding.* are sparse", str(text)), text
-    assert found(model_of(embedding(), optimizer="sgd"), TOKENS) is None
-    assert found(model_of(embedding(), optimizer="adam"), TOKENS, sums_duplicates=True) is None
+    assert found(make_model(embedding(), optimizer="sgd"), TOKENS) is None
+    assert found(make_model(embedding(), optimizer="adam"), TOKENS, sums_duplicates=True) is None
 
 
 ALIKE = {
@@ -159,7 +162,7 @@ OTHERS = {
 def trained(make, steps):
     parts, loss, optimizer = make()
     optimizer.gradient_accumulation_steps = steps if steps > 1 else None
-    model = model_of(parts, loss, optimizer)
+    model = make_model(parts, loss, optimizer)
     x = TOKENS if model.inputs[0].shape[1] == 5 else X
     text = found(model, x)
     fit(model, x, Y, sample_weight=WEIGHTS, batch_size=8 // steps, epochs=2, shuffle=False, verbose=0)

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from test_host_embeddings import HOST, ONE, TWO, built, trained, variables_of
+from test_host_embeddings import HOST, ONE, TWO, built, get_variables, trained
 from test_row_updates import BATCH, IDS, OPTIMIZERS, Y, assert_same
 
 import tfaccel
@@ -23,7 +23,7 @@ def test_another_plan_moves_tables_back():
             tfaccel.fit(model, IDS, Y, batch_size=BATCH, verbose=0, shuffle=False, plan=plan)
             before, keras_predicts = keras_predicts, model.predict(IDS[:BATCH], verbose=0)
             assert not np.array_equal(keras_predicts, before)  # not those of the table that was there before
-        return [*variables_of(model), keras_predicts], []
+        return [*get_variables(model), keras_predicts], []
 
     dense = {"sum_duplicate_indices": True}
     expected = result((), dense, dense)

@@ -74,7 +74,7 @@ def test_with_fused_kernels_and_more_replicas_than_large_weights(how):
 
 @pytest.mark.slow
 def test_replicas_without_a_weight_count_steps():
-    def model_of(how):
+    def make_model(how):
         keras.utils.set_random_seed(1)
         with strategy_of((0, 1, 2, 3)).scope():
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, use_bias=False)])
@@ -82,8 +82,8 @@ def test_replicas_without_a_weight_count_steps():
         fit(model, how)
         return model
 
-    sharded = model_of("sharded")
-    assert_equal(model_of("replicated"), sharded)
+    sharded = make_model("sharded")
+    assert_equal(make_model("replicated"), sharded)
     local = sharded.distribute_strategy.experimental_local_results(sharded.optimizer.iterations.value)
     assert [int(part) for part in local] == [12, 12, 12, 12]
 
@@ -135,7 +135,7 @@ def test_batches_that_are_left_out(how):
 
 
 def test_half_of_the_slots_on_each_of_two_replicas():
-    def bytes_of(how):
+    def get_bytes(how):
         keras.utils.set_random_seed(1)
         with strategy_of((0, 1)).scope():
             layers = [keras.layers.Dense(size) for size in (300, 300, 300, 3)]
@@ -145,7 +145,7 @@ def test_half_of_the_slots_on_each_of_two_replicas():
         tfaccel.fit(model, x, y, batch_size=4, verbose=0, plan=plan_of_model(model, batch_size=4, optimizer_state=how))
         return slot_bytes(model.optimizer, Replicas(model.distribute_strategy))
 
-    replicated, sharded, on_host = (bytes_of(how) for how in ("replicated", "sharded", "host"))
+    replicated, sharded, on_host = (get_bytes(how) for how in ("replicated", "sharded", "host"))
     assert len(replicated) == len(sharded) == 2
     assert sum(sharded.values()) == min(replicated.values()) == max(replicated.values())
     assert sum(on_host.values()) == min(replicated.values())

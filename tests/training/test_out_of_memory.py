@@ -217,12 +217,12 @@ def test_state_of_a_run_that_accumulates_continues_in_smaller_batches(logical_de
     from tfaccel import fit
     from tfaccel.training.run.changed_accumulation import state_in_parts
     from tfaccel.training.run.checkpoint import read_state, write_state
-    from tfaccel.training.steps.model_parts import optimizers_of
+    from tfaccel.training.steps.model_parts import get_optimizers
     from tfaccel.training.steps.replicas import Replicas
 
     x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 
-    def model_of(steps):
+    def make_model(steps):
         keras.utils.set_random_seed(0)
         several = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
         strategy = several if num_replicas > 1 else tf.distribute.get_strategy()
@@ -235,17 +235,17 @@ def test_state_of_a_run_that_accumulates_continues_in_smaller_batches(logical_de
     def trained(model, rows, size):
         fit(model, rows, rows[:, :1], batch_size=size, epochs=1, shuffle=False, verbose=0)
 
-    whole, _ = model_of(2)
+    whole, _ = make_model(2)
     trained(whole, x, 8)
     for before, size, first in BEGUN:
-        begun, replicas = model_of(before)
+        begun, replicas = make_model(before)
         trained(begun, x[:first], size)
-        model, replicas = model_of(4)
+        model, replicas = make_model(4)
         parts = 4 // (before or 1)
         state = state_in_parts(read_state(begun, replicas), model, parts, num_replicas=num_replicas)
         write_state(model, replicas, state)
         trained(model, x[first:], 4)
-        counters = [int(one.variables[0].numpy()) for one in optimizers_of(model).values()]
+        counters = [int(one.variables[0].numpy()) for one in get_optimizers(model).values()]
         assert counters == [8]  # batches, of a `MultiOptimizer` too
         for one, other in zip(model.get_weights(), whole.get_weights(), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -17,8 +17,8 @@ from tfaccel.errors import NonFiniteLossError, PlanError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.planning.stage_rules import stages_rule
 from tfaccel.training.fit_plan import plan_of_model
-from tfaccel.training.private.private_placement import every_slot_of
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.private.private_placement import get_every_slot
+from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 OPTIMIZERS = keras.optimizers
@@ -156,7 +156,7 @@ def graphs_in(graph):
 def devices_by_type(model, kind="train"):
     """Device -> number of operations, by type of operation, in the graphs of a kind of step."""
     found = {}
-    for outer in engine_of(model).graphs(kind):
+    for outer in get_engine(model).graphs(kind):
         for graph in graphs_in(outer):
             for operation in graph.get_operations():
                 found.setdefault(operation.type, Counter())[operation.device[-5:]] += 1
@@ -176,7 +176,7 @@ def test_operations_weights_and_slots_are_on_the_stage_s_device():
     assert places == sorted(places)
     assert set(places) == {"CPU:0", "CPU:1"}
     for variable, place in zip(model.trainable_variables, places, strict=True):
-        slots = every_slot_of(model.optimizer, variable)
+        slots = get_every_slot(model.optimizer, variable)
         assert len(slots) == 3  # two moments, and the accumulated gradient
         assert {slot.value.device[-5:] for slot in slots} == {place}
 
@@ -185,7 +185,7 @@ def bytes_taken(model):
     """Device -> bytes of the weights, gradients and slots that it holds while it trains."""
     taken = Counter()
     for variable in model.trainable_variables:
-        slots = every_slot_of(model.optimizer, variable)
+        slots = get_every_slot(model.optimizer, variable)
         for one in (variable, variable, *slots):  # a gradient is as large as its weight
             taken[one.value.device] += one.numpy().nbytes
     return taken

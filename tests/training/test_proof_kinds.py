@@ -86,14 +86,14 @@ class OwnModel(keras.Model):
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
-            loss = self.loss_of(x, y)
+            loss = self.get_loss(x, y)
         variables = self.net.trainable_variables
         self.optimizer.apply(tape.gradient(loss, variables), variables)
         self.after(x)
         self.metrics[0].update_state(loss)
         return {"loss": self.metrics[0].result()}
 
-    def loss_of(self, x, y):
+    def get_loss(self, x, y):
         return tf.reduce_mean((y - self.net(x, training=True)) ** 2)
 
     def after(self, x):
@@ -202,8 +202,8 @@ class MeanTeacher(OwnModel):
 class DrawsWhileTraced(OwnModel):
     """Its numbers are constants of the graph, others on each replica."""
 
-    def loss_of(self, x, y):
-        return super().loss_of(x * random.choice([0.5, 2.0, 3.0]) * np.random.beta(0.4, 0.4), y)
+    def get_loss(self, x, y):
+        return super().get_loss(x * random.choice([0.5, 2.0, 3.0]) * np.random.beta(0.4, 0.4), y)
 
 
 class CountsSteps(OwnModel):
@@ -218,8 +218,8 @@ class DrawsFromAGenerator(OwnModel):
     def keep(self):
         self.numbers = tf.random.Generator.from_seed(1)
 
-    def loss_of(self, x, y):
-        return super().loss_of(x + 0.1 * self.numbers.normal(tf.shape(x)), y)
+    def get_loss(self, x, y):
+        return super().get_loss(x + 0.1 * self.numbers.normal(tf.shape(x)), y)
 
 
 def with_momentum():

@@ -11,7 +11,7 @@ from keras import layers
 from tfaccel import Plan, PlanError, fit
 from tfaccel.training.fit_plan import plan_of_model
 from tfaccel.training.rematerialize import rematerialize
-from tfaccel.training.steps.recomputed_blocks import blocks_of, recomputed_blocks
+from tfaccel.training.steps.recomputed_blocks import get_blocks, recomputed_blocks
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -128,7 +128,7 @@ def test_blocks_are_layers_with_weights_and_no_state_but_seeds():
     regularized = layers.Dense(4, activity_regularizer="l2")
     inner = keras.Sequential([keras.Input((4,)), layers.Dense(90), layers.Dense(4)])
     model = keras.Sequential([keras.Input((4,)), *found, regularized, inner])
-    assert blocks_of(model) == [found[0], frozen, *inner.layers]
+    assert get_blocks(model) == [found[0], frozen, *inner.layers]
 
 
 @pytest.mark.parametrize("kind", ["functional", "sequential", "with a call of its own"])
@@ -143,7 +143,7 @@ def test_a_backbone_counts_as_its_own_layers(kind):
         call = backbone.call
         backbone.call = lambda x, training=None, mask=None: 2.0 * call(x, training=training, mask=mask)
     wanted = ["last"] if kind == "with a call of its own" else ["one", "two", "last"]
-    assert [block.name for block in blocks_of(model)] == wanted
+    assert [block.name for block in get_blocks(model)] == wanted
 
 
 class Biased(layers.Layer):

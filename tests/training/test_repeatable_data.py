@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfaccel.data.dataset_source import DatasetSource
 from tfaccel.data.private_adapters import passes_are_alike
 from tfaccel.data.sources import IteratorSource
-from tfaccel.training.inputs import source_of
+from tfaccel.training.inputs import make_source
 from tfaccel.training.steps.replicas import Replicas
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -79,11 +79,11 @@ def test_a_global_seed_counts():
 def test_source_of_a_data_set():
     replicas = Replicas(tf.distribute.get_strategy())
     alike, seeded = rows().batch(2), rows().shuffle(8, seed=1).batch(2)
-    assert type(source_of(alike, replicas=replicas, num_epochs=2)) is IteratorSource
+    assert type(make_source(alike, replicas=replicas, num_epochs=2)) is IteratorSource
     others = [
         (alike, {}),
         (alike, {"num_epochs": 2, "steps": 3}),
         (alike.repeat(), {"num_epochs": 2}),
         (seeded, {"num_epochs": 2}),
     ]
-    assert all(type(source_of(data, replicas=replicas, **options)) is DatasetSource for data, options in others)
+    assert all(type(make_source(data, replicas=replicas, **options)) is DatasetSource for data, options in others)

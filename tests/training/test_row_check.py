@@ -24,7 +24,7 @@ from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 from tfaccel.training.predict import predict
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.engine import get_engine
 from tfaccel.training.steps.merged_metrics import GATHERED
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -245,7 +245,7 @@ def test_random_numbers_are_never_mistaken_for_coupling():
         x, y = rng.normal(size=(16, 6)).astype("float32"), rng.normal(size=(16, 3)).astype("float32")
         fit(model, x, y, sample_weight=weights, batch_size=16, verbose=0)
         fit(noisy, x, y[:, :1], batch_size=16, verbose=0)
-        assert engine_of(model).checks.proofs["train"].holds and engine_of(noisy).checks.proofs["train"].holds
+        assert get_engine(model).checks.proofs["train"].holds and get_engine(noisy).checks.proofs["train"].holds
 
 
 @pytest.mark.slow

@@ -209,7 +209,7 @@ def with_lora():
 
 @pytest.mark.parametrize("build", [WithSpareTable, with_lora])
 def test_tables_that_no_optimizer_updates_are_left_out(build):
-    def weights_of(**fields):
+    def get_layer_weights(**fields):
         keras.utils.set_random_seed(3)
         model = build()
         model.compile(keras.optimizers.Adagrad(0.5, weight_decay=0.0 if build is WithSpareTable else 0.1), "mse")
@@ -217,7 +217,7 @@ def test_tables_that_no_optimizer_updates_are_left_out(build):
         tfaccel.fit(model, IDS, Y, batch_size=BATCH, verbose=0, shuffle=False, plan=plan)
         return [np.asarray(weight) for weight in model.weights]
 
-    received, expected = weights_of(embedding_updates="rows"), weights_of(sum_duplicate_indices=True)
+    received, expected = get_layer_weights(embedding_updates="rows"), get_layer_weights(sum_duplicate_indices=True)
     for one, other in zip(received, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 

@@ -9,7 +9,7 @@ import contextlib, json
 import keras, numpy as np, tensorflow as tf
 from tfaccel.data.sources import ArraySource, IteratorSource
 from tfaccel.training.private import private_models
-from tfaccel.training.steps.engine import EngineOptions, engine_of
+from tfaccel.training.steps.engine import EngineOptions, get_engine
 
 split = [tf.config.LogicalDeviceConfiguration()] * 2
 tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], split)
@@ -59,7 +59,7 @@ def batches(parts, size=15):
 
 def engine_for(model, dataset):
     private_models.build_model(model, dataset.element_spec)
-    return engine_of(model, EngineOptions(whole_step=True))
+    return get_engine(model, EngineOptions(whole_step=True))
 
 def run(engine, kind, dataset, passes=1):
     for _ in range(passes):
@@ -123,7 +123,7 @@ for case, build, parts in (("weights", dense, (X, Y, W)), ("masks", masked, (IDS
     one.evaluate(*parts[:2], verbose=0)
     private_models.build_model(both, batches(parts).element_spec)
     both.set_weights(one.get_weights())
-    engine = engine_of(both, EngineOptions(whole_step=True))
+    engine = get_engine(both, EngineOptions(whole_step=True))
     for size in (11, 14):
         dataset = tf.data.Dataset.from_tensor_slices(parts).batch(size)
         expected = one.evaluate(dataset, verbose=0, return_dict=True)
@@ -161,7 +161,7 @@ found["open sizes"] = error(lambda: with_batches(15, False))
 found["too few rows"] = error(lambda: with_batches(1, True))
 loss_scale = lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1))
 scaled = compiled(dense, loss_scale, strategy.scope())
-found["loss scale"] = error(lambda: engine_for(scaled, batches((X, Y))).steps_of("train"))
+found["loss scale"] = error(lambda: engine_for(scaled, batches((X, Y))).get_steps("train"))
 
 def float8():
     model = dense()

@@ -91,19 +91,19 @@ def test_a_clock_changes_no_number(run_python, tmp_path, num_busy):
 
 SINGLE = """
 import numpy as np, keras
-from tfaccel.training.steps.engine import EngineOptions, engine_of
+from tfaccel.training.steps.engine import EngineOptions, get_engine
 from tfaccel.training.steps.windows import WindowLength
 
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 lengths = {}
 for single in (False, True):
-    engine = engine_of(model, EngineOptions(single_steps=single))
+    engine = get_engine(model, EngineOptions(single_steps=single))
     length = WindowLength(engine, "train", [])
     lengths[single] = (length.loops, length.is_fixed, length.next(0, None))
 assert lengths == {False: (True, False, 1), True: (False, True, 1)}, lengths
 model.steps_per_execution = 3
-length = WindowLength(engine_of(model, EngineOptions(single_steps=True)), "train", [])
+length = WindowLength(get_engine(model, EngineOptions(single_steps=True)), "train", [])
 assert (length.loops, length.next(0, None)) == (True, 3)
 """
 

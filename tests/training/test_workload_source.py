@@ -46,7 +46,7 @@ def numbers(global_batch_size, *, seed, epoch):
     return tf.data.Dataset.from_tensor_slices(order).batch(global_batch_size)
 
 
-def epochs_of(source, count=2):
+def get_epochs(source, count=2):
     """The batches of the next epochs."""
     found = []
     for _ in range(count):
@@ -72,11 +72,11 @@ def test_next_epoch_is_prepared_by_a_thread_with_the_same_dtype_policy(source):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        ahead = epochs_of(source(train_data, epochs=3), 3)
+        ahead = get_epochs(source(train_data, epochs=3), 3)
     finally:
         keras.config.set_dtype_policy(before)
     assert calls == [(0, True, "mixed_bfloat16"), (1, False, "mixed_bfloat16"), (2, False, "mixed_bfloat16")]
-    assert ahead == epochs_of(source(numbers), 3)
+    assert ahead == get_epochs(source(numbers), 3)
 
 
 def test_error_in_the_thread_is_raised_where_the_epoch_begins(source):
@@ -93,10 +93,10 @@ def test_error_in_the_thread_is_raised_where_the_epoch_begins(source):
 
 
 def test_data_that_cannot_start_later_is_skipped_to(source):
-    whole = epochs_of(source(numbers))
+    whole = get_epochs(source(numbers))
     resumed = source(numbers, start=at(3))
     assert resumed.num_batches == 5
-    assert epochs_of(resumed) == [whole[0][3:], whole[1]]
+    assert get_epochs(resumed) == [whole[0][3:], whole[1]]
 
 
 def test_data_that_can_start_later_reads_nothing_of_what_comes_before(source):
@@ -117,13 +117,13 @@ def test_data_that_can_start_later_reads_nothing_of_what_comes_before(source):
         pipeline = Pipeline(reader, num_examples=19, cache=None)
         return pipeline.train(global_batch_size, seed=seed, epoch=epoch, start_step=start_step)
 
-    whole = epochs_of(source(train_data))
+    whole = get_epochs(source(train_data))
     read.clear()
     resumed = source(train_data, start=at(3), start_epoch=0)
     assert resumed.num_batches == 4
-    assert epochs_of(resumed, count=1) == [whole[0][3:]]
+    assert get_epochs(resumed, count=1) == [whole[0][3:]]
     assert sorted(read) == sorted(number for batch in whole[0][3:] for number in batch)
-    assert epochs_of(source(train_data, start=at(4))) == [[], whole[1]]  # it was stopped after the last step
+    assert get_epochs(source(train_data, start=at(4))) == [[], whole[1]]  # it was stopped after the last step
 
 
 def sharded(global_batch_size, *, seed, epoch, shard=None):
@@ -149,7 +149,7 @@ def test_a_worker_s_rows_are_those_of_its_replicas(source):
             .map(lambda batch: tf.ensure_shape(batch, [4 if shard is None else 2]))
         )
 
-    whole = epochs_of(source(full), count=1)[0]
+    whole = get_epochs(source(full), count=1)[0]
     second = source(full, SECOND_OF_TWO)
     assert second.batch_spec.shape == (4,)
     feed = second.feed()
@@ -209,7 +209,7 @@ def test_batches_of_arrays_are_gathered_in_the_graph(source, num_rows):
     def read(global_batch_size, *, seed, epoch):  # the same without `in_memory`
         return arrays(global_batch_size, seed=seed, epoch=epoch).map(lambda *batch: batch[0])
 
-    apart = epochs_of(source(read, epochs=5), 5)
+    apart = get_epochs(source(read, epochs=5), 5)
     assert epochs_in_memory(source(arrays, epochs=5), 5) == apart
     resumed = source(arrays, epochs=5, start_epoch=2, start=at(3))
     assert epochs_in_memory(resumed, 3) == [apart[2][3:], *apart[3:]]
@@ -225,9 +225,9 @@ def test_small_epochs_are_prepared_together(source):
         calls.append((epoch, start_step, num_epochs))
         return joined(global_batch_size, seed=seed, epoch=epoch, start_step=start_step, num_epochs=num_epochs)
 
-    apart = epochs_of(source(lambda size, *, seed, epoch: joined(size, seed=seed, epoch=epoch)), 70)
+    apart = get_epochs(source(lambda size, *, seed, epoch: joined(size, seed=seed, epoch=epoch)), 70)
     assert epochs_in_memory(source(train_data, epochs=70), 70) == apart
     assert calls == [(0, 0, 1), (0, 0, 64), (64, 0, 6)]
     resumed = source(train_data, epochs=4, start_epoch=1, start=at(3))
     assert epochs_in_memory(resumed, 3) == [apart[1][3:], *apart[2:4]]
-    assert epochs_of(source(train_data, SECOND_OF_TWO, epochs=2)) == apart[:2]  # several workers read single epochs
+    assert get_epochs(source(train_data, SECOND_OF_TWO, epochs=2)) == apart[:2]  # several workers read single epochs

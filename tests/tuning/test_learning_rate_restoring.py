@@ -7,7 +7,7 @@ from learning_rate_models import SHORT, X, Y, build_model, linear_model
 
 import tfaccel
 from tfaccel import find_learning_rate
-from tfaccel.training.steps.model_parts import variables_of
+from tfaccel.training.steps.model_parts import get_variables
 
 
 def compiled(strategy, *, optimizer):
@@ -25,7 +25,7 @@ def compiled(strategy, *, optimizer):
 
 def state(model):
     """Every value that training changes, on each replica."""
-    return values(model, variables_of(model))
+    return values(model, get_variables(model))
 
 
 def values(model, variables):

@@ -12,7 +12,7 @@ from tfaccel.hardware.machine import Machine
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.device_groups import DeviceGroup, device_groups
 from tfaccel.tuning.importance import importances
-from tfaccel.tuning.objective import Objective, checked_objective, direction_of
+from tfaccel.tuning.objective import Objective, checked_objective, infer_direction
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.pruning import prune_cause
 from tfaccel.tuning.search import _checked
@@ -122,11 +122,11 @@ def test_directions():
     rising += ["true_positives", "val_true_negatives", "true_negatives_1"]
     falling = ["val_mean_absolute_error", "rmse", "perplexity", "kl_divergence", "pinball_loss", "model_bytes"]
     falling += ["false_positives", "val_false_negatives_2"]
-    assert {direction_of(name) for name in rising} == {"max"}
-    assert {direction_of(name) for name in falling} == {"min"}
+    assert {infer_direction(name) for name in rising} == {"max"}
+    assert {infer_direction(name) for name in falling} == {"min"}
     for unknown in ("negatives", "val_positives"):
         with pytest.raises(SearchError, match=f"The name '{unknown}' does not imply whether higher is better"):
-            direction_of(unknown)
+            infer_direction(unknown)
 
 
 def test_several_objectives_weigh_size_by_its_logarithm():

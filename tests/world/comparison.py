@@ -33,7 +33,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.parity.compare import largest_difference
 from tfaccel.parity.training_run import Trainer, Values
 from tfaccel.processes.garbage import keep_loaded_objects
-from tfaccel.training.steps.model_parts import optimizers_of
+from tfaccel.training.steps.model_parts import get_optimizers
 
 HERE = Path(__file__).parent
 NUM_REPLICAS = 2
@@ -185,7 +185,7 @@ def variable_values(model: keras.Model) -> Values:
     """Every weight and the state of every optimizer, on every replica of this process."""
     weights = [v for v in model.variables if not any(part in v.path for part in NOT_COMPARED)]
     kept = {f"weight {index} ({v.name})": v for index, v in enumerate(weights)}
-    for attribute, optimizer in optimizers_of(model).items():
+    for attribute, optimizer in get_optimizers(model).items():
         iteration, *others = optimizer.variables
         used = [iteration, *others] if iteration.numpy() else [iteration]
         kept |= {f"{attribute}'s {v.name} ({index})": v for index, v in enumerate(used)}

@@ -83,7 +83,7 @@ class CallSignature:
             yield {name: array[row : row + 1] for name, array in named.items()}
 
 
-def signature_of(model: keras.Model, x: Any, *, what: str = "a batch") -> CallSignature:
+def get_signature(model: keras.Model, x: Any, *, what: str = "a batch") -> CallSignature:
     """The signature of a model for examples like those of a batch.
 
     Args:
@@ -140,18 +140,18 @@ def _output_nest(model: keras.Model, signature: CallSignature) -> Any:
     return keras.tree.pack_sequence_as(made, _distinct([path or "outputs" for path in paths]))
 
 
-def traced(model: keras.Model, signature: CallSignature, outputs_of: Callable[[Any], Any]) -> Any:
+def traced(model: keras.Model, signature: CallSignature, get_outputs: Callable[[Any], Any]) -> Any:
     """The model's call on one example as a concrete function, whose arguments are the inputs by name.
 
     Args:
         model: a Keras model.
         signature: its inputs; `output_nest` need not be set.
-        outputs_of: a function applied to the model's outputs.
+        get_outputs: a function applied to the model's outputs.
     """
     specs = {t.name: tf.TensorSpec((1, *t.shape), t.dtype, name=t.name) for t in signature.inputs}
 
     def call(**named: Any) -> Any:
-        return outputs_of(call_model(model, signature.pack_inputs(named), training=False))
+        return get_outputs(call_model(model, signature.pack_inputs(named), training=False))
 
     return tf.function(call, autograph=False).get_concrete_function(**specs)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.compress_options import CompressOptions, checked_drop
 from tfaccel.compressing.litert.schema import check_litert
-from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods, parts_of
+from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods, get_parts
 from tfaccel.compressing.outcome_folder import OutcomeFolder
 from tfaccel.errors import CompressionError, WorkloadError
 from tfaccel.planning.load_workload import as_workload, check_function, import_named, is_import_path
@@ -100,17 +100,17 @@ def compress(
     given = {name: value for name, value in locals().items() if name in _OPTIONS}
     given = {name: value for name, value in given.items() if not (value is None and name in _FILLED)}
     names, limit, chosen = checked_methods(methods), checked_drop(max_metric_drop), CompressOptions.of(given | unknown)
-    if not all(parts_of(name)[0].kind == "keras" for name in names):
+    if not all(get_parts(name)[0].kind == "keras" for name in names):
         check_litert()
     work = known_workload(run_or_model, workload)
     outcome = OutcomeFolder(_out_dir(run_or_model, chosen))
     with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=1)):
-        from tfaccel.compressing.compress_source import loaded_model, source_of
+        from tfaccel.compressing.compress_source import loaded_model, make_source
         from tfaccel.compressing.compress_steps import compress_source
 
         data = {"representative_data": representative_data, "validation_data": validation_data}
         model = run_or_model if is_run(run_or_model) else loaded_model(run_or_model)
-        source = source_of(model, work, **data)
+        source = make_source(model, work, **data)
         return compress_source(source, names, outcome, max_metric_drop=limit, options=chosen)
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import keras
 
-from tfaccel.compressing.call_signature import CallSignature, signature_of
+from tfaccel.compressing.call_signature import CallSignature, get_signature
 from tfaccel.compressing.comparison.task_metric import TaskMetrics
 from tfaccel.compressing.examples import (
     Batches,
-    batches_of,
     first_inputs,
+    get_batches,
+    get_repeated_batches,
     held_out_batches,
-    repeated_batches_of,
     training_batches,
 )
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
@@ -75,7 +75,7 @@ class CompressSource:
         return {"imports": layer_modules(self.model), "path": list(sys.path), "nest": self.signature.input_nest}
 
 
-def source_of(
+def make_source(
     run_or_model: Any,
     workload: Workload | None,
     *,
@@ -103,11 +103,11 @@ def source_of(
     x = first_inputs(examples, what=examples_text)
     model = run_or_model if run_dir is None else _model_of_run(run_dir, workload, x)
     _check_not_quantized(model)
-    signature = signature_of(model, x, what=examples_text)
+    signature = get_signature(model, x, what=examples_text)
     if held_out is None:
         held_out, held_out_text = representative, f"{text}, since there are no held-out data"
         if representative_data is not None:
-            held_out = repeated_batches_of(_as_inputs(representative_data), what="representative_data")
+            held_out = get_repeated_batches(_as_inputs(representative_data), what="representative_data")
         task = TaskMetrics(held_out)
     else:
         task, note = _task(model, workload, held_out)
@@ -171,7 +171,7 @@ def _check_not_quantized(model: keras.Model) -> None:
 
 def _representative(workload: Workload | None, given: Any) -> tuple[Batches, str]:
     if given is not None:
-        return batches_of(_as_inputs(given), what="representative_data"), "the representative data given"
+        return get_batches(_as_inputs(given), what="representative_data"), "the representative data given"
     if workload is None:
         raise CompressionError(
             "A model without a workload needs `representative_data`: examples of its training set, as arrays or as a "
@@ -191,7 +191,7 @@ def _training_set(workload: Workload) -> str:
 
 def _held_out(workload: Workload | None, given: Any) -> tuple[Batches | None, str]:
     if given is not None:
-        return repeated_batches_of(given, what="validation_data"), "the validation data given"
+        return get_repeated_batches(given, what="validation_data"), "the validation data given"
     if workload is None or workload.validation_data is None:
         return None, ""
     return held_out_batches(workload), f"the validation data of {workload.name}"

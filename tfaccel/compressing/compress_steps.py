@@ -21,7 +21,7 @@ from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource, calculating_in_float32
 from tfaccel.compressing.litert.selective import SelectiveQuantizer
 from tfaccel.compressing.litert.sensitivity import Sensitivity
-from tfaccel.compressing.methods import parts_of
+from tfaccel.compressing.methods import get_parts
 from tfaccel.compressing.outcome_folder import PICTURE, VARIANTS, OutcomeFolder
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
 from tfaccel.compressing.variant_maker import KERAS_FLOAT, VariantMaker
@@ -66,9 +66,9 @@ class _Steps:
         )
         self._sensitivity = Sensitivity(
             lambda: SelectiveQuantizer(self._maker.converter, source.model, self._maker.rows),
-            drop_of=lambda content: self._drop_of(self._judge.metrics_of(content)),
-            highest_drop_of=self._highest_drop_of,
-            error_of=self._judge.output_error,
+            drop_of=lambda content: self._get_drop(self._judge.get_metrics(content)),
+            highest_drop_of=self._get_highest_drop,
+            get_error=self._judge.output_error,
             progress=options.progress,
         )
 
@@ -78,7 +78,7 @@ class _Steps:
     def run(self, methods: Sequence[str]) -> CompressResult:
         """All variants, compared."""
         self._maker.check(methods)
-        in_keras = [parts_of(name)[0].kind == "keras" for name in methods]
+        in_keras = [get_parts(name)[0].kind == "keras" for name in methods]
         results = [self._judge.float_result(self._maker.make_float(in_keras=all(in_keras)))]
         self._choose_metric(results[0])
         if any(in_keras) and not all(in_keras):
@@ -118,11 +118,11 @@ class _Steps:
             )
             self._source.task.judge_by(limit)
 
-    def _highest_drop_of(self, content: bytes) -> float:
+    def _get_highest_drop(self, content: bytes) -> float:
         """The upper bound of the drop of a LiteRT file that is not kept."""
-        metrics = self._judge.metrics_of(content)
+        metrics = self._judge.get_metrics(content)
         interval = self._interval(metrics)
-        return self._drop_of(metrics) if interval is None else interval.high
+        return self._get_drop(metrics) if interval is None else interval.high
 
     def _interval(self, metrics: Mapping[str, float]) -> DropInterval | None:
         """The confidence interval of the drop of the variant evaluated last."""
@@ -131,7 +131,7 @@ class _Steps:
             return None
         return self._source.task.drop_interval(of_float=self._float_value, value=value)
 
-    def _drop_of(self, metrics: dict[str, float]) -> float:
+    def _get_drop(self, metrics: dict[str, float]) -> float:
         change = metrics[self._metric] - self._float_value
         return change if self._lower_is_better else -change
 

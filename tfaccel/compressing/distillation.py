@@ -119,7 +119,7 @@ def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, al
 
     _check_outputs(student, teacher)
     own_loss = student.compute_loss
-    teachers_logits, students_logits = _logits_of(teacher), _logits_of(student)
+    teachers_logits, students_logits = _make_logits(teacher), _make_logits(student)
 
     class SoftTargets(keras.losses.Loss):
         """The teacher's loss for each example."""
@@ -196,7 +196,7 @@ def _check_outputs(student: keras.Model, teacher: keras.Model) -> None:
             )
 
 
-def _logits_of(model: keras.Model) -> Callable[[Any], Any]:
+def _make_logits(model: keras.Model) -> Callable[[Any], Any]:
     """A function from a model's outputs to logits: their logarithm if the model ends in a softmax."""
     import keras
 

@@ -22,7 +22,7 @@ ROWS_AT_ONCE = 256
 _INFINITE = -1  # tf.data's cardinality of an infinite data set
 
 
-def batches_of(data: Any, *, what: str) -> Batches:
+def get_batches(data: Any, *, what: str) -> Batches:
     """Passes over data that a user gave.
 
     Args:
@@ -59,15 +59,15 @@ def batches_of(data: Any, *, what: str) -> Batches:
     return cut
 
 
-def repeated_batches_of(data: Any, *, what: str) -> Batches:
+def get_repeated_batches(data: Any, *, what: str) -> Batches:
     """Passes over data that a user gave, each with the same batches in the same order.
 
     A `tf.data.Dataset` with random order or values is cached on disk while the passes are needed.
 
     Raises:
-        CompressionError: as `batches_of`, and for an infinite data set.
+        CompressionError: as `get_batches`, and for an infinite data set.
     """
-    batches = batches_of(data, what=what)
+    batches = get_batches(data, what=what)
     if not hasattr(data, "cardinality"):
         return batches
     if int(data.cardinality()) == _INFINITE:
@@ -79,7 +79,7 @@ def repeated_batches_of(data: Any, *, what: str) -> Batches:
         return batches
     folder = tempfile.mkdtemp(prefix="tfaccel-held-out-")
     data.save(folder)
-    kept = batches_of(type(data).load(folder), what=what)
+    kept = get_batches(type(data).load(folder), what=what)
     weakref.finalize(kept, shutil.rmtree, folder, True)
     return kept
 
@@ -97,7 +97,7 @@ def held_out_batches(workload: Workload) -> Batches | None:
     return lambda: _unpacked(validation_data(workload.global_batch_size))
 
 
-def rows_of(batches: Batches, signature: CallSignature, *, num_rows: int, what: str) -> list[dict[str, np.ndarray]]:
+def get_rows(batches: Batches, signature: CallSignature, *, num_rows: int, what: str) -> list[dict[str, np.ndarray]]:
     """The first examples of a pass: arrays by name, of shape (1, ...).
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.training.private.private_tensorflow import saved_model_of
+from tfaccel.training.private.private_tensorflow import parse_saved_model
 
 # Constants of this magnitude and above are masks; these replacements are tried.
 _MIN_HUGE = 1e6
@@ -42,17 +42,17 @@ def copy_with_mask_value(folder: Path, target: Path, value: float) -> None:
     (target / _GRAPH).write_bytes(model.SerializeToString())
 
 
-def best_mask_value(error_of: Callable[[float | None], float]) -> tuple[float | None, str]:
+def best_mask_value(get_error: Callable[[float | None], float]) -> tuple[float | None, str]:
     """The mask value with the smallest output error, and why; None to leave masks unchanged.
 
     Args:
-        error_of: the output error with a value; see `output_error.relative_error`.
+        get_error: the output error with a value; see `output_error.relative_error`.
 
     Example:
         >>> best_mask_value({None: 0.9, 16.0: 0.02, 32.0: 0.03, 64.0: 0.05}.get)
         (16.0, 'masks are at -16, which a range can hold: outputs move by 2.0%, with the masks as they were by 90.0%')
     """
-    errors: dict[float | None, float] = {value: error_of(value) for value in (None, *MASK_VALUES)}
+    errors: dict[float | None, float] = {value: get_error(value) for value in (None, *MASK_VALUES)}
     best = min(errors, key=lambda value: errors[value])
     if best is None:
         return None, ""
@@ -63,7 +63,7 @@ def best_mask_value(error_of: Callable[[float | None], float]) -> tuple[float | 
 
 
 def _read(folder: Path) -> Any:
-    return saved_model_of((folder / _GRAPH).read_bytes())
+    return parse_saved_model((folder / _GRAPH).read_bytes())
 
 
 def _constants(model: Any) -> Sequence[tuple[Any, np.ndarray]]:

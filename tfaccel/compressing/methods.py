@@ -86,11 +86,11 @@ def checked_methods(methods: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def parts_of(name: str) -> tuple[Method, Method | None]:
+def get_parts(name: str) -> tuple[Method, Method | None]:
     """The method of a name, and the one after its "+", if any.
 
     Example:
-        >>> [part.name for part in parts_of("prune+int8")]
+        >>> [part.name for part in get_parts("prune+int8")]
         ['prune', 'int8']
     """
     first, _, second = name.partition(AND)

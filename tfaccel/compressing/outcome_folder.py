@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.litert.archive import archive_of
+from tfaccel.compressing.litert.archive import make_archive
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX
 from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import CompressionError
@@ -96,7 +96,7 @@ class OutcomeFolder:
             shutil.copyfile(folder / VARIANTS / kept.name, winner)
             if best.variant.is_litert:
                 with winner.open("ab") as file:
-                    file.write(archive_of(raw_input))
+                    file.write(make_archive(raw_input))
         write_json(folder / REPORT, result.to_json())
         place = self.path.resolve()
         if place.exists():

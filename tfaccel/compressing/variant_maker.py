@@ -13,13 +13,13 @@ import keras
 
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
-from tfaccel.compressing.examples import check_ranges, rows_of
+from tfaccel.compressing.examples import check_ranges, get_rows
 from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras, save_in_keras
 from tfaccel.compressing.litert.conversion_child import ConversionChild
 from tfaccel.compressing.litert.file import slim
 from tfaccel.compressing.litert.int8_scales import int8_content
 from tfaccel.compressing.litert.post_training import Converter, Rows
-from tfaccel.compressing.methods import BLOCKS, FLOAT32, Method, parts_of
+from tfaccel.compressing.methods import BLOCKS, FLOAT32, Method, get_parts
 from tfaccel.compressing.tfmot.methods import check_method, tfmot_variant
 from tfaccel.compressing.tfmot.options import TfmotOptions
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
@@ -64,7 +64,7 @@ class VariantMaker:
             CompressionError: if representative data do not fit the model, or a training method has no workload.
             VersionError: if a package that a method needs is missing.
         """
-        parts = [part for name in methods for part in parts_of(name) if part is not None]
+        parts = [part for name in methods for part in get_parts(name) if part is not None]
         if any(part.needs_rows for part in parts):
             len(self.rows)
         if any(part.kind == "weight_only" for part in parts):
@@ -82,7 +82,7 @@ class VariantMaker:
     def rows(self) -> Rows:
         """Representative examples."""
         text = self.source.representative_text
-        rows = rows_of(
+        rows = get_rows(
             self.source.representative, self.source.signature, num_rows=self._options.num_representative, what=text
         )
         check_ranges(rows, what=text)
@@ -92,7 +92,7 @@ class VariantMaker:
     @functools.cached_property
     def converter(self) -> Converter:
         """The float model's converter."""
-        return self._converter_of(self.source.model, FLOAT32)
+        return self._make_converter(self.source.model, FLOAT32)
 
     @functools.cached_property
     def _keras_file(self) -> Path:
@@ -116,7 +116,7 @@ class VariantMaker:
         Raises:
             CompressionError: if the method cannot be applied to the model.
         """
-        method, afterwards = parts_of(name)
+        method, afterwards = get_parts(name)
         self._options.progress(f"{name}: {method.text}")
         if method.kind == "keras":
             return self._in_keras(method)
@@ -180,7 +180,7 @@ class VariantMaker:
                 options=TfmotOptions.from_json(self._options.training),
                 say=lambda text: say(f"{method.name}: {text}"),
             )
-            converter = None if outcome.model is None else self._converter_of(outcome.model, method.name)
+            converter = None if outcome.model is None else self._make_converter(outcome.model, method.name)
             self._trained[method.name] = converter, outcome
         return self._trained[method.name]
 
@@ -195,7 +195,7 @@ class VariantMaker:
     def _ranges(self) -> str:
         return f"activations calibrated with {self.representative_text}"
 
-    def _converter_of(self, model: keras.Model, name: str) -> Converter:
+    def _make_converter(self, model: keras.Model, name: str) -> Converter:
         folder = Path(self._working.name) / name
         folder.mkdir()
         return Converter(model, self.source.signature, folder, child=self._child)

@@ -124,7 +124,7 @@ class _CostCounter(GraphCounter):
         self._written: set[Any] = set()
 
     def _operations(self, operation: Any) -> Any:
-        self._callers.append(self._row_of(operation))
+        self._callers.append(self._get_row(operation))
         path, self._path = self._path, (*self._path, operation.name)
         try:
             return super()._operations(operation)
@@ -137,7 +137,7 @@ class _CostCounter(GraphCounter):
         self._bodies.update(tensor.ref() for tensor in (*condition.inputs, *body.inputs))
         return condition, body
 
-    def _row_of(self, operation: Any) -> Any:
+    def _get_row(self, operation: Any) -> Any:
         """The layer whose scope is the innermost one; else optimizer or loss; else that of the caller."""
         row = row_of_name(operation.name, self._optimizers)
         return self._callers[-1] if row is None else row
@@ -192,7 +192,7 @@ class _CostCounter(GraphCounter):
             if not num_bytes or origin.ref() in self._bodies or origin.op.type == "Const":
                 continue
             is_given = origin.op.type in ("ReadVariableOp", "Placeholder")
-            source = self._row_of(origin.op)
+            source = self._get_row(origin.op)
             if not is_given and (source, _is_backward(origin.op)) == (row, phase):
                 continue
             key = (self._path[:-1], origin.ref(), row, phase)

@@ -40,13 +40,13 @@ def graph_operations(graph: Any) -> int:
 
 
 def needed_operations(
-    graph: Any, inputs_of: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
+    graph: Any, get_inputs: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
 ) -> list[tf.Operation]:
     """The operations of a function's graph that its results and side effects need.
 
     Args:
         graph: the function's.
-        inputs_of: the tensors that an operation needs.
+        get_inputs: the tensors that an operation needs.
     """
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     needed: dict[str, tf.Operation] = {}
@@ -54,7 +54,7 @@ def needed_operations(
         operation = waiting.pop()
         if operation.name not in needed:
             needed[operation.name] = operation
-            waiting += [*(tensor.op for tensor in inputs_of(operation)), *operation.control_inputs]
+            waiting += [*(tensor.op for tensor in get_inputs(operation)), *operation.control_inputs]
     return list(needed.values())
 
 

@@ -43,7 +43,7 @@ class Batches:
         self.source = source
         self.num_train_examples = num_train_examples
         self.raw_input = raw_input
-        self.train_data = train_data_of(self.made, several_epochs=several_epochs, takes_every=takes_every)
+        self.train_data = make_train_data(self.made, several_epochs=several_epochs, takes_every=takes_every)
         self._make, self._made = make, None
 
     def made(self) -> Any:
@@ -57,7 +57,7 @@ class Batches:
         return self.made().test(global_batch_size)
 
 
-def train_data_of(
+def make_train_data(
     batches: Callable[[], Any], *, several_epochs: bool = False, takes_every: bool = False
 ) -> Callable[..., Any]:
     """A `train_data` for a workload that can start at any step and be sharded across workers.
@@ -68,7 +68,7 @@ def train_data_of(
         several_epochs, takes_every: as for `Batches`.
 
     Example:
-        >>> list(inspect.signature(train_data_of(dict)).parameters)
+        >>> list(inspect.signature(make_train_data(dict)).parameters)
         ['global_batch_size', 'seed', 'epoch', 'start_step', 'shard']
     """
 

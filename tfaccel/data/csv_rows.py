@@ -15,14 +15,14 @@ KEEP_BYTES = "surrogateescape"  # how bytes that cannot be decoded become charac
 _DAMAGE = re.compile("[\0\udc80-\udcff]")
 
 
-def codec_of(encoding: str) -> str:
+def get_codec(encoding: str) -> str:
     """Python's name of an encoding; in UTF-8, the mark that some programs put first is passed over.
 
     Raises:
         DataError: if there is none.
 
     Example:
-        >>> codec_of("latin1"), codec_of("UTF-8")
+        >>> get_codec("latin1"), get_codec("UTF-8")
         ('iso8859-1', 'utf-8-sig')
     """
     try:

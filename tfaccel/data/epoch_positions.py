@@ -77,11 +77,11 @@ def of_every(every: Every | None) -> slice:
     return slice(index, None, count)
 
 
-def steps_of(num_batches: int, start_step: int, every: Every | None) -> slice:
+def get_steps(num_batches: int, start_step: int, every: Every | None) -> slice:
     """The steps of an epoch that a number of batches belong to; arguments as of `epoch_positions`.
 
     Example:
-        >>> steps_of(3, 10, None), steps_of(3, 10, (1, 2))
+        >>> get_steps(3, 10, None), get_steps(3, 10, (1, 2))
         (slice(10, 13, 1), slice(11, 16, 2))
     """
     index, count = every or (0, 1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.batches import Batches
-from tfaccel.data.epoch_positions import Every, Shard, steps_of
+from tfaccel.data.epoch_positions import Every, Shard, get_steps
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
@@ -87,7 +87,7 @@ class ExampleData(Batches):
         part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
         part["every"] = every
         shuffled = self.source.shuffled(global_batch_size, **part)
-        steps = steps_of(int(shuffled.cardinality()), start_step, every)
+        steps = get_steps(int(shuffled.cardinality()), start_step, every)
         which: dict[str, Any] = {"seed": seed, "epoch": epoch, "steps": steps, "shard": shard}
         return self._with_noise(shuffled, global_batch_size=global_batch_size, **which)
 

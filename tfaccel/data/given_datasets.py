@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.given_data import DATASET
-from tfaccel.data.private_adapters import batch_size_of, data_adapter, passes_are_alike
+from tfaccel.data.private_adapters import data_adapter, get_batch_size, passes_are_alike
 from tfaccel.data.private_pipelines import known_to_vary, runs_python
 from tfaccel.errors import DataError
 
@@ -51,7 +51,7 @@ class GivenDataset:
             )
         if self.num_batches == 0:
             raise DataError("The dataset is empty.")
-        self.batch_size = batch_size_of(dataset)
+        self.batch_size = get_batch_size(dataset)
         self.not_resumable = known_to_vary(dataset)
         self.runs_python = runs_python(dataset)
 

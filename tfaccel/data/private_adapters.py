@@ -108,7 +108,7 @@ def passes_are_alike(dataset: tf.data.Dataset) -> bool:
         return False
 
 
-def batch_size_of(dataset: tf.data.Dataset) -> int | None:
+def get_batch_size(dataset: tf.data.Dataset) -> int | None:
     """The batch size of a dataset, whose last batch may be smaller; None if unknown."""
     try:
         from tensorflow.python.data.experimental.ops import distribute

@@ -106,7 +106,7 @@ def _reasons(dataset: tf.data.Dataset) -> Iterator[str]:
             yield _ANY_ORDER
         nodes = list(_nodes(one))
         # An interleaved dataset itself does not say it, unlike its graph.
-        if any(map(is_in_any_order, _graph_of(one) if "ParallelInterleave" in type(one).__name__ else nodes)):
+        if any(map(is_in_any_order, _get_graph(one) if "ParallelInterleave" in type(one).__name__ else nodes)):
             yield _ANY_ORDER
         for node in nodes:
             if is_random(node):
@@ -119,20 +119,20 @@ def _reasons(dataset: tf.data.Dataset) -> Iterator[str]:
 def _nodes(dataset: Any) -> Iterator[Any]:
     """The operations in the functions of a transformation, and in the functions that these call."""
     for function in dataset._functions():
-        yield from nodes_of(function.function.graph.as_graph_def())
+        yield from get_nodes(function.function.graph.as_graph_def())
 
 
-def _graph_of(dataset: Any) -> Iterator[Any]:
+def _get_graph(dataset: Any) -> Iterator[Any]:
     """The operations of a whole pipeline, with those of its functions; none if TensorFlow cannot write it down."""
     variant = tf.data.experimental.to_variant(dataset)
     try:
         graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE)
     except tf.errors.OpError:
         return
-    yield from nodes_of(tf.compat.v1.GraphDef.FromString(graph.numpy()))
+    yield from get_nodes(tf.compat.v1.GraphDef.FromString(graph.numpy()))
 
 
-def nodes_of(graph: tf.compat.v1.GraphDef) -> Iterator[Any]:
+def get_nodes(graph: tf.compat.v1.GraphDef) -> Iterator[Any]:
     """The operations of a graph, and of the functions that it calls."""
     yield from graph.node
     for function in graph.library.function:

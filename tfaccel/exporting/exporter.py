@@ -27,7 +27,7 @@ from tfaccel.exporting.fresh_process import NEST, RAW_MARK, as_inputs
 from tfaccel.exporting.load_model import MODEL_FILE, ModelPlace
 from tfaccel.exporting.sample_rows import NUM_ROWS, raw_rows, rows_of_raw, sample_rows, smallest_embedding
 from tfaccel.exporting.saved_model_files import serving_command, write_saved_model
-from tfaccel.exporting.signatures import DEFAULT, RAW, output_specs, signatures_of
+from tfaccel.exporting.signatures import DEFAULT, RAW, make_signatures, output_specs
 from tfaccel.training.private.private_api import call_model
 
 logger = logging.getLogger("tfaccel")
@@ -64,8 +64,8 @@ class Exporter:
     ) -> None:
         self._model, self._exact = model, float32_model(model)
         self._place, self._folder, self._modules = place, folder, modules
-        self._signatures = signatures_of(self._exact, place.raw_input, sample=sample)
-        self._rows = self._rows_of_run(own_rows) if sample is None else self._rows_of(sample)
+        self._signatures = make_signatures(self._exact, place.raw_input, sample=sample)
+        self._rows = self._rows_of_run(own_rows) if sample is None else self._get_rows(sample)
         self._names = list(output_specs_in_order(self._signatures.functions[DEFAULT]))
         self._wanted = self._outputs(self._exact, self._rows)
         self._version = 1
@@ -191,12 +191,12 @@ class Exporter:
             inputs, leaves, names = self._signatures.inputs, keras.tree.flatten(own_rows), self._nest_order()
             specs = [inputs[name] for name in names]
             if len(leaves) == len(specs) and all(map(_takes, specs, leaves)):
-                rows = self._rows_of(own_rows)
+                rows = self._get_rows(own_rows)
                 is_image = isinstance(self._place.raw_input, ImageInput)
                 return {name: np.clip(np.round(array), 0, 255) for name, array in rows.items()} if is_image else rows
         return sample_rows(self._signatures.inputs, self._exact, self._place.raw_input)
 
-    def _rows_of(self, sample: Any) -> dict[str, np.ndarray]:
+    def _get_rows(self, sample: Any) -> dict[str, np.ndarray]:
         inputs = self._signatures.inputs
         leaves, names = keras.tree.flatten(sample), self._nest_order()
         if len(leaves) != len(names):
@@ -265,7 +265,7 @@ def _encoded(texts: np.ndarray) -> np.ndarray:
 
 
 def output_specs_in_order(function: Any) -> dict[str, Any]:
-    """The output specs of a function of `signatures_of`, in the order of the model's outputs."""
+    """The output specs of a function of `make_signatures`, in the order of the model's outputs."""
     known = output_specs(function)
     return {name: known[name] for name in function.structured_outputs}
 

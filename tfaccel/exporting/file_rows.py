@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.csv_rows import codec_of
+from tfaccel.data.csv_rows import get_codec
 from tfaccel.data.folder_files import counted, files_below, unlisted
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
-from tfaccel.data.tables.gaps import gaps_of
+from tfaccel.data.tables.gaps import find_gaps
 from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
 from tfaccel.exporting.json_lines import (
@@ -162,7 +162,7 @@ def _folder(folder: Path, kind: str) -> Rows:
 
 def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
     try:
-        lines = path.read_text(encoding=codec_of(encoding)).split("\n")
+        lines = path.read_text(encoding=get_codec(encoding)).split("\n")
     except (OSError, UnicodeError) as error:
         raise DataError(f"Cannot read {path} as a text in {encoding}: {error}. Give its --encoding.") from error
     found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -173,7 +173,7 @@ def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
 
 def _encoded(table: Table, raw_input: TableInput, names: tuple[str, ...], unknown_values: str) -> Rows:
     """The rows of a table that can be predicted, the reasons why others cannot, and notes."""
-    arrays, gaps = raw_input.encoding.encode(table), gaps_of(raw_input.encoding, table)
+    arrays, gaps = raw_input.encoding.encode(table), find_gaps(raw_input.encoding, table)
     reasons = gaps.reasons()
     if unknown_values == FILL:
         reasons = {row: reason for row, reason in reasons.items() if gaps.empty[row]}

@@ -43,7 +43,7 @@ class GraphWalk:
         }
         self._references: dict[str, list[Place]] = defaultdict(list)
         for place in self.places():
-            for name in self.functions_of(place.node):
+            for name in self.get_functions(place.node):
                 self._references[name].append(place)
 
     def places(self) -> Iterator[Place]:
@@ -54,7 +54,7 @@ class GraphWalk:
             for node in nodes.values():
                 yield Place(node, name)
 
-    def functions_of(self, node: Any) -> list[str]:
+    def get_functions(self, node: Any) -> list[str]:
         """The functions that a node can call."""
         found = [node.op] if node.op in self.functions else []
         for value in node.attr.values():
@@ -89,13 +89,13 @@ class GraphWalk:
 
     def called_by(self, names: Iterable[str]) -> set[str]:
         """The functions that these nodes of the graph call, directly or indirectly."""
-        waiting = [function for name in names for function in self.functions_of(self.nodes[name])]
+        waiting = [function for name in names for function in self.get_functions(self.nodes[name])]
         found: set[str] = set()
         while waiting:
             name = waiting.pop()
             if name not in found:
                 found.add(name)
-                waiting += [called for node in self._nodes_of[name].values() for called in self.functions_of(node)]
+                waiting += [called for node in self._nodes_of[name].values() for called in self.get_functions(node)]
         return found
 
     def operations_for(self, names: Iterable[str]) -> set[str]:

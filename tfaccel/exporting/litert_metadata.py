@@ -13,7 +13,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
-from tfaccel.compressing.litert.archive import LABELS_FILE, archive_of
+from tfaccel.compressing.litert.archive import LABELS_FILE, make_archive
 from tfaccel.compressing.litert.schema import schema as litert_schema
 from tfaccel.data.raw_input import RawInput
 
@@ -47,7 +47,7 @@ def with_metadata(
     model.metadata = [*(model.metadata or []), entry]
     builder = _AligningBuilder(len(content) + len(packed))
     builder.Finish(model.Pack(builder), file_identifier=_MODEL_IDENTIFIER)
-    return bytes(builder.Output()) + archive_of(raw_input, class_names)
+    return bytes(builder.Output()) + make_archive(raw_input, class_names)
 
 
 def _tensor_names(model: Any) -> tuple[list[str], list[str]]:

@@ -119,7 +119,7 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
     from tfaccel.training.private.private_weights import load_model
 
     try:
-        model = load_model(file, compile=False, safe_mode=True, custom_objects=_classes_of(modules))
+        model = load_model(file, compile=False, safe_mode=True, custom_objects=_get_classes(modules))
     except ExportError:
         raise
     except Exception as error:  # Keras raises many kinds of errors for files that it cannot load.
@@ -130,7 +130,7 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
     return model
 
 
-def _classes_of(modules: Sequence[str]) -> dict[str, type]:
+def _get_classes(modules: Sequence[str]) -> dict[str, type]:
     """The classes that the user's modules define, by the names that Keras has for classes that are not registered."""
     found = [value for module in modules for value in vars(sys.modules[module]).values() if isinstance(value, type)]
     return {one.__name__: one for one in found if one.__module__ in modules}

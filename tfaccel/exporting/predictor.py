@@ -15,7 +15,7 @@ from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, served_model
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, read_notes, version_folders
 from tfaccel.exporting.saved_model_session import SavedModelSession
-from tfaccel.exporting.signatures import DEFAULT, RAW, input_specs, signatures_of
+from tfaccel.exporting.signatures import DEFAULT, RAW, input_specs, make_signatures
 from tfaccel.reporting.class_scores import softmax
 
 
@@ -41,7 +41,7 @@ class Predictor:
             specs = {name: session.input_specs(name) for name in session.signatures}
             self.raw_input = read_notes(folder)[1]
         else:
-            functions = signatures_of(
+            functions = make_signatures(
                 served_model(load_keras_model(place.path, modules=modules)), place.raw_input
             ).functions
             self._run = partial(_run, functions)

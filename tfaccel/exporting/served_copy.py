@@ -10,7 +10,7 @@ from tfaccel.exporting.float32_model import float32_model
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, served_model
 from tfaccel.exporting.sample_rows import raw_rows, sample_rows
 from tfaccel.exporting.saved_model_files import write_saved_model
-from tfaccel.exporting.signatures import DEFAULT, RAW, signatures_of
+from tfaccel.exporting.signatures import DEFAULT, RAW, make_signatures
 
 logger = logging.getLogger("tfaccel")
 
@@ -29,7 +29,7 @@ def write_served_copy(place: ModelPlace, folder: Path, *, modules: Sequence[str]
     whole = load_keras_model(place.path, modules=modules)
     logger.info("Converting %s to a SavedModel", place.path)
     model = float32_model(served_model(whole))
-    signatures = signatures_of(model, place.raw_input)
+    signatures = make_signatures(model, place.raw_input)
     rows = sample_rows(signatures.inputs, model, place.raw_input, num_rows=1)
     requests = [(DEFAULT, rows)]
     if RAW in signatures.functions:

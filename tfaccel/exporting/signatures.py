@@ -44,7 +44,7 @@ class Signatures:
         return input_specs(self.functions[DEFAULT])
 
 
-def signatures_of(model: keras.Model, raw_input: RawInput | None = None, *, sample: Any = None) -> Signatures:
+def make_signatures(model: keras.Model, raw_input: RawInput | None = None, *, sample: Any = None) -> Signatures:
     """Builds the signature `serving_default` of a model, and `serving_raw` if its raw inputs are known.
 
     Args:
@@ -153,10 +153,10 @@ def _input_nest(model: keras.Model, sample: Any) -> Any:
             f"The inputs of {type(model).__name__} are unknown, unlike those of functional and sequential models. Give "
             "a batch: export(..., sample=x)."
         )
-    return keras.tree.map_structure(_spec_of, sample)
+    return keras.tree.map_structure(_get_spec, sample)
 
 
-def _spec_of(leaf: Any) -> tf.TensorSpec:
+def _get_spec(leaf: Any) -> tf.TensorSpec:
     tensor = tf.convert_to_tensor(leaf)
     kind = {tf.float64: tf.float32, tf.int64: tf.int32}.get(tensor.dtype, tensor.dtype)
     return tf.TensorSpec(tensor.shape, kind, name="")
@@ -221,7 +221,7 @@ def _raw_function(model: keras.Model, raw_input: Any, specs: dict[str, tf.Tensor
 
 def _table_function(model: keras.Model, raw_input: TableInput, names_nest: Any) -> tuple[Any, list[Any]]:
     encode, specs, resources = table_preprocessing(raw_input.encoding, column_names(raw_input))
-    wanted = {name for name, columns in _columns_of(raw_input).items() if columns}
+    wanted = {name for name, columns in _get_columns(raw_input).items() if columns}
     names = set(keras.tree.flatten(names_nest))
     if names != wanted:
         raise ExportError(
@@ -242,7 +242,7 @@ def column_names(raw_input: TableInput) -> list[str]:
     return argument_names(list(raw_input.encoding.sources), "column")
 
 
-def _columns_of(raw_input: TableInput) -> dict[str, Sequence[Any]]:
+def _get_columns(raw_input: TableInput) -> dict[str, Sequence[Any]]:
     return {"numbers": raw_input.encoding.numeric, "categories": raw_input.encoding.categorical}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfaccel.data.tables.column_kinds import NUMERIC
-from tfaccel.data.tables.dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, is_valid, parts_of
+from tfaccel.data.tables.dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, get_parts, is_valid
 from tfaccel.data.tables.encoding import (
     MISSING_CODE,
     NUM_SPECIAL_CODES,
@@ -40,19 +40,21 @@ def table_preprocessing(
         encoding: the columns.
         names: the names of its `sources` in the signature, in their order.
     """
-    name_of = dict(zip(encoding.sources, names, strict=True))
+    get_name = dict(zip(encoding.sources, names, strict=True))
     specs = {
-        name_of[source]: tf.TensorSpec((None,), tf.float32 if kind == NUMERIC else tf.string, name=name_of[source])
+        get_name[source]: tf.TensorSpec((None,), tf.float32 if kind == NUMERIC else tf.string, name=get_name[source])
         for source, kind in encoding.sources.items()
     }
     for column in encoding.numeric:
         if column.offset:
-            specs[name_of[column.source]] = tf.TensorSpec((None,), tf.float64, name=name_of[column.source])
-    tables = {name_of[column.name]: _table(column) for column in encoding.categorical if column.categories}
+            specs[get_name[column.source]] = tf.TensorSpec((None,), tf.float64, name=get_name[column.source])
+    tables = {get_name[column.name]: _table(column) for column in encoding.categorical if column.categories}
 
     def encode(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
-        numbers = [_numbers(column, columns[name_of[column.source]]) for column in encoding.numeric]
-        codes = [_codes(columns[name_of[one.name]], one, tables.get(name_of[one.name])) for one in encoding.categorical]
+        numbers = [_numbers(column, columns[get_name[column.source]]) for column in encoding.numeric]
+        codes = [
+            _codes(columns[get_name[one.name]], one, tables.get(get_name[one.name])) for one in encoding.categorical
+        ]
         parts = {"numbers": numbers, "categories": codes}
         return {name: tf.stack(values, axis=1) for name, values in parts.items() if values}
 
@@ -71,7 +73,7 @@ def _numbers(column: NumericColumn, values: tf.Tensor) -> tf.Tensor:
     is_date &= is_valid(*numbers)
     message = f"The column {date.column} holds dates with year, month and day in the order {date.order}."
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_date | is_missing), [message, values])]):
-        parts = parts_of(numbers, sine=tf.sin, cosine=tf.cos, as_float=lambda one: tf.cast(one, tf.float32))
+        parts = get_parts(numbers, sine=tf.sin, cosine=tf.cos, as_float=lambda one: tf.cast(one, tf.float32))
         return tf.where(is_date, tf.cast(parts[date.part], tf.float32), math.nan)
 
 

@@ -114,7 +114,7 @@ def _text(value: Any) -> str:
 def _ask_nvidia_smi(machine: Machine) -> list[DriverGpu]:
     # Drivers before 2021 do not know compute_cap and reject the whole query.
     for fields in (_QUERY, _QUERY[:-1]):
-        text = machine.output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        text = machine.get_output("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         if text is not None:
             rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
             return [_nvidia_smi_gpu(index, row) for index, row in enumerate(rows) if len(row) == len(fields)]

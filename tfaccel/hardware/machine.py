@@ -90,7 +90,7 @@ class Machine:
         found = (f"/{path.relative_to(self.root)}" for path in self.root.glob(pattern.lstrip("/")))
         return sorted(found, key=_natural_order)
 
-    def output_of(self, *command: str, timeout_seconds: float = 20) -> str | None:
+    def get_output(self, *command: str, timeout_seconds: float = 20) -> str | None:
         """The output of a command; None if it is missing, fails, or exceeds the time limit."""
         folders = [self.environ.get("PATH", ""), *(str(self.path(folder)) for folder in _EXTRA_COMMAND_FOLDERS)]
         program = shutil.which(command[0], path=os.pathsep.join(filter(None, folders)))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, notes_of, sensitivity_cells
+from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes, sensitivity_cells
 from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Message, Section, Table
 from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Bar, bar_figure
@@ -49,7 +49,7 @@ def _blocks(result: CompressResult) -> list[Block]:
             strong=frozenset((row, 0) for row, one in enumerate(result.results) if one is result.winner),
         )
     )
-    notes = tuple(line for one in result.results for line in notes_of(result, one))
+    notes = tuple(line for one in result.results for line in get_notes(result, one))
     if notes:
         blocks.append(Message(lines=notes, tone="quiet"))
     if result.sensitivity:

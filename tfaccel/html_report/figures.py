@@ -45,21 +45,21 @@ def check_plotly() -> None:
             )
 
 
-def color_of(number: int) -> str:
-    """The color of the run, or series, with this number; they repeat after nine, with another `shape_of`.
+def get_color(number: int) -> str:
+    """The color of the run, or series, with this number; they repeat after nine, with another `get_shape`.
 
     Example:
-        >>> color_of(0) == color_of(len(COLORS))
+        >>> get_color(0) == get_color(len(COLORS))
         True
     """
     return COLORS[number % len(COLORS)]
 
 
-def shape_of(number: int, *, has_dots: bool = False) -> str:
+def get_shape(number: int, *, has_dots: bool = False) -> str:
     """The shape of the line of the run with this number; runs of the same color have different ones, up to 27 runs.
 
     Example:
-        >>> shape_of(0), shape_of(len(COLORS)), shape_of(len(COLORS), has_dots=True)
+        >>> get_shape(0), get_shape(len(COLORS)), get_shape(len(COLORS), has_dots=True)
         ('line', 'dashed', 'dash-dotted')
     """
     shapes = _SHAPES[3:] if has_dots else _SHAPES[:3]
@@ -74,7 +74,7 @@ class Series:
         name: shown when the pointer is on it.
         x, y: the points; None in `y` leaves a gap.
         color: as in CSS.
-        shape: one of `shape_of`, "dot", or "plain" for a line without marks at its points.
+        shape: one of `get_shape`, "dot", or "plain" for a line without marks at its points.
         texts: shown beside the value when the pointer is on a point; empty for none.
     """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import cells, notes_of, sensitivity_cells
+from tfaccel.compressing.comparison.gate_table import cells, get_notes, sensitivity_cells
 from tfaccel.errors import ReportError, RunDirError, SearchError
 from tfaccel.html_report.blocks import Picture
 from tfaccel.html_report.run_record import RunRecord, read_mapping, read_pictures, read_rows, read_run
@@ -165,7 +165,7 @@ def _read_search(path: Path, name: str) -> SearchRecord:
             problems.append(f"search.json is not the result of a search: {type(error).__name__} {error}")
     rows = _read_trials(path / "trials.jsonl", problems)
     config = read_mapping(path / "config.json", problems)
-    objective = _objective_of(config, rows)
+    objective = _get_objective(config, rows)
     result = SearchResult(
         run_dir=str(path),
         algorithm=str(config.get("algorithm", "")),
@@ -204,7 +204,7 @@ def _check_trial(row: TrialRow) -> None:
         float(value)  # an OverflowError for a whole number of hundreds of digits
 
 
-def _objective_of(config: dict[str, Any], rows: Sequence[TrialRow]) -> Objective:
+def _get_objective(config: dict[str, Any], rows: Sequence[TrialRow]) -> Objective:
     """The objective of a search that has not ended: the stated one, or else its default."""
     names = list(dict.fromkeys(metric for row in rows for metric in row.metrics))
     for wanted in (config.get("objective"), None):
@@ -223,7 +223,7 @@ def _read_comparison(folder: Path, name: str, problems: list[str]) -> list[Compr
         result = CompressResult.from_json(data)
         result.summary()
         for one in result.results:  # computed from all figures: a damaged one is found here
-            cells(result, one), notes_of(result, one)
+            cells(result, one), get_notes(result, one)
         for cost in result.sensitivity:
             sensitivity_cells(cost)
         return [CompressRecord(name=name, result=result)]

@@ -11,7 +11,7 @@ from tfaccel.errors import ReportError, TfaccelError
 from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Message, Section, Table
 from tfaccel.html_report.figures import COLORS, GOOD, Bar, bar_figure
 from tfaccel.html_report.run_record import RunRecord
-from tfaccel.html_report.texts import number_of, setting_text, words_of
+from tfaccel.html_report.texts import get_number, get_words, setting_text
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import HEADINGS, Report, described
 from tfaccel.planning.moves import MEASURED
@@ -89,7 +89,7 @@ def _checked(report: Report) -> Report:
         raise ValueError(f"candidate {report.chosen} of {len(report.candidates)} was chosen")
     numbers = (report.speedup, report.seconds, *report.gains.values())
     texts = (report.workload, report.stopped_because, *(one.rejection or one.failure for one in report.candidates))
-    if any(number_of(one) is None for one in numbers) or not all(isinstance(one, str) for one in texts):
+    if any(get_number(one) is None for one in numbers) or not all(isinstance(one, str) for one in texts):
         raise ValueError("a value has another type than was written")
     for candidate in report.candidates:
         rates = [one.num_steps / one.seconds for one in candidate.windows]
@@ -119,14 +119,14 @@ def kept_report(run: RunRecord) -> Report | None:
         try:
             report = _checked(Report.from_json(json.loads(file.read_text(encoding="utf-8"))["report"]))
             there = {name: value for name, value in report.hardware.items() if name not in _VOLATILE}
-            if report.workload == run.workload and there == machine and _is_of(run.plan, report.plan):
+            if report.workload == run.workload and there == machine and _is_chosen(run.plan, report.plan):
                 return report
         except _DAMAGES:
             continue
     return None
 
 
-def _is_of(plan: Plan, chosen: Plan) -> bool:
+def _is_chosen(plan: Plan, chosen: Plan) -> bool:
     """Whether a run's plan is a chosen one with its reasons; where it left `augment_on` open, the run has decided."""
     reasons = dict(chosen.reasons)
     if reasons.get("augment_on") == AUGMENT_ON_UNMEASURED:
@@ -173,7 +173,7 @@ def _candidates(run_name: str, report: Report) -> list[Block]:
     blocks: list[Block] = []
     chosen = described(report.candidates[report.chosen], first)
     lead = f"{len(report.candidates)} plans for {report.workload} were measured in {report.seconds:.0f} s."
-    gains = [f"{words_of(axis)} {gain:.2f} times as fast" for axis, gain in report.gains.items()]
+    gains = [f"{get_words(axis)} {gain:.2f} times as fast" for axis, gain in report.gains.items()]
     lines = [
         f"{lead} Chosen: {chosen}, {report.speedup:.2f} times the speed of the first plan.",
         report.stopped_because,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Section, Table
-from tfaccel.html_report.figures import COLORS, Series, color_of, line_figure, shape_of
+from tfaccel.html_report.figures import COLORS, Series, get_color, get_shape, line_figure
 from tfaccel.html_report.run_record import RunRecord
-from tfaccel.html_report.texts import number_of, unit_of, value_text, words_of
+from tfaccel.html_report.texts import get_number, get_unit, get_words, value_text
 
 VALIDATION = "val_"
 _MAX_EPOCHS_IN_TABLE = 400
@@ -28,7 +28,7 @@ Numbered = Sequence[tuple[int, RunRecord]]  # runs with their numbers on the pag
 def curve_section(runs: Sequence[RunRecord]) -> Section:
     """A chart per metric and workload: training and validation, all runs."""
     names = [
-        name for run in runs for name in run.fields() if not unit_of(name) or f"{VALIDATION}{name}" in run.fields()
+        name for run in runs for name in run.fields() if not get_unit(name) or f"{VALIDATION}{name}" in run.fields()
     ]
     metrics = list(dict.fromkeys(name.removeprefix(VALIDATION) for name in names))
     metrics.sort(key=lambda name: (name != "loss", name == "learning_rate"))
@@ -67,15 +67,15 @@ def _metric_chart(metric: str, runs: Numbered, *, of: str, is_one: bool) -> Char
                 continue
             drawn = True
             kinds.add(kind)
-            color = color_of(kind == "validation") if is_one else color_of(number)
-            shape = "line" if is_one else shape_of(number, has_dots=kind == "training")
+            color = get_color(kind == "validation") if is_one else get_color(number)
+            shape = "line" if is_one else get_shape(number, has_dots=kind == "training")
             label = kind if is_one else f"{run.name}, {kind}"
             series.append(Series(name=label, x=run.epochs, y=values, color=color, shape=shape))
             said.append(f"{label}: {_first_to_last(values)}")
             if is_one:
                 legend.append(LegendEntry(label=kind, color=color))
         if drawn and not is_one:
-            legend.append(LegendEntry(label=run.name, color=color_of(number), shape=shape_of(number)))
+            legend.append(LegendEntry(label=run.name, color=get_color(number), shape=get_shape(number)))
     if not is_one and len(kinds) == 2:
         dots, none = ("", "") if number < len(COLORS) else (": with dots", ": without dots")
         legend.append(LegendEntry(label=f"validation{none}", color="currentColor"))
@@ -122,7 +122,7 @@ def system_section(runs: Sequence[RunRecord]) -> Section:
     found = [_derived_throughput(some, of=of, is_one=is_one) for of, some in groups]
     blocks: list[Block] = [chart for chart in found if chart is not None]
     for unit in _SYSTEM:
-        names = [name for name in own if unit_of(name) == unit]
+        names = [name for name in own if get_unit(name) == unit]
         if is_one and len(names) > 1 and unit != "per second":
             blocks.append(_field_chart(unit, names, groups[0][1], is_one=True))
         else:
@@ -143,16 +143,18 @@ def _field_chart(unit: str, names: Sequence[str], runs: Numbered, *, is_one: boo
     scale, y_title = _scale(unit, [value for _, name, _, run in found for value in run.values(name)])
     series = [
         Series(
-            name=words_of(name) if by_field else run.name,
+            name=get_words(name) if by_field else run.name,
             x=run.epochs,
             y=[None if value is None else value * scale for value in run.values(name)],
-            color=color_of(place if by_field else number),
-            shape=shape_of(place if by_field else number),
+            color=get_color(place if by_field else number),
+            shape=get_shape(place if by_field else number),
         )
         for place, name, number, run in found
     ]
-    last = "; ".join(f"{run.name}, {words_of(name)}: {value_text(name, _last(run, name))}" for _, name, _, run in found)
-    title = _SYSTEM[unit] if by_field else words_of(names[0]) + (" time" if names[0] == "step_seconds" else "")
+    last = "; ".join(
+        f"{run.name}, {get_words(name)}: {value_text(name, _last(run, name))}" for _, name, _, run in found
+    )
+    title = _SYSTEM[unit] if by_field else get_words(names[0]) + (" time" if names[0] == "step_seconds" else "")
     return Chart(
         title=f"{title[0].upper()}{title[1:]}{of}",
         description=f"After each epoch. At the end: {last}.",
@@ -186,7 +188,7 @@ def _derived_throughput(runs: Numbered, *, of: str, is_one: bool) -> Chart | Non
     if not found:
         return None
     series = [
-        Series(name=run.name, x=run.epochs, y=rates, color=color_of(number), shape=shape_of(number))
+        Series(name=run.name, x=run.epochs, y=rates, color=get_color(number), shape=get_shape(number))
         for number, run, rates in found
     ]
     said = []
@@ -212,13 +214,13 @@ def epoch_rates(run: RunRecord) -> list[float | None]:
         >>> epoch_rates(RunRecord(path=Path("run"), name="run", config=config, result_data={}, rows=rows))
         [25.0, 50.0, None]
     """
-    batch = number_of(run.config.get("global_batch_size")) or (run.plan and run.plan.global_batch_size)
+    batch = get_number(run.config.get("global_batch_size")) or (run.plan and run.plan.global_batch_size)
     if not batch:
         return [None] * len(run.rows)
     rates: list[float | None] = []
     step, seconds = 0.0, 0.0
     for row in run.rows:
-        now, then = (number_of(row.get("step")), number_of(row.get("seconds")))
+        now, then = (get_number(row.get("step")), get_number(row.get("seconds")))
         ok = now is not None and then is not None and now > step and then > seconds
         rates.append(batch * (now - step) / (then - seconds) if ok else None)  # type: ignore[operator]
         step, seconds = now or step, then or seconds

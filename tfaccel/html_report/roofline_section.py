@@ -12,7 +12,7 @@ from tfaccel.errors import ReportError
 from tfaccel.html_report.blocks import Block, Card, Cards, Chart, LegendEntry, Message, Section, Table
 from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Series, line_figure, with_logarithmic_axes
 from tfaccel.html_report.run_record import RunRecord
-from tfaccel.html_report.texts import NONE, number_of, plain_number, seconds_text, value_text
+from tfaccel.html_report.texts import NONE, get_number, plain_number, seconds_text, value_text
 from tfaccel.local_path import local_path
 from tfaccel.planning.kept_rooflines import kept_roofline
 
@@ -147,7 +147,7 @@ def _record(data: Mapping[str, Any]) -> RooflineRecord:
 
 
 def _positive(value: Any, *, zero: bool = False) -> float:
-    number = number_of(value)
+    number = get_number(value)
     if number is None or number < 0 or (number == 0 and not zero):
         raise ValueError(f"a figure must be a positive number, not {value!r:.50}")
     return number

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfaccel.errors import TfaccelError
 from tfaccel.html_report.blocks import Picture
-from tfaccel.html_report.texts import number_of
+from tfaccel.html_report.texts import get_number
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import NO_METRICS
@@ -69,7 +69,7 @@ class RunRecord:
         last = self.last_metrics
         held_out = {name.removeprefix(_VALIDATION): last[name] for name in last if name.startswith(_VALIDATION)}
         given = held_out or last if self.result is None else self.result.final
-        found = {name: number_of(value) for name, value in given.items() if name not in _NO_OUTCOMES}
+        found = {name: get_number(value) for name, value in given.items() if name not in _NO_OUTCOMES}
         return {name: value for name, value in found.items() if value is not None}
 
     @property
@@ -85,7 +85,7 @@ class RunRecord:
     @property
     def epochs(self) -> list[int]:
         """The numbers of the epochs, from 1."""
-        numbers = (number_of(row.get("epoch")) for row in self.rows)
+        numbers = (get_number(row.get("epoch")) for row in self.rows)
         return [
             place + 1 if number is None or not 0 <= number < _MAX_EPOCHS else int(number) + 1
             for place, number in enumerate(numbers)
@@ -93,7 +93,7 @@ class RunRecord:
 
     def values(self, name: str) -> list[float | None]:
         """One value per epoch; None where it is missing or not finite."""
-        return [number_of(row.get(name)) for row in self.rows]
+        return [get_number(row.get(name)) for row in self.rows]
 
     def fields(self) -> list[str]:
         """The names of all numbers that were written after each epoch, in order."""
@@ -111,7 +111,7 @@ def read_run(path: Path, name: str) -> RunRecord:
     problems: list[str] = []
     config = read_mapping(path / "config.json", problems)
     data = read_mapping(path / "result.json", problems)
-    rows = read_rows(path / "metrics.jsonl", problems) or _rows_of(data.get("history"))
+    rows = read_rows(path / "metrics.jsonl", problems) or _get_rows(data.get("history"))
     result, plan = None, None
     if data:
         try:
@@ -131,7 +131,7 @@ def read_run(path: Path, name: str) -> RunRecord:
         name=name,
         config={name: value for name, value in config.items() if name != RUN_ID},
         rows=tuple(map(_flat, rows)),
-        last_metrics=_metrics_of(rows[-1]) if rows else {},
+        last_metrics=_get_metrics(rows[-1]) if rows else {},
         result=result,
         result_data=data,
         plan=plan,
@@ -225,21 +225,21 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for one in inner for name, value in one.items() if name not in POSITION}, **own}
 
 
-def _metrics_of(row: Mapping[str, Any]) -> dict[str, Any]:
+def _get_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in NO_METRICS and not isinstance(value, dict)}
 
 
 def _is_anew(before: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     """Whether the time of a row is not that of the row before it and of the epoch between them."""
-    then, now = number_of(before.get("seconds")), number_of(row.get("seconds"))
+    then, now = get_number(before.get("seconds")), get_number(row.get("seconds"))
     if then is None or now is None:
         return False
-    steps = (number_of(row.get("step")) or 0.0) - (number_of(before.get("step")) or 0.0)
-    least = max(0.0, steps) * (number_of(row.get("step_seconds")) or 0.0)
+    steps = (get_number(row.get("step")) or 0.0) - (get_number(before.get("step")) or 0.0)
+    least = max(0.0, steps) * (get_number(row.get("step_seconds")) or 0.0)
     return now < then + _LEAST_OF_STEPS * least
 
 
-def _rows_of(history: Any) -> list[Mapping[str, Any]]:
+def _get_rows(history: Any) -> list[Mapping[str, Any]]:
     """The history of a result as rows, where there is no metrics.jsonl."""
     if not isinstance(history, dict):
         return []
@@ -257,7 +257,7 @@ def _check_result(result: TrainResult) -> None:
         if not isinstance(getattr(result, name), dict):
             raise ValueError(f"{name} is not a JSON object")
     for name in ("examples_per_second", "first_step_seconds", "wall_seconds"):
-        if number_of(getattr(result, name)) is None:
+        if get_number(getattr(result, name)) is None:
             raise ValueError(f"{name} is not a number")
     result.verdict  # noqa: B018 - it is computed from the history, which must hold numbers
 

@@ -9,7 +9,7 @@ from typing import Any
 from tfaccel.html_report.blocks import Block, Chart, LegendEntry, Section, Table
 from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Series, line_figure, with_logarithmic_axes
 from tfaccel.html_report.found_records import SearchRecord
-from tfaccel.html_report.texts import NONE, number_of, plain_number, seconds_text, setting_text, value_text
+from tfaccel.html_report.texts import NONE, get_number, plain_number, seconds_text, setting_text, value_text
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.trial_row import TrialRow
 
@@ -34,7 +34,7 @@ def search_sections(searches: Sequence[SearchRecord]) -> list[Section]:
 
 def _blocks(search: SearchRecord) -> list[Block]:
     result = search.result
-    scored = [row for row in result.rows if row.has_score and number_of(row.score) is not None]
+    scored = [row for row in result.rows if row.has_score and get_number(row.score) is not None]
     blocks: list[Block] = []
     if scored:
         blocks.append(_score_chart(scored, result.objective))
@@ -54,7 +54,7 @@ def _score_name(objective: Objective) -> str:
 
 def _score_chart(scored: Sequence[TrialRow], objective: Objective) -> Chart:
     """The score of each trial, and the best one so far."""
-    x_title, numbers, scored = _places_of(scored)
+    x_title, numbers, scored = _get_places(scored)
     best: list[float | None] = []
     for row in scored:
         score = float(row.score or 0.0)
@@ -72,7 +72,7 @@ def _score_chart(scored: Sequence[TrialRow], objective: Objective) -> Chart:
     )
 
 
-def _places_of(rows: Sequence[TrialRow]) -> tuple[str, list[int], Sequence[TrialRow]]:
+def _get_places(rows: Sequence[TrialRow]) -> tuple[str, list[int], Sequence[TrialRow]]:
     """The title of an axis of trials, their places on it, and the trials in this order: by id where it is a number."""
     if all(row.trial_id.isdecimal() and len(row.trial_id) < _MAX_DIGITS for row in rows):
         rows = sorted(rows, key=lambda row: int(row.trial_id))
@@ -136,7 +136,7 @@ def _pareto_charts(scored: Sequence[TrialRow], pareto: Sequence[TrialRow], objec
 def _hyperparameter_chart(name: str, scored: Sequence[TrialRow], objective: Objective) -> Chart:
     rows = [row for row in scored if row.hyperparameters.get(name) is not None]
     values = [row.hyperparameters[name] for row in rows]
-    numbers = [number_of(value) for value in values]
+    numbers = [get_number(value) for value in values]
     known = [value for value in numbers if value is not None]
     are_numbers = len(known) == len(values)
     x: Sequence[Any] = known if are_numbers else [setting_text(value) for value in values]
@@ -188,5 +188,5 @@ def _trial_table(search: SearchRecord) -> Table:
 def _hyperparameter(value: Any) -> str:
     if value is None:
         return NONE
-    number = number_of(value)
+    number = get_number(value)
     return setting_text(value) if number is None else plain_number(number)

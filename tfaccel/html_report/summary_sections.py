@@ -14,16 +14,16 @@ from tfaccel.html_report.run_record import RunRecord
 from tfaccel.html_report.texts import (
     NONE,
     bytes_text,
-    number_of,
+    get_number,
+    get_words,
     plain_number,
     seconds_text,
     setting_text,
     value_text,
-    words_of,
 )
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.verdict.fit_verdict import SOUND, UNKNOWN
-from tfaccel.tuning.objective import direction_of
+from tfaccel.tuning.objective import infer_direction
 from tfaccel.tuning.trial_row import TrialRow
 
 _PARTS = ("options", "built")  # of a run's config
@@ -69,7 +69,7 @@ def _cards(run: RunRecord) -> tuple[Card, ...]:
     if run.result is not None:
         rate = run.result.examples_per_second
         if rate > 0:
-            median, p95 = (number_of(run.result.step_seconds.get(name)) for name in ("median", "p95"))
+            median, p95 = (get_number(run.result.step_seconds.get(name)) for name in ("median", "p95"))
             step = "" if median is None else f"{seconds_text(median)} per step"
             step += "" if median is None or p95 is None else f", 95 % within {seconds_text(p95)}"
             cards.append(Card(label="examples per second", value=f"{rate:,.0f}", note=step))
@@ -77,9 +77,9 @@ def _cards(run: RunRecord) -> tuple[Card, ...]:
         cards.append(Card(label=label, value=seconds_text(run.result.wall_seconds), note=f"first call {first}"))
     performance = run.result_data.get("performance")
     for name, note in (("mfu", "of the machine's speed"), ("input_wait_share", "of the training time")):
-        value = number_of(performance.get(name)) if isinstance(performance, dict) else None
+        value = get_number(performance.get(name)) if isinstance(performance, dict) else None
         if value is not None:
-            cards.append(Card(label=words_of(name), value=value_text(name, value), note=note))
+            cards.append(Card(label=get_words(name), value=value_text(name, value), note=note))
     if run.rows:
         cards.append(Card(label="epochs", value=str(len(run.rows)), note=f"of {run.config.get('epochs') or '?'}"))
     return tuple(cards)
@@ -113,7 +113,7 @@ def _scaling(run: RunRecord) -> list[str]:
     if not isinstance(scaled, dict):
         return []
     names = ("learning_rate", "scaled_learning_rate", "recommended_batch_size", "global_batch_size")
-    before, after, recommended, used = (number_of(scaled.get(name)) for name in names)
+    before, after, recommended, used = (get_number(scaled.get(name)) for name in names)
     if before is None or after is None or recommended is None or used is None:
         return []
     rule = str(scaled.get("rule", "unknown")).replace("_", " ")
@@ -145,8 +145,8 @@ def _outcomes(runs: Sequence[RunRecord]) -> Table:
         columns[name] = [(final.get(name), value_text(name, final.get(name))) for final in finals]
     for heading, unit, of in (
         ("examples/s", "examples_per_second", lambda result: result.examples_per_second or None),
-        ("step", "step_seconds", lambda result: number_of(result.step_seconds.get("median"))),
-        ("step p95", "step_seconds", lambda result: number_of(result.step_seconds.get("p95"))),
+        ("step", "step_seconds", lambda result: get_number(result.step_seconds.get("median"))),
+        ("step p95", "step_seconds", lambda result: get_number(result.step_seconds.get("p95"))),
         ("first call", "first_step_seconds", lambda result: result.first_step_seconds),
         ("time", "wall_seconds", lambda result: result.wall_seconds),
     ):
@@ -164,7 +164,7 @@ def _outcomes(runs: Sequence[RunRecord]) -> Table:
     strong = set()
     if len({run.workload for run in runs}) == 1:
         for column, (name, cells) in enumerate(columns.items(), 3):
-            strong |= {(row, column) for row in _best_of(name, [value for value, _ in cells])}
+            strong |= {(row, column) for row in _find_best(name, [value for value, _ in cells])}
     headings = ("run", "workload", "verdict", *columns)
     return Table(
         caption="Outcomes",
@@ -182,7 +182,7 @@ def _finals(runs: Sequence[RunRecord]) -> list[dict[str, float]]:
     return [{f"{name}{end}": value for name, value in run.final.items()} for run, end in zip(runs, ends, strict=True)]
 
 
-def _best_of(name: str, values: list[float | None]) -> list[int]:
+def _find_best(name: str, values: list[float | None]) -> list[int]:
     """The places of the best value; none if its direction is unknown, or all are equal.
 
     Nor of the times of whole calls, which may be those of different numbers of epochs.
@@ -192,7 +192,7 @@ def _best_of(name: str, values: list[float | None]) -> list[int]:
         return []
     try:
         direction = {"examples/s": "max", "step": "min", "step p95": "min"}.get(name)
-        direction = direction or direction_of(name.removesuffix(_ON_TRAINING))
+        direction = direction or infer_direction(name.removesuffix(_ON_TRAINING))
     except SearchError:
         return []
     best = max(known) if direction == "max" else min(known)
@@ -283,7 +283,7 @@ def _machine(hardware: Mapping[str, Any]) -> list[tuple[str, str]]:
     features = hardware.get("cpu_features")
     if isinstance(features, list):
         rows.append(("CPU features", ", ".join(map(str, features)) or "none that matter"))
-    memory = number_of(hardware.get("memory_bytes"))
+    memory = get_number(hardware.get("memory_bytes"))
     rows.append(("memory", NONE if not memory else bytes_text(memory)))
     devices = hardware.get("devices")
     names = [_device(one) for one in devices if isinstance(one, dict)] if isinstance(devices, list) else []
@@ -295,7 +295,7 @@ def _machine(hardware: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _device(device: Mapping[str, Any]) -> str:
-    memory = number_of(device.get("memory_bytes"))
+    memory = get_number(device.get("memory_bytes"))
     parts = [f"{device.get('kind')}:{device.get('index')}", str(device.get("model") or "")]
     return " ".join(part for part in (*parts, bytes_text(memory) if memory else "") if part)
 

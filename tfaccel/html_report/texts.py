@@ -10,11 +10,11 @@ _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _SHARES = tuple(f"_{word}" for word in ("share", "fraction", "utilization"))
 
 
-def number_of(value: Any) -> float | None:
+def get_number(value: Any) -> float | None:
     """A finite number; None for anything else that a file may hold.
 
     Example:
-        >>> number_of(3), number_of(float("nan")), number_of(True), number_of("3"), number_of(10**400)
+        >>> get_number(3), get_number(float("nan")), get_number(True), get_number("3"), get_number(10**400)
         (3.0, None, None, None, None)
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -26,11 +26,11 @@ def number_of(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def unit_of(name: str) -> str:
+def get_unit(name: str) -> str:
     """The unit that a field's name contains: "examples/s", "per second", "s", "bytes", "share", or "".
 
     Example:
-        >>> unit_of("examples_per_second"), unit_of("step_seconds"), unit_of("mfu"), unit_of("accuracy")
+        >>> get_unit("examples_per_second"), get_unit("step_seconds"), get_unit("mfu"), get_unit("accuracy")
         ('examples/s', 's', 'share', '')
     """
     if name.endswith("_per_second"):
@@ -49,10 +49,10 @@ def value_text(name: str, value: Any) -> str:
         >>> value_text("peak_bytes", 3 * 2**30), value_text("accuracy", 0.98765), value_text("step_seconds", 0.0012)
         ('3.0 GiB', '0.9877', '1.2 ms')
     """
-    number = number_of(value)
+    number = get_number(value)
     if number is None:
         return NONE
-    unit = unit_of(name)
+    unit = get_unit(name)
     if unit == "bytes":
         return bytes_text(number)
     if unit == "s":
@@ -122,15 +122,15 @@ def setting_text(value: Any) -> str:
     return str(value)
 
 
-def words_of(name: str) -> str:
+def get_words(name: str) -> str:
     """A field's name in words, without its unit.
 
     Example:
-        >>> words_of("input_wait_share"), words_of("examples_per_second"), words_of("mfu"), words_of("peak_bytes")
+        >>> get_words("input_wait_share"), get_words("examples_per_second"), get_words("mfu"), get_words("peak_bytes")
         ('input wait', 'examples per second', 'MFU', 'peak')
     """
     for end in ("_seconds", "_bytes", *_SHARES):
-        if unit_of(name) and name.endswith(end) and name != end[1:]:
+        if get_unit(name) and name.endswith(end) and name != end[1:]:
             name = name.removesuffix(end)
             break
     words = name.replace("_", " ")

@@ -77,7 +77,7 @@ def run_worker(config: dict[str, Any]) -> None:
         return
     worker = _started(config, index, addresses[:active], attempt)
     try:
-        end = _end_of(worker, attempt, reporter, config)
+        end = _get_end(worker, attempt, reporter, config)
         reporter.close()
         ray.get(board.end.remote(end), timeout=_ANSWER_SECONDS)
         if end.status != DONE and not end.is_final and not _is_settled(reporter.exchange):
@@ -177,7 +177,7 @@ class _Reporter:
         )
 
 
-def _end_of(worker: LaunchedWorker, attempt: int, reporter: _Reporter, config: dict[str, Any]) -> WorkerEnd:
+def _get_end(worker: LaunchedWorker, attempt: int, reporter: _Reporter, config: dict[str, Any]) -> WorkerEnd:
     """Waits for the end of the command; ends it if it is silent for too long, or another worker has failed for good."""
     index, number, kills_at, silent = worker.place.index, None, float("inf"), False
     exchanges_at = 0.0

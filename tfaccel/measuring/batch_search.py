@@ -15,7 +15,7 @@ from tfaccel.measuring.batch_report import INTERRUPTED, BatchReport, BatchTrial
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild
 from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.duel import MIN_GAIN, rate_of, steps_of_window
+from tfaccel.measuring.duel import MIN_GAIN, get_rate, steps_of_window
 from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.plan import Plan
 
@@ -192,14 +192,14 @@ class BatchSearch:
         num_steps, of_best = steps_of_window(child), steps_of_window(best)
         for _ in range(_ROUNDS):
             try:
-                incumbent = rate_of(best.window(of_best), best.candidate.plan)
+                incumbent = get_rate(best.window(of_best), best.candidate.plan)
             except CandidateFailed as error:  # what was measured of it before still counts
                 ended, timed = best.candidate.axis, child.candidate.axis
                 _LOGGER.info("The process of %s ended while %s was timed: %s", ended, timed, error)
                 self._end_best()
                 self._time_alone(child)
                 return
-            ratios.append(rate_of(child.window(num_steps), child.candidate.plan) / incumbent)
+            ratios.append(get_rate(child.window(num_steps), child.candidate.plan) / incumbent)
         child.candidate = replace(child.candidate, speedup=statistics.median(ratios))
         self._renew(best)
         self._note_speed(child, statistics.median(ratios))

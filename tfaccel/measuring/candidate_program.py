@@ -44,7 +44,7 @@ def main(connection: Connection, arguments: list[str]) -> int:
         _measure(connection, workload, plan, seed=task["seed"], started=started, marks_layers=marks)
     except Exception as error:
         traceback.print_exc()
-        connection.send({"event": "failed", "cause": cause_of(error)})
+        connection.send({"event": "failed", "cause": get_cause(error)})
         return 1
     return 0
 
@@ -112,11 +112,11 @@ def peak_bytes(plan: Plan) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
 
 
-def cause_of(error: Exception) -> str:
+def get_cause(error: Exception) -> str:
     """Why a plan could not be measured, in one line; it begins with `OUT_OF_MEMORY` if memory was short.
 
     Example:
-        >>> cause_of(ValueError("two\\nlines")), cause_of(MemoryError())
+        >>> get_cause(ValueError("two\\nlines")), get_cause(MemoryError())
         ('ValueError: lines', 'Out of memory: MemoryError')
     """
     if isinstance(error, TfaccelError):

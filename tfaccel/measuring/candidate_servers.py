@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_environment import environment_of
+from tfaccel.planning.plan_environment import get_environment
 from tfaccel.processes.fork_server import ForkServer
 
 _PRELOADED = ("tfaccel.measuring.candidate_program", "tfaccel.training.run.timed_steps", "tfaccel.training.runtime")
@@ -24,11 +24,11 @@ class CandidateServers:
 
     def has(self, plan: Plan) -> bool:
         """Whether there is a server for a plan's environment."""
-        return _key_of(plan) in self._servers
+        return _get_key(plan) in self._servers
 
     def of(self, plan: Plan) -> ForkServer:
         """The server for a plan's environment. A new one loads TensorFlow in the background."""
-        variables, key = environment_of(plan), _key_of(plan)
+        variables, key = get_environment(plan), _get_key(plan)
         if key not in self._servers:
             folder = self._folder / f"server_{len(self._servers)}"
             folder.mkdir()
@@ -42,5 +42,5 @@ class CandidateServers:
             server.close()
 
 
-def _key_of(plan: Plan) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(environment_of(plan).items()))
+def _get_key(plan: Plan) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(get_environment(plan).items()))

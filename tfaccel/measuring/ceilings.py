@@ -111,7 +111,7 @@ def measure_ceilings(
     try:
         while True:
             try:
-                message = server.message_of(child, deadline - time.monotonic())
+                message = server.get_message(child, deadline - time.monotonic())
             except TimeoutError:
                 text = f"The machine's limits could not be measured within {limit_seconds:g} seconds."
                 raise PlanError(text) from None

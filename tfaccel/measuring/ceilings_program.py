@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from tfaccel.measuring.candidate_program import cause_of
+from tfaccel.measuring.candidate_program import get_cause
 from tfaccel.planning.machine_ceilings import TENSOR_FLOAT_32
 from tfaccel.planning.plan import Plan
 
@@ -35,7 +35,7 @@ def main(connection: Connection, arguments: list[str]) -> int:
             _measure(connection, plan)
     except Exception as error:
         traceback.print_exc()
-        connection.send({"event": "failed", "cause": cause_of(error)})
+        connection.send({"event": "failed", "cause": get_cause(error)})
         return 1
     return 0
 

@@ -13,7 +13,7 @@ from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.known_names import suggests_names
 from tfaccel.measuring.step_facts import StepFacts, step_facts
 from tfaccel.measuring.step_time import StepTime, measured_steps
-from tfaccel.measuring.workload_task import task_of
+from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.device_comparison import DeviceComparison, DeviceTime, GpuAssumptions, gpu_step
 from tfaccel.planning.gpu_peaks import GPUS, gpu_peaks, known_gpu
@@ -99,14 +99,14 @@ def compare_devices(
         assume or GpuAssumptions(),
         given or ComparisonOptions(),
     )
-    gpu, is_here = gpu_of(hardware, here)
+    gpu, is_here = get_gpu(hardware, here)
     fixed = taken_fields(options)
     for name in ("strategy", "devices"):
         if name in fixed:
             raise PlanError(f"The comparison chooses {name}. Received: {name}={fixed[name]!r}. Leave it out.")
     made = as_workload(workload, **options)
     cpu_plan, gpu_plan = (plan_on(device, here, made, fixed) for device in (None, gpu))
-    task = task_of(workload, options, made=made, seed=_SEED)
+    task = make_task(workload, options, made=made, seed=_SEED)
     measured = _measured(task, cpu_plan, gpu_plan if is_here else None, given, progress)
     cpu = _cpu_time(cpu_plan, here, measured.get("cpu"), given, hardware)
     if "gpu" in measured:
@@ -195,7 +195,7 @@ def estimated_gpu(
     )
 
 
-def gpu_of(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
+def get_gpu(hardware: Hardware | None, here: Hardware) -> tuple[Device, bool]:
     """The GPU to compare with, and whether this machine has it."""
     machine = hardware or here
     if not machine.gpus:

@@ -70,7 +70,7 @@ def _with_data(workload: Workload, rows: int) -> ModelCost:
 
     from tfaccel.planning.own_model import RebuiltModel
     from tfaccel.training.run.session import built_model
-    from tfaccel.training.steps.engine import engine_of
+    from tfaccel.training.steps.engine import get_engine
     from tfaccel.training.steps.marked_layers import forward_cost, train_step_cost, with_rows
 
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
@@ -78,7 +78,7 @@ def _with_data(workload: Workload, rows: int) -> ModelCost:
     plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=rows, dtype_policy=policy)
     spec = with_rows(workload.train_data(rows, seed=0, epoch=0).element_spec, rows)
     model = built_model(workload, plan, spec)
-    step = train_step_cost(engine_of(model), spec, rows=rows)
+    step = train_step_cost(get_engine(model), spec, rows=rows)
     forward = forward_cost(model, keras.utils.unpack_x_y_sample_weight(spec)[0], rows=rows)
     return ModelCost(replica_batch_size=rows, num_parameters=_num_parameters(model), forward=forward, step=step)
 

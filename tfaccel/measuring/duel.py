@@ -92,8 +92,8 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
     """
     rate = best.candidate.examples_per_second
     if rate is not None:
-        probe = _probe_of(challenger)
-        ratio = rate_of(probe, challenger.candidate.plan) / rate
+        probe = _run_probe(challenger)
+        ratio = get_rate(probe, challenger.candidate.plan) / rate
         if ratio < (_HOPELESS if probe.seconds < _LONG_SECONDS else _HOPELESS_IN_LONG_WINDOW):
             challenger.candidate = replace(challenger.candidate, windows=(probe,))
             return Duel((ratio,))
@@ -102,7 +102,7 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
     for turn in range(_MAX_ROUNDS):
         pair = [(best, num_steps[0]), (challenger, num_steps[1])]
         found = {id(one): one.window(count) for one, count in (pair if turn % 2 == 0 else reversed(pair))}
-        rates = [rate_of(found[id(one)], one.candidate.plan) for one in (best, challenger)]
+        rates = [get_rate(found[id(one)], one.candidate.plan) for one in (best, challenger)]
         ratios.append(rates[1] / rates[0])
         if turn >= 1 and (max(ratios) < _CLEARLY_SLOWER or min(ratios) > 1 / _CLEARLY_SLOWER):
             break
@@ -124,13 +124,13 @@ def steps_of_window(child: CandidateChild) -> int:
     """The number of steps of about `WINDOW_SECONDS`, estimated by its last window or, if that was short, another."""
     if child.candidate.windows:
         return child.candidate.windows[0].num_steps
-    probe = _probe_of(child)
+    probe = _run_probe(child)
     if probe.seconds < WINDOW_SECONDS:
         probe = child.probe(probe.num_steps)
     return max(1, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
 
 
-def _probe_of(child: CandidateChild) -> CandidateWindow:
+def _run_probe(child: CandidateChild) -> CandidateWindow:
     """A window that does not count, of `_PROBE_SECONDS` or more: its last one, or further ones of more steps each."""
     probe = child.last_window or child.probe(CHECKED_STEPS)
     while probe.seconds < _PROBE_SECONDS:
@@ -139,6 +139,6 @@ def _probe_of(child: CandidateChild) -> CandidateWindow:
     return probe
 
 
-def rate_of(window: CandidateWindow, plan: Plan) -> float:
+def get_rate(window: CandidateWindow, plan: Plan) -> float:
     """Examples per second."""
     return window.num_steps * plan.global_batch_size / window.seconds

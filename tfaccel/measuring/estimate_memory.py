@@ -15,7 +15,7 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.memory_estimate import MemoryEstimate
-from tfaccel.measuring.workload_task import task_of
+from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
@@ -96,7 +96,7 @@ def estimate_of_plan(
         batch_sizes, head_room: as in `estimate_memory`.
     """
     _check(batch_sizes, head_room)
-    task = task_of(workload, options or {})
+    task = make_task(workload, options or {})
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
     try:
@@ -116,7 +116,7 @@ def estimated_memory(
     head_room: float = 0.1,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> MemoryEstimate:
-    """The estimate for a task of `task_of`, made by a process of these servers; see `estimate_of_plan`."""
+    """The estimate for a task of `make_task`, made by a process of these servers; see `estimate_of_plan`."""
     estimate = {
         "batch_sizes": list(batch_sizes),
         "device_bytes": device_bytes(plan, hardware),
@@ -146,7 +146,7 @@ def _answer(servers: CandidateServers, plan: Plan, task: dict[str, Any], limit_s
     child = server.start("estimate", _PROGRAM, [], {})
     child.send(task)
     try:
-        message = server.message_of(child, limit_seconds)
+        message = server.get_message(child, limit_seconds)
     except TimeoutError:
         server.kill(child)
         raise WorkloadError(f"Tracing the training step took longer than {limit_seconds:g} seconds.") from None

@@ -14,7 +14,7 @@ from tfaccel.hardware.interconnect import Interconnect
 from tfaccel.measuring.loopback import loopback_interconnect
 from tfaccel.measuring.step_facts import step_facts
 from tfaccel.measuring.step_time import measured_steps
-from tfaccel.measuring.workload_task import task_of
+from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import check_seconds
@@ -87,7 +87,7 @@ def estimate_scaling(
             f"num_workers={plan.num_workers}. Leave strategy and devices out, or give one device."
         )
     _check(plan, numbers, step_seconds, assume)
-    task = task_of(workload, options, made=made, seed=_SEED)
+    task = make_task(workload, options, made=made, seed=_SEED)
     progress("building the model")
     facts = step_facts(task, plan, limit_seconds=LIMIT_SECONDS)
     step = StepOfOneDevice(

@@ -19,7 +19,7 @@ from tfaccel.measuring.batch_report import BatchReport
 from tfaccel.measuring.batch_search import BatchSearch, OnTrial
 from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.estimate_memory import device_bytes
-from tfaccel.measuring.workload_task import task_of
+from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
@@ -83,7 +83,7 @@ def find_batch_size(
         )
     search = search or BatchOptions()
     search = replace(search, memory_limit_bytes=_limit(search, plan, hardware))
-    task = task_of(workload, options, made=made, seed=search.seed)
+    task = make_task(workload, options, made=made, seed=search.seed)
     found = BatchSearch(made.name, plan, search, num_examples=made.num_train_examples, on_trial=on_trial)
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)

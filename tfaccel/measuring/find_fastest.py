@@ -18,7 +18,7 @@ from tfaccel.measuring.candidate_servers import CandidateServers
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import Report
-from tfaccel.measuring.workload_task import task_of
+from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
@@ -93,7 +93,7 @@ def find_fastest(
     left_out = () if measure.for_new_process else PROCESS_AXES if "tensorflow" in sys.modules else ("allocator",)
     known = cached_plan(hardware, made, key, tells_what_is_stale=False)
     usable = known if measure.use_cache else None
-    earlier = None if usable is None else _report_of(usable)
+    earlier = None if usable is None else _read_report(usable)
     elsewhere = usable is not None and not measure.for_new_process and bool(unavailable_settings(usable.plan))
     if elsewhere:
         logger.info("The kept plan needs a new process, so plans are measured again, without what only that can set.")
@@ -124,7 +124,7 @@ def find_fastest(
         return replace(report, kept_in=None if file is None else str(file))
 
     try:
-        search.run(servers, task_of(workload, options, made=made, seed=measure.seed, folder=folder))
+        search.run(servers, make_task(workload, options, made=made, seed=measure.seed, folder=folder))
         return kept()
     except BaseException:
         if search.has_result:
@@ -150,7 +150,7 @@ def _is_complete(known: CachedPlan | None) -> bool:
     return known is not None and bool(known.report.get("complete", True))
 
 
-def _report_of(known: CachedPlan) -> Report | None:
+def _read_report(known: CachedPlan) -> Report | None:
     """The report of a kept plan; None, and one line, if it is damaged."""
     try:
         report = Report.from_json(known.report)

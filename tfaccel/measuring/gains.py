@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfaccel.planning.moves import MEASURED, fields_of
+from tfaccel.planning.moves import MEASURED, get_fields
 from tfaccel.planning.plan import Plan, plan_field_names
 
 
@@ -54,9 +54,9 @@ class Gains:
 
     def take_over(self, gains: Mapping[str, float], plan: Plan) -> None:
         """Takes over what an earlier search found on its way to a plan, in place of all but the rules' gain."""
-        self._wins = [one for one in self._wins if not fields_of(one.axis)]
+        self._wins = [one for one in self._wins if not get_fields(one.axis)]
         for axis, gain in gains.items():
-            if names := fields_of(axis):
+            if names := get_fields(axis):
                 self._wins.append(_Win(axis, gain, {name: getattr(plan, name) for name in names}))
 
     def by_axis(self, plan: Plan) -> dict[str, float]:
@@ -72,6 +72,6 @@ class Gains:
         found: dict[str, str] = {}
         for axis, gain in self.by_axis(plan).items():
             for win in self._wins:
-                if win.axis == axis and fields_of(axis):
+                if win.axis == axis and get_fields(axis):
                     found |= dict.fromkeys(win.kept(plan), f"{MEASURED}: {axis}, {gain:.2f} times the speed.")
         return found

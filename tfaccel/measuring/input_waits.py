@@ -66,7 +66,7 @@ class _WaitClock(keras.callbacks.Callback):
         with tf.device("/CPU:0"):
             self._in_steps = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._next_is_there: tf.Tensor | None = None
-        steps = engine.steps_of("train")
+        steps = engine.get_steps("train")
         train = steps.train
 
         def timed(batches: Any, batch: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from multiprocessing.connection import Connection
 
-from tfaccel.measuring.candidate_program import cause_of
+from tfaccel.measuring.candidate_program import get_cause
 from tfaccel.measuring.workload_task import load_task
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin, Reference
@@ -22,7 +22,7 @@ def main(connection: Connection, arguments: list[str]) -> int:
         estimate = estimate_here(workload, Plan.from_json(task["plan"]), **task["estimate"])
     except Exception as error:
         traceback.print_exc()
-        connection.send({"event": "failed", "cause": cause_of(error), "kind": type(error).__name__})
+        connection.send({"event": "failed", "cause": get_cause(error), "kind": type(error).__name__})
         return 1
     connection.send({"event": "estimated", "estimate": estimate.to_json()})
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tfaccel.planning.moves import Move, both, fields_of
+from tfaccel.planning.moves import Move, both, get_fields
 from tfaccel.planning.plan import Plan
 
 # A gain on one axis may change what another is worth.
@@ -49,5 +49,5 @@ def tried_again(axis: str, lost: Sequence[Move], gains: Mapping[str, float], fir
     coupled = _COUPLED.get(axis, "")
     again = [one for one in lost if one.axis == coupled]
     if gains.get(coupled, _SMALL_GAIN) < _SMALL_GAIN:
-        again.append(Move(coupled, tuple((name, getattr(first, name)) for name in fields_of(coupled))))
+        again.append(Move(coupled, tuple((name, getattr(first, name)) for name in get_fields(coupled))))
     return again

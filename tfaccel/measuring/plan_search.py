@@ -18,7 +18,7 @@ from tfaccel.measuring.loss_check import first_losses, what_is_wrong
 from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
 from tfaccel.measuring.next_moves import at_once, tried_again
 from tfaccel.measuring.plan_times import compiles_long
-from tfaccel.measuring.reference_plan import num_settings, reference_of
+from tfaccel.measuring.reference_plan import get_reference, num_settings
 from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
 from tfaccel.measuring.search_limits import SearchLimits
 from tfaccel.measuring.search_memory import SearchMemory
@@ -80,7 +80,7 @@ class PlanSearch:
         self._servers, self._task = servers, task
         self._memory = SearchMemory(servers, task, self._hardware, limit_seconds=self._options.limit_seconds)
         first = default_plan(self._hardware, self._workload, **self._fixed)
-        self._reference = reference = reference_of(first, self._workload)
+        self._reference = reference = get_reference(first, self._workload)
         for plan in (reference, *(move.applied_to(first) for move in self._moves()[:_LOADED_AHEAD])):
             if plan is not None:
                 servers.of(plan)  # new environments load TensorFlow side by side

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_environment import environment_of
+from tfaccel.planning.plan_environment import get_environment
 
 # A plan that XLA compiles may take so many times as long as the others before; where it finds clusters by itself, which
 # may be many, as in recurrent layers, longer still. A plan with micro-batches is first checked for what they change.
@@ -55,7 +55,7 @@ class PlanTimes:
         was one. `is_new` tells that its environment has yet to load TensorFlow.
         """
         alike = {one: seconds for one, seconds in self._seconds.items() if compiles_long(one) == compiles_long(plan)}
-        near = [seconds for one, seconds in alike.items() if environment_of(one) == environment_of(plan)]
+        near = [seconds for one, seconds in alike.items() if get_environment(one) == get_environment(plan)]
         longest = max(near or alike.values(), default=self.longest)
         factor = _COMPILES_LONGER if compiles_long(plan) else 1.0
         if plan.xla_auto_clustering and not any(one.xla_auto_clustering for one in self._seconds):

@@ -34,7 +34,7 @@ def recomputation(program: StepProgram, use: StepMemoryUse) -> Recomputation:
     order = _layers(program)
     inside = [0] * len(order)
     for maker, num_bytes in use.activations:
-        inside[order.get(layer_of(maker), 0)] += num_bytes
+        inside[order.get(get_layer(maker), 0)] += num_bytes
     between = _bytes_between(program, order)
     total = sum(inside)
     best = Recomputation(total, 1)
@@ -52,11 +52,11 @@ def recomputation(program: StepProgram, use: StepMemoryUse) -> Recomputation:
     return best
 
 
-def layer_of(name: str) -> str:
+def get_layer(name: str) -> str:
     """The layer whose scope an operation is in: that of the outermost model.
 
     Example:
-        >>> layer_of("sequential_1/dense_2_1/MatMul"), layer_of("Square")
+        >>> get_layer("sequential_1/dense_2_1/MatMul"), get_layer("Square")
         ('sequential_1/dense_2_1', '')
     """
     parts = name.split("/")
@@ -65,7 +65,7 @@ def layer_of(name: str) -> str:
 
 def _layers(program: StepProgram) -> dict[str, int]:
     """Layer -> position, in the order of the forward pass."""
-    names = dict.fromkeys(layer_of(node.name) for node in program.nodes if not node.in_backward)
+    names = dict.fromkeys(get_layer(node.name) for node in program.nodes if not node.in_backward)
     return {name: index for index, name in enumerate(names or {"": None})}
 
 
@@ -77,7 +77,7 @@ def _bytes_between(program: StepProgram, order: dict[str, int]) -> list[int]:
     for node in program.nodes:
         if node.in_backward:
             continue
-        place = order.get(layer_of(node.name), 0)
+        place = order.get(get_layer(node.name), 0)
         for tensor in node.inputs:
             root = shared.get(tensor, tensor)
             last[root] = max(last.get(root, place), place)

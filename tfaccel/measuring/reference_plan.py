@@ -31,13 +31,13 @@ def num_settings(plan: Plan, reference: Plan) -> int:
     return sum(getattr(plan, name) != getattr(reference, name) for name in plan_field_names())
 
 
-def reference_of(first: Plan, workload: Workload) -> Plan:
+def get_reference(first: Plan, workload: Workload) -> Plan:
     """The rules' plan in float32 without XLA; a Keras model keeps its own dtype policy, which no plan can change.
 
     Example:
         >>> work = Workload("made_up", object, dict, lambda *args, **kwargs: None, global_batch_size=8)
         >>> first = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, dtype_policy="mixed_bfloat16")
-        >>> reference_of(first, work).dtype_policy
+        >>> get_reference(first, work).dtype_policy
         'float32'
     """
     fields = dict(_FLOAT32_ALONE)

@@ -21,7 +21,7 @@ from tfaccel.measuring.duel import WINDOW_SECONDS
 from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.measuring.timed_child import CandidateFailed
-from tfaccel.measuring.workload_task import task_of
+from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.kept_rooflines import keep_roofline
@@ -89,7 +89,7 @@ def roofline(
             "A roofline is measured on a single machine, with CPUs or GPUs. Received: a plan with "
             f"strategy={plan.strategy!r}, num_workers={plan.num_workers}. Unset TF_CONFIG, or choose --devices."
         )
-    task, workload_key = task_of(workload, options, made=made), plan_key(hardware, made, {})
+    task, workload_key = make_task(workload, options, made=made), plan_key(hardware, made, {})
     folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
     servers = CandidateServers(folder)
     try:

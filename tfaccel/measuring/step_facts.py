@@ -45,7 +45,7 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
     """Builds the model of a task's workload in a child process, and traces its training step.
 
     Args:
-        task: see `tfaccel.measuring.workload_task.task_of`.
+        task: see `tfaccel.measuring.workload_task.make_task`.
         plan: its dtype policy and batch size are used; the step is that of one CPU.
         limit_seconds: time limit.
 
@@ -58,7 +58,7 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
         child = server.start("step-facts", _PROGRAM, [], {})
         child.send({**task, "plan": plan.to_json()})
         try:
-            answer = server.message_of(child, limit_seconds)
+            answer = server.get_message(child, limit_seconds)
         except TimeoutError:
             text = f"The model could not be built: the process took longer than {limit_seconds:g} seconds."
             raise WorkloadError(text) from None
@@ -75,7 +75,7 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
 
 def main(connection: Connection, arguments: list[str]) -> int:
     """The child process; returns its exit status."""
-    from tfaccel.measuring.candidate_program import cause_of
+    from tfaccel.measuring.candidate_program import get_cause
     from tfaccel.measuring.workload_task import load_task
     from tfaccel.planning.reference import Origin, Reference
 
@@ -85,7 +85,7 @@ def main(connection: Connection, arguments: list[str]) -> int:
         workload = load_task(Reference(**task["workload"]), task["options"])
         connection.send(_facts(workload, Plan.from_json(task["plan"]), seed=task["seed"]))
     except Exception as error:
-        connection.send({"failed": cause_of(error)})
+        connection.send({"failed": get_cause(error)})
         return 1
     return 0
 
@@ -96,7 +96,7 @@ def _facts(workload: Workload, given: Plan, *, seed: int) -> dict[str, Any]:
 
     from tfaccel.training.run.session import built_model
     from tfaccel.training.runtime import Runtime
-    from tfaccel.training.steps.engine import engine_of
+    from tfaccel.training.steps.engine import get_engine
     from tfaccel.training.steps.marked_layers import train_step_cost, with_rows
 
     size = given.replica_batch_size
@@ -110,7 +110,7 @@ def _facts(workload: Workload, given: Plan, *, seed: int) -> dict[str, Any]:
             "batch_bytes": sum(_batch_bytes(one) for one in keras.tree.flatten(spec)),
         }
         try:
-            cost = train_step_cost(engine_of(model), spec, rows=size)
+            cost = train_step_cost(get_engine(model), spec, rows=size)
             facts |= {
                 "operations": cost.matrix_flops,
                 "num_kernels": cost.num_kernels,

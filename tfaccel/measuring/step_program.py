@@ -96,12 +96,12 @@ class StepProgram:
         return len(self.nodes) + sum(node.body.num_operations for node in self.nodes if node.body is not None)
 
 
-def program_of(graph: Any) -> StepProgram:
+def make_program(graph: Any) -> StepProgram:
     """The program of the graph of a concrete `tf.function`.
 
     Example:
         >>> step = tf.function(lambda a: tf.nn.relu(a @ a)).get_concrete_function(tf.ones((8, 8)))
-        >>> [node.kind for node in program_of(step.graph).nodes]
+        >>> [node.kind for node in make_program(step.graph).nodes]
         ['MatMul', 'Relu', 'Identity']
     """
     return _Reader(graph, LoopCounts(graph), {}).program(graph)
@@ -133,7 +133,7 @@ class _Reader:
             nodes.append(node)
         results = [self._number(numbers, tensor) for tensor in graph.outputs]
         edges = [(by_operation[id(one)], node) for node, one in waits if id(one) in by_operation]
-        sizes = tuple(map(size_of, graph.inputs))
+        sizes = tuple(map(get_size, graph.inputs))
         made = _linked(nodes, arguments, results, sizes, self._count, edges)
         made = replace(made, captured=_captured(made))
         self._known[graph, scope] = made
@@ -188,8 +188,8 @@ class _Reader:
             name=name,
             inputs=inputs,
             outputs=outputs,
-            given=tuple(map(size_of, given)),
-            made=tuple(map(size_of, operation.outputs)),
+            given=tuple(map(get_size, given)),
+            made=tuple(map(get_size, operation.outputs)),
             multiplications=_known_multiplications(operation),
             in_backward=GRADIENT_SCOPE in name,
             body=body,
@@ -223,7 +223,7 @@ def in_order(operations: list[Any]) -> list[Any]:
     return sorted(operations, key=lambda operation: position[operation.name])
 
 
-def size_of(tensor: Any) -> TensorSize:
+def get_size(tensor: Any) -> TensorSize:
     """The size of a tensor of a graph."""
     shape = None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
     if tensor.dtype in (tf.resource, tf.variant):

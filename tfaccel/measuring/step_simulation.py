@@ -56,9 +56,9 @@ def simulate(program: StepProgram, *, num_threads: int = 2) -> StepMemoryUse:
 
     Example:
         >>> import tensorflow as tf
-        >>> from tfaccel.measuring.step_program import program_of
+        >>> from tfaccel.measuring.step_program import make_program
         >>> step = tf.function(lambda a: tf.reduce_sum(tf.nn.relu(a @ a))).get_concrete_function(tf.ones((512, 512)))
-        >>> simulate(program_of(step.graph)).peak_bytes // 2**20  # the product; relu overwrites it
+        >>> simulate(make_program(step.graph)).peak_bytes // 2**20  # the product; relu overwrites it
         1
     """
     return _Simulation(num_threads).run(program)
@@ -255,11 +255,11 @@ class _Simulation:
             return self._seconds
         known = self._durations.get(id(node))
         if known is None:
-            known = self._durations[id(node)] = _seconds_of(node)
+            known = self._durations[id(node)] = _get_seconds(node)
         return known
 
 
-def _seconds_of(node: Node) -> float:
+def _get_seconds(node: Node) -> float:
     num_bytes = sum(size.num_bytes or 0 for size in (*node.given, *node.made))
     return (
         _OVERHEAD_SECONDS

@@ -46,7 +46,7 @@ def measured_steps(
     """Measures plans of one workload in turn, window by window, each in a process of its own.
 
     Args:
-        task: see `tfaccel.measuring.workload_task.task_of`.
+        task: see `tfaccel.measuring.workload_task.make_task`.
         plans: name -> plan.
         limit_seconds: time limit for building a model, and for each window.
         num_windows: of each plan, of about 0.3 seconds, without the warm-up.
@@ -73,7 +73,7 @@ def measured_steps(
         for _ in range(num_windows):
             for name, child in children.items():
                 child.window(lengths[name])
-        return {name: _time_of(child) for name, child in children.items()}
+        return {name: _get_time(child) for name, child in children.items()}
     except CandidateFailed as error:
         raise PlanError(f"The training step could not be measured ({name}). {error}") from error
     finally:
@@ -83,7 +83,7 @@ def measured_steps(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _time_of(child: CandidateChild) -> StepTime:
+def _get_time(child: CandidateChild) -> StepTime:
     found = child.candidate
     times = [window.seconds / window.num_steps for window in found.windows]
     seconds = statistics.median(times)

@@ -114,7 +114,7 @@ class TimedChild:
             self._child.send(None)
             self._server.kill(self._child)
             with contextlib.suppress(TimeoutError):  # until its memory is free
-                while self._server.message_of(self._child, _END_SECONDS) is not None:
+                while self._server.get_message(self._child, _END_SECONDS) is not None:
                     pass
 
     def _window(self, num_steps: int, doing: str) -> CandidateWindow:
@@ -129,7 +129,7 @@ class TimedChild:
 
     def _answer(self, doing: str) -> dict[str, Any]:
         try:
-            message = self._server.message_of(self._child, self.limit_seconds)
+            message = self._server.get_message(self._child, self.limit_seconds)
         except TimeoutError:
             self._server.kill(self._child)
             cause = f"The process {_OUT_OF_TIME.format(self.limit_seconds, doing)}."

@@ -12,14 +12,14 @@ import keras
 import tensorflow as tf
 
 from tfaccel.measuring.scaled_program import TracedSizes
-from tfaccel.measuring.step_program import StepProgram, program_of
+from tfaccel.measuring.step_program import StepProgram, make_program
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.kernels.fused_kernels import fused_kernels
-from tfaccel.training.private.private_slots import knows, slots_of
+from tfaccel.training.private.private_slots import get_slots, knows
 from tfaccel.training.run.session import built_model
-from tfaccel.training.steps.host_embeddings import embeddings_of
-from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
+from tfaccel.training.steps.host_embeddings import get_embeddings
+from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 
 
@@ -73,29 +73,29 @@ def traced_step(workload: Workload, plan: Plan) -> TracedStep:
                 if not TracedSizes(programs).has_any_size:
                     size = factor * plan.micro_batch_size
                     programs[size] = _program(step, batch, size)
-    optimizers = list(optimizers_of(model).values())
-    tables = [layer.embeddings for layer in embeddings_of(model) if layer.trainable]
+    optimizers = list(get_optimizers(model).values())
+    tables = [layer.embeddings for layer in get_embeddings(model) if layer.trainable]
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     return TracedStep(
         sizes=TracedSizes(programs),
         optimizer=", ".join(type(getattr(one, "inner_optimizer", one)).__name__ for one in optimizers) or "none",
         num_parameters=sum(math.prod(variable.shape) for variable in model.trainable_variables),
-        weights_bytes=_bytes_of(model.variables),
-        gradients_bytes=_bytes_of(model.trainable_variables),
-        optimizer_bytes=_bytes_of(variable for one in optimizers for variable in one.variables),
-        embedding_bytes=_bytes_of(tables),
-        embedding_slots_bytes=_bytes_of(slot for one in optimizers for slot in _slots_of(one, tables)),
+        weights_bytes=_count_bytes(model.variables),
+        gradients_bytes=_count_bytes(model.trainable_variables),
+        optimizer_bytes=_count_bytes(variable for one in optimizers for variable in one.variables),
+        embedding_bytes=_count_bytes(tables),
+        embedding_slots_bytes=_count_bytes(slot for one in optimizers for slot in _get_slots(one, tables)),
         example_bytes=sum(_bytes_of_tensor(leaf) / max(1, leaf.shape[0] or 1) for leaf in leaves),
     )
 
 
 def _program(step: Any, batch: Any, batch_size: int) -> StepProgram:
-    return program_of(step.get_concrete_function(_spec(batch, batch_size)).graph)
+    return make_program(step.get_concrete_function(_spec(batch, batch_size)).graph)
 
 
-def _slots_of(optimizer: keras.optimizers.Optimizer, tables: Iterable[Any]) -> list[keras.Variable]:
+def _get_slots(optimizer: keras.optimizers.Optimizer, tables: Iterable[Any]) -> list[keras.Variable]:
     inner = inner_optimizer(optimizer)
-    return [slot for table in tables if knows(inner, table) for slot in slots_of(inner, table)]
+    return [slot for table in tables if knows(inner, table) for slot in get_slots(inner, table)]
 
 
 def _spec(batch: Any, batch_size: int) -> Any:
@@ -104,7 +104,7 @@ def _spec(batch: Any, batch_size: int) -> Any:
     )
 
 
-def _bytes_of(variables: Iterable[Any]) -> int:
+def _count_bytes(variables: Iterable[Any]) -> int:
     each = {id(one): math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in variables}
     return sum(each.values())
 

@@ -1,4 +1,4 @@
-"""A workload as a message to child processes: `task_of` in the parent, `load_task` in the child."""
+"""A workload as a message to child processes: `make_task` in the parent, `load_task` in the child."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 
 
-def task_of(
+def make_task(
     given: Any,
     options: Mapping[str, Any],
     *,

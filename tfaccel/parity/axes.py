@@ -81,14 +81,14 @@ def excluded(a: tuple[str, Any], b: tuple[str, Any]) -> str | None:
     return None
 
 
-def axes_of(placements: Sequence[Placement]) -> dict[str, tuple[Any, ...]]:
+def get_axes(placements: Sequence[Placement]) -> dict[str, tuple[Any, ...]]:
     """All axes, including the placement."""
     return {"placement": tuple(placements), **AXES}
 
 
 def full_product(placements: Sequence[Placement]) -> Iterator[ParityCase]:
     """Every valid case; cases that share a plain Keras reference are consecutive."""
-    axes = axes_of(placements)
+    axes = get_axes(placements)
     names = sorted(axes, key=lambda name: name in ("placement", "xla"))
 
     def extended(chosen: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
@@ -112,6 +112,6 @@ def covering_set(placements: Sequence[Placement], *, num_axes: int = 2, with_twi
     Each low-precision case is followed by its twin, the same case in float32, unless `with_twins` is False: rounding
     could hide an error that float32 reveals.
     """
-    chosen = covering_cases(axes_of(placements), excluded, num_axes=num_axes, cheap_first=CHEAP_FIRST)
+    chosen = covering_cases(get_axes(placements), excluded, num_axes=num_axes, cheap_first=CHEAP_FIRST)
     cases = [ParityCase(**values) for values in chosen]
     return list(dict.fromkeys(twin for case in cases for twin in (case, case.in_float32()))) if with_twins else cases

@@ -50,8 +50,8 @@ def main(argv: Sequence[str]) -> int:
     for position, case in enumerate(cases):
         started = time.perf_counter()
         try:
-            reference_of = partial(references.get, position=position)
-            row = run_case(case, strategies[case.placement], reference_of=reference_of)
+            get_reference = partial(references.get, position=position)
+            row = run_case(case, strategies[case.placement], get_reference=get_reference)
         except Exception as error:
             traceback.print_exc()
             row = failed_row(case, f"{type(error).__name__}: {error}", time.perf_counter() - started)

@@ -36,9 +36,9 @@ def reference_values(case: ParityCase) -> Values:
     return training_run(case, PLAIN_KERAS, model, callbacks=[AverageShares()])
 
 
-def reference(case: ParityCase, values_of: ValuesOf = reference_values) -> Reference:
+def reference(case: ParityCase, get_values: ValuesOf = reference_values) -> Reference:
     """The reference values and the tolerance of a case."""
-    return values_of(case), tolerance(case, values_of)
+    return get_values(case), tolerance(case, get_values)
 
 
 def reference_case(case: ParityCase) -> ParityCase:
@@ -92,7 +92,7 @@ def _round_gradients_otherwise(optimizer: keras.optimizers.Optimizer, dtype: str
     optimizer.apply = apply_moved
 
 
-def tolerance(case: ParityCase, values_of: ValuesOf = reference_values) -> float:
+def tolerance(case: ParityCase, get_values: ValuesOf = reference_values) -> float:
     """The largest allowed difference from the reference after `NUM_STEPS` steps.
 
     In float32 it is a constant. In low precision, where a sum over N shares is rounded N times and the sum over the
@@ -102,6 +102,6 @@ def tolerance(case: ParityCase, values_of: ValuesOf = reference_values) -> float
     exact = SGD_TOLERANCE if case.optimizer == "sgd" else ADAPTIVE_TOLERANCE
     if case.layer_dtype == "float32":
         return exact
-    rounded, in_float32 = values_of(case), values_of(case.in_float32())
+    rounded, in_float32 = get_values(case), get_values(case.in_float32())
     distance, _ = largest_difference(rounded, {name: in_float32[name] for name in rounded})
     return max(exact, 2 * distance)

@@ -26,7 +26,7 @@ def run_case(
     strategy: tf.distribute.Strategy | None,
     trainer: Trainer = TFACCEL,
     *,
-    reference_of: Callable[[ParityCase], Reference] = reference,
+    get_reference: Callable[[ParityCase], Reference] = reference,
 ) -> ParityRow:
     """Trains the case under a strategy (None: without one) and compares it with plain Keras on one device.
 
@@ -34,7 +34,7 @@ def run_case(
         case: a case, or a check of a property.
         strategy: the strategy of the case's placement.
         trainer: the trainer to test; tfaccel's by default.
-        reference_of: returns the reference of a case.
+        get_reference: returns the reference of a case.
     """
     started = time.perf_counter()
 
@@ -47,7 +47,7 @@ def run_case(
         distance, allowed, where = CHECKS[case.check](case.placement, make)
     else:
         fault = MODELS[case.model].fault
-        expected, allowed = reference_of(case)
+        expected, allowed = get_reference(case)
         model = make(lambda: compiled_model(case, reference=False, jit_compile=case.xla))
         extra: dict[str, Any] = {}
         if trainer is TFACCEL and MODELS[case.model].plan_fields:

@@ -126,7 +126,7 @@ def check(
     from tfaccel.training.inputs import prepared_model
 
     prepared_model(model, "check")
-    batches = _batches_of(x, y, sample_weight, batch_size)
+    batches = _make_batches(x, y, sample_weight, batch_size)
     with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:
         saved, data, script = (Path(folder, name) for name in ("model.keras", "data", "script.py"))
         model.save(saved)
@@ -135,7 +135,7 @@ def check(
         return check_script(str(script), num_replicas=replicas, num_steps=steps, name="The model")
 
 
-def _batches_of(x: Any, y: Any, sample_weight: Any, batch_size: int) -> Any:
+def _make_batches(x: Any, y: Any, sample_weight: Any, batch_size: int) -> Any:
     import tensorflow as tf
 
     if isinstance(x, tf.data.Dataset):

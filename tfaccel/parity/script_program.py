@@ -31,7 +31,7 @@ from tfaccel.training.fit import fit
 from tfaccel.training.private import private_api
 from tfaccel.training.proof.still_layers import draws, in_inference_mode
 from tfaccel.training.runtime import set_seeds
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.engine import get_engine
 
 _DEFAULT_BATCH_SIZE = 32
 _LEFT_OUT = ("callbacks", "validation_data", "validation_split", "initial_epoch", "validation_steps", "verbose")
@@ -88,7 +88,7 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
 
 def _unproven(model: keras.Model) -> list[str]:
     """Why the first step on several replicas could not be compared with one device's, or the others differ from it."""
-    proof = engine_of(model).checks.proofs.get("train")
+    proof = get_engine(model).checks.proofs.get("train")
     if proof is None:
         return []
     if proof.failure:

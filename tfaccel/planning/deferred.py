@@ -17,9 +17,9 @@ _how: ContextVar[tuple[Callable[[Any], bytes], Callable[[Any], str]]] = ContextV
 
 
 @contextlib.contextmanager
-def pickled_with(dumps: Callable[[Any], bytes], signature_of: Callable[[Any], str]) -> Iterator[None]:
-    """Allows `Deferred` objects to be pickled in the block: their values with `dumps`, signed with `signature_of`."""
-    token = _how.set((dumps, signature_of))
+def pickled_with(dumps: Callable[[Any], bytes], get_signature: Callable[[Any], str]) -> Iterator[None]:
+    """Allows `Deferred` objects to be pickled in the block: their values with `dumps`, signed with `get_signature`."""
+    token = _how.set((dumps, get_signature))
     try:
         yield
     finally:
@@ -61,8 +61,8 @@ class Deferred(Generic[T]):
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         if self._pickled is not None:
             return self._pickled, self._signature, public
-        dumps, signature_of = _how.get()
-        return dumps(self.sent()), signature_of(self._value), public
+        dumps, get_signature = _how.get()
+        return dumps(self.sent()), get_signature(self._value), public
 
     def __setstate__(self, state: tuple[bytes, str, dict[str, Any]]) -> None:
         self._pickled, self._signature, public = state

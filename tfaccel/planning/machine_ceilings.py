@@ -18,7 +18,7 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cache_dir, keep_in_cache
-from tfaccel.planning.plan_environment import environment_of
+from tfaccel.planning.plan_environment import get_environment
 from tfaccel.short_repr import short_repr
 
 logger = logging.getLogger("tfaccel")
@@ -132,7 +132,7 @@ def ceilings_file(hardware: Hardware, plan: Plan) -> Path | None:
         "hardware": machine,
         "device": _kind(plan),
         "versions": {"python": sys.version, **{name: importlib.metadata.version(name) for name in _PACKAGES}},
-        "environment": environment_of(plan),
+        "environment": get_environment(plan),
     }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
     return directory / "ceilings" / f"{digest}.json"

@@ -84,11 +84,11 @@ def both(first: Move, second: Move) -> Move:
     return Move(f"{first.axis}{_AND}{second.axis}", (*first.changes, *second.changes))
 
 
-def fields_of(axis: str) -> tuple[str, ...]:
+def get_fields(axis: str) -> tuple[str, ...]:
     """The plan fields of a move's axis, or of those of both moves; none if it is not a move's.
 
     Example:
-        >>> fields_of("precision and kernels"), fields_of("rules")
+        >>> get_fields("precision and kernels"), get_fields("rules")
         (('dtype_policy', 'fused_kernels'), ())
     """
     return tuple(name for one in axis.split(_AND) for name in AXES.get(one, ()))

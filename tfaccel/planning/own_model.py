@@ -252,13 +252,13 @@ def checked_build_model(build_model: Any) -> Callable[[], Any]:
     return build_model
 
 
-def name_of(build_model: Any) -> str:
+def get_name(build_model: Any) -> str:
     """A name for runs of a model: that of the file that defines the function, or that calls tfaccel with the model.
 
     It is the same whether that file runs as a script or is imported, so that a run can be resumed either way.
 
     Example:
-        >>> name_of(name_of)
+        >>> get_name(get_name)
         'own_model'
     """
     if is_model(build_model):

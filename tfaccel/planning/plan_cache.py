@@ -18,7 +18,7 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_environment import environment_of
+from tfaccel.planning.plan_environment import get_environment
 from tfaccel.planning.plan_key import PlanKey
 from tfaccel.planning.workload import Workload
 
@@ -103,11 +103,11 @@ def cached_plan(
     if directory is None:
         return None
     key = PlanKey.of(hardware, workload, fixed)
-    file = _file_of(directory, key)
+    file = _get_file(directory, key)
     try:
         entry = json.loads(file.read_text(encoding="utf-8"))
         plan = Plan.from_json(entry["plan"])
-        environment_of(plan)  # an allocator may have been uninstalled
+        get_environment(plan)  # an allocator may have been uninstalled
         fields = {name: value for name, value in fixed.items() if name != "tune_batch"}
         if entry["key"] != key.to_json() or any(getattr(plan, name) != value for name, value in fields.items()):
             raise ValueError("it is an entry for something else")
@@ -121,7 +121,7 @@ def cached_plan(
         return None
 
 
-def _file_of(directory: Path, key: PlanKey) -> Path:
+def _get_file(directory: Path, key: PlanKey) -> Path:
     return directory / f"{key.task_digest}-{key.digest}.json"
 
 
@@ -171,7 +171,7 @@ def keep_plan(
         "speedup": speedup,
         "report": dict(report),
     }
-    file = None if directory is None else _file_of(directory, key)
+    file = None if directory is None else _get_file(directory, key)
     return keep_in_cache(file, entry, "The measured plan was")
 
 

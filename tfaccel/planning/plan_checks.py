@@ -22,7 +22,7 @@ def check_plan(plan: "Plan") -> None:
         check(plan)
 
 
-def kind_of(plan: "Plan") -> str:
+def get_kind(plan: "Plan") -> str:
     """The common kind of the plan's devices: "CPU", "GPU" or "TPU"."""
     return parse_device(plan.devices[0])[0]
 
@@ -58,7 +58,7 @@ def _check_single_device(plan: "Plan") -> None:
 
 def _check_logical_cpus(plan: "Plan") -> None:
     highest = max(index for _, index in map(parse_device, plan.devices))
-    if kind_of(plan) == "CPU" and highest >= plan.num_logical_cpus:
+    if get_kind(plan) == "CPU" and highest >= plan.num_logical_cpus:
         raise PlanError(
             f"`devices` names CPU:{highest}, but there are logical CPUs up to CPU:{plan.num_logical_cpus - 1} only. "
             f"Received: devices={','.join(plan.devices)}, num_logical_cpus={plan.num_logical_cpus}. "
@@ -78,7 +78,7 @@ def _check_workers(plan: "Plan") -> None:
             f"strategy={plan.strategy!r} trains in one process. Received: num_workers={plan.num_workers}. "
             "Use strategy='multi_worker_mirrored', or num_workers=1."
         )
-    if several and kind_of(plan) == "CPU" and len(plan.devices) > 1:
+    if several and get_kind(plan) == "CPU" and len(plan.devices) > 1:
         raise PlanError(
             "MultiWorkerMirroredStrategy uses one CPU device in each worker, whatever the logical CPUs. "
             f"Received: devices={','.join(plan.devices)}. Use one, and more workers instead."
@@ -86,7 +86,7 @@ def _check_workers(plan: "Plan") -> None:
 
 
 def _check_tpu(plan: "Plan") -> None:
-    if (plan.strategy == "tpu") != (kind_of(plan) == "TPU"):
+    if (plan.strategy == "tpu") != (get_kind(plan) == "TPU"):
         raise PlanError(
             "strategy='tpu' and TPU devices go together. "
             f"Received: strategy={plan.strategy!r}, devices={','.join(plan.devices)}. "
@@ -126,7 +126,7 @@ def _check_graph_rewrites(plan: "Plan") -> None:
             f"xla_auto_clustering=True, jit_compile={plan.jit_compile}, strategy={plan.strategy!r}. "
             "Use xla_auto_clustering=False" + (", or jit_compile=False." if plan.jit_compile else ".")
         )
-    if plan.grappler_bfloat16 and (plan.dtype_policy != "float32" or plan.jit_compile or kind_of(plan) != "CPU"):
+    if plan.grappler_bfloat16 and (plan.dtype_policy != "float32" or plan.jit_compile or get_kind(plan) != "CPU"):
         raise PlanError(
             "`grappler_bfloat16` is for float32 models on CPUs without `jit_compile`. Received: "
             f"grappler_bfloat16=True, dtype_policy={plan.dtype_policy!r}, jit_compile={plan.jit_compile}, "
@@ -136,7 +136,7 @@ def _check_graph_rewrites(plan: "Plan") -> None:
 
 
 def _check_gpu_threads(plan: "Plan") -> None:
-    if plan.gpu_thread_mode is not None and kind_of(plan) != "GPU":
+    if plan.gpu_thread_mode is not None and get_kind(plan) != "GPU":
         raise PlanError(
             f"`gpu_thread_mode` is for GPUs. Received: gpu_thread_mode={plan.gpu_thread_mode!r}, "
             f"devices={','.join(plan.devices)}. Use gpu_thread_mode=None."
@@ -152,7 +152,7 @@ def _check_rematerialization(plan: "Plan") -> None:
 
 
 def _check_onednn(plan: "Plan") -> None:
-    if plan.onednn is not None and kind_of(plan) != "CPU":
+    if plan.onednn is not None and get_kind(plan) != "CPU":
         raise PlanError(
             f"`onednn` is for training on CPUs. Received: onednn={plan.onednn}, devices={','.join(plan.devices)}. "
             "Use onednn=None."
@@ -161,7 +161,7 @@ def _check_onednn(plan: "Plan") -> None:
 
 def _check_gpu_memory(plan: "Plan") -> None:
     given = plan.gpu_memory_growth or plan.gpu_memory_limit_bytes is not None
-    if given and kind_of(plan) != "GPU":
+    if given and get_kind(plan) != "GPU":
         raise PlanError(
             "`gpu_memory_growth` and `gpu_memory_limit_bytes` are for GPUs. "
             f"Received: gpu_memory_growth={plan.gpu_memory_growth}, "
@@ -185,7 +185,7 @@ def _check_communication(plan: "Plan") -> None:
         raise PlanError(
             f"`communication` is for the strategies 'mirrored' and 'multi_worker_mirrored'. {received} {use_default}."
         )
-    if way in ("nccl", "hierarchical_copy") and kind_of(plan) != "GPU":
+    if way in ("nccl", "hierarchical_copy") and get_kind(plan) != "GPU":
         raise PlanError(f"communication={way!r} works between GPUs only. {received} {use_default}, or GPU devices.")
     if way == "ring" and strategy == "mirrored":
         raise PlanError(
@@ -215,7 +215,7 @@ def _check_packs(plan: "Plan") -> None:
 
 
 def _check_prefetch(plan: "Plan") -> None:
-    if plan.prefetch_to_device and (kind_of(plan) != "GPU" or plan.num_replicas > 1 or not plan.prefetch_batches):
+    if plan.prefetch_to_device and (get_kind(plan) != "GPU" or plan.num_replicas > 1 or not plan.prefetch_batches):
         raise PlanError(
             "`prefetch_to_device` is for one replica on a GPU, with `prefetch_batches` of at least 1: batches for "
             f"several replicas are divided on the host. Received: devices={','.join(plan.devices)}, "

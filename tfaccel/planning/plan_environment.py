@@ -21,14 +21,14 @@ _HUGE_PAGES = "glibc_huge_pages"
 _GLIBC_WITH_HUGE_PAGES = (2, 35)
 
 
-def environment_of(plan: Plan) -> dict[str, str]:
+def get_environment(plan: Plan) -> dict[str, str]:
     """Name -> value of each variable that the plan sets.
 
     Raises:
         PlanError: if the plan's memory allocator is not installed.
 
     Example:
-        >>> environment_of(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, onednn=True))
+        >>> get_environment(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, onednn=True))
         {'TF_ENABLE_ONEDNN_OPTS': '1'}
     """
     variables = {}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.signature import signature_of
+from tfaccel.planning.signature import get_signature
 from tfaccel.planning.workload import Workload
 
 _FORMAT = 2
@@ -58,11 +58,11 @@ class PlanKey:
             "global_batch_size": workload.global_batch_size,
             "fixed": {name: list(value) if isinstance(value, tuple) else value for name, value in fixed.items()},
         }
-        data = [signature_of(getattr(workload, name)) for name in _DATA]
+        data = [get_signature(getattr(workload, name)) for name in _DATA]
         parts = {
             "task": task,
             "signatures": {
-                "model": [signature_of(getattr(workload, name)) for name in _MODEL],
+                "model": [get_signature(getattr(workload, name)) for name in _MODEL],
                 "data": [workload.num_train_examples, *data],
             },
             "hardware": {**machine, "cluster": None if cluster is None else cluster.num_workers},

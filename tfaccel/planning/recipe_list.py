@@ -28,7 +28,7 @@ def list_recipes() -> tuple[RecipeEntry, ...]:
     folders = [] if spec is None else list(spec.submodule_search_locations or [])
     modules = pkgutil.iter_modules(folders)
     entries = [
-        RecipeEntry(module.name, summary_of(Path(folder) / f"{module.name}.py"))
+        RecipeEntry(module.name, read_summary(Path(folder) / f"{module.name}.py"))
         for module in modules
         for folder in folders
         if not module.ispkg and not module.name.startswith("_") and (Path(folder) / f"{module.name}.py").is_file()
@@ -36,7 +36,7 @@ def list_recipes() -> tuple[RecipeEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: entry.name))
 
 
-def summary_of(path: Path) -> str:
+def read_summary(path: Path) -> str:
     """The first line of a Python file's docstring, or "" if it has none; the file is parsed, not run."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return docstring.splitlines()[0].strip() if docstring else ""

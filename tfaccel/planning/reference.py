@@ -20,7 +20,7 @@ from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.planning.deferred import pickled_with
 from tfaccel.planning.load_workload import import_named, is_import_path
 from tfaccel.planning.recipe_list import RECIPES_PACKAGE
-from tfaccel.planning.signature import signature_of
+from tfaccel.planning.signature import get_signature
 from tfaccel.planning.workload import Workload
 
 # What `multiprocessing` calls the main module of the parent in a child: its `if __name__ == "__main__"` does not run.
@@ -232,7 +232,7 @@ def _pickle(
 
     def dumped(dumps: Callable[..., bytes]) -> tuple[bytes, list[pickle.PickleBuffer]]:
         arrays: list[pickle.PickleBuffer] = []
-        with pickled_with(dumps, signature_of):
+        with pickled_with(dumps, get_signature):
             return dumps(thing, protocol=5, buffer_callback=arrays.append if apart else None), arrays
 
     try:

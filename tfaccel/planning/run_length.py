@@ -12,7 +12,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own, takes_num_steps
 
 
-def run_epochs_of(workload: Workload, epochs: int | None) -> int:
+def get_run_epochs(workload: Workload, epochs: int | None) -> int:
     """The epochs of a run: those requested, or else the workload's recommendation.
 
     Raises:

@@ -54,8 +54,8 @@ class ScalingOptions:
     fixed_step_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        _check_one_of("scaling", self.scaling, ("weak", "strong"))
-        _check_one_of("algorithm", self.algorithm, ALGORITHMS)
+        _check_choice("scaling", self.scaling, ("weak", "strong"))
+        _check_choice("algorithm", self.algorithm, ALGORITHMS)
         if type(self.bytes_per_pack) is not int or self.bytes_per_pack < 0:
             raise PlanError(
                 f"bytes_per_pack must be a whole number of at least 0. Received: bytes_per_pack={self.bytes_per_pack}."
@@ -263,7 +263,7 @@ def _described(link: Interconnect) -> str:
     return "; ".join([*parts, *([link.source] if link.source else [])])
 
 
-def _check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         hint = did_you_mean(value, allowed)
         raise PlanError(f"{name} must be one of {', '.join(allowed)}. Received: {name}={value!r}.{hint}")

@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"_\d+$")
 _LIBRARIES = ("builtins", "keras", "numpy", "tensorflow", "tfaccel")  # identified by their versions
 
 
-def signature_of(function: Any) -> str:
+def get_signature(function: Any) -> str:
     """A digest of a function, or of a Keras model.
 
     It covers the function's code and the file that defines it; likewise the functions, classes and modules that it
@@ -40,9 +40,9 @@ def signature_of(function: Any) -> str:
     Example:
         >>> def with_width(width):
         ...     return lambda: width * 2
-        >>> signature_of(with_width(8)) == signature_of(with_width(8))
+        >>> get_signature(with_width(8)) == get_signature(with_width(8))
         True
-        >>> signature_of(with_width(8)) == signature_of(with_width(9))
+        >>> get_signature(with_width(8)) == get_signature(with_width(9))
         False
     """
     names: frozenset[str] = frozenset()
@@ -95,7 +95,7 @@ class _Walk:
         elif inspect.isclass(value):
             yield from self._of_class(value)
         elif isinstance(value, Deferred):
-            yield value.signature or signature_of(value.get())
+            yield value.signature or get_signature(value.get())
         elif _is_flags(value):
             yield from self._of_attributes(value.flag_values_dict())
         elif is_model(value):

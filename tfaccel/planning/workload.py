@@ -11,7 +11,7 @@ from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import suggests_names
 from tfaccel.planning.data_places import compile_function, data_after_model
-from tfaccel.planning.own_model import checked_build_model, name_of
+from tfaccel.planning.own_model import checked_build_model, get_name
 from tfaccel.planning.workload_calls import check_parameters
 from tfaccel.short_repr import short_repr
 
@@ -218,7 +218,7 @@ class Workload:
             >>> work.num_train_examples, work.global_batch_size
             (8, 32)
         """
-        name = name or name_of(build_model)
+        name = name or get_name(build_model)
         build_model = checked_build_model(build_model)
         compiled, identity = compile_function(build_model, compile_args)
         data = given_data(x, y, sample_weight, shuffle=shuffle, class_weight=class_weight)

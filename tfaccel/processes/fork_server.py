@@ -122,7 +122,7 @@ class ForkServer:
             self._read(time_limit_seconds)
         return self._unread.popleft() if self._unread else (None, None)
 
-    def message_of(self, child: ForkedChild, time_limit_seconds: float) -> Any:
+    def get_message(self, child: ForkedChild, time_limit_seconds: float) -> Any:
         """The next message of one process, or None when it has ended; those of others are kept for later.
 
         Raises:
@@ -153,7 +153,7 @@ class ForkServer:
 
     def end_of_log(self, child: ForkedChild) -> str:
         """The end of a process's log, or of the server's if that is empty."""
-        return _end_of(child.log) or _end_of(self._log)
+        return _get_end(child.log) or _get_end(self._log)
 
     def close(self) -> None:
         """Ends all processes."""
@@ -194,6 +194,6 @@ class ForkServer:
         self._unread.append((child, None))
 
 
-def _end_of(log: Path) -> str:
+def _get_end(log: Path) -> str:
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     return text[-_SHOWN_CHARACTERS:].strip()

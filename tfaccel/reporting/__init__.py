@@ -16,7 +16,7 @@ _PUBLIC_NAMES = {
     "check_coco_library": "tfaccel.reporting.coco_scores",
     "click_probabilities": "tfaccel.reporting.click_baselines",
     "compare_bounds": "tfaccel.reporting.density_baselines",
-    "compare_forecasts": "tfaccel.reporting.forecast_scores:baselines_of",
+    "compare_forecasts": "tfaccel.reporting.forecast_scores:compare_with_baselines",
     "detection_scores": "tfaccel.reporting.detection_baselines",
     "exact_match_scores": "tfaccel.reporting.translation_baselines",
     "image_class_scores": "tfaccel.reporting.class_baselines",

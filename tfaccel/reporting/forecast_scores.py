@@ -33,7 +33,7 @@ def forecast_scores(
     return {"network": network, **errors}
 
 
-def baselines_of(
+def compare_with_baselines(
     scores: Mapping[str, Mapping[str, float]], simple: Iterable[str], *, num_examples: int
 ) -> BaselineScores:
     """Compares the network's mean absolute error with the baselines'.

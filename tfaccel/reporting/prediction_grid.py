@@ -47,7 +47,7 @@ def prediction_figure(
             f"Received: {len(images)} images, {len(labels)} labels, {len(predictions)} predictions."
         )
     rows = shown_rows(labels, predictions)
-    captions = [caption_of(int(labels[row]), int(predictions[row]), class_names) for row in rows]
+    captions = [make_caption(int(labels[row]), int(predictions[row]), class_names) for row in rows]
     colors = [GREEN if labels[row] == predictions[row] else RED for row in rows]
     return framed_grid(as_bytes(images)[rows], captions, colors, num_columns=_NUM_COLUMNS)
 
@@ -63,11 +63,11 @@ def shown_rows(labels: np.ndarray, predictions: np.ndarray) -> list[int]:
     return [int(row) for row in (*wrong, *right)]
 
 
-def caption_of(label: int, prediction: int, class_names: tuple[str, ...]) -> list[str]:
+def make_caption(label: int, prediction: int, class_names: tuple[str, ...]) -> list[str]:
     """The lines below an image: the predicted class, and the true one if they differ.
 
     Example:
-        >>> caption_of(1, 0, ("cat", "dog"))
+        >>> make_caption(1, 0, ("cat", "dog"))
         ['cat', 'is dog']
     """
     name = class_names[prediction]

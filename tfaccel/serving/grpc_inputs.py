@@ -9,7 +9,7 @@ import numpy as np
 
 from tfaccel.serving.request_error import RequestError
 from tfaccel.serving.request_inputs import Inputs, InputSpec, check_names, fits, in_columns, read_examples
-from tfaccel.serving.tensor_protos import array_of
+from tfaccel.serving.tensor_protos import get_array
 
 
 def inputs_of_tensors(tensors: Mapping[str, Any], specs: Mapping[str, InputSpec], *, max_bytes: int) -> Inputs:
@@ -31,7 +31,7 @@ def _array(proto: Any, spec: InputSpec, max_bytes: int) -> np.ndarray:
     rows = f"rows of {spec.row}" if spec.shape else spec.dtype.name if spec.dtype != object else "strings"
     place = f'"inputs": {spec.name!r} must be {rows}.'
     try:
-        array = array_of(proto, spec.dtype, max_bytes=max_bytes)
+        array = get_array(proto, spec.dtype, max_bytes=max_bytes)
     except ValueError as error:
         raise RequestError(400, f"{place} Received: {error}.") from error
     if array.ndim and not len(array):

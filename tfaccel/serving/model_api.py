@@ -157,10 +157,10 @@ def _read_predict(body: bytes, servable: Servable) -> Asked:
     """Parses a `:predict`."""
     specs = servable.inputs
 
-    def specs_of(name: str) -> Mapping[str, InputSpec] | None:
+    def get_specs(name: str) -> Mapping[str, InputSpec] | None:
         return specs.get(name or DEFAULT)
 
-    found = number_rows(body, specs_of)
+    found = number_rows(body, get_specs)
     if found is not None:
         return found[0] or DEFAULT, found[1]
     return _read(body, servable, is_predict=True)

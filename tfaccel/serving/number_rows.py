@@ -26,12 +26,12 @@ _AS_ZEROS = bytes(ord("0") if byte in b"0123456789+-.eE" else byte for byte in r
 _WITHOUT_BRACKETS = bytes(ord(" ") if byte in b"[]" else byte for byte in range(256))
 
 
-def number_rows(body: bytes, specs_of: Any) -> tuple[str, Inputs] | None:
+def number_rows(body: bytes, get_specs: Any) -> tuple[str, Inputs] | None:
     """The signature's name and its inputs, if a body is one nest of numbers that fits a signature of one input.
 
     Args:
         body: of a `:predict`.
-        specs_of: called with a signature's name ("" for none), returns its inputs by name, or None.
+        get_specs: called with a signature's name ("" for none), returns its inputs by name, or None.
 
     Returns:
         None for every other body.
@@ -40,7 +40,7 @@ def number_rows(body: bytes, specs_of: Any) -> tuple[str, Inputs] | None:
     if head is None:
         return None
     name, place = (head[1] or b"").decode(), head[2].decode()
-    specs: Mapping[str, InputSpec] | None = specs_of(name)
+    specs: Mapping[str, InputSpec] | None = get_specs(name)
     text = body[head.end() :].rstrip(_BLANKS)
     if specs is None or len(specs) != 1 or not text.endswith(b"}"):
         return None

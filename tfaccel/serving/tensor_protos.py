@@ -36,7 +36,7 @@ _FIELDS = {
 _FIELD_OF = {kind: field for field, kinds in _FIELDS.items() for kind in kinds}
 
 
-def array_of(proto: Any, dtype: np.dtype, *, max_bytes: int) -> np.ndarray:
+def get_array(proto: Any, dtype: np.dtype, *, max_bytes: int) -> np.ndarray:
     """The array in a message.
 
     As in TensorFlow, the last value is repeated to fill the shape; without values it is all zeros.

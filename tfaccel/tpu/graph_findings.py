@@ -28,13 +28,13 @@ class Node:
 
 
 def find_in_nodes(
-    nodes: Sequence[Node], place_of: Callable[[str], str], *, compilable: Collection[str] | None = None
+    nodes: Sequence[Node], get_place: Callable[[str], str], *, compilable: Collection[str] | None = None
 ) -> list[Finding]:
     """Findings of the kinds "operation", "host call", "string", "ragged" and the dtypes, each place once.
 
     Args:
         nodes: the operations of the step.
-        place_of: returns the place of an operation, given its name.
+        get_place: returns the place of an operation, given its name.
         compilable: the operations that XLA can compile; None if XLA is known to compile them all.
 
     Example:
@@ -42,11 +42,11 @@ def find_in_nodes(
         >>> [str(f) for f in find_in_nodes([node], lambda name: name.split("/")[1], compilable={"MatMul"})]
         ['CropAndResize in crop']
     """
-    found = (finding for node in nodes for finding in _findings_of(node, place_of(node.name), compilable))
+    found = (finding for node in nodes for finding in _get_findings(node, get_place(node.name), compilable))
     return list(dict.fromkeys(found))
 
 
-def _findings_of(node: Node, place: str, compilable: Collection[str] | None) -> Iterator[Finding]:
+def _get_findings(node: Node, place: str, compilable: Collection[str] | None) -> Iterator[Finding]:
     operation = node.operation
     if operation in _NO_WORK:
         return
@@ -87,7 +87,7 @@ def place_finder(layer_names: Collection[str]) -> Callable[[str], str]:
     return place
 
 
-def nodes_of(graph: Any) -> list[Node]:
+def get_nodes(graph: Any) -> list[Node]:
     """The operations that results and side effects of a traced `tf.function` need, including nested functions."""
     import tensorflow as tf
 

@@ -18,12 +18,12 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%\S+ = (.*?) (?:\w|-)+\(")
 _NO_BUFFER = re.compile(r" (?:bitcast|get-tuple-element|tuple|parameter|constant|copy-done|copy-start)\(")
 
 
-def find_in_program(text: str, place_of: Callable[[str], str]) -> list[Finding]:
+def find_in_program(text: str, get_place: Callable[[str], str]) -> list[Finding]:
     """Findings of the kinds "dynamic dimension" and "custom call" in an XLA program, each place once.
 
     Args:
         text: the program from `experimental_get_compiler_ir(...)(stage="hlo")`.
-        place_of: returns the place of a TensorFlow operation, given its name.
+        get_place: returns the place of a TensorFlow operation, given its name.
 
     Example:
         >>> line = '%w = s64[<=8,1] set-dimension-size(), metadata={op_type="Where" op_name="model/mask/Where"}'
@@ -34,7 +34,7 @@ def find_in_program(text: str, place_of: Callable[[str], str]) -> list[Finding]:
     dynamic_places: set[str] = set()
     for line in text.splitlines():
         metadata = dict(_METADATA.findall(line))
-        operation, place = metadata.get("type", "an operation"), place_of(metadata.get("name", ""))
+        operation, place = metadata.get("type", "an operation"), get_place(metadata.get("name", ""))
         # Dynamic dimensions propagate; only their origin is reported.
         if _DYNAMIC.search(line) and "set-dimension-size(" in line and place not in dynamic_places:
             dynamic_places.add(place)

@@ -12,7 +12,7 @@ from typing import Any
 from tfaccel.files import whole_file
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import compile_arguments, run_epochs_of
+from tfaccel.planning.run_length import compile_arguments, get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.training.jax_runtime import JaxRuntime
 from tfaccel.training.run.result import TrainResult, installed_versions
@@ -47,7 +47,7 @@ def train_on_jax(
         RunDirError: if the run directory holds a different run.
     """
     started = time.perf_counter()
-    epochs = run_epochs_of(workload, epochs)
+    epochs = get_run_epochs(workload, epochs)
     config = {
         "recipe": workload.name,
         "options": dict(workload.options),

@@ -23,7 +23,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.tpu.finding import Finding
-from tfaccel.tpu.graph_findings import find_in_nodes, nodes_of, place_finder
+from tfaccel.tpu.graph_findings import find_in_nodes, get_nodes, place_finder
 from tfaccel.tpu.hlo_text import find_in_program
 from tfaccel.training.runtime import Runtime
 
@@ -140,18 +140,18 @@ def probe_step(*source: Any) -> dict[str, Any]:
 
     step = traced_step(*source)
     layers = private_api.all_layers(step.model)
-    place_of = place_finder([layer.name for layer in layers if layer is not step.model])
+    get_place = place_finder([layer.name for layer in layers if layer is not step.model])
     size = step.replica_batch_size
-    nodes = nodes_of(step.function.get_concrete_function(*step.specs(size)).graph)
+    nodes = get_nodes(step.function.get_concrete_function(*step.specs(size)).graph)
     refusal = ""
     try:
-        findings = find_in_program(step.program(size, "hlo"), place_of)
+        findings = find_in_program(step.program(size, "hlo"), get_place)
         compilable = None
     except Exception as error:  # TensorFlow raises ValueError here, or an error of the operation
         refusal = str(error)
         compilable = operations_of_xla()
-        findings = [Finding("operation", what, place_of(name)) for what, name in _REFUSED.findall(refusal)]
-    in_graph = find_in_nodes(nodes, place_of, compilable=compilable)
+        findings = [Finding("operation", what, get_place(name)) for what, name in _REFUSED.findall(refusal)]
+    in_graph = find_in_nodes(nodes, get_place, compilable=compilable)
     named = {(finding.what, finding.where) for finding in in_graph}
     findings = in_graph + [finding for finding in findings if (finding.what, finding.where) not in named]
     findings += _settings(step)
@@ -174,11 +174,11 @@ def _settings(step: TracedStep) -> list[Finding]:
     import keras
 
     from tfaccel.training.private import private_api
-    from tfaccel.training.steps.model_parts import optimizers_of
+    from tfaccel.training.steps.model_parts import get_optimizers
 
     findings = [
         Finding("loss scale", type(optimizer).__name__, f"model.{name}")
-        for name, optimizer in optimizers_of(step.model).items()
+        for name, optimizer in get_optimizers(step.model).items()
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor
     ]
     for layer in private_api.all_layers(step.model):

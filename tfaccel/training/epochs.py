@@ -22,7 +22,7 @@ from tfaccel.training.validation import Validation
 _ADVICE = "Try a lower learning rate, gradient clipping, or float32"
 
 
-def callbacks_of(
+def make_callbacks(
     callbacks: Any, engine: Engine, source: Source, *, verbose: int | str, epochs: int
 ) -> keras.callbacks.CallbackList:
     """A Keras `CallbackList` of the callbacks, with history and (on the chief) progress bar."""

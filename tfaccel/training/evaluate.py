@@ -11,11 +11,11 @@ import numpy as np
 from tfaccel.argument_types import checks_types
 from tfaccel.data.sources import whole_executions
 from tfaccel.errors import WorkloadError
-from tfaccel.training.inputs import Source, checked_callbacks, prepared_model, source_of
+from tfaccel.training.inputs import Source, checked_callbacks, make_source, prepared_model
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
 from tfaccel.training.private import private_api, private_models
-from tfaccel.training.steps.engine import Engine, engine_of
+from tfaccel.training.steps.engine import Engine, get_engine
 from tfaccel.training.steps.replica_state import average_drifting
 from tfaccel.training.steps.step_graphs import flat_logs
 from tfaccel.training.steps.windows import WindowLength, epoch_windows
@@ -93,7 +93,7 @@ def engine_evaluate(
     replicas = prepared_model(model, "evaluate")
     if needs_keras_loop(model, "evaluate"):
         return keras.Model.evaluate(model, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict)
-    source = held_out or source_of(
+    source = held_out or make_source(
         x,
         y,
         sample_weight,
@@ -104,7 +104,7 @@ def engine_evaluate(
     )
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "test")
-    engine = engine_of(model)
+    engine = get_engine(model)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
             checked_callbacks(callbacks),

@@ -15,16 +15,16 @@ from tfaccel.data import private_adapters
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
-from tfaccel.training.epochs import callbacks_of, run_epochs
+from tfaccel.training.epochs import make_callbacks, run_epochs
 from tfaccel.training.evaluate import engine_evaluate
 from tfaccel.training.fit_plan import apply_plan
-from tfaccel.training.inputs import prepared_model, source_of
+from tfaccel.training.inputs import make_source, prepared_model
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.predict import engine_predict
 from tfaccel.training.run.fit_data import FitData
 from tfaccel.training.run.resume import refuse_own_loop, taken_out
 from tfaccel.training.run.resumed_fit import ResumedFit
-from tfaccel.training.steps.engine import EngineOptions, build_before_steps, engine_of
+from tfaccel.training.steps.engine import EngineOptions, build_before_steps, get_engine
 from tfaccel.training.validation import validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
 from tfaccel.training.workers.lost_worker import names_lost_workers
@@ -183,7 +183,7 @@ def _fit(
         )
     epochs = _capped_epochs(epochs)
     resumed = None if resume is None else ResumedFit(resume, replicas)
-    source = source_of(
+    source = make_source(
         x,
         y,
         sample_weight,
@@ -207,7 +207,7 @@ def _fit(
             steps=validation_steps,
             freq=validation_freq,
         )
-    engine = engine_of(model, options)
+    engine = get_engine(model, options)
     source.reset()
     try:
         with engine.checks.turned(check_rows):
@@ -215,7 +215,7 @@ def _fit(
                 data = FitData(x, source, mode=resume.data, order_seed=resumed.order_seed)
                 length = {"epochs": epochs, "initial_epoch": initial_epoch}
                 return resumed.run(engine, data, others, validation, verbose=verbose, **length)
-            container = callbacks_of(callbacks, engine, source, verbose=verbose, epochs=epochs)
+            container = make_callbacks(callbacks, engine, source, verbose=verbose, epochs=epochs)
             with only_chief_writes(model, container.callbacks, engine.replicas):
                 return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.private_adapters import batch_size_of
+from tfaccel.data.private_adapters import get_batch_size
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.compiled_model import engine_options
@@ -46,7 +46,7 @@ def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan
     devices = tuple(map(short_name, filter(None, replicas.devices))) or (default,)
     accumulation = _accumulation_steps(model)
     given: dict[str, Any] = {
-        "strategy": _strategy_of(replicas),
+        "strategy": _get_strategy(replicas),
         "devices": devices,
         "num_workers": replicas.num_workers,
         "dtype_policy": model.dtype_policy.name,
@@ -78,11 +78,11 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
     is_dataset = isinstance(x, tf.data.Dataset)
     micro_batch = plan.global_batch_size // plan.accumulation_steps
     there = {
-        "strategy": (plan.strategy, _strategy_of(replicas)),
+        "strategy": (plan.strategy, _get_strategy(replicas)),
         "replicas": (plan.num_replicas, replicas.num_replicas),
         "dtype_policy": (plan.dtype_policy, model.dtype_policy.name),
         "accumulation_steps": (plan.accumulation_steps, _accumulation_steps(model)),
-        "batch_size": (micro_batch, (batch_size_of(x) if is_dataset else batch_size) or micro_batch),
+        "batch_size": (micro_batch, (get_batch_size(x) if is_dataset else batch_size) or micro_batch),
         "augment_on": (plan.augment_on, "host"),
     }
     odd = [f"{name} is {mine} in the plan and {found} here" for name, (mine, found) in there.items() if mine != found]
@@ -112,7 +112,7 @@ def _accumulation_steps(model: keras.Model) -> int:
     return getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None) or 1
 
 
-def _strategy_of(replicas: Replicas) -> str:
+def _get_strategy(replicas: Replicas) -> str:
     """The name that plans use for the strategy."""
     if replicas.is_default:
         return "none"

@@ -17,7 +17,7 @@ from tfaccel.data.sources import ArraySource, IteratorSource
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.steps.model_parts import has_own_train_step
-from tfaccel.training.steps.model_scope import replicas_of
+from tfaccel.training.steps.model_scope import get_replicas
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.workers.lone_worker import refuse_lone_worker
 
@@ -27,7 +27,7 @@ _MAX_SEED = 2**31 - 1
 _UNKNOWN_TYPE = "Unrecognized data type"  # how Keras's message begins
 
 
-def source_of(
+def make_source(
     x: Any,
     y: Any = None,
     sample_weight: Any = None,
@@ -148,7 +148,7 @@ def prepared_model(model: Any, method: str) -> Replicas:
             "The model was compiled with optimizer=None and cannot be trained. Set an optimizer: "
             "`model.compile(optimizer='adam', ...)`."
         )
-    replicas = replicas_of(model)
+    replicas = get_replicas(model)
     if method == "fit":
         refuse_lone_worker(replicas)
     return replicas

@@ -17,7 +17,7 @@ import keras
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.plan import plan_field_names
-from tfaccel.training.private.private_api import class_of
+from tfaccel.training.private.private_api import changed_class
 from tfaccel.training.private.private_trainer import methods_in_place_of_keras
 from tfaccel.training.steps.overrides import has_own, replaces
 from tfaccel.training.steps.replicas import Replicas
@@ -60,7 +60,7 @@ def call_own_method(
     def noted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
             _reached.add((id(self), name))
-            with class_of(self, plain), methods_in_place_of_keras(self, {}):
+            with changed_class(self, plain), methods_in_place_of_keras(self, {}):
                 return method(self, *args, **kwargs)
 
         return call
@@ -72,7 +72,9 @@ def call_own_method(
     refused = {one: _refusing(plain, name, one) for one in _ON_BATCH} if several else {}
     base = type("EngineMethods", (keras.Model,), refused)
     with (
-        class_of(model, type(plain.__name__, (plain, base), {"__module__": plain.__module__}) if several else plain),
+        changed_class(
+            model, type(plain.__name__, (plain, base), {"__module__": plain.__module__}) if several else plain
+        ),
         methods_in_place_of_keras(model, methods),
     ):
         result = getattr(model, name)(**arguments)

@@ -12,10 +12,10 @@ import tensorflow as tf
 from tfaccel.argument_types import checks_types
 from tfaccel.data.sources import whole_executions
 from tfaccel.errors import WorkloadError
-from tfaccel.training.inputs import checked_callbacks, prepared_model, source_of
+from tfaccel.training.inputs import checked_callbacks, make_source, prepared_model
 from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
 from tfaccel.training.private import private_models
-from tfaccel.training.steps.engine import engine_of
+from tfaccel.training.steps.engine import get_engine
 from tfaccel.training.steps.replica_state import average_drifting
 from tfaccel.training.workers.lost_worker import names_lost_workers
 
@@ -83,12 +83,12 @@ def engine_predict(
     replicas = prepared_model(model, "predict")
     if needs_keras_loop(model, "predict"):
         return keras.Model.predict(model, x, batch_size, verbose, steps, callbacks)
-    source = source_of(
+    source = make_source(
         x, replicas=replicas, batch_size=batch_size, steps=steps, steps_per_execution=model.steps_per_execution
     )
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, "predict")
-    engine = engine_of(model)
+    engine = get_engine(model)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.callbacks.CallbackList(
             checked_callbacks(callbacks),

@@ -13,7 +13,7 @@ from typing import Any
 from tfaccel.errors import PlanError
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_environment import READ_AT_START, environment_of
+from tfaccel.planning.plan_environment import READ_AT_START, get_environment
 
 logger = logging.getLogger("tfaccel")
 
@@ -34,7 +34,7 @@ def note_loaded(variables: Mapping[str, str]) -> None:
 
 def variables_at_start(plan: Plan) -> dict[str, str]:
     """The variables with which a process must start to train with a plan, if this one has started without them."""
-    wanted = {name: value for name, value in environment_of(plan).items() if name in READ_AT_START}
+    wanted = {name: value for name, value in get_environment(plan).items() if name in READ_AT_START}
     return {name: value for name, value in wanted.items() if not _started_with(name, value)}
 
 
@@ -45,7 +45,7 @@ def unavailable_settings(plan: Plan) -> dict[str, str]:
         PlanError: if the plan's memory allocator is not installed.
     """
     missing = variables_at_start(plan)
-    wanted = environment_of(plan)
+    wanted = get_environment(plan)
     if "tensorflow" in sys.modules:
         missing |= {name: value for name, value in wanted.items() if not _tensorflow_has(name, value, plan)}
     found = {}

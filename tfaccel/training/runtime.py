@@ -22,7 +22,7 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.known_names import suggests_names
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_environment import environment_of
+from tfaccel.planning.plan_environment import get_environment
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.processes.quiet_start import without_notes
 from tfaccel.training.process_settings import before_start, note_loaded, set_threads, unavailable_settings
@@ -170,7 +170,7 @@ class Runtime:
         """Sets environment variables that TensorFlow and Keras read when imported."""
         for problem in unavailable_settings(self.plan).values():
             raise PlanError(problem)
-        variables = environment_of(self.plan)
+        variables = get_environment(self.plan)
         keras = sys.modules.get("keras")
         if keras is None:
             os.environ["KERAS_BACKEND"] = "tensorflow"

@@ -107,7 +107,7 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
         places: Sequence[Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> None:
-        part_of_path = _map_of([default, *optimizers], paths)
+        part_of_path = _make_map([default, *optimizers], paths)
         super().__init__(part_of_path, **kwargs)
         self._part_of_path = part_of_path
         self._parts = [default, *optimizers]
@@ -119,7 +119,7 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
         if self._places is None:
             self._places = [[i for i, one in enumerate(var_list) if one.path in stage] for stage in self._paths]
         self._part_of_path.clear()
-        self._part_of_path.update(_map_of(self._parts, [[var_list[i].path for i in stage] for stage in self._places]))
+        self._part_of_path.update(_make_map(self._parts, [[var_list[i].path for i in stage] for stage in self._places]))
         super().build(var_list)
 
     def get_config(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
         return cls(parts[0], parts[1:], **rest)
 
 
-def _map_of(
+def _make_map(
     parts: Sequence[keras.optimizers.Optimizer], paths: Sequence[Sequence[str]]
 ) -> keras.optimizers.OptimizerMap:
     """Maps each stage's paths to its optimizer; the first optimizer is the default."""

@@ -23,7 +23,7 @@ from tfaccel.planning.option_checks import check_callbacks, check_choice, check_
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_key import plan_key
-from tfaccel.planning.run_length import run_epochs_of
+from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt
 from tfaccel.training.run.plan_of_run import plan_and_origin
@@ -171,7 +171,7 @@ def train(
     group, given = WorkerGroup.of(engine, num_workers, engine_options), workload
     fixed = taken_fields(of, x if isinstance(x, Plan) else plan)
     workload, plan = _what_to_train(workload, x, y, plan, of, fixed, scaling=learning_rate_scaling)
-    epochs = run_epochs_of(workload, epochs)
+    epochs = get_run_epochs(workload, epochs)
     check_callbacks(callbacks)
     check_choice("verbose", verbose, VERBOSE)
     _check_options(epochs, checkpoint_interval, keep_checkpoints=keep_checkpoints, seed=seed, on_nonfinite=on_nonfinite)

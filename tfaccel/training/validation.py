@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from tfaccel.training.evaluate import engine_evaluate, run_evaluation
-from tfaccel.training.inputs import Source, source_of
+from tfaccel.training.inputs import Source, make_source
 from tfaccel.training.own_methods import call_own_method, overrides
 from tfaccel.training.predict import engine_predict
 from tfaccel.training.private import private_models
@@ -106,7 +106,7 @@ def validation_of_fit(
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
     def make() -> Source:
-        source = source_of(
+        source = make_source(
             x,
             y,
             sample_weight,

@@ -14,7 +14,7 @@ from tfaccel.known_names import check_names
 from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
-from tfaccel.planning.own_model import COMPILE_ARGUMENTS, FreshArguments, is_model, name_of, recreated
+from tfaccel.planning.own_model import COMPILE_ARGUMENTS, FreshArguments, get_name, is_model, recreated
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.private_models import given_compile_arguments
@@ -169,7 +169,7 @@ def _test_in_place(
     """Tests a compiled model, and puts its state back."""
     import tensorflow as tf
 
-    from tfaccel.training.inputs import source_of
+    from tfaccel.training.inputs import make_source
     from tfaccel.training.private.private_models import build_model
     from tfaccel.training.steps.engine import Engine, EngineOptions
     from tfaccel.training.steps.kept_state import kept_state
@@ -181,7 +181,7 @@ def _test_in_place(
     engine = Engine(model, EngineOptions(stop_at_non_finite_loss=True, fused_kernels=True))
     num_batches = test.num_steps * accumulation
     data = {"shuffle": not isinstance(x, tf.data.Dataset), **of_fit, "num_epochs": num_batches}
-    source = source_of(x, y, data.pop("sample_weight", None), replicas=engine.replicas, **data)
+    source = make_source(x, y, data.pop("sample_weight", None), replicas=engine.replicas, **data)
     try:
         build_model(model, source.batch_spec)
         separate_seeds(model, engine.replicas)
@@ -189,6 +189,6 @@ def _test_in_place(
         size = getattr(source, "global_batch_size", None) or of_fit.get("batch_size")
         sweep = RateSweep(engine, source, test, on_step)
         with kept_state(model, engine.replicas):
-            return sweep.run(workload=name_of(model), global_batch_size=None if size is None else size * accumulation)
+            return sweep.run(workload=get_name(model), global_batch_size=None if size is None else size * accumulation)
     finally:
         source.close()

@@ -93,7 +93,7 @@ class Objective:
         for text in texts:
             name, _, direction = str(text).strip().partition(":")
             name = _SHORT.get(name, name)
-            parts.append((name, direction or direction_of(name)))
+            parts.append((name, direction or infer_direction(name)))
         odd = next((f"{name}:{direction}" for name, direction in parts if direction not in ("max", "min")), None)
         if not parts or odd is not None or not all(name for name, _ in parts):
             raise SearchError(
@@ -149,16 +149,16 @@ class Objective:
         return cls(tuple((name, direction) for name, direction in data))
 
 
-def direction_of(name: str) -> str:
+def infer_direction(name: str) -> str:
     """Infers "max" or "min" from a metric's name.
 
     Raises:
         SearchError: if the name does not imply a direction.
 
     Example:
-        >>> direction_of("val_sparse_categorical_accuracy"), direction_of("val_loss")
+        >>> infer_direction("val_sparse_categorical_accuracy"), infer_direction("val_loss")
         ('max', 'min')
-        >>> direction_of("true_negatives"), direction_of("false_positives")
+        >>> infer_direction("true_negatives"), infer_direction("false_positives")
         ('max', 'min')
     """
     if name in MEASURED:

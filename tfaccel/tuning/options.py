@@ -151,7 +151,7 @@ class SearchOptions:
             except (TypeError, ValueError) as error:
                 raise SearchError(f"`{name}` must be a dictionary of JSON values: {error}.") from error
         object.__setattr__(self, "objective", written_objective(self.objective))
-        object.__setattr__(self, "hyperparameters", _config_of(self.hyperparameters))
+        object.__setattr__(self, "hyperparameters", _get_config(self.hyperparameters))
         _check_choice("algorithm", self.algorithm, ALGORITHMS)
         _check_choice("pruning", self.pruning, PRUNINGS)
         self._check_numbers()
@@ -269,7 +269,7 @@ def check_optuna(algorithm: str) -> None:
         )
 
 
-def _config_of(given: Any) -> Any:
+def _get_config(given: Any) -> Any:
     """The config of Keras Tuner's hyperparameters."""
     config = given.get_config() if hasattr(given, "get_config") else given
     if config is None or (isinstance(config, Mapping) and isinstance(config.get("space"), list)):

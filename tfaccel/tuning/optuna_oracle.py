@@ -11,7 +11,7 @@ import optuna
 from optuna.trial import TrialState
 
 from tfaccel.tuning.objective import Objective
-from tfaccel.tuning.optuna_study import TRIAL_ID, number_of
+from tfaccel.tuning.optuna_study import TRIAL_ID, get_number
 from tfaccel.tuning.trial_row import TrialRow
 
 
@@ -45,7 +45,7 @@ class OptunaOracle(keras_tuner.Oracle):
 
     def told(self, row: TrialRow) -> None:
         """Reports the outcome of a trial to Optuna."""
-        number = number_of(self.study, row.trial_id)
+        number = get_number(self.study, row.trial_id)
         if row.status == "pruned":
             self.study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
             return
@@ -58,7 +58,7 @@ class OptunaOracle(keras_tuner.Oracle):
 
     def forget_others(self) -> None:
         """Marks Optuna trials as failed if the search was killed before it created a trial for them."""
-        known = {number_of(self.study, trial_id) for trial_id in self.trials}
+        known = {get_number(self.study, trial_id) for trial_id in self.trials}
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.number not in known:
                 self.study.tell(trial.number, state=TrialState.FAIL)

@@ -150,7 +150,7 @@ class EpochReports:
     ) -> None:
         self._storage = open_storage(run_dir)
         self._study = open_study(run_dir, options, objective, epochs=epochs, storage=self._storage)
-        number = number_of(self._study, trial_id)
+        number = get_number(self._study, trial_id)
         study = self._storage.get_study_id_from_name(STUDY_NAME)
         self._trial = self._storage.get_trial_id_from_study_id_trial_number(study, number)
 
@@ -163,7 +163,7 @@ class EpochReports:
         return f"Optuna's {type(pruner).__name__} pruned it at epoch {epoch}, at {value:.6g}."
 
 
-def number_of(study: optuna.Study, trial_id: str) -> int:
+def get_number(study: optuna.Study, trial_id: str) -> int:
     """Optuna's number of the trial with this Keras Tuner id."""
     trials = study.get_trials(deepcopy=False)
     return max(trial.number for trial in trials if trial.user_attrs.get(TRIAL_ID) == trial_id)

@@ -13,7 +13,7 @@ from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.training.inputs import Source
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
-from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
+from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 from tfaccel.tuning.learning_rate_curve import SmoothedLoss, suggestion
 from tfaccel.tuning.learning_rate_report import LearningRateReport, LearningRateTest
 
@@ -156,7 +156,7 @@ def tested_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
     Raises:
         WorkloadError: if there is none, or there are several rates.
     """
-    found = optimizers_of(model)
+    found = get_optimizers(model)
     if not found:
         raise WorkloadError(
             "The model has no optimizer, so there is no learning rate to test. Give one: optimizer='adam'."

@@ -15,7 +15,7 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import run_epochs_of
+from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.training.own_methods import refuse_own_methods
 from tfaccel.training.run.compiled_model import compiled_model, with_plan
@@ -220,7 +220,7 @@ def _trial_epochs(source: SearchSource, options: SearchOptions, workload: Worklo
         return options.epochs
     if source.workload.kind == "none":
         return 1
-    return run_epochs_of(workload or source.make_workload(options.workload_options), None)
+    return get_run_epochs(workload or source.make_workload(options.workload_options), None)
 
 
 def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:

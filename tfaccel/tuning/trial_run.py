@@ -78,7 +78,7 @@ class TrialRunner:
         except keras_tuner.errors.FatalError:
             raise
         except Exception as error:
-            row["cause"] = cause_of(error)
+            row["cause"] = get_cause(error)
         seconds = round(time.perf_counter() - started, 3)
         return TrialRow(**row, hyperparameters=dict(hp.values), seconds=seconds)
 
@@ -184,7 +184,7 @@ class _Trial:
         self._runner.identity.check()
         if self._keeps_state:
             state: dict[str, Any] = dict(read_state(model, self._replicas))
-            state[_OF_TRIAL] = np.array(self._name_of(self._trial_id))
+            state[_OF_TRIAL] = np.array(self._get_name(self._trial_id))
             np.savez(self._folder / self._state_file, **state)
         if save_to is not None or (keeps and not report.has_saved):
             model.save(save_to or self._folder / MODEL_FILE)
@@ -248,12 +248,12 @@ class _Trial:
         file = self._folder.parent / f"trial_{self._before}" / self._state_file
         with np.load(file) as arrays:
             state = dict(arrays)
-        wanted = self._name_of(self._before or "")
+        wanted = self._get_name(self._before or "")
         if str(state.pop(_OF_TRIAL, wanted)) != wanted:
             raise SearchError(f"{file} is the state of another trial, or of another search, and cannot be continued.")
         write_state(model, self._replicas, state)
 
-    def _name_of(self, trial_id: str) -> str:
+    def _get_name(self, trial_id: str) -> str:
         """The name of a trial that no trial of another search has."""
         return f"{self._runner.identity.run_id or ''}/{trial_id}"
 
@@ -279,7 +279,7 @@ def mean_outcome(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def cause_of(error: BaseException) -> str:
+def get_cause(error: BaseException) -> str:
     """Why a trial failed, in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, TfaccelError):

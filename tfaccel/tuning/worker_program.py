@@ -104,7 +104,7 @@ def _work(parent: _Parent, order: dict[str, Any], maker: Any) -> None:
         row, hyperparameters = read_outcome(run_dir, trial_id), None
         if row is None:
             hp = keras_tuner.HyperParameters.from_config(read_hyperparameters(run_dir, trial_id))
-            row = _row_of(parent, runner, trial_id, hp)
+            row = _get_row(parent, runner, trial_id, hp)
             hyperparameters = hp.get_config()
             identity.check()
             write_outcome(run_dir, row)
@@ -127,11 +127,11 @@ def _next_trial(parent: _Parent) -> str | None:
         time.sleep(_IDLE_SECONDS)  # the next trial depends on running ones
 
 
-def _row_of(parent: _Parent, runner: Any, trial_id: str, hp: Any) -> TrialRow:
+def _get_row(parent: _Parent, runner: Any, trial_id: str, hp: Any) -> TrialRow:
     """Runs a trial; a `FatalError` stops the search."""
     from keras_tuner.errors import FatalError
 
-    from tfaccel.tuning.trial_run import cause_of
+    from tfaccel.tuning.trial_run import get_cause
 
     known = {entry.name for entry in hp.space}
     try:
@@ -143,6 +143,6 @@ def _row_of(parent: _Parent, runner: Any, trial_id: str, hp: Any) -> TrialRow:
             )
         return row
     except FatalError as error:
-        parent.send({"event": "fatal", "message": f"Trial {trial_id} ended the search: {cause_of(error)}"})
+        parent.send({"event": "fatal", "message": f"Trial {trial_id} ended the search: {get_cause(error)}"})
         parent.recv()  # blocks until the search kills this process
         raise

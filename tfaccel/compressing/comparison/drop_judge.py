@@ -52,16 +52,16 @@ class DropJudge:
         limit: the metric and its limit.
         examples: the held-out data, batch by batch.
         of_float: the float model's outputs for these batches.
-        value_of: computes the metric.
+        get_value: computes the metric.
     """
 
     def __init__(
-        self, limit: DropLimit, examples: Sequence[Examples], of_float: Sequence[Any], *, value_of: ValueOf
+        self, limit: DropLimit, examples: Sequence[Examples], of_float: Sequence[Any], *, get_value: ValueOf
     ) -> None:
         self._limit = limit
         self._examples = examples
         self._of_float = of_float
-        self._value_of = value_of
+        self._get_value = get_value
         self._num_examples = sum(_num_rows(outputs) for outputs in of_float)
 
     def interval(self, outputs: Sequence[Any], *, of_float: float, value: float) -> DropInterval:
@@ -136,7 +136,7 @@ class DropJudge:
     def _left_out(self, outputs: Sequence[Any]) -> list[float]:
         count = min(_MAX_GROUPS, self._num_examples)
         groups = range(count if count > 1 else 0)
-        return [self._value_of(self._without_group(outputs, group, count)) for group in groups]
+        return [self._get_value(self._without_group(outputs, group, count)) for group in groups]
 
     def _without_group(self, outputs: Sequence[Any], group: int, count: int) -> Iterator[tuple[Examples, Any, Any]]:
         """The batches without every `count`-th example, concatenated a few at a time."""

@@ -51,7 +51,7 @@ def cells(found: CompressResult, result: VariantResult) -> list[str]:
     ]
 
 
-def notes_of(found: CompressResult, result: VariantResult) -> list[str]:
+def get_notes(found: CompressResult, result: VariantResult) -> list[str]:
     """Notes on a variant: how it was made, and which operations stay in float."""
     lines = [f"{result.variant.name}: {note}." for note in result.variant.notes]
     left = result.float_operations

@@ -107,7 +107,7 @@ class TaskMetrics:
     def judge_by(self, limit: DropLimit) -> None:
         """Sets the metric and limit of `drop_interval`; call `of_float_model` first."""
         self._drop_judge = DropJudge(
-            limit, self._examples, self._float_outputs, value_of=lambda batches: self._value_of(limit.metric, batches)
+            limit, self._examples, self._float_outputs, get_value=lambda batches: self._get_value(limit.metric, batches)
         )
 
     def drop_interval(self, *, of_float: float, value: float) -> DropInterval | None:
@@ -153,7 +153,7 @@ class TaskMetrics:
         names = ("compute_metrics", "compute_loss")
         return self._judge is not None and any(getattr(own, name) is not getattr(keras.Model, name) for name in names)
 
-    def _value_of(self, metric: str, batches: Iterable[tuple[Examples, Any, Any]]) -> float:
+    def _get_value(self, metric: str, batches: Iterable[tuple[Examples, Any, Any]]) -> float:
         """A metric of given predictions: tuples of ((inputs, targets, weights), the float model's outputs, outputs)."""
         if metric == AGREEMENT or self._judge is None:
             agreement = Agreement()

@@ -14,7 +14,7 @@ from tfaccel.compressing.comparison.task_metric import AGREEMENT, Predict
 from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource
-from tfaccel.compressing.examples import first_inputs, rows_of
+from tfaccel.compressing.examples import first_inputs, get_rows
 from tfaccel.compressing.keras_quantize import load_quantized
 from tfaccel.compressing.litert.file import float_operations, operations, zipped_bytes
 from tfaccel.compressing.litert.model import LitertModel
@@ -44,7 +44,7 @@ class VariantJudge:
         self._source = source
         self._progress = options.progress
         self._float_outputs: Any = None
-        self.row = rows_of(source.held_out, source.signature, num_rows=1, what="the held-out data")[0]
+        self.row = get_rows(source.held_out, source.signature, num_rows=1, what="the held-out data")[0]
 
     def float_result(self, variant: Variant) -> VariantResult:
         """Evaluates the float model, the reference of the others.
@@ -53,7 +53,7 @@ class VariantJudge:
             CompressionError: if its outputs differ from the Keras model's.
         """
         self._progress(f"{variant.name}: metric on held-out data")
-        predict = self._predict_of(variant)
+        predict = self._get_predict(variant)
         self._float_outputs = predict(self._few_inputs())
         self._check_conversion()
         return self._result(variant, self._source.task.of_float_model(predict))
@@ -61,9 +61,9 @@ class VariantJudge:
     def result(self, variant: Variant) -> VariantResult:
         """Evaluates another variant."""
         self._progress(f"{variant.name}: metric on held-out data")
-        return self._result(variant, self._source.task.of(self._predict_of(variant)))
+        return self._result(variant, self._source.task.of(self._get_predict(variant)))
 
-    def metrics_of(self, content: bytes) -> dict[str, float]:
+    def get_metrics(self, content: bytes) -> dict[str, float]:
         """The metrics of a LiteRT file that is not kept."""
         return self._source.task.of(self._litert(content).predict)
 
@@ -91,7 +91,7 @@ class VariantJudge:
             **known,
         )
 
-    def _predict_of(self, variant: Variant) -> Predict:
+    def _get_predict(self, variant: Variant) -> Predict:
         if variant.is_litert:
             return self._litert(Path(variant.path).read_bytes()).predict
         return keras_predict(load_quantized(variant.path))

@@ -20,7 +20,7 @@ _IDENTIFIER = slice(4, 8)
 _MODEL_IDENTIFIER = b"TFL3"
 
 
-def archive_of(raw_input: RawInput | None, class_names: Sequence[str] = ()) -> bytes:
+def make_archive(raw_input: RawInput | None, class_names: Sequence[str] = ()) -> bytes:
     """The archive to append to a model; empty if there is nothing to record.
 
     Args:

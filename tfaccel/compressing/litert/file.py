@@ -56,7 +56,7 @@ def named_operations(content: bytes) -> list[tuple[str, list[str]]]:
     for place in range(graph.OperatorsLength()):
         operator = graph.Operators(place)
         inputs = [operator.Inputs(index) for index in range(operator.InputsLength())]
-        constants = [index for index in inputs if index >= 0 and _kind_of(model, graph.Tensors(index))[1]]
+        constants = [index for index in inputs if index >= 0 and _get_kind(model, graph.Tensors(index))[1]]
         names = [(graph.Tensors(index).Name() or b"").decode() for index in (operator.Outputs(0), *constants)]
         found.append((codes[operator.OpcodeIndex()], names))
     return found
@@ -76,7 +76,7 @@ def dense_layers(content: bytes) -> dict[str, int | None]:
     for one in operators:
         if codes[one.OpcodeIndex()] == "FULLY_CONNECTED":
             weights = graph.Tensors(one.Inputs(1))
-            is_own = _kind_of(model, weights)[1] and uses[one.Inputs(1)] == 1
+            is_own = _get_kind(model, weights)[1] and uses[one.Inputs(1)] == 1
             name = (graph.Tensors(one.Outputs(0)).Name() or b"").decode()
             found[name] = int(weights.ShapeAsNumpy()[-1]) if is_own else None
     return found
@@ -186,7 +186,7 @@ def _operations(content: bytes) -> Iterator[tuple[str, list[tuple[int, bool]], l
     names = [_operation_name(code) for code in codes]
     for number in range(model.SubgraphsLength()):
         graph = model.Subgraphs(number)
-        tensors = [_kind_of(model, graph.Tensors(index)) for index in range(graph.TensorsLength())]
+        tensors = [_get_kind(model, graph.Tensors(index)) for index in range(graph.TensorsLength())]
         for place in range(graph.OperatorsLength()):
             operator = graph.Operators(place)
             inputs = [operator.Inputs(index) for index in range(operator.InputsLength())]
@@ -198,7 +198,7 @@ def _operations(content: bytes) -> Iterator[tuple[str, list[tuple[int, bool]], l
             )
 
 
-def _kind_of(model: Any, tensor: Any) -> tuple[int, bool]:
+def _get_kind(model: Any, tensor: Any) -> tuple[int, bool]:
     buffer = model.Buffers(tensor.Buffer())
     return tensor.Type(), buffer.DataLength() > 0 or buffer.Size() > 0
 

@@ -138,7 +138,7 @@ class Converter:
             expected = self._outputs(self.float_content, few)
             folders: dict[float | None, str] = {None: self._folder}
 
-            def error_of(value: float | None) -> float:
+            def get_error(value: float | None) -> float:
                 if value is not None:
                     folders[value] = str(Path(self._folder) / f"{COPY}{value:g}")
                     copy_with_mask_value(Path(self._folder), Path(folders[value]), value)
@@ -146,7 +146,7 @@ class Converter:
                 return relative_error(expected, self._outputs(content, few))
 
             huge = has_huge_constants(Path(self._folder))
-            best, note = best_mask_value(error_of) if huge else (None, "")
+            best, note = best_mask_value(get_error) if huge else (None, "")
             self._masks = folders[best], note
         return self._masks
 
@@ -188,7 +188,7 @@ def _without_range(text: str, method: str) -> str:
 
 
 @contextlib.contextmanager
-def converter_of(model: keras.Model, signature: CallSignature) -> Iterator[Converter]:
+def make_converter(model: keras.Model, signature: CallSignature) -> Iterator[Converter]:
     """A converter with a temporary folder."""
     with (
         tempfile.TemporaryDirectory(prefix="tfaccel-convert-") as folder,

@@ -9,7 +9,7 @@ import keras
 from tfaccel.compressing.litert.conversion_child import ConversionError
 from tfaccel.compressing.litert.file import named_operations
 from tfaccel.compressing.litert.post_training import Converter, Rows
-from tfaccel.compressing.litert.unsupported_layers import layer_of
+from tfaccel.compressing.litert.unsupported_layers import get_layer
 from tfaccel.errors import CompressionError
 
 # Operations that only move data: they take the dtype of their neighbours, and cost no accuracy.
@@ -55,7 +55,7 @@ class SelectiveQuantizer:
         for operation, names in named_operations(converter.float_content):
             if operation in _MOVES:
                 continue
-            path = layer_of(names, model)
+            path = get_layer(names, model)
             self._outputs.setdefault(path, []).append(names[0])
             kinds = self.layers.setdefault(path, {})
             kinds[operation] = kinds.get(operation, 0) + 1

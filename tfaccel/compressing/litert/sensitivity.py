@@ -20,7 +20,7 @@ class Sensitivity:
         make_quantizer: makes the quantizer of chosen layers.
         drop_of: how much worse the metric of a LiteRT file is than the float model's.
         highest_drop_of: the upper bound of that drop's confidence interval.
-        error_of: the error of its outputs against the float model's.
+        get_error: the error of its outputs against the float model's.
         progress: called with a line before each step.
     """
 
@@ -30,13 +30,13 @@ class Sensitivity:
         *,
         drop_of: Callable[[bytes], float],
         highest_drop_of: Callable[[bytes], float],
-        error_of: Callable[[bytes], float],
+        get_error: Callable[[bytes], float],
         progress: Callable[[str], None],
     ) -> None:
         self._make_quantizer = make_quantizer
-        self._drop_of = drop_of
-        self._highest_drop_of = highest_drop_of
-        self._error_of = error_of
+        self._get_drop = drop_of
+        self._get_highest_drop = highest_drop_of
+        self._error_of = get_error
         self._progress = progress
 
     @functools.cached_property
@@ -51,7 +51,7 @@ class Sensitivity:
                 continue  # It cannot be quantized, and stays in float anyway.
             error = self._error_of(content)
             if error > 0:
-                cost = LayerCost(layer=layer, operations=operations, drop=self._drop_of(content), output_error=error)
+                cost = LayerCost(layer=layer, operations=operations, drop=self._get_drop(content), output_error=error)
                 costs.append(cost)
         return tuple(sorted(costs, key=lambda cost: (cost.drop, cost.output_error), reverse=True))
 
@@ -78,9 +78,9 @@ class Sensitivity:
             self._progress(f"mixed: {number} of {len(costs)} layers in float")
             content = quantizer.quantize([layer for layer in quantizer.layers if layer not in kept])
             tried.append((content, kept))
-            if self._highest_drop_of(content) <= max_drop:
+            if self._get_highest_drop(content) <= max_drop:
                 return content, kept
-        return next((one for one in tried if self._drop_of(one[0]) <= max_drop), tried[-1])
+        return next((one for one in tried if self._get_drop(one[0]) <= max_drop), tried[-1])
 
     @functools.cached_property
     def _quantizer(self) -> SelectiveQuantizer:

@@ -69,7 +69,7 @@ def check_no_loops(operations: Iterable[tuple[str, Sequence[str]]], model: keras
         model: the model.
         method: the requested method.
     """
-    loops = [layer_of(names, model) for operation, names in operations if operation == "WHILE"]
+    loops = [get_layer(names, model) for operation, names in operations if operation == "WHILE"]
     if loops:
         raise CompressionError(
             f"These layers of the model are loops: {', '.join(map(repr, dict.fromkeys(loops)))}. The ranges of "
@@ -83,7 +83,7 @@ def layer_names(model: keras.Model) -> set[str]:
     return {layer.name for layer in all_layers(model) if layer is not model}
 
 
-def layer_of(names: Sequence[str], model: keras.Model) -> str:
+def get_layer(names: Sequence[str], model: keras.Model) -> str:
     """The path of the layer that an operation belongs to.
 
     An operation may be fused from several, with joined names: a convolution, the normalization after it and an

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from tfaccel.compressing.call_signature import CallSignature
-from tfaccel.compressing.tfmot.options import TfmotOptions, stages_of
+from tfaccel.compressing.tfmot.options import TfmotOptions, get_stages
 from tfaccel.compressing.tfmot.training import TrainingJob
 from tfaccel.compressing.tfmot.translation_source import FlatModel
 from tfaccel.compressing.tfmot.weights import named_arrays, save_arrays
@@ -83,9 +83,9 @@ class TrainingBatches:
 
     def _leaves(self, batch: Any) -> list[np.ndarray]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        leaves = self._flat.inputs_of(x)
+        leaves = self._flat.get_inputs(x)
         for part in (y, sample_weight):
-            leaves = leaves + (self._flat.outputs_of(part) if part is not None else [])
+            leaves = leaves + (self._flat.get_outputs(part) if part is not None else [])
         return [as_sendable_array(leaf, f"workload {self._workload.name!r}") for leaf in leaves]
 
     def _count(self) -> int:
@@ -125,10 +125,10 @@ def write_job(
             optimizer={"class_name": type(optimizer).__name__, "config": _plain_config(optimizer)},
             learning_rate=options.learning_rate or _RATE_PARTS[stage] * _highest_rate(optimizer, workload),
             steps_per_epoch=batches.steps_per_epoch,
-            epochs=options.epochs_of(stage),
+            epochs=options.get_epochs(stage),
             num_sample_weights=batches.num_sample_weights,
         )
-        for stage in stages_of(method)
+        for stage in get_stages(method)
     }
     inputs = batches.first[: len(flat.graph.inputs)]
     outputs = keras.tree.flatten(flat.model(batches.first_x, training=False))
@@ -144,7 +144,7 @@ def write_job(
         "sys_path": sys.path,
         "modules": sorted(modules),
         "training": {stage: asdict(one) for stage, one in training.items()},
-        "signature": {"inputs": flat.inputs_of(signature.input_nest), "outputs": signature.output_names},
+        "signature": {"inputs": flat.get_inputs(signature.input_nest), "outputs": signature.output_names},
     }
     (folder / "job.json").write_text(json.dumps(job))
     return training

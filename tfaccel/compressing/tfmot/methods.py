@@ -22,11 +22,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfaccel.compressing.call_signature import CallSignature, signature_of
+from tfaccel.compressing.call_signature import CallSignature, get_signature
 from tfaccel.compressing.examples import Batches
 from tfaccel.compressing.tfmot.child import Parts, run_child
 from tfaccel.compressing.tfmot.job import TrainingBatches, as_sendable_array, write_job
-from tfaccel.compressing.tfmot.options import TRAINED_METHODS, TfmotOptions, stages_of
+from tfaccel.compressing.tfmot.options import TRAINED_METHODS, TfmotOptions, get_stages
 from tfaccel.compressing.tfmot.training import TrainingJob
 from tfaccel.compressing.tfmot.translation_source import FlatModel, flatten_model
 from tfaccel.compressing.tfmot.weights import arrays_by_path
@@ -138,7 +138,7 @@ def tfmot_variant(
     options = options or TfmotOptions()
     flat = flatten_model(model)
     batches = TrainingBatches(workload, flat, seed=options.seed)
-    signature = signature or signature_of(flat.model, batches.first_x)
+    signature = signature or get_signature(flat.model, batches.first_x)
     reports = _Reports(say)
     with tempfile.TemporaryDirectory(prefix="tfaccel-tfmot-") as name:
         folder = Path(name)
@@ -177,14 +177,14 @@ def _parts(
     """The parts sent to the child: training batches for each stage, then held-out inputs."""
     parts: list[Callable[[], Iterator[Sequence[np.ndarray]]]] = []
     first_epoch = 0
-    for stage in stages_of(method):
+    for stage in get_stages(method):
         job = training[stage]
         parts.append(lambda job=job, first=first_epoch: batches.steps(job.num_steps, first))  # type: ignore[misc]
         first_epoch += job.epochs
 
     def inputs() -> Iterator[list[np.ndarray]]:
         for x, _, _ in held_out() if held_out is not None else ():
-            yield [as_sendable_array(leaf, "the held-out data") for leaf in flat.inputs_of(x)]
+            yield [as_sendable_array(leaf, "the held-out data") for leaf in flat.get_inputs(x)]
 
     return [*parts, inputs]
 

@@ -29,7 +29,7 @@ class TfmotOptions:
         CompressionError: for an invalid value.
 
     Example:
-        >>> TfmotOptions(sparsity=0.8).epochs_of("qat")
+        >>> TfmotOptions(sparsity=0.8).get_epochs("qat")
         4
     """
 
@@ -59,7 +59,7 @@ class TfmotOptions:
         if type(self.seed) is not int or self.seed < 0:
             raise CompressionError(f"`seed` must be an integer of at least 0. Received: seed={self.seed!r}.")
 
-    def epochs_of(self, stage: str) -> int:
+    def get_epochs(self, stage: str) -> int:
         """Epochs of a method, or of the pruning or clustering before pqat and cqat."""
         return self.epochs or _DEFAULT_EPOCHS[stage]
 
@@ -73,11 +73,11 @@ class TfmotOptions:
         return cls(**data)
 
 
-def stages_of(method: str) -> tuple[str, ...]:
+def get_stages(method: str) -> tuple[str, ...]:
     """The stages of a method, in order.
 
     Example:
-        >>> stages_of("pqat")
+        >>> get_stages("pqat")
         ('prune', 'pqat')
     """
     return {"pqat": ("prune", "pqat"), "cqat": ("cluster", "cqat")}.get(method, (method,))

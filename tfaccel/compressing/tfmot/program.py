@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.compressing.tfmot.options import TfmotOptions, stages_of
+from tfaccel.compressing.tfmot.options import TfmotOptions, get_stages
 from tfaccel.compressing.tfmot.translation_graph import FlatGraph
 from tfaccel.compressing.tfmot.weights import arrays_by_path, named_arrays, save_arrays
 from tfaccel.errors import TfaccelError
@@ -56,14 +56,14 @@ class Program:
         tf_keras.utils.set_random_seed(self._options.seed)
         with np.load(self._folder / "weights.npz") as saved:
             weights = arrays_by_path(saved)
-        stages = stages_of(self._job["method"])
+        stages = get_stages(self._job["method"])
         for stage in stages:
             self.report(stage=stage)
             weights = self._stage(stage, weights, is_first=stage == stages[0])
 
     def _stage(self, stage: str, weights: dict[str, list[np.ndarray]], *, is_first: bool) -> Any:
         from tfaccel.compressing.tfmot.quantizing import quantized_model
-        from tfaccel.compressing.tfmot.ranges import begin_with_ranges_of
+        from tfaccel.compressing.tfmot.ranges import begin_with_ranges
         from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
         from tfaccel.compressing.tfmot.training import TrainingJob, tf_optimizer, train
         from tfaccel.compressing.tfmot.translation_model import assemble, check_outputs, translate
@@ -80,7 +80,7 @@ class Program:
         if stage in ("qat", "pqat", "cqat"):
             quantized = quantized_model(self._graph, layers, stage)
             self._notes(quantized.notes)
-            begin_with_ranges_of(quantized.model, self._inputs)
+            begin_with_ranges(quantized.model, self._inputs)
             train(quantized.model, job, self._graph, batches, report=lambda message: self.report(**message))
             self._finish_quantized(quantized.model)
             return weights

@@ -20,7 +20,7 @@ _MAX_PASSES = 10
 _SMALL_CHANGE = 0.05  # fraction of a range's width: passes end once all changes are smaller
 
 
-def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
+def begin_with_ranges(model: Any, inputs: Sequence[np.ndarray]) -> None:
     """Sets the ranges of activations to those of a batch; nothing else changes.
 
     A layer's inputs depend on the ranges before it, so several passes are needed.
@@ -32,7 +32,7 @@ def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
     import tensorflow as tf
 
     of_inputs = [variable for layer in model.layers if type(layer).__name__ == _OF_INPUTS for variable in layer.weights]
-    ranges = [found for layer in model.layers if type(layer).__name__ != _OF_INPUTS for found in _ranges_of(layer)]
+    ranges = [found for layer in model.layers if type(layer).__name__ != _OF_INPUTS for found in _get_ranges(layer)]
     others = [(variable, variable.numpy()) for variable in model.non_trainable_weights]
     tensors = [tf.convert_to_tensor(array) for array in inputs]
     forward = graph_function(lambda: model(tensors if len(tensors) > 1 else tensors[0], training=True))
@@ -62,7 +62,7 @@ def begin_with_ranges_of(model: Any, inputs: Sequence[np.ndarray]) -> None:
             variable.assign(value)
 
 
-def _ranges_of(layer: Any) -> list[tuple[Any, Any, float]]:
+def _get_ranges(layer: Any) -> list[tuple[Any, Any, float]]:
     """Minimum and maximum of each range of activations, and the fraction by which a pass moves them.
 
     A layer that is called several times moves them as often; ranges of kernels are recomputed in each step.

@@ -17,7 +17,7 @@ def saved_modules(structure: Any) -> set[str]:
         >>> saved_modules({"module": "own.layers", "class_name": "Scale", "config": {"units": 3}})
         {'own.layers'}
     """
-    return {module for saved in _saved_objects(structure) if (module := _module_of(saved))}
+    return {module for saved in _saved_objects(structure) if (module := _get_module(saved))}
 
 
 def saved_classes(structure: Any) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def saved_classes(structure: Any) -> dict[str, Any]:
     for saved in _saved_objects(structure):
         is_function = saved["class_name"] == "function"
         name = saved["config"] if is_function else saved["class_name"]
-        module = sys.modules.get(_module_of(saved))
+        module = sys.modules.get(_get_module(saved))
         if isinstance(name, str) and hasattr(module, name):
             found[name if is_function else str(saved.get("registered_name") or name)] = getattr(module, name)
     return found
@@ -49,7 +49,7 @@ def rebuild(serialized: Mapping[str, Any]) -> Any:
     )
 
 
-def _module_of(saved: Mapping[str, Any]) -> str:
+def _get_module(saved: Mapping[str, Any]) -> str:
     """The module of a class or function; "" for Keras's own. Keras does not record it for registered functions."""
     import keras
 

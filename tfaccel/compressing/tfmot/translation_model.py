@@ -31,7 +31,7 @@ class TranslatedLayers:
     by_path: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
-    def weights_of(self, path: str) -> list[np.ndarray]:
+    def get_layer_weights(self, path: str) -> list[np.ndarray]:
         """A layer's weights, in Keras 3's order."""
         layer = self.by_path[path]
         weights = layer.keras_layer.get_weights() if path in self.kept else layer.get_weights()

@@ -46,7 +46,7 @@ class FlatModel:
                 layer.set_weights(list(weights[path]))
         return self.model
 
-    def inputs_of(self, x: Any) -> list[Any]:
+    def get_inputs(self, x: Any) -> list[Any]:
         """The leaves of a batch's inputs, in the order of the graph's inputs.
 
         Raises:
@@ -62,7 +62,7 @@ class FlatModel:
             )
         return leaves
 
-    def outputs_of(self, structure: Any) -> list[Any]:
+    def get_outputs(self, structure: Any) -> list[Any]:
         """The leaves of targets or outputs, in the order of the graph's outputs."""
         names = self.graph.output_names
         if isinstance(structure, Mapping) and set(structure) == set(names):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfaccel.data.epoch_positions import Every, steps_of
+from tfaccel.data.epoch_positions import Every, get_steps
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
@@ -119,7 +119,7 @@ class ImageAugmentation:
             every: which batches these are, as for `epoch_positions`.
         """
         generator = np.random.default_rng([seed, epoch, _STREAM])
-        steps = steps_of(int(batches.cardinality()), start_step, every)
+        steps = get_steps(int(batches.cardinality()), start_step, every)
         seeds = generator.integers(0, 2**31 - 1, (steps.stop, 2), np.int32)[steps]
         pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(seeds)))
         if not augmented:

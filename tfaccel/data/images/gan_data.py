@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.batches import Batches
-from tfaccel.data.epoch_positions import Every, Shard, steps_of
+from tfaccel.data.epoch_positions import Every, Shard, get_steps
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.images.moves import ImageMoves
 
@@ -66,7 +66,7 @@ class GanData(Batches):
         part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
         part["every"] = every
         real = self.made().train(global_batch_size, **part)
-        steps = steps_of(int(real.cardinality()), start_step, every)
+        steps = get_steps(int(real.cardinality()), start_step, every)
         which: dict[str, Any] = {"seed": seed, "epoch": epoch, "steps": steps, "shard": shard}
         return with_noise(real, self._latent_size, global_batch_size=global_batch_size, **which).map(self._inputs)
 

@@ -31,7 +31,7 @@ def with_noise(
         size: noise values for each row.
         global_batch_size: rows of a full batch.
         seed, epoch: determine the noise.
-        steps: of the epoch, one for each batch, as from `steps_of`; None for the first ones.
+        steps: of the epoch, one for each batch, as from `get_steps`; None for the first ones.
         shard: (index, count): batches hold only the rows of worker `index` out of `count`; None for all.
 
     Example:

@@ -12,7 +12,7 @@ from tfaccel.data.inspection.findings import Examples, Finding, InspectionReport
 from tfaccel.data.inspection.label_errors import probable_label_errors
 from tfaccel.data.inspection.outliers import outliers
 from tfaccel.data.inspection.target import tells_the_target
-from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, IGNORED, NUMERIC, check_kinds, kind_of, numbers_of
+from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, IGNORED, NUMERIC, check_kinds, get_kind, get_numbers
 from tfaccel.data.tables.notations import NOTATIONS_ADVICE, unread_notation
 from tfaccel.data.tables.table import Column, Table
 
@@ -60,7 +60,7 @@ def inspect_tables(
     check_kinds(column_kinds, first)
     goal = None if target is None else first.column(target).name
     joined = _joined(tables)
-    kinds = {c.name: column_kinds.get(c.name, kind_of(c)) for c in joined.columns}
+    kinds = {c.name: column_kinds.get(c.name, get_kind(c)) for c in joined.columns}
     features = [column for column in joined.columns if column.name != goal]
     findings: list[Finding] = []
     columns = {}
@@ -128,7 +128,7 @@ def _inspect_column(
         text = f"all values are {next(iter(distinct))}" if distinct else "there is no value"
         findings.append(Finding("constant column", column.name, text, "Drop the column: it says nothing."))
     if kind == NUMERIC:
-        numbers, wrong = numbers_of(column)
+        numbers, wrong = get_numbers(column)
         if len(wrong):
             row = int(wrong.min())
             text = f"{len(wrong)} values are not numbers, first {column.values[row]!r} in row {row + 1}"
@@ -170,7 +170,7 @@ def _are_classes(target: Column) -> bool:
     texts = target.texts()
     distinct = {text for text in texts.tolist() if text is not None}
     is_few = len(distinct) <= min(_MAX_CLASSES, max(2, len(texts) / _ROWS_PER_CLASS))
-    return is_few or kind_of(target) != NUMERIC
+    return is_few or get_kind(target) != NUMERIC
 
 
 def _correlations(columns: list[Column]) -> list[Finding]:
@@ -203,7 +203,7 @@ def _filled(column: Column) -> np.ndarray:
 
 def _finite(column: Column) -> np.ndarray:
     """Numbers with NaN for missing, infinite or invalid values."""
-    numbers, _ = numbers_of(column)
+    numbers, _ = get_numbers(column)
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 

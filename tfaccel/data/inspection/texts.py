@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfaccel.data.csv_rows import codec_of
+from tfaccel.data.csv_rows import get_codec
 from tfaccel.data.inspection.checks import balance, copies, memory, part_sizes
 from tfaccel.data.inspection.findings import Examples, Finding, InspectionReport, Progress, no_progress
 from tfaccel.data.inspection.folders import LabelledFiles, read_labelled_files
@@ -36,7 +36,7 @@ def inspect_text_files(
 
     def read(file: Path) -> str | Finding:
         try:
-            return file.read_text(encoding=codec_of(encoding))
+            return file.read_text(encoding=get_codec(encoding))
         except UnicodeDecodeError as error:
             text = f"it is not written in {encoding} (byte {error.object[error.start]:#04x} at {error.start})"
             return Finding("unreadable file", str(file), text, "Fix it, or give its --encoding.")
@@ -64,7 +64,7 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
     """
     progress("Text", 0, 1)
     try:
-        text = path.read_text(encoding=codec_of(encoding))
+        text = path.read_text(encoding=get_codec(encoding))
     except (OSError, UnicodeError) as error:
         raise DataError(f"Cannot read {path}: {error}. Fix it, or give its --encoding.") from error
     if not text.strip():

@@ -14,7 +14,7 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.series.double_pendulum import double_pendulum
 from tfaccel.data.tables.bad_rows import kinds_of_columns, without_bad_values
-from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, kind_of
+from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, get_kind
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.notations import NUMBERS_ADVICE, unread_notation
 from tfaccel.data.tables.precision import check_float32
@@ -165,7 +165,7 @@ def read_series(
     ignored: list[Column] = []
     for column in table.columns:
         if column.name != time_column:
-            is_number = column.name in wanted or (kind_of(column) == NUMERIC and not column.missing.all())
+            is_number = column.name in wanted or (get_kind(column) == NUMERIC and not column.missing.all())
             (used if is_number else ignored).append(column)
     wrong = next((column for column in ignored if unread_notation(column).startswith("numbers")), None)
     if wrong is not None:

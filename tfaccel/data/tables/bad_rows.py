@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.tables.column_kinds import DATE, NUMERIC, kind_of, numbers_of
+from tfaccel.data.tables.column_kinds import DATE, NUMERIC, get_kind, get_numbers
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.errors import DataError
 
@@ -20,7 +20,7 @@ def kinds_of_columns(table: Table, given: Mapping[str, str]) -> dict[str, str]:
         >>> kinds_of_columns(table, {}), kinds_of_columns(table, {"age": "categorical"})
         ({'age': 'numeric'}, {'age': 'categorical'})
     """
-    return {column.name: given.get(column.name) or kind_of(column) for column in table.columns}
+    return {column.name: given.get(column.name) or get_kind(column) for column in table.columns}
 
 
 def without_bad_values(table: Table, kinds: Mapping[str, str], bad_data: BadData) -> Table:
@@ -55,6 +55,6 @@ def without_bad_values(table: Table, kinds: Mapping[str, str], bad_data: BadData
 def _wrong_rows(column: Column, kind: str | None) -> np.ndarray:
     """The rows of values that are not of this kind."""
     if kind == NUMERIC:
-        return np.sort(numbers_of(column)[1])
+        return np.sort(get_numbers(column)[1])
     order = column.date_order if kind == DATE else None
     return np.zeros(0, np.int64) if order is None else column.wrong_dates(order)

@@ -43,21 +43,21 @@ def check_kinds(kinds: Mapping[str, str], table: Table) -> None:
             raise DataError(f"Column {name!r} cannot be {kind!r}.{hint}")
 
 
-def numbers_of(column: Column) -> tuple[np.ndarray, np.ndarray]:
+def get_numbers(column: Column) -> tuple[np.ndarray, np.ndarray]:
     """A column as float64 with NaN for missing and non-numeric values, and the rows of the non-numeric ones.
 
     Example:
-        >>> numbers_of(Column("age", np.array(["3", None, "three"], dtype=object)))
+        >>> get_numbers(Column("age", np.array(["3", None, "three"], dtype=object)))
         (array([ 3., nan, nan]), array([2]))
     """
     return column.numbers
 
 
-def kind_of(column: Column) -> str:
+def get_kind(column: Column) -> str:
     """The inferred kind of a column: "numeric" or "date" if most values are, "ignored" for nearly distinct texts.
 
     Example:
-        >>> kind_of(Column("color", np.array(["red", "blue", "red"], dtype=object)))
+        >>> get_kind(Column("color", np.array(["red", "blue", "red"], dtype=object)))
         'categorical'
     """
     if not column.is_text:
@@ -94,7 +94,7 @@ def as_numbers(column: Column, source: str, *, advice: str | None = None) -> np.
         tfaccel.errors.DataError: Column 'age' of pets.csv holds numbers, but row 2 below the header has 'three'. \
 Fix the row, or say what the column is: --column_kinds=age=categorical.
     """
-    numbers, wrong = numbers_of(column)
+    numbers, wrong = get_numbers(column)
     if len(wrong):
         row = int(wrong.min())
         raise DataError(

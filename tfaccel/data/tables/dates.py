@@ -102,7 +102,7 @@ def date_order(texts: Sequence[str | None]) -> str | None:
         >>> date_order(["2024-05-31", "2024-06-01T14:00"]), date_order(["05/31/2024"]), date_order(["5/6/2024", "tea"])
         ('ymd', 'mdy', None)
     """
-    return _dates_of(texts).order
+    return _get_dates(texts).order
 
 
 def could_be_either(texts: Sequence[str | None]) -> bool:
@@ -112,10 +112,10 @@ def could_be_either(texts: Sequence[str | None]) -> bool:
         >>> could_be_either(["05/06/2024", "07/08/2024"])
         True
     """
-    return _dates_of(texts).is_ambiguous
+    return _get_dates(texts).is_ambiguous
 
 
-def _dates_of(texts: Sequence[str | None]) -> DatesOfTexts:
+def _get_dates(texts: Sequence[str | None]) -> DatesOfTexts:
     present = pyarrow.array(texts, pyarrow.string()).drop_null()
     return dates_of_texts(present, np.ones(len(present), np.int64))
 
@@ -135,7 +135,7 @@ def date_parts(texts: Sequence[str | None] | pyarrow.StringArray, order: str) ->
         digits = compute.if_else(compute.equal(digits, ""), "0", digits).fill_null("0")
         fields.append(compute.cast(digits, pyarrow.int64()).to_numpy(zero_copy_only=False))
     is_date = is_valid(*fields)
-    parts = parts_of(fields, sine=np.sin, cosine=np.cos)
+    parts = get_parts(fields, sine=np.sin, cosine=np.cos)
     return {name: np.where(is_date, np.asarray(values, np.float64), np.nan) for name, values in parts.items()}
 
 
@@ -146,7 +146,7 @@ def is_valid(year: Any, month: Any, day: Any, hour: Any, minute: Any) -> Any:
     return is_day & (hour < 24) & (minute < 60)
 
 
-def parts_of(
+def get_parts(
     fields: Sequence[Any],
     *,
     sine: Callable[[Any], Any],

@@ -19,7 +19,7 @@ import pyarrow
 from pyarrow import compute, parquet, types
 
 from tfaccel.data.bad_data import BadData, always_fail
-from tfaccel.data.csv_rows import codec_of
+from tfaccel.data.csv_rows import get_codec
 from tfaccel.data.tables.csv_file import checked_header, read_csv
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.values import clean_texts
@@ -76,7 +76,7 @@ def read_table(
         )
     bad_data = bad_data or always_fail()
     if suffix in CSV_SUFFIXES:
-        names, fields, places = read_csv(file, codec_of(encoding), bad_data)
+        names, fields, places = read_csv(file, get_codec(encoding), bad_data)
     else:
         names, fields, places = _read_parquet(file, bad_data)
     columns = tuple(_column(name, values, name in texts) for name, values in zip(names, fields, strict=True))

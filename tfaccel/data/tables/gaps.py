@@ -33,11 +33,11 @@ class TableGaps:
     def reasons(self) -> dict[int, str]:
         """Row -> what in it the model was not trained on."""
         found: dict[int, list[str]] = {}
-        for rows_of, text in (
+        for get_rows, text in (
             (self.missing, "lacks {!r} (no training row does)"),
             (self.unseen, "has an unseen {!r}"),
         ):
-            for name, rows in rows_of.items():
+            for name, rows in get_rows.items():
                 for row in np.flatnonzero(rows & ~self.empty).tolist():
                     found.setdefault(row, []).append(text.format(name))
         text = "it has no value in any column that the model takes"
@@ -51,24 +51,24 @@ class TableGaps:
             are_filled: whether these rows are predicted anyway.
         """
         found = []
-        for rows_of, text in (
+        for get_rows, text in (
             (self.missing, "is missing in {} of {} rows, but in no training row"),
             (self.unseen, "has an unseen category in {} of {} rows"),
         ):
-            for name, count in self._counts(rows_of).items():
+            for name, count in self._counts(get_rows).items():
                 becomes = f"{self.fill[name]} replaces it" if are_filled else "these rows are not predicted"
                 found.append(f"{name!r} {text.format(count, len(self.empty))}; {becomes}")
         for name, count in self._counts(self.rare).items():
             found.append(f"{name!r} has an unseen category in {count} of {len(self.empty)} rows; it counts as rare")
         return found
 
-    def _counts(self, rows_of: Mapping[str, np.ndarray]) -> dict[str, int]:
+    def _counts(self, get_rows: Mapping[str, np.ndarray]) -> dict[str, int]:
         """Column -> number of affected rows that are not empty; only columns with at least one."""
-        counts = {name: int(np.sum(rows & ~self.empty)) for name, rows in rows_of.items()}
+        counts = {name: int(np.sum(rows & ~self.empty)) for name, rows in get_rows.items()}
         return {name: count for name, count in counts.items() if count}
 
 
-def gaps_of(encoding: TableEncoding, table: Table) -> TableGaps:
+def find_gaps(encoding: TableEncoding, table: Table) -> TableGaps:
     """Finds the values in a table that no training row was like.
 
     Example:
@@ -76,7 +76,7 @@ def gaps_of(encoding: TableEncoding, table: Table) -> TableGaps:
         >>> from tfaccel.data.tables.encoding import NumericColumn
         >>> encoding = TableEncoding(numeric=(NumericColumn("age", 40.0, 9.0, False),), categorical=(), target="pays")
         >>> table = Table("made up", (Column("age", np.array([30.0, np.nan])), Column("id", np.array([1.0, 2.0]))))
-        >>> gaps_of(encoding, table).reasons()
+        >>> find_gaps(encoding, table).reasons()
         {1: 'it has no value in any column that the model takes'}
     """
     missing_of = {}

@@ -11,7 +11,7 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.images.image_set import TEST_FRACTION
 from tfaccel.data.tables.bad_rows import kinds_of_columns, without_bad_values
-from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, kind_of
+from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, get_kind
 from tfaccel.data.tables.files import read_table
 from tfaccel.errors import DataError
 
@@ -74,7 +74,7 @@ def read_number_rows(
     test, train = np.sort(order[:num_test]), np.sort(order[num_test:])
     columns: dict[str, np.ndarray] = {}
     for column in table.columns:
-        values = as_numbers(column, table.source) if kind_of(column) == NUMERIC else np.full(table.num_rows, np.nan)
+        values = as_numbers(column, table.source) if get_kind(column) == NUMERIC else np.full(table.num_rows, np.nan)
         known = values[train][~np.isnan(values[train])]
         if len(known) and known.std() > 0:
             filled = np.where(np.isnan(values), np.median(known), values)

@@ -16,7 +16,7 @@ from tfaccel.data.tables.column_kinds import (
     NUMERIC,
     as_numbers,
     check_kinds,
-    kind_of,
+    get_kind,
     order_of_dates,
 )
 from tfaccel.data.tables.dates import DatePart
@@ -165,7 +165,7 @@ def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Colum
     for column in table.columns:
         if column.name == target:
             continue
-        kind = given[column.name] if column.name in given else kind_of(column)
+        kind = given[column.name] if column.name in given else get_kind(column)
         if kind in (CATEGORICAL, IGNORED) and column.name not in given:
             taken_for_texts.append(column)
         distinct = _num_distinct(column, kind)

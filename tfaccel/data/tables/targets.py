@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from tfaccel.data.tables.column_kinds import as_numbers, numbers_of
+from tfaccel.data.tables.column_kinds import as_numbers, get_numbers
 from tfaccel.data.tables.notations import NUMBERS_ADVICE, spelled_twice, unread_notation
 from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column
@@ -42,7 +42,7 @@ def class_numbers(
     if len(texts) == 0:
         raise DataError(f"No row of {source} has a value in the target column {column.name!r}.")
     found = set(texts.tolist())
-    is_number = not np.isnan(numbers_of(column)[0]).any()
+    is_number = not np.isnan(get_numbers(column)[0]).any()
     twice = _spelled_twice(found, is_number)
     if twice is not None:
         raise DataError(
@@ -64,8 +64,8 @@ def class_numbers(
             f"The target column {column.name!r} of {source} has {len(names)} classes in {len(texts)} rows. "
             "If it holds numbers to predict, use the recipe tabular_regression."
         )
-    number_of = {name: number for number, name in enumerate(names)}
-    numbers = np.array([number_of[text] for text in texts.tolist()], dtype=np.int64)
+    get_number = {name: number for number, name in enumerate(names)}
+    numbers = np.array([get_number[text] for text in texts.tolist()], dtype=np.int64)
     counts = np.bincount(numbers, minlength=len(names))
     if not known and counts.min() < smallest:
         raise DataError(
@@ -98,7 +98,7 @@ def target_numbers(column: Column, source: str) -> np.ndarray:
         >>> target_numbers(Column("price", np.array(["3", None, "4.5"], dtype=object)), "pets.csv").tolist()
         [3.0, nan, 4.5]
     """
-    numbers, wrong = numbers_of(column)
+    numbers, wrong = get_numbers(column)
     present = numbers[~np.isnan(numbers)]
     notation = unread_notation(column) if len(wrong) else ""
     if notation.startswith("numbers"):

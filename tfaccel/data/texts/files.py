@@ -66,7 +66,7 @@ def plain_lines(text: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _lines_of(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     """Lines with their ends. Only a newline ends one: `str.splitlines` also splits at U+2028, U+0085 and form feeds."""
     return list(io.StringIO(text, newline="\n"))
 
@@ -77,7 +77,7 @@ def whole_lines(path: str | os.PathLike[str], bad_data: BadData) -> list[str]:
     Raises:
         DataError: as `read_text` does, if damaged lines are not left out.
     """
-    lines = _lines_of(read_text(path, keeps_damage=bad_data.skips))
+    lines = _split_lines(read_text(path, keeps_damage=bad_data.skips))
     wrong = {number: text_damage(line) for number, line in enumerate(lines, start=1)}
     for number, damage in wrong.items():
         if damage:

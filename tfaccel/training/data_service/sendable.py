@@ -6,7 +6,7 @@ import re
 
 import tensorflow as tf
 
-from tfaccel.data.private_pipelines import draws_without_seed, is_in_any_order, nodes_of
+from tfaccel.data.private_pipelines import draws_without_seed, get_nodes, is_in_any_order
 from tfaccel.errors import PlanError
 
 MAX_BYTES = 256 << 20  # a pipeline is sent to each worker in every epoch; Protocol Buffers end at 2 GiB
@@ -55,7 +55,7 @@ def _why_not(dataset: tf.data.Dataset) -> str:
 
 
 def _about_graph(graph: tf.compat.v1.GraphDef) -> str:
-    for node in nodes_of(graph):
+    for node in get_nodes(graph):
         if _PYTHON.search(node.op):
             return _about_state(node.op)
         if is_in_any_order(node):

@@ -58,12 +58,12 @@ def served_epoch(
         )
         received.append(_due(sent, index, len(parts)))
     num_batches = sum(int(part.cardinality()) for part in parts)
-    turns = tf.data.Dataset.range(num_batches).map(_turn_of(len(parts)))
+    turns = tf.data.Dataset.range(num_batches).map(_get_turn(len(parts)))
     merged = received[0] if len(received) == 1 else tf.data.Dataset.choose_from_datasets(received, turns)
     return untuned(merged.apply(tf.data.experimental.assert_cardinality(num_batches)))
 
 
-def _turn_of(count: int) -> Any:
+def _get_turn(count: int) -> Any:
     return tf.autograph.experimental.do_not_convert(lambda step: step % count)
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.steps.overrides import keeps_methods_of
+from tfaccel.training.steps.overrides import keeps_methods
 
 _HALF = (tf.bfloat16, tf.float16)
 
 
 def fused_dense(layer: keras.layers.Layer) -> dict[str, Any]:
     """Attributes that make a `Dense` in half precision use `add_bias`; {} for other layers and those without a bias."""
-    if not keeps_methods_of(layer, keras.layers.Dense, "call") or not layer.use_bias:
+    if not keeps_methods(layer, keras.layers.Dense, "call") or not layer.use_bias:
         return {}
     keras_call = layer.call
 
@@ -39,7 +39,7 @@ def fused_einsum_dense(layer: keras.layers.Layer) -> dict[str, Any]:
     The equation must contract the last axes of the inputs with the first axes of the kernel, in the same order, as in
     the projections of `MultiHeadAttention`. Inputs in float64 are left to Keras.
     """
-    if not keeps_methods_of(layer, keras.layers.EinsumDense, "call"):
+    if not keeps_methods(layer, keras.layers.EinsumDense, "call"):
         return {}
     num_contracted = num_contracted_axes(layer.equation)
     if num_contracted is None:

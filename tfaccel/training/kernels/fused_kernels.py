@@ -21,7 +21,7 @@ from tfaccel.training.kernels.layer_normalization import fused_layer_normalizati
 from tfaccel.training.kernels.lstm import fused_lstm
 from tfaccel.training.kernels.optimizer_updates import fused_update
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
+from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
 from tfaccel.training.steps.overrides import instance_attributes
 
 LAYER_KERNELS = (
@@ -37,7 +37,7 @@ def fused_kernels(model: keras.Model) -> Iterator[None]:
         for layer in private_api.all_layers(model):
             for kernel in LAYER_KERNELS:
                 stack.enter_context(instance_attributes(layer, kernel(layer)))
-        for optimizer in optimizers_of(model).values():
+        for optimizer in get_optimizers(model).values():
             inner = inner_optimizer(optimizer)
             stack.enter_context(instance_attributes(inner, fused_update(inner)))
         yield

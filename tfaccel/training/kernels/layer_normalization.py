@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.steps.overrides import keeps_methods_of
+from tfaccel.training.steps.overrides import keeps_methods
 
 _DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
@@ -23,7 +23,7 @@ def fused_layer_normalization(layer: keras.layers.Layer) -> dict[str, Any]:
 
     Inputs or weights in float64 are left to Keras.
     """
-    if not keeps_methods_of(layer, keras.layers.LayerNormalization, "call") or layer.rms_scaling:
+    if not keeps_methods(layer, keras.layers.LayerNormalization, "call") or layer.rms_scaling:
         return {}
     keras_call = layer.call
 

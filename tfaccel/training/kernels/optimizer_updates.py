@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfaccel.training.kernels.row_gradients import row_gradient
 from tfaccel.training.private import private_api, private_slots
-from tfaccel.training.steps.overrides import keeps_methods_of
+from tfaccel.training.steps.overrides import keeps_methods
 
 _MIN_BETA = 0.5  # the smallest by which moments may be divided without losing precision
 _MIN_ROWS = 4096  # in smaller tables, most rows occur several times in a batch
@@ -29,9 +29,9 @@ def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     precision, and Adam with a `beta_2` so near to 1 (0.9999) that `1 - beta_2` is inexact in float32.
     """
     kernel: Callable[..., None] | None = None
-    if keeps_methods_of(optimizer, keras.optimizers.Adam, *_METHODS) and not optimizer.amsgrad:
+    if keeps_methods(optimizer, keras.optimizers.Adam, *_METHODS) and not optimizer.amsgrad:
         kernel = _adam
-    elif keeps_methods_of(optimizer, keras.optimizers.SGD, *_METHODS) and optimizer.momentum:
+    elif keeps_methods(optimizer, keras.optimizers.SGD, *_METHODS) and optimizer.momentum:
         kernel = _momentum
     if kernel is None:
         return {}

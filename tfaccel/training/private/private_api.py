@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part, warn_if_untested
-from tfaccel.training.steps.overrides import instance_attributes, keeps_methods_of, once_per_graph
+from tfaccel.training.steps.overrides import instance_attributes, keeps_methods, once_per_graph
 
 
 def check_versions() -> None:
@@ -43,7 +43,7 @@ def runs_its_layers(layer: keras.layers.Layer) -> bool:
     from keras.src.models import functional
 
     kinds = (keras.Sequential, private_part(functional, "Functional"))
-    return any(keeps_methods_of(layer, kind, "call") for kind in kinds)
+    return any(keeps_methods(layer, kind, "call") for kind in kinds)
 
 
 def names_of_layers_that_add_losses(model: keras.Model) -> list[str]:
@@ -153,7 +153,7 @@ _SINGLE_DEVICE_METHODS = (
 
 
 @contextlib.contextmanager
-def class_of(instance: Any, kind: type) -> Iterator[None]:
+def changed_class(instance: Any, kind: type) -> Iterator[None]:
     """Temporarily changes an object's class, bypassing any `__setattr__` that would track it."""
     before = type(instance)
     object.__setattr__(instance, "__class__", kind)
@@ -173,7 +173,7 @@ def single_device_optimizer(optimizer: keras.optimizers.Optimizer) -> Iterator[N
     with contextlib.ExitStack() as stack:
         for one in optimizers_in(optimizer):
             kind: Any = type(one)
-            stack.enter_context(class_of(one, _single_device_class(kind)))
+            stack.enter_context(changed_class(one, _single_device_class(kind)))
             if hasattr(one, "_common_apply"):
                 stack.enter_context(instance_attributes(one, {"_tf_apply": private_part(one, "_common_apply")}))
         yield

@@ -8,14 +8,14 @@ from typing import Any
 import keras
 
 from tfaccel.tested_versions import private_part
-from tfaccel.training.steps.overrides import keeps_methods_of
+from tfaccel.training.steps.overrides import keeps_methods
 
 _COMPUTE = "_compute_attention"
 
 
 def computes_keras_attention(layer: keras.layers.Layer) -> bool:
     """Whether a layer is a `MultiHeadAttention` that does not override how Keras computes attention."""
-    return keeps_methods_of(layer, keras.layers.MultiHeadAttention, _COMPUTE)
+    return keeps_methods(layer, keras.layers.MultiHeadAttention, _COMPUTE)
 
 
 def wants_flash_attention(layer: keras.layers.MultiHeadAttention) -> bool:

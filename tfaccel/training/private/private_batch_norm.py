@@ -13,12 +13,12 @@ import keras
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
-from tfaccel.training.steps.overrides import keeps_methods_of
+from tfaccel.training.steps.overrides import keeps_methods
 
 
 def takes_keras_moments(layer: keras.layers.Layer) -> bool:
     """Whether a layer is a `BatchNormalization` that does not override how Keras computes its statistics."""
-    return keeps_methods_of(layer, keras.layers.BatchNormalization, "call", "_moments")
+    return keeps_methods(layer, keras.layers.BatchNormalization, "call", "_moments")
 
 
 def uses_own_rows(layer: keras.layers.BatchNormalization) -> bool:

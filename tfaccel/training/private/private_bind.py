@@ -66,7 +66,7 @@ def servers_on_loopback() -> Iterator[bool]:
     Yields:
         Whether that could be arranged; otherwise a warning was logged.
     """
-    slots = _slots_of("bind")
+    slots = _get_slots("bind")
     if not slots:
         logger.warning(
             "TensorFlow's server will listen on all network interfaces, without authentication: this build of "
@@ -93,7 +93,7 @@ def servers_on_loopback() -> Iterator[bool]:
             _exchanged(slot, value)
 
 
-def _slots_of(function: str) -> list[int]:
+def _get_slots(function: str) -> list[int]:
     """The addresses of the entries for an imported function in the tables of TensorFlow's libraries."""
     found: list[int] = []
 

@@ -38,16 +38,16 @@ def broadcast_at_once() -> Iterator[None]:
     create = private_part(extended, "_create_variable", **_PACKAGE)
 
     def own_initial(*args: Any, **kwargs: Any) -> Callable[[], Any]:
-        value_of: Callable[[], Any] = initial(*args, **kwargs)
+        get_value: Callable[[], Any] = initial(*args, **kwargs)
         value = kwargs["initial_value"]
         is_large = tf.is_tensor(value) and value.dtype in _BROADCAST and _num_bytes(value) >= _PACK_BYTES
         if is_large and not _zeros_everywhere([[value]])[0]:
             large.append(value)
-            return value_of
+            return get_value
 
         def own() -> Any:
             with instance_attributes(extended, {"_num_workers": 1}):
-                return value_of()
+                return get_value()
 
         return own
 

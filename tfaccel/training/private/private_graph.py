@@ -11,14 +11,14 @@ from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import keras_mask, runs_its_layers, with_mask
 
 
-def graph_of(model: keras.Model) -> Any:
+def get_graph(model: keras.Model) -> Any:
     """The functional graph that a model's `call` runs; None if it runs something else, or is not built yet."""
     if not runs_its_layers(model):
         return None
     return private_part(model, "_functional") if isinstance(model, keras.Sequential) else model
 
 
-def nodes_of(graph: Any) -> list[Any]:
+def get_nodes(graph: Any) -> list[Any]:
     """The calls of operations in a graph, without its inputs, in the order in which they run."""
     by_depth = private_part(graph, "_nodes_by_depth")
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth] if not node.is_input]

@@ -17,7 +17,7 @@ from tfaccel.training.private.private_losses import patch_lock
 from tfaccel.training.private.private_random import distribute_global_seeds
 from tfaccel.training.steps.fixed_rows import fixed_rows, rows_of_replica
 from tfaccel.training.steps.host_embeddings import slots_on_host
-from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, optimizers_of
+from tfaccel.training.steps.model_parts import get_optimizers, has_own_test_step, has_own_train_step
 from tfaccel.training.steps.model_scope import move_into_scope
 from tfaccel.training.steps.overrides import instance_attributes, replaces
 from tfaccel.training.steps.step_errors import raise_missing_row
@@ -132,7 +132,7 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
 
     if not _is_built(model):
         with contextlib.ExitStack() as stack:
-            for optimizer in optimizers_of(model).values():
+            for optimizer in get_optimizers(model).values():
                 stack.enter_context(instance_attributes(optimizer, {"apply": noting(optimizer)}))
             stack.enter_context(_no_gradients())
             try:

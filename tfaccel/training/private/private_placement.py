@@ -47,7 +47,7 @@ def _moved(value: Any, device: str) -> Any:
     return moved
 
 
-def every_slot_of(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
+def get_every_slot(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
     """All that an optimizer keeps for a weight, in lists by weight: slots of any shape, averages, accumulators."""
     known = private_part(optimizer, "_trainable_variables")
     index = next((place for place, one in enumerate(known) if one is variable), None)

@@ -28,7 +28,7 @@ def adam_slots(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[keras.V
     return private_part(optimizer, "_momentums")[index], private_part(optimizer, "_velocities")[index]
 
 
-def slots_of(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
+def get_slots(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
     """All slots of a weight that have its shape, in the optimizer's lists by weight."""
     index = variable_index(optimizer, variable)
     num_variables = len(private_part(optimizer, "_trainable_variables"))
@@ -113,7 +113,7 @@ def updating_only(optimizer: keras.optimizers.Optimizer, owns: Callable[[int], b
     return attributes | {name: of_averages(name) for name in _OF_AVERAGES}
 
 
-def keys_of(
+def get_keys(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], copies: Sequence[tf.Variable]
 ) -> dict[str, Any]:
     """Attributes that make an optimizer know weights whose values are, for now, in copies of their variables.

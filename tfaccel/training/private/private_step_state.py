@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.private_pipelines import is_python, is_random, nodes_of
+from tfaccel.data.private_pipelines import get_nodes, is_python, is_random
 
 _READS_AN_ITERATOR = re.compile(r"IteratorGetNext(Sync)?")  # the engine's own is read by `IteratorGetNextAsOptional`
 _CHANGES_A_TABLE = re.compile(r"LookupTable(Insert|Import|Remove)(V2)?")
@@ -55,7 +55,7 @@ def unsaved_state(graph: Any, saved: Iterable[tf.Variable] | None, *, what: str)
         saved: the variables that a checkpoint holds; None if other variables need not be found.
         what: what the function is, in words.
     """
-    for node in nodes_of(graph.as_graph_def()):
+    for node in get_nodes(graph.as_graph_def()):
         for is_of_kind, reason in _KINDS:
             if is_of_kind(node):
                 return reason.format(what, _named(node))
@@ -65,13 +65,13 @@ def unsaved_state(graph: Any, saved: Iterable[tf.Variable] | None, *, what: str)
 
 def what_cannot_run_again(graph: Any) -> str:
     """What a step takes from an iterator or a queue, or puts out, which cannot be put back; "" if nothing is known."""
-    found = next((node for node in nodes_of(graph.as_graph_def()) if _TAKES_OR_WRITES.fullmatch(node.op)), None)
+    found = next((node for node in get_nodes(graph.as_graph_def()) if _TAKES_OR_WRITES.fullmatch(node.op)), None)
     return "" if found is None else f"it takes or puts out something that cannot be put back ({_named(found)})"
 
 
 def changed_tables(graph: Any) -> list[LookupTable]:
     """The lookup tables that a step changes."""
-    nodes = [node for node in nodes_of(graph.as_graph_def()) if _CHANGES_A_TABLE.fullmatch(node.op)]
+    nodes = [node for node in get_nodes(graph.as_graph_def()) if _CHANGES_A_TABLE.fullmatch(node.op)]
     kinds = sorted({tuple(tf.as_dtype(node.attr[name].type).name for name in ("Tin", "Tout")) for node in nodes})
     variables = {id(variable.handle) for variable in graph.variables}
     found: list[LookupTable] = []

@@ -111,7 +111,7 @@ def metric_directions(model: keras.Model) -> list[tuple[str, str]]:
     return [(one.name, one._direction) for one in metrics if getattr(one, "_direction", None) in ("up", "down")]
 
 
-def saved_model_of(content: bytes) -> Any:
+def parse_saved_model(content: bytes) -> Any:
     """Parses the content of a `saved_model.pb` file; its protocol buffer class has no public name."""
     from tensorflow.core.protobuf import saved_model_pb2
 

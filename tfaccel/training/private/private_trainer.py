@@ -30,7 +30,7 @@ def methods_in_place_of_keras(model: keras.Model, methods: Mapping[str, Callable
         _methods[id(model)] = methods
         if not _originals:
             for name in METHODS:
-                cell = _cell_of(name)
+                cell = _get_cell(name)
                 _originals[name] = cell.cell_contents
                 cell.cell_contents = _dispatching(name, cell.cell_contents)
     try:
@@ -43,7 +43,7 @@ def methods_in_place_of_keras(model: keras.Model, methods: Mapping[str, Callable
                 del _methods[id(model)]
             if not _methods:
                 for name, original in _originals.items():
-                    _cell_of(name).cell_contents = original
+                    _get_cell(name).cell_contents = original
                 _originals.clear()
 
 
@@ -54,7 +54,7 @@ def _dispatching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _cell_of(name: str) -> Any:
+def _get_cell(name: str) -> Any:
     """The cell of the closure that holds a method of Keras's trainer."""
     from keras.src.backend.tensorflow import trainer
 

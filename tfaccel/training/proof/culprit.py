@@ -17,8 +17,8 @@ from tfaccel.training.proof.rows import some_rows
 from tfaccel.training.proof.state import State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode
 from tfaccel.training.steps.merged_metrics import metrics_in
-from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients, variables_of
-from tfaccel.training.steps.overrides import instance_attributes, keeps_methods_of, replaces
+from tfaccel.training.steps.model_parts import get_variables, has_own_test_step, has_own_train_step, moved_by_gradients
+from tfaccel.training.steps.overrides import instance_attributes, keeps_methods, replaces
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -33,7 +33,7 @@ _ADVICE = (
 )
 
 
-def refusal_of(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
+def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
     """The message for a step that differs from one device's.
 
     Args:
@@ -72,7 +72,7 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
             log = logs[0] if logs else proof.differing[0]
             return f"Log {log!r} of {step} is not a mean over the rows of the batch: return a metric's result"
         return f"The gradients that {step} applies are not means over the rows of the batch"
-    if not keeps_methods_of(model, keras.Model, "compute_loss"):
+    if not keeps_methods(model, keras.Model, "compute_loss"):
         return f"{type(model).__name__}.compute_loss is not a mean over the rows of the batch"
     adding = private_api.names_of_layers_that_add_losses(model)
     of_loss = proof.loss_differs or any(name in applied for name in others)
@@ -128,7 +128,7 @@ def _outputs_of_layers(engine: Engine, kind: str, data: Any) -> dict[str, tuple[
     outputs: dict[str, tuple[str, np.ndarray]] = {}
     layers = [layer for layer in private_api.all_layers(model) if layer is not model]
     normalizing = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    variables = variables_of(model)
+    variables = get_variables(model)
     x = data if kind == "predict" and not isinstance(data, tuple) else keras.utils.unpack_x_y_sample_weight(data)[0]
     with without_side_effects(model), still_random([]), replicas.local(variables, 0), contextlib.ExitStack() as stack:
         before = State([private_api.tf_variable(one) for one in variables])

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.training.private.private_functions import captures_replaced, unoptimized_calls
-from tfaccel.training.proof.state import State, value_of
+from tfaccel.training.proof.state import State, get_value
 from tfaccel.training.runtime import background_thread
 
 
@@ -67,8 +67,8 @@ class DetachedStep:
             replaced = {id(one.handle): copies[id(one)].handle for one in read}
             with unoptimized_calls(), captures_replaced(self._function, replaced):
                 results = self._function(data)
-            changed = {place: value_of(copy) for place, copy in copies.items()}
-            return results, State(before.variables, known | changed | {id(one): value_of(one) for one in tables})
+            changed = {place: get_value(copy) for place, copy in copies.items()}
+            return results, State(before.variables, known | changed | {id(one): get_value(one) for one in tables})
         finally:
             kept.put_back()
 

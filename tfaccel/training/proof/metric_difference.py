@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfaccel.training.private.private_losses import loss_trackers
 from tfaccel.training.proof.state import State
 from tfaccel.training.proof.variable_difference import Tolerance
-from tfaccel.training.steps.merged_metrics import GATHERED, merges_itself, metrics_in, result_of
+from tfaccel.training.steps.merged_metrics import GATHERED, get_result, merges_itself, metrics_in
 from tfaccel.training.steps.model_parts import unlisted_metrics
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_graphs import flat_logs
@@ -127,6 +127,6 @@ class MetricDifference:
             for variable, value in zip(metric.variables, state, strict=True):
                 variable.assign(value)
             try:
-                return [np.asarray(one) for one in keras.tree.flatten(result_of(metric))]
+                return [np.asarray(one) for one in keras.tree.flatten(get_result(metric))]
             finally:
                 kept.put_back()

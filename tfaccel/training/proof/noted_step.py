@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfaccel.training.private import private_api, private_losses
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.proof.state import State
-from tfaccel.training.steps.model_parts import variables_of
+from tfaccel.training.steps.model_parts import get_variables
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 
@@ -56,7 +56,7 @@ def noted_step(model: keras.Model, replicas: Replicas, batch: Any) -> NotedStep:
     """
     noted = NotedStep()
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    touched = variables_of(model)
+    touched = get_variables(model)
     with replicas.local(touched, 0), still_random([]), contextlib.ExitStack() as stack:
         stack.callback(State([private_api.tf_variable(one) for one in touched]).put_back)
         stack.enter_context(private_losses.loss_reduction(_noting_reductions(noted), _plain_update, _plain_gradient))

@@ -34,7 +34,7 @@ class ReplicaLayers:
     def __init__(self, model: keras.Model, replicas: Replicas) -> None:
         self._replicas = replicas
         own = {id(layer): layer for layer in (*layers_by_replica(model), *_drawing_layers(model))}
-        self._variables = {place: _state_of(layer) for place, layer in own.items()}
+        self._variables = {place: _get_state(layer) for place, layer in own.items()}
         self._layers = list(own.values())
         self._components = {
             place: [replicas.components(variables, i) for i in range(replicas.num_replicas)]
@@ -88,7 +88,7 @@ def _drawing_layers(model: keras.Model) -> list[keras.layers.Layer]:
     layers = [layer for layer in private_api.all_layers(model) if layer is not model]
     of_cells = [one for layer in layers for one in keras.tree.flatten(getattr(layer, "cell", None)) if one is not None]
     cells = {id(one) for cell in of_cells for one in (cell, *getattr(cell, "cells", ()))}
-    return [layer for layer in layers if id(layer) not in cells and any(_seeds_of(one) for one in _with_cells(layer))]
+    return [layer for layer in layers if id(layer) not in cells and any(_get_seeds(one) for one in _with_cells(layer))]
 
 
 def _with_cells(layer: keras.layers.Layer) -> list[Any]:
@@ -99,7 +99,7 @@ def _with_cells(layer: keras.layers.Layer) -> list[Any]:
 _RATES = ("dropout", "recurrent_dropout", "rate", "stddev")
 
 
-def _seeds_of(layer: Any) -> list[keras.Variable]:
+def _get_seeds(layer: Any) -> list[keras.Variable]:
     """The seeds that a layer draws from; none where its rates are all 0."""
     rates = [value for name in _RATES if isinstance(value := getattr(layer, name, None), int | float)]
     if rates and not any(rates):
@@ -107,9 +107,9 @@ def _seeds_of(layer: Any) -> list[keras.Variable]:
     return [value.state for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
 
 
-def _state_of(layer: keras.layers.Layer) -> list[keras.Variable]:
+def _get_state(layer: keras.layers.Layer) -> list[keras.Variable]:
     """What a layer's call changes: seeds and moving statistics; gradients belong to the weights of one device."""
-    seeds = [seed for one in _with_cells(layer) for seed in _seeds_of(one)]
+    seeds = [seed for one in _with_cells(layer) for seed in _get_seeds(one)]
     moving = layer.non_trainable_variables if isinstance(layer, keras.layers.BatchNormalization) else []
     return list({id(one): one for one in (*seeds, *moving)}.values())
 

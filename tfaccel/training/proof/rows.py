@@ -22,7 +22,7 @@ def some_rows(batch: Any, first: int, num_rows: int) -> Any:
     return keras.tree.map_structure(of, batch)
 
 
-def specs_of(data: Any, known: Any = None) -> Any:
+def get_specs(data: Any, known: Any = None) -> Any:
     """The specs of a batch.
 
     Args:
@@ -32,10 +32,10 @@ def specs_of(data: Any, known: Any = None) -> Any:
     leaves, others = tf.nest.flatten(data), tf.nest.flatten(known)
     if len(others) != len(leaves):
         others = [None] * len(leaves)
-    return tf.nest.pack_sequence_as(data, list(map(_spec_of, leaves, others)))
+    return tf.nest.pack_sequence_as(data, list(map(_get_spec, leaves, others)))
 
 
-def _spec_of(leaf: Any, known: Any) -> Any:
+def _get_spec(leaf: Any, known: Any) -> Any:
     spec = None if leaf is None else tf.type_spec_from_value(leaf)
     if spec is None or not spec.shape.rank or not isinstance(known, tf.TypeSpec) or known.shape.rank != spec.shape.rank:
         return spec
@@ -64,11 +64,11 @@ def every_nth_row(data: Any, n: int) -> Any:
     """Every n-th row of a batch, or as many of the first ones where some are sparse."""
     has_sparse = any(isinstance(leaf, tf.SparseTensor) for leaf in keras.tree.flatten(data))
     if has_sparse:
-        return some_rows(data, 0, max(1, num_rows_of(data) // n))
+        return some_rows(data, 0, max(1, get_num_rows(data) // n))
     return keras.tree.map_structure(lambda leaf: leaf[::n] if leaf is not None and leaf.shape.rank else leaf, data)
 
 
-def num_rows_of(data: Any) -> int:
+def get_num_rows(data: Any) -> int:
     """The rows of a batch."""
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None and leaf.shape.rank]
     return int(leaves[0].shape[0]) if leaves else 0

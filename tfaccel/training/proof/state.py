@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.merged_metrics import metrics_in
-from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
+from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
 
 
@@ -39,7 +39,7 @@ class State:
     def __init__(self, variables: Sequence[Any], values: Mapping[int, Any] | None = None) -> None:
         self.variables, known = list(variables), values or {}
         self._values = {
-            id(variable): known[id(variable)] if id(variable) in known else value_of(variable)
+            id(variable): known[id(variable)] if id(variable) in known else get_value(variable)
             for variable in self.variables
         }
 
@@ -56,7 +56,7 @@ _MAX_SIZE = 100_000  # of a list or an array that the code of a step may change 
 _PLAIN = (int, float, complex, bool, str, bytes, tuple, type(None))
 
 
-def value_of(variable: Any) -> Any:
+def get_value(variable: Any) -> Any:
     """The present value of a variable, as an array, or of a lookup table."""
     value = variable.numpy()
     return np.array(value, object) if variable.dtype == tf.string else value
@@ -166,13 +166,13 @@ def _names_of_user(model: keras.Model) -> Iterator[tuple[dict[str, Any], str]]:
 
     The code is that of the user's layers, losses, metrics and optimizers, and of the functions that it calls.
     """
-    optimizers, losses = list(optimizers_of(model).values()), keras.tree.flatten(getattr(model, "loss", None))
-    parts_of = [part for optimizer in optimizers for part in stepping_optimizers(optimizer)]
-    rates = [private_api.learning_rate_schedule(one) or private_api.learning_rate_function(one) for one in parts_of]
+    optimizers, losses = list(get_optimizers(model).values()), keras.tree.flatten(getattr(model, "loss", None))
+    get_parts = [part for optimizer in optimizers for part in stepping_optimizers(optimizer)]
+    rates = [private_api.learning_rate_schedule(one) or private_api.learning_rate_function(one) for one in get_parts]
     parts = [*private_api.all_layers(model), *metrics_in(model), *optimizers, *rates, *losses]
     own = [one for one in parts if hasattr(one, "__dict__") and not _is_of_keras(type(one))]
     functions: list[Any] = [one for one in (*losses, *rates) if hasattr(one, "__code__")]
-    packages = {_package_of(one) for one in (*map(type, own), *functions)}
+    packages = {_get_package(one) for one in (*map(type, own), *functions)}
     for one in own:
         yield from ((vars(one), name) for name in list(vars(one)) if name not in _names_of_keras())
         for kind in type(one).__mro__:
@@ -181,7 +181,7 @@ def _names_of_user(model: keras.Model) -> Iterator[tuple[dict[str, Any], str]]:
     while functions:
         function = functions.pop()
         function = inspect.unwrap(getattr(function, "python_function", function))  # of a `tf.function`
-        if not inspect.isfunction(function) or id(function.__code__) in seen or _package_of(function) not in packages:
+        if not inspect.isfunction(function) or id(function.__code__) in seen or _get_package(function) not in packages:
             continue
         seen.add(id(function.__code__))
         names = [(function.__globals__, name) for name in function.__code__.co_names if name in function.__globals__]
@@ -200,8 +200,8 @@ def _names_of_keras() -> frozenset[str]:
 
 
 def _is_of_keras(defined: Any) -> bool:
-    return _package_of(defined) in ("keras", "tensorflow", "tfaccel")
+    return _get_package(defined) in ("keras", "tensorflow", "tfaccel")
 
 
-def _package_of(defined: Any) -> str:
+def _get_package(defined: Any) -> str:
     return str(defined.__module__).partition(".")[0]

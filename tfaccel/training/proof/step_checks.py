@@ -21,16 +21,16 @@ import tensorflow as tf
 from tfaccel.data.feeds import Feed
 from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.errors import CoupledRowsError
-from tfaccel.training.proof.culprit import refusal_of
+from tfaccel.training.proof.culprit import make_refusal
 from tfaccel.training.proof.proof import Proof
-from tfaccel.training.proof.rows import num_rows_of, specs_of
+from tfaccel.training.proof.rows import get_num_rows, get_specs
 from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss
 from tfaccel.training.steps.global_batch import keep_values, keeps_values
 from tfaccel.training.steps.gradient_update import EACH_ROW_ONCE, SAME_ROWS, take_rows_as
 from tfaccel.training.steps.merged_metrics import GATHERED
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients
-from tfaccel.training.steps.overrides import keeps_methods_of
+from tfaccel.training.steps.overrides import keeps_methods
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.window_result import WindowResult
 
@@ -170,10 +170,10 @@ class StepChecks:
         return engine.predict(feed) if result is None else result[0]
 
     def _compared(
-        self, kind: str, feed: Feed, one_step: Callable[..., Any], results_of: Callable[[Any], Any]
+        self, kind: str, feed: Feed, one_step: Callable[..., Any], get_results: Callable[[Any], Any]
     ) -> Any | None:
         """What `one_step(feed)` returned, if the engine's step was compared; None if it has not been run."""
-        self._engine.steps_of(kind)  # creates what `_function` returns
+        self._engine.get_steps(kind)  # creates what `_function` returns
         data = self._whole_batch(feed)
         step = self._step_for(kind, feed, data)
         if step is None:
@@ -186,9 +186,9 @@ class StepChecks:
 
         def again() -> Proof:
             done[:] = [one_step(IteratorFeed(_only(data, feed.spec)))]
-            return step.compare(data, results_of(done[0]))
+            return step.compare(data, get_results(done[0]))
 
-        found = step.compare(data, results_of(done[0]))
+        found = step.compare(data, get_results(done[0]))
         if not step.is_too_large:
             self._conclude(kind, step, data, found, again)
             return done[0]
@@ -205,9 +205,9 @@ class StepChecks:
             self._steps[kind] = known = self._function(kind), made
             return made
         step = known[1]
-        if self.proofs[kind].failure or step.num_bytes > _MAX_BYTES or not step.has_rows_for_all(step.rows_of(data)):
+        if self.proofs[kind].failure or step.num_bytes > _MAX_BYTES or not step.has_rows_for_all(step.get_rows(data)):
             return None
-        if not step.has_shapes_of(step.rows_of(data)):
+        if not step.has_shapes(step.get_rows(data)):
             if step.has_fewer_rows or self._shapes.get(kind, 0) == _MAX_SHAPES:
                 return None
             self._shapes[kind] = self._shapes.get(kind, 0) + 1
@@ -246,8 +246,8 @@ class StepChecks:
         """`_conclude` for a step of its own, before the engine's."""
 
         def compared(step: StepProof) -> Proof:
-            found = step.compare_apart(step.rows_of(data))
-            return replace(found, num_batch_rows=num_rows_of(data)) if step.has_fewer_rows else found
+            found = step.compare_apart(step.get_rows(data))
+            return replace(found, num_batch_rows=get_num_rows(data)) if step.has_fewer_rows else found
 
         def again() -> Proof:
             step.trace_replicas()
@@ -257,11 +257,11 @@ class StepChecks:
         if step.is_too_large and not step.has_fewer_rows:
             step = self._with_fewer_rows(kind, data)
             found = compared(step)
-        self._conclude(kind, step, step.rows_of(data), found, again)
+        self._conclude(kind, step, step.get_rows(data), found, again)
 
     def _conclude(self, kind: str, step: StepProof, data: Any, found: Proof, again: Callable[[], Proof]) -> None:
         """Keeps what was found; if the step differs, changes how it is computed, and compares it again."""
-        first, steps = found, self._engine.steps_of(kind)
+        first, steps = found, self._engine.get_steps(kind)
         self._own_rows = steps.own_rows if kind == "train" and isinstance(steps, SeveralReplicas) else []
         changes = (
             self._gather_metrics,
@@ -297,7 +297,7 @@ class StepChecks:
             self._steps.pop(kind)
             self.proofs.pop(kind, None)
             self._engine.forget_graphs()
-            raise CoupledRowsError(refusal_of(self._engine, kind, data, first))
+            raise CoupledRowsError(make_refusal(self._engine, kind, data, first))
         known = self.proofs.get(kind)
         if known is not None and self._undone:
             logger.warning(EARLIER_STEPS, known.num_steps)
@@ -311,7 +311,7 @@ class StepChecks:
 
     def _forget_graphs(self, kind: str, step: StepProof) -> None:
         self._engine.forget_graphs()
-        self._engine.steps_of(kind)
+        self._engine.get_steps(kind)
         self._steps[kind] = self._function(kind), step
 
     def _gather_metrics(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
@@ -340,7 +340,7 @@ class StepChecks:
     def _gathers_loss(self, kind: str, data: Any) -> bool:
         model = self._engine.model
         has_own = {"train": has_own_train_step, "test": has_own_test_step}[kind]
-        if has_own(model) or not keeps_methods_of(model, keras.Model, "compute_loss"):
+        if has_own(model) or not keeps_methods(model, keras.Model, "compute_loss"):
             return False
         if gathers_loss(model) or not can_gather(data):
             return False
@@ -367,7 +367,7 @@ class StepChecks:
         del kind, step, data, found
         model = self._engine.model
         before = keeps_values(model)
-        if keeps_methods_of(model, keras.Model, "train_step", "test_step", "compute_loss"):
+        if keeps_methods(model, keras.Model, "train_step", "test_step", "compute_loss"):
             return False
         keep_values(model, not before)
         self._undone.append(partial(keep_values, model, before))
@@ -376,7 +376,7 @@ class StepChecks:
 
 def _only(data: Any, spec: Any) -> tf.data.Dataset:
     """A dataset of a single batch, of which only those sizes are known while tracing that `spec` has."""
-    specs = tf.nest.flatten(specs_of(data, spec))
+    specs = tf.nest.flatten(get_specs(data, spec))
 
     def relaxed(leaf: Any, leaf_spec: Any) -> Any:
         if not isinstance(leaf, tf.Tensor) or leaf_spec.shape == leaf.shape:

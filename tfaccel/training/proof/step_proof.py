@@ -38,7 +38,7 @@ from tfaccel.training.proof.detached_step import DetachedStep
 from tfaccel.training.proof.metric_difference import MetricDifference
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.replica_layers import ReplicaLayers
-from tfaccel.training.proof.rows import every_nth_row, num_rows_of, reversed_rows, specs_of
+from tfaccel.training.proof.rows import every_nth_row, get_num_rows, get_specs, reversed_rows
 from tfaccel.training.proof.state import CALLS_PYTHON, State, without_side_effects
 from tfaccel.training.proof.still_layers import in_inference_mode, layers_by_replica
 from tfaccel.training.proof.variable_difference import (
@@ -55,15 +55,15 @@ from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
     averages_and_steps,
     followers_of_weights,
+    get_optimizers,
+    get_seeds,
+    get_variables,
     has_own_logs,
-    optimizers_of,
-    seeds_of,
     untracked_variables,
-    variables_of,
 )
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replica_state import average_drifting, seed_variables
-from tfaccel.training.steps.step_graphs import as_tensors, flat_logs, logs_of, metric_results
+from tfaccel.training.steps.step_graphs import as_tensors, flat_logs, get_logs, metric_results
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -93,7 +93,7 @@ class StepProof:
         self._model, self._replicas = engine.model, engine.replicas
         self._by_replica = layers_by_replica(self._model) if kind == "train" else []
         self._is_plain = kind == "train" and not engine.has_state_of_keras
-        self._specs = specs_of(self.rows_of(data), spec)
+        self._specs = get_specs(self.get_rows(data), spec)
         self.has_fewer_rows, self.is_too_large = every > 1, False
         self._graphs: list[tf.Graph] = []
         self._drawn: list[bool] = []
@@ -108,7 +108,7 @@ class StepProof:
             self._on_shares = ReplicaLayers(self._model, self._replicas)
         self.is_apart = self._is_plain or (self._on_shares is None and bool(self._by_replica)) or every > 1
         self.metrics = MetricDifference(self._model, self._replicas)
-        optimizer = optimizers_of(self._model).get("optimizer")
+        optimizer = get_optimizers(self._model).get("optimizer")
         if kind == "train" and optimizer is not None:
             build_optimizer(optimizer, self._model.trainable_variables, self._replicas.strategy)
         try:
@@ -138,13 +138,13 @@ class StepProof:
         """Traces the step of all replicas, where it is compared apart from the engine's; again after a change."""
         self._step_of_all = self._traced(self._run_all, [])
 
-    def rows_of(self, data: Any) -> Any:
+    def get_rows(self, data: Any) -> Any:
         """The rows of a batch that are compared."""
         return data if self._every == 1 else every_nth_row(data, self._every)
 
-    def has_shapes_of(self, data: Any) -> bool:
+    def has_shapes(self, data: Any) -> bool:
         """Whether the steps were traced for rows of these shapes."""
-        given = specs_of(data)
+        given = get_specs(data)
         try:
             pairs = zip(tf.nest.flatten(self._specs), tf.nest.flatten(given), strict=True)
             return all(spec is None or spec.is_compatible_with(one) for spec, one in pairs)
@@ -153,7 +153,7 @@ class StepProof:
 
     def has_rows_for_all(self, data: Any) -> bool:
         """Whether each replica has a row for layers that run on its share of the rows."""
-        return self.is_apart or not self._on_shares or num_rows_of(data) >= self._replicas.num_replicas
+        return self.is_apart or not self._on_shares or get_num_rows(data) >= self._replicas.num_replicas
 
     @property
     def num_bytes(self) -> int:
@@ -212,7 +212,7 @@ class StepProof:
 
     def _accumulated_by_all(self) -> dict[int, np.ndarray]:
         """What one device would have in the accumulators that it uses: what all replicas have together."""
-        optimizers = optimizers_of(self._model).values() if self._kind == "train" else ()
+        optimizers = get_optimizers(self._model).values() if self._kind == "train" else ()
         of_replicas = [one for optimizer in optimizers for one in accumulators_by_replica(optimizer)]
         local = range(len(self._replicas.devices))
         parts = [[self._before[one] for one in self._replicas.components(of_replicas, i)] for i in local]
@@ -271,7 +271,7 @@ class StepProof:
         with self._replicas.strategy.scope():
             own = {**(results or {}), **(noted.over_replicas(self._replicas) if noted is not None else {})}
         self._noted = set(noted.of_logs) if noted is not None else set()
-        return as_tensors(logs_of(self._model, self._replicas, own, metric_results(self._model, self._replicas)))
+        return as_tensors(get_logs(self._model, self._replicas, own, metric_results(self._model, self._replicas)))
 
     def _ran_by_all(self, data: Any) -> tuple[Any, State]:
         """The results and the state after a step of all replicas, apart from the engine's."""
@@ -284,7 +284,7 @@ class StepProof:
 
     @cached_property
     def _of_model(self) -> list[keras.Variable]:
-        return variables_of(self._model)
+        return get_variables(self._model)
 
     @property
     def _trained(self) -> set[str]:
@@ -348,7 +348,7 @@ class StepProof:
         ):
             found[name] = max(relative, found.get(name, 0.0))
         return self._proof(
-            num_rows=num_rows_of(data),
+            num_rows=get_num_rows(data),
             num_variables=len(variables),
             largest=max((found or {name: relative for name, (_, relative) in variables.items()}).values(), default=0.0),
             differing=tuple(sorted(found, key=lambda name: -found[name])),
@@ -357,7 +357,7 @@ class StepProof:
     def _differences(self, many: State, one: State, again: State) -> dict[str, tuple[bool, float]]:
         """Name of a variable or table -> whether it differs on any replica, and by how much; see `difference`."""
         compared = sorted(self._compared_variables(), key=lambda each: each[0] not in self._trained)
-        slots = {slot.path for optimizer in optimizers_of(self._model).values() for slot in optimizer.variables}
+        slots = {slot.path for optimizer in get_optimizers(self._model).values() for slot in optimizer.variables}
         trained, numbers = self._trained, {name for name, first, *_ in compared if not first.shape.rank}
         counts = numbers - trained - slots  # numbers that a step counts or adapts: each is of its own kind
         kinds = [name if name in counts else _kind(name, is_trained=name in trained) for name, *_ in compared]
@@ -378,7 +378,7 @@ class StepProof:
                 values = self._before[base], one[base], again[base]
                 result = difference(*values, many[copy], scaled, has_slots=has_slots)
                 if result[0]:  # by more than what rounding of other variables explains?
-                    noise = is_noise(self._slots_of(name, one, largest), tolerance) if has_slots else False
+                    noise = is_noise(self._get_slots(name, one, largest), tolerance) if has_slots else False
                     value = many[copy]
                     if name not in trained | slots:
                         rounded = [np.asarray(many[one_of], np.float64) - one[one_of] for one_of in weights]
@@ -395,9 +395,9 @@ class StepProof:
             found[table.name] = differs, float(differs)
         return found
 
-    def _slots_of(self, path: str, one: State, largest: dict[str, float]) -> list[tuple[str, np.ndarray, float]]:
+    def _get_slots(self, path: str, one: State, largest: dict[str, float]) -> list[tuple[str, np.ndarray, float]]:
         """The slots of a weight, or of its average, as `is_noise` takes them."""
-        found, optimizers = [], optimizers_of(self._model).values()
+        found, optimizers = [], get_optimizers(self._model).values()
         followers = {id(slot) for optimizer in optimizers for slot in averages_and_steps(optimizer)}
         slots = (slot for optimizer in optimizers for slot in optimizer.variables if id(slot) not in followers)
         for slot in slots:
@@ -427,7 +427,7 @@ class StepProof:
     def _results_of_metrics(self, logs: Any) -> set[str]:
         """The logs that are results of metrics, which are compared themselves: they may hold the rows of steps before.
 
-        As in Keras, all logs of a custom step are if the names are those of all metrics; see `logs_of`.
+        As in Keras, all logs of a custom step are if the names are those of all metrics; see `get_logs`.
         """
         names = self.metrics.names_of_results
         if not has_own_logs(self._model, self._kind):
@@ -441,8 +441,8 @@ class StepProof:
 
         Seeds, the states of stateful layers, and what each replica accumulates are its own.
         """
-        optimizers = optimizers_of(self._model).values()
-        own = [v for one in optimizers for v in (*accumulators_by_replica(one), *seeds_of(one))]
+        optimizers = get_optimizers(self._model).values()
+        own = [v for one in optimizers for v in (*accumulators_by_replica(one), *get_seeds(one))]
         own += [
             *self._model.metrics_variables,
             *self.metrics.variables,

@@ -18,7 +18,7 @@ import keras
 from tfaccel.planning.own_model import described
 from tfaccel.training.accumulation import AccumulatedSchedule
 from tfaccel.training.run.run_dir import RunDir
-from tfaccel.training.steps.model_parts import optimizers_of
+from tfaccel.training.steps.model_parts import get_optimizers
 
 _MAX_CHARACTERS = 120  # of a saved value; longer ones, such as vocabularies, are saved as a digest
 _LEFT_OUT = {
@@ -52,8 +52,8 @@ def built_settings(model: keras.Model, *, num_batches: int | None, batch_size: i
         >>> built["layer 1"]["rate"], built["optimizer"]["class"], built["loss"]
         (0.5, 'SGD', 'mse')
     """
-    layers = {f"layer {number}": _settings(layer) for number, layer in enumerate(_layers_of(model), start=1)}
-    optimizers = {owner: _settings(optimizer) for owner, optimizer in optimizers_of(model).items()}
+    layers = {f"layer {number}": _settings(layer) for number, layer in enumerate(_get_layers(model), start=1)}
+    optimizers = {owner: _settings(optimizer) for owner, optimizer in get_optimizers(model).items()}
     data = {"batches": num_batches, "rows of a batch": batch_size}
     return {**layers, **optimizers, "loss": _plain(described(getattr(model, "loss", None))), "an epoch": data}
 
@@ -97,11 +97,11 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, 
     return None
 
 
-def _layers_of(model: keras.Model) -> Iterator[keras.layers.Layer]:
+def _get_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
     """The layers of a model and of the models in it, in order."""
     for layer in model.layers:
         if isinstance(layer, keras.Model) and layer.layers:
-            yield from _layers_of(layer)
+            yield from _get_layers(layer)
         elif not isinstance(layer, keras.layers.InputLayer):
             yield layer
 

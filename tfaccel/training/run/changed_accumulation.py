@@ -19,9 +19,9 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.private.private_api import raw_iterations
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
-    accumulators_of,
+    get_accumulators,
+    get_optimizers,
     inner_optimizer,
-    optimizers_of,
     stepping_optimizers,
     untracked_variables,
 )
@@ -84,10 +84,10 @@ def state_in_parts(
             "be continued in smaller batches. Use the accumulation_steps of the checkpoint, or a new run directory."
         )
     changed = dict(state)
-    for owner, optimizer in optimizers_of(model).items():
+    for owner, optimizer in get_optimizers(model).items():
         stepping, inner = stepping_optimizers(optimizer), inner_optimizer(optimizer)
         counters = {id(raw_iterations(one)) for one in (inner, *stepping)}  # a `MultiOptimizer` counts as well
-        accumulators = {id(v) for one in stepping for v in accumulators_of(one)}
+        accumulators = {id(v) for one in stepping for v in get_accumulators(one)}
         by_replica = {id(v) for v in accumulators_by_replica(optimizer)}
         old = [state[f"{owner}/{i}"] for i in range(sum(name.startswith(f"{owner}/") for name in state))]
         is_new = len(old) == len(optimizer.variables) - len(accumulators)  # the checkpoint has no accumulators

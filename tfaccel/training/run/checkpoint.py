@@ -18,11 +18,11 @@ import tensorflow as tf
 from tfaccel.errors import RunDirError
 from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.private.private_random import global_seed_state
-from tfaccel.training.run.checkpoint_files import Checkpoint, bytes_of, plain, typed
+from tfaccel.training.run.checkpoint_files import Checkpoint, get_bytes, plain, typed
 from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
-    optimizers_of,
+    get_optimizers,
     unlisted_variables,
     untracked_variables,
 )
@@ -138,7 +138,7 @@ def _variables(model: keras.Model) -> Iterator[tuple[str, keras.Variable, bool]]
         yield f"metric/{i}", variable, True
     for i, variable in enumerate(untracked_variables(model)):
         yield f"state/{i}", variable, True
-    for owner, optimizer in optimizers_of(model).items():
+    for owner, optimizer in get_optimizers(model).items():
         accumulators = {id(v) for v in accumulators_by_replica(optimizer)}
         for i, variable in enumerate(optimizer.variables):
             yield f"{owner}/{i}", variable, id(variable) in accumulators
@@ -200,7 +200,7 @@ def checkpoint_of_chief(found: Checkpoint | None, replicas: Replicas) -> Checkpo
     names, position = json.loads(header)
     received: dict[str, np.ndarray] = {}
     for group in _messages(names):
-        sent = [bytes_of(plain(arrays[name])) for name, *_ in group] if replicas.is_chief else []
+        sent = [get_bytes(plain(arrays[name])) for name, *_ in group] if replicas.is_chief else []
         content, start = bytearray(replicas.bytes_of_chief(b"".join(sent))), 0
         for name, dtype, stored, shape in group:
             array = np.frombuffer(content, stored, int(np.prod(shape)), start).reshape(shape)

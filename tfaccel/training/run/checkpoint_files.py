@@ -24,7 +24,7 @@ import numpy as np
 from tfaccel.data.stored_arrays import check_archive
 from tfaccel.errors import RunDirError
 from tfaccel.files import finite
-from tfaccel.training.run.run_identity import RUN_ID, RunIdentity, identity_of
+from tfaccel.training.run.run_identity import RUN_ID, RunIdentity, read_identity
 
 logger = logging.getLogger("tfaccel")
 
@@ -105,7 +105,7 @@ def best_checkpoint(paths: Sequence[Path]) -> Path | None:
     best_value = 0.0
     for path in reversed(paths):
         try:
-            monitored = _header_of(path)["position"].get("monitored")
+            monitored = _read_header(path)["position"].get("monitored")
             key, value = (monitored["name"], monitored["direction"]), float(monitored["value"])
         except (*_BROKEN, AttributeError):
             continue
@@ -165,7 +165,7 @@ def checkpoint_weights(folder: Path, name: str) -> list[np.ndarray]:
             f"{', '.join(repr(key) for key, path in by_name.items() if path) or 'none, since there are none'}."
         )
     try:
-        arrays, _ = _load(chosen, identity_of(folder.parent))
+        arrays, _ = _load(chosen, read_identity(folder.parent))
     except _BROKEN as error:
         if isinstance(error, RunDirError):
             raise
@@ -183,7 +183,7 @@ def typed(array: np.ndarray, dtype: str) -> np.ndarray:
     return array if str(array.dtype) == dtype else array.view(np.dtype(dtype))
 
 
-def bytes_of(array: np.ndarray) -> memoryview:
+def get_bytes(array: np.ndarray) -> memoryview:
     """The bytes of an array in C order, without a copy if it is in that order."""
     flat: Any = np.require(array, requirements="C").reshape(-1).view(np.uint8)
     return memoryview(flat)
@@ -215,7 +215,7 @@ def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> str:
                 stored = np.require(plain(array), requirements="C")
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array_header_1_0(member, np.lib.format.header_data_from_array_1_0(stored))
-                    content = bytes_of(stored)
+                    content = get_bytes(stored)
                     for start in range(0, len(content), _PIECE_BYTES):
                         member.write(content[start : start + _PIECE_BYTES])
         _sync_file(file)
@@ -272,7 +272,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _header_of(path: Path) -> dict[str, Any]:
+def _read_header(path: Path) -> dict[str, Any]:
     """The checked header of a checkpoint."""
     header = dict(json.loads((path / _HEADER).read_text(encoding="utf-8")))
     if header.pop("sha256_of_header") != _digest_of_header(header):
@@ -283,7 +283,7 @@ def _header_of(path: Path) -> dict[str, Any]:
 
 
 def _load(path: Path, run: RunIdentity | None) -> Checkpoint:
-    header = _header_of(path)
+    header = _read_header(path)
     if run is not None:
         run.check_checkpoint(path, header.get(RUN_ID))
     with (path / _ARRAYS).open("rb") as file:

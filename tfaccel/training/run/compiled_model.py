@@ -22,7 +22,7 @@ from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.steps.batch_statistics import say_if_accumulated, synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions
 from tfaccel.training.steps.host_embeddings import tables_created_on_host
-from tfaccel.training.steps.model_parts import has_own_train_step, optimizers_of
+from tfaccel.training.steps.model_parts import get_optimizers, has_own_train_step
 
 
 def compiled_model(
@@ -52,7 +52,7 @@ def compiled_model(
     if isinstance(workload.compile_args, CompiledByModel):
         _check_compiled(model, workload)
         if rates is not None:
-            rates.scale(optimizers_of(model).values())
+            rates.scale(get_optimizers(model).values())
         return with_plan(model, plan)
     if model.compiled and not isinstance(workload.build_model, RebuiltModel):  # whose class may compile it
         raise WorkloadError(
@@ -86,7 +86,7 @@ def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan, rates: S
         arguments["steps_per_execution"] = plan.steps_per_execution * plan.accumulation_steps
     model.compile(**arguments)
     if rates is not None:
-        rates.scale(optimizers_of(model).values())  # those of a custom `compile`, as in a GAN
+        rates.scale(get_optimizers(model).values())  # those of a custom `compile`, as in a GAN
 
 
 def _check_compiled(model: keras.Model, workload: Workload) -> None:

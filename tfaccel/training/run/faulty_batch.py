@@ -18,7 +18,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.epochs import non_finite_loss
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
-from tfaccel.training.steps.model_parts import has_own_train_step, variables_of
+from tfaccel.training.steps.model_parts import get_variables, has_own_train_step
 from tfaccel.training.steps.replicas import Replicas
 
 _MAX_EVALUATIONS = 300  # of parts of a batch
@@ -191,21 +191,21 @@ def fault_in_step(model: keras.Model, replicas: Replicas, batch: Any) -> Fault |
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     num_rows = int(keras.tree.flatten(x)[0].shape[0])
 
-    def loss_of(rows: slice, training: bool) -> tf.Tensor:
+    def get_loss(rows: slice, training: bool) -> tf.Tensor:
         some = keras.tree.map_structure(lambda leaf: leaf if leaf is None else leaf[rows], (x, y, sample_weight))
         predicted = private_api.call_model(model, some[0], training=training)
         return private_api.compute_loss(model, some[0], some[1], predicted, some[2], training=training)
 
     def bad_gradients(rows: slice, training: bool) -> list[str]:
         with tf.GradientTape() as tape:
-            loss = loss_of(rows, training)
+            loss = get_loss(rows, training)
         gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
         pairs = zip(gradients, model.trainable_variables, strict=True)
         return [one.path for gradient, one in pairs if gradient is not None and not _is_finite(gradient)]
 
-    with replicas.local(variables_of(model), 0):
-        if not _is_finite(loss_of(slice(None), True)):
-            rows = _bad_rows(lambda rows: not _is_finite(loss_of(rows, False)), num_rows)
+    with replicas.local(get_variables(model), 0):
+        if not _is_finite(get_loss(slice(None), True)):
+            rows = _bad_rows(lambda rows: not _is_finite(get_loss(rows, False)), num_rows)
             return Fault(what="loss", rows=rows, num_rows=num_rows)
         paths = bad_gradients(slice(None), True)
         if not paths:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfaccel.data.dataset_source import DatasetSource
 from tfaccel.data.given_data import DATASET, checksum_of_rows
 from tfaccel.data.iterator_feed import MAX_STATE_BYTES, IteratorFeed
-from tfaccel.data.private_adapters import batch_size_of
+from tfaccel.data.private_adapters import get_batch_size
 from tfaccel.data.private_pipelines import buffered_bytes, known_to_vary, pipeline_classes, runs_python
 from tfaccel.data.random_states import random_states, set_random_states
 from tfaccel.data.resumed_place import ResumedPlace, changed_data
@@ -85,7 +85,7 @@ class FitData:
             return {"kind": "arrays", "global_batch_size": self.source.global_batch_size, "checksum": checksum}
         elements = {"elements": str(self.source.batch_spec)}
         if self._is_dataset:
-            return {"kind": DATASET, "global_batch_size": batch_size_of(self._x), **elements}
+            return {"kind": DATASET, "global_batch_size": get_batch_size(self._x), **elements}
         return {"kind": type(self._x).__name__, **elements}
 
     def place(self, step: int) -> tuple[dict[str, Any], Arrays]:

@@ -44,7 +44,7 @@ def within_memory(name: str, plan: Plan, hardware: Hardware) -> Iterator[None]:
     def make(next_creator: Callable[..., Any], **arguments: Any) -> Any:
         nonlocal taken
         variable = next_creator(**arguments)
-        taken += _bytes_of(variable)
+        taken += _count_bytes(variable)
         if room is not None and taken > room:
             raise WorkloadError(_message(name, f"{_WHAT} take more than", taken, room, plan))
         return variable
@@ -67,8 +67,10 @@ def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) 
     """
     room = _bytes_for_a_replica(plan, hardware)
     optimizer = getattr(model, "optimizer", None)
-    weights = {id(one): _bytes_of(one) for one in model.variables}
-    states = {id(one): _bytes_of(one) for one in (optimizer.variables if optimizer else []) if id(one) not in weights}
+    weights = {id(one): _count_bytes(one) for one in model.variables}
+    states = {
+        id(one): _count_bytes(one) for one in (optimizer.variables if optimizer else []) if id(one) not in weights
+    }
     slots = sum(states.values())
     on_device = {"sharded": slots // plan.num_replicas, "host": slots if plan.devices[0].startswith("CPU") else 0}
     needed = sum(weights.values()) + on_device.get(plan.optimizer_state, slots)
@@ -89,7 +91,7 @@ def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:
     return None if smallest is None else smallest * plan.pipeline_stages
 
 
-def _bytes_of(variable: Any) -> int:
+def _count_bytes(variable: Any) -> int:
     """Size of a variable, and of its gradient if it is trainable."""
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
     if not shape.is_fully_defined() or dtype.size is None:

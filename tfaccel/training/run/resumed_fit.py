@@ -19,7 +19,7 @@ from tfaccel.data.sources import ArraySource
 from tfaccel.errors import ClusterError, RunStopped, WorkloadError
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.processes.launched import end_uncaught_with_status
-from tfaccel.training.epochs import callbacks_of, run_epochs
+from tfaccel.training.epochs import make_callbacks, run_epochs
 from tfaccel.training.inputs import new_order_seed
 from tfaccel.training.private import private_tensorflow
 from tfaccel.training.run.built_run import built_settings, check_built
@@ -106,7 +106,7 @@ class ResumedFit:
             if self._where and verbose and engine.replicas.is_chief:
                 say(self._where)
             every = self._callbacks(engine, data, callbacks, signals, initial_epoch=initial_epoch)
-            container = callbacks_of(every, engine, data.source, verbose=verbose, epochs=epochs)
+            container = make_callbacks(every, engine, data.source, verbose=verbose, epochs=epochs)
             stack.callback(every[-2].close)
             look = refused_unsaved_state(model, self._resume.state)
             stack.enter_context(instance_attributes(engine, {"on_unsaved_state": look}))

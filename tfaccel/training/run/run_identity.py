@@ -57,7 +57,7 @@ class RunIdentity:
             )
 
 
-def identity_of(path: Path) -> RunIdentity | None:
+def read_identity(path: Path) -> RunIdentity | None:
     """The identity of the run in a directory; None if there is none.
 
     Raises:

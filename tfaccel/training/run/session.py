@@ -16,13 +16,13 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
-from tfaccel.training.epochs import callbacks_of, run_epochs
+from tfaccel.training.epochs import make_callbacks, run_epochs
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
 from tfaccel.training.run.planned_datasets import with_plan
 from tfaccel.training.run.workload_fit import build_for, check_batches
 from tfaccel.training.run.workload_source import WorkloadSource
 from tfaccel.training.stages.staged_model import built_on_host
-from tfaccel.training.steps.engine import Engine, EngineOptions, engine_of
+from tfaccel.training.steps.engine import Engine, EngineOptions, get_engine
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.validation import Validation
 
@@ -96,7 +96,7 @@ class Session:
     @cached_property
     def engine(self) -> Engine:
         """The engine that runs the model's steps."""
-        return engine_of(self.model, self.options or engine_options(self.plan))
+        return get_engine(self.model, self.options or engine_options(self.plan))
 
     @cached_property
     def validation(self) -> Validation | None:
@@ -115,7 +115,7 @@ class Session:
     def train(self, callbacks: Sequence[Any] | keras.callbacks.CallbackList) -> keras.callbacks.History:
         """Trains from the start to the end of the last epoch, and evaluates after each one."""
         engine, source, validation = self.engine, self.source, self.validation
-        container = callbacks_of(callbacks, engine, source, verbose=0, epochs=self.epochs)
+        container = make_callbacks(callbacks, engine, source, verbose=0, epochs=self.epochs)
         place = {"initial_epoch": self.start_epoch, "first_step": self.start.step}
         return run_epochs(engine, source, container, validation, epochs=self.epochs, **place)
 

@@ -18,7 +18,7 @@ from tfaccel.errors import RunStopped
 from tfaccel.training.run.checkpoints import Checkpoints
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals
-from tfaccel.training.steps.kept_state import restore_values, values_of
+from tfaccel.training.steps.kept_state import get_values, restore_values
 from tfaccel.training.steps.model_parts import untracked_variables
 from tfaccel.training.steps.replica_state import seed_variables
 from tfaccel.training.steps.replicas import Replicas
@@ -72,7 +72,7 @@ class StopWhenAsked(keras.callbacks.Callback):
         """Copies what validation changes."""
         if not self._has_trained:
             variables = [*self.model.metrics_variables, *untracked_variables(self.model), *seed_variables(self.model)]
-            self._before_validation = values_of(variables, self._replicas)
+            self._before_validation = get_values(variables, self._replicas)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Records when the window begins."""

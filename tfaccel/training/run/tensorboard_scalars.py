@@ -18,7 +18,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from tfaccel.graph_function import graph_function
 from tfaccel.training.run.utilization import Utilization
-from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
+from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 
 
 class TensorBoardScalars(keras.callbacks.Callback):
@@ -68,7 +68,7 @@ class TensorBoardScalars(keras.callbacks.Callback):
         self._writers[name].add_event(Event(wall_time=time.time(), step=epoch, summary=Summary(value=scalars)))
 
     def _learning_rates(self) -> dict[str, float]:
-        optimizers = [inner for outer in optimizers_of(self.model).values() for inner in stepping_optimizers(outer)]
+        optimizers = [inner for outer in get_optimizers(self.model).values() for inner in stepping_optimizers(outer)]
         if self._rates is None:
             rates = lambda: [tf.convert_to_tensor(o.learning_rate) for o in optimizers]  # noqa: E731
             self._rates = graph_function(rates, autograph=True)

@@ -21,7 +21,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.training.accumulation import workload_schedule
-from tfaccel.training.epochs import callbacks_of
+from tfaccel.training.epochs import make_callbacks
 from tfaccel.training.run.built_run import built_settings, check_built
 from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, state_in_parts, step_in_split_epoch
 from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
@@ -180,7 +180,7 @@ class TrainSession:
         batches = {"batch_spec": source.batch_spec, "examples_per_batch": source.batch_size}
         utilization = Utilization(engine, self.plan, hardware, **batches)
         every = self._callbacks([*asked_for, *callbacks], engine, times, utilization, signals=signals, verbose=verbose)
-        container = callbacks_of(every, engine, self._source, verbose=0, epochs=self._epochs)
+        container = make_callbacks(every, engine, self._source, verbose=0, epochs=self._epochs)
         try:
             with (
                 smaller_batches_if_out_of_memory(model, self._workload, self.plan, engine.replicas),

@@ -96,7 +96,7 @@ class WorkloadSource(IteratorSource):
             self._shard = (replicas.worker_index, replicas.num_workers)
             self._batches = IteratorBatches(self.batch_size, shard_rows(self.batch_size, self._shard)[0])
         self._service = DataService(workload, plan, self._taken) if plan.data_service else None
-        first = self._parts_of(start_epoch, start.step)
+        first = self._get_parts(start_epoch, start.step)
         before = start.step if self._begins_anywhere else 0
         super().__init__(first[0], num_batches=_length(first, workload, before))
         if self._shard is not None:
@@ -108,7 +108,7 @@ class WorkloadSource(IteratorSource):
                 augment=self._augment,
                 mixes_rows=workload.augment_mixes_rows,
             )
-            self.batch_spec = _specs_of(self._augment, self.batch_spec)
+            self.batch_spec = _get_specs(self._augment, self.batch_spec)
         self._first: list[tf.data.Dataset] | None = first
         if self._service is not None:
             self._service.start(first)
@@ -142,9 +142,9 @@ class WorkloadSource(IteratorSource):
             feed = EpochsInMemory(self._arrays.tensors, order, self.batch_size)
         elif joined == 1:
             is_first = self._first is not None
-            return self._opened(self._first or self._parts_of(epoch), self._start if is_first else _BEGIN), 1
+            return self._opened(self._first or self._get_parts(epoch), self._start if is_first else _BEGIN), 1
         else:
-            dataset = self._dataset_of(epoch, first_step, num_epochs=joined)
+            dataset = self._make_dataset(epoch, first_step, num_epochs=joined)
             feed = EpochsInMemory.of_dataset(dataset, self.batch_size)
         feed.begin((self.num_batches or 0) - first_step)
         return feed, joined
@@ -215,13 +215,13 @@ class WorkloadSource(IteratorSource):
         """What the contents and the state of an iterator depend on."""
         return f"{self._pipeline} {self.batch_size} {self._shard} {self._augment is not None}"
 
-    def _parts_of(self, epoch: int, start_step: int = 0) -> list[tf.data.Dataset]:
+    def _get_parts(self, epoch: int, start_step: int = 0) -> list[tf.data.Dataset]:
         """The batches of an epoch: all, or those of each data worker."""
         if self._service is None:
-            return [self._dataset_of(epoch, start_step)]
-        return self._service.parts(self._dataset_of, epoch, start_step)
+            return [self._make_dataset(epoch, start_step)]
+        return self._service.parts(self._make_dataset, epoch, start_step)
 
-    def _dataset_of(
+    def _make_dataset(
         self, epoch: int, start_step: int = 0, num_epochs: int = 1, every: Every | None = None
     ) -> tf.data.Dataset:
         options: dict[str, Any] = {"seed": self._seed, "epoch": epoch}
@@ -276,7 +276,7 @@ def _augment_on_device(workload: Workload, plan: Plan) -> Callable[[Any], Any] |
     return workload.augment
 
 
-def _specs_of(augment: Callable[[Any], Any], batch_spec: Any) -> Any:
+def _get_specs(augment: Callable[[Any], Any], batch_spec: Any) -> Any:
     """The specs of augmented batches, from the specs before augmentation."""
     outputs = tf.function(augment, autograph=False).get_concrete_function(batch_spec).structured_outputs
     return tf.nest.map_structure(lambda output: tf.TensorSpec(output.shape, output.dtype), outputs)

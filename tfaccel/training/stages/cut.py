@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_graph import graph_of, name_of_maker, nodes_of
-from tfaccel.training.private.private_placement import every_slot_of
+from tfaccel.training.private.private_graph import get_graph, get_nodes, name_of_maker
+from tfaccel.training.private.private_placement import get_every_slot
 from tfaccel.training.steps.marked_layers import forward_cost
 from tfaccel.training.steps.model_parts import stepping_optimizers
 
@@ -57,14 +57,14 @@ def cut_model(model: keras.Model, num_stages: int) -> list[CutStage]:
     Raises:
         PlanError: if it cannot be cut into that many; the message names the layer that prevents it.
     """
-    graph = graph_of(model)
+    graph = get_graph(model)
     if graph is None:
         raise PlanError(
             f"pipeline_stages={num_stages} cuts functional and sequential models between their layers. Received: model "
             f"{model.name!r} of {type(model).__name__}, which is a subclassed model, or is called on nested inputs. "
             f"Build it with the functional API, {_ONE_STAGE}."
         )
-    nodes = nodes_of(graph)
+    nodes = get_nodes(graph)
     if len(nodes) < num_stages:
         raise PlanError(
             f"Model {model.name!r} has fewer layers than stages. Received: pipeline_stages={num_stages}, "
@@ -82,8 +82,8 @@ def cut_model(model: keras.Model, num_stages: int) -> list[CutStage]:
     # Before an operation with weights, TensorFlow's graph optimizer merges no constant factors over the cut.
     before_weights = [place for place in places if getattr(nodes[place].operation, "trainable_variables", ())]
     places = before_weights if len(before_weights) + 1 >= num_stages else places
-    num_bytes = [_bytes_of(model, node) for node in nodes]
-    flops = _flops_of(model, graph, nodes)
+    num_bytes = [_count_bytes(model, node) for node in nodes]
+    flops = _count_flops(model, graph, nodes)
     bounds = [0, *_balanced(places, num_bytes, flops, num_stages), len(nodes)]
     return [_stage(graph, nodes, slice(*ends), num_bytes, flops) for ends in itertools.pairwise(bounds)]
 
@@ -96,9 +96,9 @@ def _obstacle(graph: Any, nodes: Sequence[Any], place: int) -> str | None:
     if len(crossing) != 1:
         makers = ", ".join(repr(name_of_maker(symbol)) for symbol in crossing[:4])
         return f"After layer {name!r}, {len(crossing)} tensors cross: those of {makers}"
-    shared = _variables_of(before).keys() & _variables_of(after).keys()
+    shared = _get_variables(before).keys() & _get_variables(after).keys()
     if shared:
-        users = [node.operation.name for node in after if shared & _variables_of([node]).keys()]
+        users = [node.operation.name for node in after if shared & _get_variables([node]).keys()]
         return f"After layer {name!r}, layer {users[0]!r} has weights that layers before it use as well"
     return None
 
@@ -109,7 +109,7 @@ def _crossing(graph: Any, before: Sequence[Any], after: Sequence[Any]) -> list[A
     return [symbol for key, symbol in made.items() if key in used]
 
 
-def _variables_of(nodes: Sequence[Any]) -> dict[int, keras.Variable]:
+def _get_variables(nodes: Sequence[Any]) -> dict[int, keras.Variable]:
     found = [variable for node in nodes for variable in getattr(node.operation, "variables", ())]
     return {id(variable): variable for variable in found}
 
@@ -123,18 +123,18 @@ def _stage(graph: Any, nodes: Sequence[Any], part: slice, num_bytes: Sequence[in
     return CutStage(tuple(own), tuple(inputs.values()), tuple(outputs), sum(num_bytes[part]), sum(flops[part]))
 
 
-def _bytes_of(model: keras.Model, node: Any) -> int:
+def _count_bytes(model: keras.Model, node: Any) -> int:
     """Bytes of the weights of an operation, and of what the optimizer keeps for them."""
     optimizer = getattr(model, "optimizer", None)
     optimizers = [] if optimizer is None else [one for one in stepping_optimizers(optimizer) if one.built]
     found: dict[int, keras.Variable] = {}
-    for variable in _variables_of([node]).values():
-        slots = [slot for one in optimizers for slot in every_slot_of(one, variable)]
+    for variable in _get_variables([node]).values():
+        slots = [slot for one in optimizers for slot in get_every_slot(one, variable)]
         found |= {id(one): one for one in (variable, *slots)}
     return sum(math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in found.values())
 
 
-def _flops_of(model: keras.Model, graph: Any, nodes: Sequence[Any]) -> list[int]:
+def _count_flops(model: keras.Model, graph: Any, nodes: Sequence[Any]) -> list[int]:
     """Operations of each node in a forward pass; zeros if the model takes no inputs whose None dimensions are 16."""
     num_rows = next((one.shape[0] for one in graph.inputs if one.shape[0]), 1)  # fixed in stateful models
     inputs = [keras.KerasTensor([1, *(size or 16 for size in one.shape[1:])], one.dtype) for one in graph.inputs]

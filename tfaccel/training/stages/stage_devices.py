@@ -77,11 +77,11 @@ def following() -> Callable[[tf.Operation], str]:
     """
     known: dict[int, tuple[Any, str]] = {}  # keeps the tensors alive, so that no id is reused
 
-    def device_of(tensor: Any) -> str:
+    def get_device(tensor: Any) -> str:
         if not tf.is_symbolic_tensor(tensor):
             return str(tensor.device or "")
         if id(tensor) not in known:
-            known[id(tensor)] = tensor, _source_device(tensor, device_of)
+            known[id(tensor)] = tensor, _source_device(tensor, get_device)
         return known[id(tensor)][1]
 
     def follow_inputs(operation: tf.Operation) -> str:
@@ -90,7 +90,7 @@ def following() -> Callable[[tf.Operation], str]:
         large: set[str] = set()
         small: set[str] = set()
         for tensor in operation.inputs:
-            device = device_of(tensor)
+            device = get_device(tensor)
             if device:
                 (small if tensor.shape.rank == 0 and tensor.dtype != tf.resource else large).add(_short(device))
         found = large or small
@@ -99,16 +99,16 @@ def following() -> Callable[[tf.Operation], str]:
     return follow_inputs
 
 
-def _source_device(tensor: tf.Tensor, device_of: Callable[[Any], str]) -> str:
+def _source_device(tensor: tf.Tensor, get_device: Callable[[Any], str]) -> str:
     """Where a tensor of a graph is: one that was captured is where it comes from, one read from a variable is there."""
     operation = tensor.op
     if operation.type == "Placeholder":
         outer = next((outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor), None)
-        return str(operation.device or "") if outer is None else device_of(outer)
+        return str(operation.device or "") if outer is None else get_device(outer)
     handles = [one for one in operation.inputs if one.dtype == tf.resource]
     if operation.device or not handles:
         return str(operation.device or "")
-    return device_of(handles[0])
+    return get_device(handles[0])
 
 
 def _short(device: str) -> str:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api, private_graph
-from tfaccel.training.private.private_placement import every_slot_of, move
+from tfaccel.training.private.private_placement import get_every_slot, move
 from tfaccel.training.stages.cut import CutStage, cut_model
 from tfaccel.training.stages.stage_devices import following, has_gradient, run_on
 from tfaccel.training.steps.model_parts import (
@@ -43,7 +43,7 @@ class StagedModel:
     def __init__(self, model: keras.Model, devices: Sequence[str], num_stages: int) -> None:
         check_model(model, num_stages)
         self.model = model
-        self.graph = private_graph.graph_of(model)
+        self.graph = private_graph.get_graph(model)
         self.stages = cut_model(model, num_stages)
         self.devices = [[_name(device) for device in devices[stage::num_stages]] for stage in range(num_stages)]
         self._say()
@@ -54,14 +54,14 @@ class StagedModel:
         optimizers = [] if optimizer is None else [one for one in stepping_optimizers(optimizer) if one.built]
         states = untracked_variables(self.model)
         for stage, devices in zip(self.stages, self.devices, strict=True):
-            for variable in _variables_of(stage, states):
-                for slot in [slot for one in optimizers for slot in every_slot_of(one, variable)]:
+            for variable in _get_variables(stage, states):
+                for slot in [slot for one in optimizers for slot in get_every_slot(one, variable)]:
                     move(slot, devices)
                 move(variable, devices)
 
-    def stage_of(self, variable: keras.Variable) -> int:
+    def get_stage(self, variable: keras.Variable) -> int:
         """The stage of a weight, by number."""
-        held = [{id(one) for one in _variables_of(stage, ())} for stage in self.stages]
+        held = [{id(one) for one in _get_variables(stage, ())} for stage in self.stages]
         return next((number for number, ids in enumerate(held) if id(variable) in ids), len(self.stages) - 1)
 
     @contextlib.contextmanager
@@ -71,7 +71,7 @@ class StagedModel:
             steps = {name: self._on_last(getattr(model, name)) for name in ("train_step", "test_step", "predict_step")}
             stack.enter_context(instance_attributes(model, {"call": self.call, **steps}))
             for number, stage in enumerate(self.stages):
-                for variable in _variables_of(stage, ()):
+                for variable in _get_variables(stage, ()):
                     if variable.regularizer is not None:
                         regularizer = self._regularizer(number, variable.regularizer)
                         attribute = private_graph.regularizer_attribute(variable, regularizer)
@@ -193,7 +193,7 @@ def check_model(model: keras.Model, num_stages: int) -> None:
         )
 
 
-def _variables_of(stage: CutStage, states: Sequence[keras.Variable]) -> list[keras.Variable]:
+def _get_variables(stage: CutStage, states: Sequence[keras.Variable]) -> list[keras.Variable]:
     """A stage's weights and seeds, and those of the given states that its layers hold."""
     found = [variable for node in stage.nodes for variable in getattr(node.operation, "variables", ())]
     known = {id(state): state for state in states}

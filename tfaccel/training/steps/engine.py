@@ -35,7 +35,7 @@ from tfaccel.training.steps.input_clock import runs_on_gpu
 from tfaccel.training.steps.layer_scopes import layers_marked
 from tfaccel.training.steps.left_out_count import LeftOutCount
 from tfaccel.training.steps.model_parts import has_slots_of_weights
-from tfaccel.training.steps.model_scope import replicas_of
+from tfaccel.training.steps.model_scope import get_replicas
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
 from tfaccel.training.steps.reduce_clock import ReduceClock
@@ -46,7 +46,7 @@ from tfaccel.training.steps.slot_checks import placed_as_asked
 from tfaccel.training.steps.slot_dtype import FLOAT32, updated_in_float32
 from tfaccel.training.steps.slot_places import HOST
 from tfaccel.training.steps.step_errors import check_same_data, clear_errors
-from tfaccel.training.steps.step_graphs import GraphOptions, OnUnsavedState, StepGraphs, logs_of, metric_results
+from tfaccel.training.steps.step_graphs import GraphOptions, OnUnsavedState, StepGraphs, get_logs, metric_results
 from tfaccel.training.steps.whole_step import WholeStep
 from tfaccel.training.steps.window_result import WindowResult
 
@@ -109,7 +109,7 @@ class Engine:
         serve_launcher()
         self.model = model
         self.options = options
-        self.replicas = replicas_of(model)
+        self.replicas = get_replicas(model)
         if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
             self.replicas.reduce_clock = ReduceClock()
         self.on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
@@ -205,7 +205,7 @@ class Engine:
             batch_spec: traces a step on a batch of these specs, before the first one; None takes the traced steps.
         """
         if batch_spec is not None:
-            return self._kind("train").outside_variables_of(batch_spec)
+            return self._kind("train").get_outside_variables(batch_spec)
         return self._kinds["train"].outside_variables() if "train" in self._kinds else []
 
     def contexts(
@@ -225,18 +225,18 @@ class Engine:
             + (layers_marked,) * self.options.marks_layers
         )
 
-    def steps_of(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
+    def get_steps(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
         """The steps that are traced for one kind."""
         return self._kind(kind).steps
 
     def micro_batches(self) -> tuple[int, int]:
         """How many batches of an optimizer step run together, and how many are left until the current one ends."""
-        together = getattr(self.steps_of("train"), "micro_batches", None) if self.stages is not None else None
+        together = getattr(self.get_steps("train"), "micro_batches", None) if self.stages is not None else None
         return (1, 1) if together is None else (together.number, int(together.num_left()))
 
     def noted_results(self, kind: str) -> Collection[str]:
         """The logs of a traced custom step that are results of metrics."""
-        noted = getattr(self.steps_of(kind), "noted_results", None)
+        noted = getattr(self.get_steps(kind), "noted_results", None)
         return () if noted is None else noted.of_logs
 
     def new_steps(self, *, compiles: bool = True) -> OneReplica | SeveralReplicas | WholeStep:
@@ -294,7 +294,7 @@ class Engine:
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
         call_feed.finished(num_done, state)
-        logs = logs_of(self.model, self.replicas, own_logs, dict(results))
+        logs = get_logs(self.model, self.replicas, own_logs, dict(results))
         if self.options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
         if waited:
@@ -338,7 +338,7 @@ class Engine:
         """
         if self.replicas.num_replicas == 1 or feed.signature() is not None:
             return None
-        steps = self.steps_of(kind)
+        steps = self.get_steps(kind)
         gathers = getattr(steps, "gathers_rows", False) or (
             self.replicas.num_workers > 1 and steps.has_sparse_gradients
         )
@@ -372,7 +372,7 @@ def _compiled_parts(model: keras.Model) -> tuple[Any, Any]:
     return private_api.loss_tracker(model), getattr(model, "optimizer", None)
 
 
-def engine_of(model: keras.Model, options: EngineOptions | None = None) -> Engine:
+def get_engine(model: keras.Model, options: EngineOptions | None = None) -> Engine:
     """The engine of a compiled model; recreated after `compile` and for different options (None: any)."""
     tracker = private_api.loss_tracker(model)
     known = vars(model).get(_ENGINE)

@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.private.private_broadcasts import give_values_of_chief
-from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
+from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.refused_apply import allow_apply, refuse_apply
 
@@ -34,7 +34,7 @@ _ONE_TABLE = (
 _on_host: weakref.WeakSet[keras.layers.Embedding] = weakref.WeakSet()
 
 
-def embeddings_of(model: keras.Model) -> list[keras.layers.Embedding]:
+def get_embeddings(model: keras.Model) -> list[keras.layers.Embedding]:
     """The embedding layers of a model that have a table; a subclassed model need not call all of its layers."""
     layers = private_api.all_layers(model)
     return [layer for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.built]
@@ -47,7 +47,7 @@ def is_on_host(layer: keras.layers.Embedding) -> bool:
 
 def tables_on_host(model: keras.Model) -> dict[int, keras.Variable]:
     """The tables of a model that are single variables in main memory, by their ids."""
-    return {id(layer.embeddings): layer.embeddings for layer in embeddings_of(model) if is_on_host(layer)}
+    return {id(layer.embeddings): layer.embeddings for layer in get_embeddings(model) if is_on_host(layer)}
 
 
 @contextlib.contextmanager
@@ -107,13 +107,13 @@ def move_to_host(model: keras.Model) -> None:
     Raises:
         PlanError: if a layer needs its whole table on the device in each step; the message names it.
     """
-    for layer in embeddings_of(model):
+    for layer in get_embeddings(model):
         _check(layer)
-    for layer in embeddings_of(model):
+    for layer in get_embeddings(model):
         _move(model, layer, _is_plain, _copy_on_host)
         _on_host.add(layer)
     if model.distribute_strategy.num_replicas_in_sync > 1:  # Keras would update each table once for every replica
-        for optimizer in optimizers_of(model).values():
+        for optimizer in get_optimizers(model).values():
             refuse_apply(optimizer, _ONE_TABLE)
 
 
@@ -125,11 +125,11 @@ def move_to_device(model: keras.Model) -> None:
         with tf.init_scope(), model.distribute_strategy.scope():
             return private_slots.new_value(variable, value)
 
-    for layer in embeddings_of(model):
+    for layer in get_embeddings(model):
         if is_on_host(layer):
             _move(model, layer, lambda variable: False, copied)
             _on_host.discard(layer)
-            for optimizer in optimizers_of(model).values():
+            for optimizer in get_optimizers(model).values():
                 allow_apply(optimizer, _ONE_TABLE)
 
 
@@ -141,9 +141,9 @@ def _move(
 ) -> None:
     """Moves the table of a layer and its slots, unless they are there, and drops functions that were traced with it."""
     table = layer.embeddings
-    optimizers = [inner_optimizer(one) for one in optimizers_of(model).values()]
+    optimizers = [inner_optimizer(one) for one in get_optimizers(model).values()]
     for optimizer in optimizers:
-        for slot in private_slots.slots_of(optimizer, table) if private_slots.knows(optimizer, table) else ():
+        for slot in private_slots.get_slots(optimizer, table) if private_slots.knows(optimizer, table) else ():
             if not is_there(slot):
                 private_slots.replace(slot, copied(slot))
     if not is_there(table):
@@ -192,7 +192,7 @@ def xla_compiles(model: keras.Model) -> bool:
 def host_lookups(model: keras.Model) -> Iterator[None]:
     """While tracing a step: rows of tables on the host are looked up there."""
     with contextlib.ExitStack() as stack:
-        for layer in embeddings_of(model):
+        for layer in get_embeddings(model):
             if is_on_host(layer):
                 stack.enter_context(instance_attributes(layer, {"call": functools.partial(host_lookup, layer)}))
         yield
@@ -248,7 +248,7 @@ def slots_on_host(model: keras.Model) -> Iterator[None]:
     """Within the block, optimizers create the slots of tables on the host there."""
     tables = tables_on_host(model)
     with contextlib.ExitStack() as stack:
-        for optimizer in map(inner_optimizer, optimizers_of(model).values()) if tables else ():
+        for optimizer in map(inner_optimizer, get_optimizers(model).values()) if tables else ():
             stack.enter_context(instance_attributes(optimizer, _adding_slots(optimizer, tables)))
         yield
 

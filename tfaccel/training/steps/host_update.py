@@ -20,7 +20,7 @@ from tfaccel.training.steps.gradients import same_numbers_on_all
 from tfaccel.training.steps.model_parts import accumulators_by_replica, stepping_optimizers, unlisted_variables
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_places import host_device, places_of
+from tfaccel.training.steps.slot_places import get_places, host_device
 
 
 class HostUpdate:
@@ -45,12 +45,12 @@ class HostUpdate:
         """
         with tf.device(host_device(self._replicas)):
             moved = self._moved()
-            copies = [self._copy_of(variable) for variable in moved]
+            copies = [self._get_copy(variable) for variable in moved]
             for copy, component in zip(copies, self._replicas.components(moved, 0), strict=True):
                 copy.assign(tf.identity(component))
 
             steppers = {id(one): one for one in (self._optimizer, *stepping_optimizers(self._optimizer))}
-            keys = [(one, private_slots.keys_of(one, moved, copies)) for one in steppers.values()]
+            keys = [(one, private_slots.get_keys(one, moved, copies)) for one in steppers.values()]
 
             def update(gradients: list[Any]) -> None:
                 with contextlib.ExitStack() as stack:
@@ -72,14 +72,14 @@ class HostUpdate:
 
     def _moved(self) -> list[keras.Variable]:
         """The weights, and what the optimizer keeps beside slots and accumulated gradients, such as its counter."""
-        places = places_of(self._optimizer)
+        places = get_places(self._optimizer)
         stay = set() if places is None else set(places.replica_of_slot)
         stay |= {id(one) for one in accumulators_by_replica(self._optimizer)}
         weights = [v for one in stepping_optimizers(self._optimizer) for v in private_slots.trained_variables(one)]
         every = {id(one): one for one in (*weights, *self._optimizer.variables, *unlisted_variables(self._optimizer))}
         return [one for key, one in every.items() if key not in stay]
 
-    def _copy_of(self, variable: keras.Variable) -> tf.Variable:
+    def _get_copy(self, variable: keras.Variable) -> tf.Variable:
         if id(variable) not in self._copies:
             value = self._replicas.components([variable], 0)[0]
             with tf.init_scope(), tf.device(host_device(self._replicas)):

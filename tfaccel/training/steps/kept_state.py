@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tfaccel.training.private.private_random import global_seed_state
-from tfaccel.training.steps.model_parts import variables_of
+from tfaccel.training.steps.model_parts import get_variables
 from tfaccel.training.steps.replicas import Replicas
 
 
@@ -20,7 +20,7 @@ def kept_state(model: keras.Model, replicas: Replicas) -> Iterator[None]:
     That covers weights, moving statistics, seeds, metrics, the states of recurrent layers and the optimizers' state
     (slots, number of steps, loss scale, accumulated gradients), on each replica, and the traced training function.
     """
-    before = values_of(variables_of(model), replicas)
+    before = get_values(get_variables(model), replicas)
     shared, train_function = global_seed_state(), model.train_function
     try:
         yield
@@ -32,7 +32,7 @@ def kept_state(model: keras.Model, replicas: Replicas) -> Iterator[None]:
             created.assign(np.array([created.numpy()[0], 0], dtype=np.uint32))
 
 
-def values_of(variables: list[keras.Variable], replicas: Replicas) -> list[tuple[keras.Variable, list[np.ndarray]]]:
+def get_values(variables: list[keras.Variable], replicas: Replicas) -> list[tuple[keras.Variable, list[np.ndarray]]]:
     """Each variable with a copy of its values on the local replicas."""
     found = []
     for variable in variables:
@@ -42,7 +42,7 @@ def values_of(variables: list[keras.Variable], replicas: Replicas) -> list[tuple
 
 
 def restore_values(before: list[tuple[keras.Variable, list[np.ndarray]]], replicas: Replicas) -> None:
-    """Gives variables the values that `values_of` has copied."""
+    """Gives variables the values that `get_values` has copied."""
     for variable, values in before:
         for replica, value in enumerate(values):
             replicas.components([variable], replica)[0].assign(value)

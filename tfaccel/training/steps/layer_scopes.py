@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.costs.graph_rows import layer_scope
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
+from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
 
 
@@ -23,7 +23,7 @@ def layer_names(model: keras.Model) -> dict[int, str]:
 
 def optimizer_names(model: keras.Model) -> tuple[str, ...]:
     """The names of a model's optimizers, which open name scopes of that name."""
-    optimizers = optimizers_of(model).values() if model.compiled else ()
+    optimizers = get_optimizers(model).values() if model.compiled else ()
     return tuple({one.name for outer in optimizers for one in (outer, *stepping_optimizers(outer))})
 
 

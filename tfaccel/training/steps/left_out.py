@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.gradients import count_overflows, is_bad
-from tfaccel.training.steps.model_parts import has_own_train_step, inner_optimizer, optimizers_of, variables_of
+from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_train_step, inner_optimizer
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 
@@ -46,7 +46,7 @@ class StateBefore:
 
 def variables_to_keep(model: keras.Model) -> list[keras.Variable]:
     """The variables that a training step may change before it is known whether everything is finite."""
-    every = variables_of(model)
+    every = get_variables(model)
     if has_own_train_step(model):
         return every
     kind = keras.layers.SpectralNormalization  # its forward pass assigns the weights
@@ -54,7 +54,7 @@ def variables_to_keep(model: keras.Model) -> list[keras.Variable]:
         updated: set[int] = set()
     else:
         updated = {id(v) for v in model.trainable_variables}
-    updated |= {id(v) for optimizer in optimizers_of(model).values() for v in optimizer.variables}
+    updated |= {id(v) for optimizer in get_optimizers(model).values() for v in optimizer.variables}
     return [v for v in every if id(v) not in updated]
 
 
@@ -98,7 +98,7 @@ class OneReplicaGuard:
         self._bad, self._before = [], StateBefore()
         self._before.keep(map(self._component, variables_to_keep(self._model)))
         with contextlib.ExitStack() as stack:
-            for optimizer in optimizers_of(self._model).values():
+            for optimizer in get_optimizers(self._model).values():
                 stack.enter_context(self._watched(optimizer))
             logs = step(data)
         if self._is_own:

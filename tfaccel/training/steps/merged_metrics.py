@@ -69,7 +69,7 @@ def own_results(metrics: list[keras.metrics.Metric], replicas: Replicas) -> list
 
 def _first_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
     with replicas.local(metric.variables, 0):
-        return result_of(metric)
+        return get_result(metric)
 
 
 def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
@@ -81,10 +81,10 @@ def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
         mapping += [(v, tf.cast(state[replica], v.dtype)) for v, state in zip(one.variables, states, strict=True)]
     with keras.StatelessScope(state_mapping=mapping):
         metric.merge_state(twins)
-        return result_of(metric)
+        return get_result(metric)
 
 
-def result_of(metric: keras.metrics.Metric) -> Any:
+def get_result(metric: keras.metrics.Metric) -> Any:
     """A copy of the current result: a metric may return a variable, whose value changes later."""
     return keras.tree.map_structure(
         lambda value: tf.identity(keras.ops.convert_to_tensor(value)), left_by_user(metric, "result")()

@@ -14,7 +14,7 @@ from tfaccel.training.steps.batch_statistics import synchronized_layers
 from tfaccel.training.steps.overrides import replaces
 
 
-def optimizers_of(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+def get_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
     """The optimizers of a model and its layers, by name (a GAN has two); `optimizer` is the compiled one."""
     found: dict[str, keras.optimizers.Optimizer] = {}
     compiled = getattr(model, "optimizer", None)
@@ -55,7 +55,7 @@ def has_slots_of_weights(model: keras.Model) -> bool:
 
     Of Keras's optimizers only `ScheduleFreeAdamW` does; the others begin with constants.
     """
-    parts = [part for one in optimizers_of(model).values() if not one.built for part in stepping_optimizers(one)]
+    parts = [part for one in get_optimizers(model).values() if not one.built for part in stepping_optimizers(one)]
     return any(
         isinstance(part, keras.optimizers.ScheduleFreeAdamW)
         or type(part).build.__module__.partition(".")[0] not in ("keras", "tfaccel")
@@ -79,7 +79,7 @@ def averages_and_steps(optimizer: keras.optimizers.Optimizer) -> list[keras.Vari
     return found
 
 
-def seeds_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+def get_seeds(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The states of the seed generators that an optimizer's updates may draw from; no list of variables has them."""
     values = [value for one in stepping_optimizers(optimizer) for value in vars(one).values()]
     return [value.state for value in values if isinstance(value, keras.random.SeedGenerator)]
@@ -89,10 +89,10 @@ def unlisted_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Vari
     """What an optimizer's updates may read or write besides `variables`: seeds, and optimizers that it calls."""
     listed = {id(one) for one in optimizer.variables}
     held = [variable for one in private_api.optimizers_in(optimizer) for variable in one.variables]
-    return seeds_of(optimizer) + [one for one in held if id(one) not in listed]
+    return get_seeds(optimizer) + [one for one in held if id(one) not in listed]
 
 
-def accumulators_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+def get_accumulators(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The gradient accumulators of an optimizer that updates weights."""
     return [one for one in private_api.gradient_accumulators(optimizer) if one is not None]
 
@@ -102,10 +102,10 @@ def accumulators_by_replica(optimizer: keras.optimizers.Optimizer) -> list[keras
 
     Not those of the parts of a `MultiOptimizer`, which accumulate sums over the replicas, equal on all of them.
     """
-    return accumulators_of(inner_optimizer(optimizer))
+    return get_accumulators(inner_optimizer(optimizer))
 
 
-def variables_of(model: keras.Model) -> list[keras.Variable]:
+def get_variables(model: keras.Model) -> list[keras.Variable]:
     """All variables that a step may read or write, each once: weights, seeds, metrics, states, optimizers.
 
     They include Keras's global seed generator, if it exists, but no slots that another worker holds.
@@ -114,7 +114,7 @@ def variables_of(model: keras.Model) -> list[keras.Variable]:
     found += [variable for metric in unlisted_metrics(model) for variable in metric.variables]
     shared = global_seed_state()
     found += [] if shared is None else [shared]
-    for optimizer in optimizers_of(model).values():
+    for optimizer in get_optimizers(model).values():
         found += [v for v in optimizer.variables if not isinstance(private_api.tf_variable(v), AbsentSlot)]
     return list({id(variable): variable for variable in found}.values())
 
@@ -178,5 +178,5 @@ def has_own_logs(model: keras.Model, kind: str) -> bool:
 
 def moved_by_gradients(model: keras.Model) -> list[keras.Variable]:
     """The weights that optimizers train, and the optimizers' own variables."""
-    slots = [slot for optimizer in optimizers_of(model).values() for slot in optimizer.variables]
+    slots = [slot for optimizer in get_optimizers(model).values() for slot in optimizer.variables]
     return [*model.trainable_variables, *slots]

@@ -11,13 +11,13 @@ import tensorflow as tf
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.host_embeddings import tables_on_host
-from tfaccel.training.steps.model_parts import optimizers_of, unlisted_variables, variables_of
+from tfaccel.training.steps.model_parts import get_optimizers, get_variables, unlisted_variables
 from tfaccel.training.steps.replicas import Replicas, is_distributed
 
 _INSIDE = "Build the model inside the scope of its strategy: `with strategy.scope(): model = ...`."
 
 
-def replicas_of(model: keras.Model) -> Replicas:
+def get_replicas(model: keras.Model) -> Replicas:
     """The replicas of a model, whose weights must have been created under the strategy that trains it.
 
     A weight that was not is shared by all replicas, and each of them would update it.
@@ -29,9 +29,9 @@ def replicas_of(model: keras.Model) -> Replicas:
     strategy = replicas.strategy
     if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not strategy:
         raise PlanError(
-            f"The model was built under {_name_of(strategy)}. Received: a call inside the scope of "
-            f"{_name_of(tf.distribute.get_strategy())}. Call tfaccel outside of any scope, which it needs no more than "
-            "Keras does once the model is built, or build the model inside this scope."
+            f"The model was built under {_get_name(strategy)}. Received: a call inside the scope of "
+            f"{_get_name(tf.distribute.get_strategy())}. Call tfaccel outside of any scope, which it needs no "
+            "more than Keras does once the model is built, or build the model inside this scope."
         )
     on_host = tables_on_host(model)  # once for all replicas, which share them
     weights = [one for one in model.weights if id(one) not in on_host]
@@ -39,7 +39,7 @@ def replicas_of(model: keras.Model) -> Replicas:
     if odd:
         raise PlanError(
             f"{len(odd)} of the model's {len(model.weights)} weights, such as {odd[0]!r}, were created outside the "
-            f"scope of the {_name_of(strategy)} with {replicas.num_replicas} replicas that trains it, so that each "
+            f"scope of the {_get_name(strategy)} with {replicas.num_replicas} replicas that trains it, so that each "
             f"replica would update them. {_INSIDE} That holds for pretrained parts of it, too."
         )
     return replicas
@@ -58,7 +58,7 @@ def move_into_scope(model: keras.Model) -> None:
     if not is_distributed(strategy):
         return
     kept, held = {id(one) for one in model.weights}, []
-    for name, optimizer in optimizers_of(model).items():
+    for name, optimizer in get_optimizers(model).items():
         if not optimizer.built:
             private_api.build_under(strategy, optimizer)
             held += unlisted_variables(optimizer)
@@ -69,7 +69,7 @@ def move_into_scope(model: keras.Model) -> None:
                 f"model.{name} was built outside the scope of the {type(strategy).__name__} that the model was built "
                 "under. Compile the model with a new optimizer."
             )
-    moved = list(_outside([one for one in (*variables_of(model), *held) if id(one) not in kept], strategy))
+    moved = list(_outside([one for one in (*get_variables(model), *held) if id(one) not in kept], strategy))
     values = [strategy.experimental_local_results(private_api.tf_variable(one))[0].numpy() for one in moved]
     with tf.init_scope(), strategy.scope():
         for variable, value in zip(moved, values, strict=True):
@@ -83,5 +83,5 @@ def _outside(variables: Iterable[keras.Variable], strategy: tf.distribute.Strate
             yield variable
 
 
-def _name_of(strategy: tf.distribute.Strategy) -> str:
+def _get_name(strategy: tf.distribute.Strategy) -> str:
     return type(strategy).__name__ if is_distributed(strategy) else "no strategy"

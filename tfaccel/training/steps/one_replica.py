@@ -15,7 +15,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.steps.gradient_update import build_optimizer, descend, is_plain
 from tfaccel.training.steps.gradients import CombineSlices
 from tfaccel.training.steps.left_out import OneReplicaGuard
-from tfaccel.training.steps.model_parts import optimizers_of, variables_of
+from tfaccel.training.steps.model_parts import get_optimizers, get_variables
 from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
@@ -82,10 +82,10 @@ class OneReplica:
     def _function(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(data: Any) -> Any:
             with contextlib.ExitStack() as stack:
-                variables = variables_of(self._model)
+                variables = get_variables(self._model)
                 distributed = [private_api.tf_variable(v) for v in variables]
                 stack.enter_context(self._replicas.local(variables, 0))
-                for optimizer in optimizers_of(self._model).values():
+                for optimizer in get_optimizers(self._model).values():
                     stack.enter_context(private_api.single_device_optimizer(optimizer))
 
                     def build(trainable: list[keras.Variable], optimizer: Any = optimizer) -> None:

@@ -36,12 +36,12 @@ def instance_attributes(instance: Any, attributes: dict[str, Any]) -> Iterator[N
                 _temporary[id(instance), name] = number - 1, own
 
 
-def keeps_methods_of(instance: Any, kind: type, *names: str) -> bool:
+def keeps_methods(instance: Any, kind: type, *names: str) -> bool:
     """Whether an instance of a class has its methods: none of them is replaced (see `replaces`).
 
     Example:
         >>> import keras
-        >>> keeps_methods_of(keras.layers.Dense(1), keras.layers.Dense, "call")
+        >>> keeps_methods(keras.layers.Dense(1), keras.layers.Dense, "call")
         True
     """
     return isinstance(instance, kind) and not any(replaces(instance, kind, name) for name in names)

@@ -35,20 +35,20 @@ _HINT = "Use rematerialization=False, or `keras.remat` in the model where it fit
 _said: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
-def blocks_of(model: keras.Model) -> list[keras.layers.Layer]:
+def get_blocks(model: keras.Model) -> list[keras.layers.Layer]:
     """The layers whose activations are recomputed: each direct layer with weights and without a state of its own.
 
     A functional or sequential model inside the model that has most of its weights counts as its own layers.
 
     Example:
         >>> layers = [keras.layers.Dense(8), keras.layers.BatchNormalization(), keras.layers.ReLU()]
-        >>> [type(block).__name__ for block in blocks_of(keras.Sequential([keras.Input((4,)), *layers]))]
+        >>> [type(block).__name__ for block in get_blocks(keras.Sequential([keras.Input((4,)), *layers]))]
         ['Dense']
     """
     found = []
     for layer in model.layers:
         if private_api.runs_its_layers(layer) and 2 * _num_weights(layer) > _num_weights(model):
-            found += blocks_of(layer)
+            found += get_blocks(layer)
         elif layer.weights and _can_run_again(layer):
             found.append(layer)
     return list({id(layer): layer for layer in found}.values())
@@ -90,7 +90,7 @@ def recomputed_blocks(model: keras.Model) -> Iterator[None]:
         raise PlanError(
             f"{type(model).__name__} has its own train_step, for which rematerialization is not supported. {_HINT}"
         )
-    blocks = blocks_of(model)
+    blocks = get_blocks(model)
     if not blocks:
         raise PlanError(
             f"Model {model.name!r} has no layer that can be recomputed: each has no weights, is recurrent, keeps a "

@@ -22,7 +22,7 @@ from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api, private_slots
 from tfaccel.training.steps.host_embeddings import (
     HOST,
-    embeddings_of,
+    get_embeddings,
     host_lookup,
     is_on_host,
     known_ids,
@@ -31,8 +31,8 @@ from tfaccel.training.steps.host_embeddings import (
     slots_on_host,
     tables_on_host,
 )
-from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of
-from tfaccel.training.steps.overrides import has_own, instance_attributes, keeps_methods_of, left_by_user
+from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
+from tfaccel.training.steps.overrides import has_own, instance_attributes, keeps_methods, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
 ROWS, ROWS_LAZY = "rows", "rows_lazy"
@@ -72,20 +72,20 @@ def check_row_updates(model: keras.Model, how: str) -> None:
         PlanError: if the model has no embedding, or an optimizer or a layer for which `how` does not hold; the message
             says which, and what can be done.
     """
-    tables = embeddings_of(model)
+    tables = get_embeddings(model)
     if not tables:
         raise PlanError(
             f"embedding_updates={how!r} is for models with keras.layers.Embedding. Received: model {model.name!r}, "
             "which has none. Use embedding_updates='keras'."
         )
     for layer in tables:
-        if not keeps_methods_of(layer, keras.layers.Embedding, "call") or has_own(layer, "call"):
+        if not keeps_methods(layer, keras.layers.Embedding, "call") or has_own(layer, "call"):
             raise PlanError(
                 f"embedding_updates={how!r} needs to know how rows are looked up. Received: layer {layer.name!r} of "
                 f"{type(layer).__name__}, which has a `call` of its own. Use keras.layers.Embedding, or "
                 "embedding_updates='keras'."
             )
-    for optimizer in optimizers_of(model).values():
+    for optimizer in get_optimizers(model).values():
         _check_optimizer(inner_optimizer(optimizer), _trained_tables(tables), how)
 
 
@@ -146,9 +146,9 @@ def row_updates(model: keras.Model, replicas: Replicas) -> Iterator[None]:
     """While tracing a training step: tables are read by rows, and optimizers update the rows of sparse gradients."""
     tables = tables_on_host(model)
     with slots_on_host(model), contextlib.ExitStack() as stack:
-        for layer in embeddings_of(model):
+        for layer in get_embeddings(model):
             stack.enter_context(instance_attributes(layer, {"call": _lookup(layer, replicas)}))
-        for optimizer in optimizers_of(model).values():
+        for optimizer in get_optimizers(model).values():
             inner = inner_optimizer(optimizer)
             attributes = {"update_step": _update_step(inner, tables, replicas), **private_slots.clipping_slices(inner)}
             stack.enter_context(instance_attributes(inner, attributes))
@@ -195,7 +195,7 @@ def _update_step(optimizer: Any, on_host: dict[int, keras.Variable], replicas: R
 
 def _update_rows(optimizer: Any, table: keras.Variable, gradient: tf.IndexedSlices, learning_rate: Any) -> None:
     """Keras's update of the rows of a gradient whose indices are distinct."""
-    updated = {id(one): one for one in (table, *private_slots.slots_of(optimizer, table))}
+    updated = {id(one): one for one in (table, *private_slots.get_slots(optimizer, table))}
     before = {key: tf.gather(private_api.tf_variable(one), gradient.indices) for key, one in updated.items()}
     scope = keras.StatelessScope()  # in which a variable's value is that of its rows
     for key, one in updated.items():

@@ -35,11 +35,11 @@ from tfaccel.training.steps.gradients import applying_pairs, count_overflows, sc
 from tfaccel.training.steps.left_out import ReplicasGuard, bad_gradients, bad_logs
 from tfaccel.training.steps.merged_metrics import NotedResults, gathered_updates, metrics_in
 from tfaccel.training.steps.model_parts import (
+    get_optimizers,
+    get_variables,
     has_own_logs,
     has_own_test_step,
     has_own_train_step,
-    optimizers_of,
-    variables_of,
     xla_refusal,
 )
 from tfaccel.training.steps.overrides import instance_attributes
@@ -90,7 +90,7 @@ class SeveralReplicas:
         self.gathers_rows = False  # in a step that was traced
         self._updates = {
             name: self.update_class(optimizer, replicas, jit_compile=self._jit_train and compiles_update, **of_updates)
-            for name, optimizer in optimizers_of(model).items()
+            for name, optimizer in get_optimizers(model).items()
         }
         self._make_functions(jit_compile=jit_compile)
 
@@ -294,7 +294,7 @@ class SeveralReplicas:
                 row_weight, self._replicas.num_replicas, counting=True, keeps_values=keeps_values(self._model)
             )
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-            frozen = [(v, tf.identity(private_api.tf_variable(v))) for v in variables_of(self._model)]
+            frozen = [(v, tf.identity(private_api.tf_variable(v))) for v in get_variables(self._model)]
             with replica_share(share), keras.StatelessScope(state_mapping=frozen, collect_losses=True):
                 y_pred = private_api.call_model(self._model, x, training=training)
                 private_api.compute_loss(self._model, x, y, y_pred, sample_weight, training=training)

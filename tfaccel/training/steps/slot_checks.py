@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_slots
-from tfaccel.training.steps.model_parts import accumulators_of, optimizers_of, seeds_of, stepping_optimizers
+from tfaccel.training.steps.model_parts import get_accumulators, get_optimizers, get_seeds, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slot_dtype import FLOAT32, has_other_slots, store_slots
 from tfaccel.training.steps.slot_places import (
@@ -46,7 +46,7 @@ def placed_as_asked(model: keras.Model, replicas: Replicas, options: Any) -> str
         PlanError: if training would not give what replicated slots give; the message says why.
     """
     how, dtype = _checked(model, replicas, options.optimizer_state, options.whole_step), options.optimizer_slots_dtype
-    for optimizer in optimizers_of(model).values():
+    for optimizer in get_optimizers(model).values():
         if not optimizer.built and dtype != FLOAT32:
             raise PlanError(
                 f"optimizer_slots_dtype={dtype!r} is for optimizers that are built before the first step. Received: "
@@ -73,7 +73,7 @@ def _checked(model: keras.Model, replicas: Replicas, how: str, whole_step: bool)
         return REPLICATED
     if how == HOST and replicas.devices[0] in ("", host_device(replicas)) and not tf.config.list_logical_devices("GPU"):
         logger.warning("optimizer_state='host' saves nothing: the model is in the host's memory, as the slots are.")
-    for name, optimizer in optimizers_of(model).items():
+    for name, optimizer in get_optimizers(model).items():
         for one in stepping_optimizers(optimizer):
             _check(name, one, how, is_part=one not in (optimizer, getattr(optimizer, "inner_optimizer", None)))
     return how
@@ -133,7 +133,7 @@ def _check(name: str, optimizer: Any, how: str, *, is_part: bool) -> None:
 
 def _check_variables(name: str, optimizer: Any, how: str) -> None:
     known = {id(slot) for slots in private_slots.slots_by_weight(optimizer) for slot in slots}
-    known |= {id(one) for one in accumulators_of(optimizer)}
+    known |= {id(one) for one in get_accumulators(optimizer)}
     odd = [one.path for one in optimizer.variables if id(one) not in known and len(one.shape)]
     if odd:
         raise PlanError(
@@ -141,7 +141,7 @@ def _check_variables(name: str, optimizer: Any, how: str) -> None:
             f"Received: {type(optimizer).__name__} in model.{name}, which keeps {', '.join(odd[:3])} elsewhere. "
             f"{_INSTEAD}"
         )
-    shared = [one.path for one in (*private_slots.shared_variables(optimizer), *seeds_of(optimizer))]
+    shared = [one.path for one in (*private_slots.shared_variables(optimizer), *get_seeds(optimizer))]
     if shared and how == SHARDED:
         raise PlanError(
             "optimizer_state='sharded' updates each weight on one replica, which knows nothing of the others' updates. "

@@ -18,7 +18,7 @@ from tfaccel.errors import PlanError
 from tfaccel.training.private import private_slots
 from tfaccel.training.private.private_api import tf_variable, variable_index
 from tfaccel.training.steps.absent_slot import AbsentSlot
-from tfaccel.training.steps.model_parts import optimizers_of, stepping_optimizers
+from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
@@ -65,7 +65,7 @@ def _slots(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]]:
 
 def rounded_slots(model: keras.Model) -> set[int]:
     """The slots of a model's optimizers that are bfloat16, by id. Checkpoints have them in float32."""
-    every = [one for optimizer in optimizers_of(model).values() for one in stepping_optimizers(optimizer)]
+    every = [one for optimizer in get_optimizers(model).values() for one in stepping_optimizers(optimizer)]
     return {id(slot) for one in every for own in _slots(one) for slot in own if slot.dtype == BFLOAT16}
 
 
@@ -73,7 +73,7 @@ def rounded_slots(model: keras.Model) -> set[int]:
 def updated_in_float32(model: keras.Model) -> Iterator[None]:
     """While tracing a training step: optimizers compute in float32 with slots that are bfloat16."""
     with contextlib.ExitStack() as stack:
-        for optimizer in optimizers_of(model).values():
+        for optimizer in get_optimizers(model).values():
             for one in stepping_optimizers(optimizer):
                 stack.enter_context(instance_attributes(one, {"update_step": _update_step(one)}))
         yield
@@ -110,8 +110,8 @@ def _update_step(optimizer: Any) -> Any:
 
         attributes = {
             "assign": assign,
-            "assign_add": lambda target, value: assign(target, target + tf.cast(value, _dtype_of(target))),
-            "assign_sub": lambda target, value: assign(target, target - tf.cast(value, _dtype_of(target))),
+            "assign_add": lambda target, value: assign(target, target + tf.cast(value, _get_dtype(target))),
+            "assign_sub": lambda target, value: assign(target, target - tf.cast(value, _get_dtype(target))),
         }
         with contextlib.ExitStack() as stack:
             stack.enter_context(scope)
@@ -126,5 +126,5 @@ def _update_step(optimizer: Any) -> Any:
     return update_step
 
 
-def _dtype_of(target: Any) -> Any:
+def _get_dtype(target: Any) -> Any:
     return target.value.dtype if isinstance(target, keras.Variable) else target.dtype

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfaccel.training.private import private_collectives, private_slots
 from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.steps.absent_slot import AbsentSlot
-from tfaccel.training.steps.model_parts import inner_optimizer, optimizers_of, stepping_optimizers
+from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer, stepping_optimizers
 from tfaccel.training.steps.refused_apply import allow_apply, refuse_apply
 from tfaccel.training.steps.replicas import Replicas
 
@@ -52,7 +52,7 @@ class SlotPlaces:
 _places: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, SlotPlaces] = weakref.WeakKeyDictionary()
 
 
-def places_of(optimizer: keras.optimizers.Optimizer) -> SlotPlaces | None:
+def get_places(optimizer: keras.optimizers.Optimizer) -> SlotPlaces | None:
     """Where the slots of an optimizer are; None if they are on every replica."""
     return _places.get(inner_optimizer(optimizer))
 
@@ -68,14 +68,14 @@ def owners_of_weights(optimizer: keras.optimizers.Optimizer, places: SlotPlaces)
 
 def placed_slots(model: keras.Model) -> dict[int, SlotPlaces]:
     """The slots of a model's optimizers that are not on every replica, by id, with their optimizer's places."""
-    each = [places_of(optimizer) for optimizer in optimizers_of(model).values()]
+    each = [get_places(optimizer) for optimizer in get_optimizers(model).values()]
     return {key: places for places in each if places is not None for key in places.replica_of_slot}
 
 
 def copy_absent_slots(model: keras.Model, replicas: Replicas) -> None:
     """Gives the chief, which saves, copies of the slots that other workers hold. All workers call it together."""
     placed = placed_slots(model) if replicas.num_workers > 1 else {}
-    for slot in (slot for optimizer in optimizers_of(model).values() for slot in optimizer.variables):
+    for slot in (slot for optimizer in get_optimizers(model).values() for slot in optimizer.variables):
         if id(slot) in placed:
             value = value_of_slot(slot, placed[id(slot)], replicas)
             if replicas.is_chief and isinstance(tf_variable(slot), AbsentSlot):
@@ -84,7 +84,7 @@ def copy_absent_slots(model: keras.Model, replicas: Replicas) -> None:
 
 def drop_copies(model: keras.Model) -> None:
     """Frees what `copy_absent_slots` has copied."""
-    for optimizer in optimizers_of(model).values():
+    for optimizer in get_optimizers(model).values():
         for slot in optimizer.variables:
             if isinstance(tf_variable(slot), AbsentSlot):
                 tf_variable(slot).copy = None

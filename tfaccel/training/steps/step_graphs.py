@@ -18,7 +18,7 @@ from tfaccel.training.private.private_step_state import outside_variables, unsav
 from tfaccel.training.stages.micro_batches import num_micro_batches, window_of_micro_batches
 from tfaccel.training.steps.input_clock import InputClock, runs_on_gpu
 from tfaccel.training.steps.merged_metrics import metrics_in, own_results
-from tfaccel.training.steps.model_parts import has_own_logs, optimizers_of, unlisted_variables, variables_of
+from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_logs, unlisted_variables
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas, current_replica
@@ -130,7 +130,7 @@ class StepGraphs:
         found = [] if saved is None else [one for g in self._graphs.values() for one in outside_variables(g, saved)]
         return list({id(one): one for one in found}.values())
 
-    def outside_variables_of(self, batch_spec: Any) -> list[tf.Variable]:
+    def get_outside_variables(self, batch_spec: Any) -> list[tf.Variable]:
         """The same before a graph is traced: of a single step on a batch of these specs."""
         saved = self._saved()
         if saved is None or self.run_eagerly:
@@ -142,8 +142,8 @@ class StepGraphs:
         """The variables that a checkpoint holds; None on TPUs, where one handle stands for those of all cores."""
         if self._is_on_tpu:
             return None
-        every = variables_of(self._model)
-        every = every + [v for one in optimizers_of(self._model).values() for v in unlisted_variables(one)]
+        every = get_variables(self._model)
+        every = every + [v for one in get_optimizers(self._model).values() for v in unlisted_variables(one)]
         return [one for i in range(len(self._replicas.devices)) for one in self._replicas.components(every, i)]
 
     def _traced(self, feed: CallFeed, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
@@ -286,7 +286,7 @@ def _chosen(condition: tf.Tensor, some: Any, others: Any) -> Any:
     return keras.tree.map_structure(lambda one, other: tf.where(condition, one, other), some, others)
 
 
-def logs_of(model: keras.Model, replicas: Replicas, own: Any, results: dict[str, Any]) -> dict[str, Any]:
+def get_logs(model: keras.Model, replicas: Replicas, own: Any, results: dict[str, Any]) -> dict[str, Any]:
     """The logs of a window: its metric results, unless a custom step returned others.
 
     As in Keras, they are the metrics' results if the names are the same. With several replicas, a log with the name of

@@ -21,7 +21,7 @@ from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.private.private_collectives import PIECE_BYTES
 from tfaccel.training.steps.model_parts import stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_places import SHARDED, num_bytes, owners_of_weights, places_of
+from tfaccel.training.steps.slot_places import SHARDED, get_places, num_bytes, owners_of_weights
 
 MAX_PIECES = 4  # on their way at a time
 
@@ -88,7 +88,7 @@ def give_weights(
 
 def finalize_weights(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], replicas: Replicas) -> None:
     """`optimizer.finalize_variable_values`, which overwrites weights with their moving averages if there are some."""
-    places = places_of(optimizer)
+    places = get_places(optimizer)
     if places is None or places.how != SHARDED or replicas.num_workers == 1:
         optimizer.finalize_variable_values(variables)
         return
@@ -138,12 +138,12 @@ def pieces(variables: Sequence[keras.Variable], owners: Mapping[int, int]) -> li
     for variable in variables:
         by_owner.setdefault(owners[id(variable)], [])
     for owner, own in by_owner.items():
-        own += _pieces_of([v for v in variables if owners[id(v)] == owner], owner)
+        own += _get_pieces([v for v in variables if owners[id(v)] == owner], owner)
     turns = itertools.zip_longest(*by_owner.values())
     return [piece for turn in turns for piece in turn if piece is not None]
 
 
-def _pieces_of(variables: Sequence[keras.Variable], owner: int) -> Iterator[Piece]:
+def _get_pieces(variables: Sequence[keras.Variable], owner: int) -> Iterator[Piece]:
     small: dict[str, list[keras.Variable]] = {}
     for variable in variables:
         size, num_rows = num_bytes(variable), variable.shape[0] if len(variable.shape) else 1

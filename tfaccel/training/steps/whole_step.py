@@ -46,11 +46,11 @@ from tfaccel.training.steps.gradients import (
 )
 from tfaccel.training.steps.merged_metrics import NotedResults, metrics_in
 from tfaccel.training.steps.model_parts import (
+    get_optimizers,
     has_own_logs,
     has_own_test_step,
     has_own_train_step,
     inner_optimizer,
-    optimizers_of,
 )
 from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replica_state import drifting_variables, kept_if
@@ -77,7 +77,7 @@ class WholeStep:
         self._replicas = replicas
         self.noted_results = NotedResults()
         self._thread = threading.local()  # `updates`: whether a replica's thread traces the update
-        for name, optimizer in optimizers_of(model).items():
+        for name, optimizer in get_optimizers(model).items():
             if inner_optimizer(optimizer) is not optimizer:
                 raise PlanError(
                     f"model.{name} is a LossScaleOptimizer. TPUs compute in bfloat16, which has float32's range and "
@@ -90,7 +90,7 @@ class WholeStep:
         batches, augment = augmented_by_replicas(batches)
         with self._replicas.strategy.scope(), global_losses(self._model), contextlib.ExitStack() as stack:
             stack.enter_context(self.noted_results.while_tracing(metrics_in(self._model)))
-            for optimizer in optimizers_of(self._model).values():
+            for optimizer in get_optimizers(self._model).values():
                 stack.enter_context(private_api.single_device_optimizer(optimizer))
                 apply = self._summed_apply(optimizer)
                 attributes: dict[str, Any] = {"apply": apply, "apply_gradients": applying_pairs(apply)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfaccel.planning.signature import signature_of
+from tfaccel.planning.signature import get_signature
 from tfaccel.planning.workload import Workload
 
 _DIGITS = 12
@@ -15,8 +15,9 @@ _OWN_PLACES = ("data_dir",)  # options that may differ: each machine has its dat
 def settings_to_agree_on(workload: Workload, config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings and the code of a run by name, which workers compare before they train.
 
-    The code is that of the model, its compile arguments and the augmentation, as a digest; see `signature_of`. The code
-    that reads the data may contain paths, which differ between machines, so the engine compares first batches instead.
+    The code is that of the model, its compile arguments and the augmentation, as a digest; see `get_signature`. The
+    code that reads the data may contain paths, which differ between machines, so the engine compares first batches
+    instead.
 
     Args:
         workload: what this worker trains.
@@ -31,11 +32,11 @@ def settings_to_agree_on(workload: Workload, config: Mapping[str, Any]) -> dict[
     same = {name: value for name, value in config.items() if name != "options"}
     same.update({name: value for name, value in options.items() if name.removeprefix("options.") not in _OWN_PLACES})
     same["the number of training examples"] = workload.num_train_examples
-    same["the code of the model"] = _code_of(workload.build_model, workload.compile_args)
+    same["the code of the model"] = _get_code(workload.build_model, workload.compile_args)
     if workload.augment is not None:
-        same["the code of the augmentation"] = _code_of(workload.augment)
+        same["the code of the augmentation"] = _get_code(workload.augment)
     return same
 
 
-def _code_of(*functions: Any) -> str:
-    return " ".join(signature_of(function)[:_DIGITS] for function in functions)
+def _get_code(*functions: Any) -> str:
+    return " ".join(get_signature(function)[:_DIGITS] for function in functions)

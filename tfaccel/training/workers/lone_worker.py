@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.workers.lost_worker import place_of
+from tfaccel.training.workers.lost_worker import get_place
 
 
 def refuse_lone_worker(replicas: Replicas) -> None:
@@ -19,7 +19,7 @@ def refuse_lone_worker(replicas: Replicas) -> None:
     if replicas.num_workers > 1 or not os.environ.get("TF_CONFIG"):
         return
     try:
-        place = place_of(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+        place = get_place(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     except ValueError:  # no JSON: nothing that starts workers has set it
         return
     if place is None:

@@ -57,7 +57,7 @@ def lost_workers_named(strategy: tf.distribute.Strategy, go_on: str = GO_ON_WITH
     except _ERRORS as error:
         if Replicas(strategy).num_workers == 1 or not _COMMUNICATION.search(str(error.message)):
             raise
-        place = place_of(strategy.cluster_resolver)
+        place = get_place(strategy.cluster_resolver)
         raise ClusterError(f"{_who(place, str(error.message))} {go_on}") from error
 
 
@@ -103,7 +103,7 @@ def _answers(address: str) -> bool:
     return True
 
 
-def place_of(resolver: Any) -> Place | None:
+def get_place(resolver: Any) -> Place | None:
     """A worker's place according to TensorFlow's cluster resolver; None if it is not one of several workers."""
     tasks = resolver.cluster_spec().as_dict() if resolver is not None else {}
     chiefs, workers = (list(tasks.get(job, [])) for job in ("chief", "worker"))

@@ -18,7 +18,7 @@ from tfaccel.errors import ClusterError, PlanError
 from tfaccel.planning.plan import Plan
 from tfaccel.training.private.private_bind import servers_on_loopback
 from tfaccel.training.run.result import installed_versions
-from tfaccel.training.workers.lost_worker import place_of
+from tfaccel.training.workers.lost_worker import get_place
 from tfaccel.training.workers.own_port import host_and_port
 from tfaccel.training.workers.rendezvous import Place, meet, wait_seconds
 from tfaccel.training.workers.tpu_start import tpu_strategy
@@ -113,7 +113,7 @@ def _multi_worker_strategy(plan: Plan, same_on_all: Mapping[str, Any]) -> tf.dis
 
 def _new_multi_worker_strategy(plan: Plan, same_on_all: Mapping[str, Any]) -> tf.distribute.Strategy:
     options = tf.distribute.experimental.CommunicationOptions(implementation=_IMPLEMENTATIONS[plan.communication])
-    place = place_of(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    place = get_place(tf.distribute.cluster_resolver.TFConfigClusterResolver())
     if place is not None and len(place.addresses) == plan.num_workers > 1:  # otherwise refused when counted
         meet(place, {**_same_on_all(plan, place.addresses), **same_on_all}, seconds=wait_seconds())
     try:
