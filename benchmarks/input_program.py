@@ -34,11 +34,11 @@ from PIL import Image
 from tfaccel.benchmarks.input_figures import KERAS, NUM_EPOCHS, OURS, PLAIN, SERVED, UNCACHED
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.image_data import ImageData
+from tfaccel.extras.data_service.data_service import DataService
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.data_service.data_service import DataService
 from tfaccel.training.run.planned_datasets import with_plan
 
 FILE_SIZE, IMAGE_SIZE = 256, 128

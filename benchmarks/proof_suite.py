@@ -43,8 +43,8 @@ def first_call(family: str, checks: bool) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    from tfaccel.parity.child import split_cpu
     from tfaccel.training.fit import fit
+    from tfaccel.training.runtime import split_cpu
     from tfaccel.training.steps.engine import get_engine
 
     split_cpu(2)

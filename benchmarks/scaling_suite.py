@@ -16,10 +16,10 @@ from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.scaling_program import REPLICA_BATCH_SIZES
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
-from tfaccel.hardware.interconnect import Interconnect
-from tfaccel.measuring.loopback import LinkFit, measure_link
+from tfaccel.extras.estimates.interconnect import Interconnect
+from tfaccel.extras.estimates.loopback import LinkFit, measure_link
+from tfaccel.extras.estimates.scaling import ScalingOptions, scaling_rows
 from tfaccel.measuring.measurement import Measurement, Window
-from tfaccel.planning.scaling import ScalingOptions, scaling_rows
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 

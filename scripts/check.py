@@ -22,9 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import TfaccelError
-from tfaccel.parity.script_check import CheckResult, check_script
 from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
+from tfaccel.training.check import CheckResult, check_script
 
 _FLAGS: dict[str, Flag] = {
     "limit_seconds": (300.0, "time limit of each of the three runs"),

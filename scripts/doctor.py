@@ -19,6 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import TfaccelError
+from tfaccel.extras.tpu.generations import parse_tpu
+from tfaccel.extras.tpu.readiness import StepSource, check_tpu_readiness
 from tfaccel.hardware.doctor import examine
 from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_examination import Examination
@@ -29,8 +31,6 @@ from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_flags import chosen_workload, define_workload_flags
 from tfaccel.scripts.workload_parameters import COUNT, get_value
-from tfaccel.tpu.generations import parse_tpu
-from tfaccel.tpu.readiness import StepSource, check_tpu_readiness
 
 _FLAGS: dict[str, Flag] = {
     "json": (False, "print the checks as JSON"),

@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import HardwareError, PlanError
-from tfaccel.hardware.interconnect import Interconnect
-from tfaccel.hardware.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
-from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, ScalingRow, checked_replicas
+from tfaccel.extras.estimates.interconnect import Interconnect
+from tfaccel.extras.estimates.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
+from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, ScalingRow, checked_replicas
 from tfaccel.scripts.command import check_picture, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.plan_flags import fixed_fields
@@ -69,7 +69,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     )
     link, reference, fixed = _interconnect(values), reference_of_workload(values), fixed_fields(values)
     check_picture("write", values.write)
-    from tfaccel.measuring.estimate_scaling import estimate_scaling
+    from tfaccel.extras.estimates.estimate_scaling import estimate_scaling
 
     progress = _silent if values.quiet else partial(show_progress, "estimate-scaling")
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
@@ -89,7 +89,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         finally:
             progress("")
     if values.write is not None:
-        from tfaccel.reporting.scaling_picture import save_scaling_picture
+        from tfaccel.extras.estimates.scaling_picture import save_scaling_picture
 
         save_scaling_picture(values.write, estimate)
     if values.json:
@@ -100,8 +100,8 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
 
 
 def _measured(progress: Callable[[str], None]) -> Interconnect:
+    from tfaccel.extras.estimates.loopback import loopback_interconnect
     from tfaccel.hardware.detect import detect_hardware
-    from tfaccel.measuring.loopback import loopback_interconnect
 
     return loopback_interconnect(detect_hardware(), use_cache=False, progress=progress)
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from rich.table import Table as TextTable
 
-from tfaccel.data.inspection.findings import InspectionReport
-from tfaccel.data.inspection.inspect_data import inspect_data
 from tfaccel.errors import DataError, printable
+from tfaccel.extras.inspection.findings import InspectionReport
+from tfaccel.extras.inspection.inspect_data import inspect_data
 from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 

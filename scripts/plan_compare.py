@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import PlanError
+from tfaccel.extras.estimates.device_comparison import DeviceComparison, DeviceTime, GpuAssumptions
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.device_comparison import DeviceComparison, DeviceTime, GpuAssumptions
 from tfaccel.scripts.command import show_progress, table_console
 from tfaccel.scripts.command_flags import Flag
 from tfaccel.scripts.workload_flags import reference_of_workload
@@ -60,7 +60,7 @@ def compare(values: flags.FlagValues, options: dict[str, Any]) -> int:
     assumed = {name: values[name].value for name in _ASSUMPTION_FLAGS if values[name].value is not None}
     assume = GpuAssumptions(**{name.removeprefix("gpu_"): value for name, value in assumed.items()})
     hardware = None if values.hardware is None else Hardware.load(values.hardware)
-    from tfaccel.measuring.compare_devices import ComparisonOptions, compare_devices
+    from tfaccel.extras.estimates.compare_devices import ComparisonOptions, compare_devices
 
     names = ("cpu_step_seconds", "gpu_step_seconds", "epochs", "num_examples")
     given = ComparisonOptions(**{name: values[name].value for name in names})

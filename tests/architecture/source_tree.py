@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("tfaccel", "recipes", "scripts", "benchmarks")
+FOLDERS = ("tfaccel", "recipes", "scripts", "benchmarks", "parity")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from source_tree import Source, aliases, dotted_name, sources
 RUNTIME_FILES = {
     "tfaccel/training/runtime.py",
     "tfaccel/training/jax_runtime.py",
-    "tfaccel/parity/child.py",
+    "parity/child.py",
     "tfaccel/processes/fork_server_program.py",
     "tfaccel/launching/notebook_launch.py",
 }

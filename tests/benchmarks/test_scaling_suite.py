@@ -8,7 +8,7 @@ from tfaccel.benchmarks import scaling_suite
 from tfaccel.benchmarks.published_scaling import published_scalings
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.scaling_suite import Repetition, local_figures, published_figures
-from tfaccel.measuring.loopback import LinkFit
+from tfaccel.extras.estimates.loopback import LinkFit
 from tfaccel.scripts.benchmark import chosen_figures
 
 

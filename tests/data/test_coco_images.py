@@ -9,8 +9,8 @@ from PIL import Image, ImageDraw, ImageOps
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.boxes.coco_files import read_coco
-from tfaccel.data.inspection.inspect_data import inspect_data
 from tfaccel.errors import DataError
+from tfaccel.extras.inspection.inspect_data import inspect_data
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 BOX = (4, 10, 12, 8)  # left, top, width and height of a white rectangle in a shown image of 32 x 64 pixels

@@ -11,10 +11,10 @@ from tfaccel.data.images.decoding import decoded, pixels
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.image_check import check_image
 from tfaccel.data.images.image_data import ImageData
-from tfaccel.data.inspection.images import read_or_finding
 from tfaccel.data.raw_input import ImageInput
 from tfaccel.errors import DataError
 from tfaccel.exporting.preprocessing import preprocessing
+from tfaccel.extras.inspection.images import read_or_finding
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 ARRAY = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)

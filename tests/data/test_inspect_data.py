@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.inspection.checks import balance, copies, memory
-from tfaccel.data.inspection.findings import Examples
-from tfaccel.data.inspection.inspect_data import inspect_data
 from tfaccel.errors import DataError
+from tfaccel.extras.inspection.checks import balance, copies, memory
+from tfaccel.extras.inspection.findings import Examples
+from tfaccel.extras.inspection.inspect_data import inspect_data
 
 
 def found(report):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from tfaccel.data.inspection.inspect_data import inspect_data
-from tfaccel.data.inspection.outliers import outliers
 from tfaccel.errors import DataError
+from tfaccel.extras.inspection.inspect_data import inspect_data
+from tfaccel.extras.inspection.outliers import outliers
 
 
 def found(report):

@@ -3,7 +3,7 @@
 import pytest
 
 from tfaccel.errors import LaunchError, TfaccelError
-from tfaccel.launching.cluster_job import ClusterJob
+from tfaccel.extras.cluster.cluster_job import ClusterJob
 
 
 def job(**changes):

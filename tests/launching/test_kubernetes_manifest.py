@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from tfaccel.errors import LaunchError
-from tfaccel.launching.cluster_job import ClusterJob
-from tfaccel.launching.kubernetes_manifest import kubernetes_manifest, kubernetes_objects
-from tfaccel.launching.kubernetes_options import KubernetesOptions
+from tfaccel.extras.cluster.cluster_job import ClusterJob
+from tfaccel.extras.cluster.kubernetes_manifest import kubernetes_manifest, kubernetes_objects
+from tfaccel.extras.cluster.kubernetes_options import KubernetesOptions
 from tfaccel.processes.exit_status import can_be_retried
 
 ODD_WORDS = (

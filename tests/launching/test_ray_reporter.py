@@ -11,9 +11,9 @@ import types
 
 import pytest
 
-from tfaccel.launching import ray_worker
-from tfaccel.launching.ray_board import Board, WorkerEnd
-from tfaccel.launching.ray_reports import RunReports
+from tfaccel.extras.cluster import ray_worker
+from tfaccel.extras.cluster.ray_board import Board, WorkerEnd
+from tfaccel.extras.cluster.ray_reports import RunReports
 
 POLL_SECONDS = 0.002
 

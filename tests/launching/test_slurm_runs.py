@@ -9,8 +9,8 @@ import pytest
 from cluster_training import outcome
 from slurm_cluster import MISSING, SlurmCluster
 
-from tfaccel.launching.cluster_job import ClusterJob
-from tfaccel.launching.slurm_script import SlurmOptions, slurm_script
+from tfaccel.extras.cluster.cluster_job import ClusterJob
+from tfaccel.extras.cluster.slurm_script import SlurmOptions, slurm_script
 
 PROGRAM = Path(__file__).with_name("cluster_training.py")
 pytestmark = [

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tfaccel.errors import LaunchError
-from tfaccel.launching.cluster_job import ClusterJob
-from tfaccel.launching.slurm_script import SlurmOptions, slurm_script
+from tfaccel.extras.cluster.cluster_job import ClusterJob
+from tfaccel.extras.cluster.slurm_script import SlurmOptions, slurm_script
 
 # Runs the tasks of a step at the same time, as `srun` does, and ends with the highest status.
 SRUN = """#!/bin/bash

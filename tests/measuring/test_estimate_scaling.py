@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tfaccel.errors import WorkloadError
+from tfaccel.extras.estimates.compare_devices import estimated_gpu, get_gpu, plan_on
+from tfaccel.extras.estimates.device_comparison import GpuAssumptions
+from tfaccel.extras.estimates.step_facts import StepFacts
 from tfaccel.hardware.hardware import Device, Hardware
-from tfaccel.measuring.compare_devices import estimated_gpu, get_gpu, plan_on
-from tfaccel.measuring.step_facts import StepFacts
-from tfaccel.planning.device_comparison import GpuAssumptions
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import keep_plan
 from tfaccel.planning.workload import Workload

@@ -6,9 +6,9 @@ import logging
 import pytest
 
 from tfaccel.errors import ClusterError
+from tfaccel.extras.estimates import loopback
+from tfaccel.extras.estimates.all_reduce import ring_seconds
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring import loopback
-from tfaccel.planning.all_reduce import ring_seconds
 
 SIZES = [4, 4096, 65536, 10**6, 10**7]
 

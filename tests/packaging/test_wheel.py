@@ -9,7 +9,7 @@ import pytest
 
 # ./scripts/test names the sources and the wheel that it has built from them.
 ROOT = Path(os.environ.get("TFACCEL_TEST_SOURCES", Path(__file__).resolve().parents[2]))
-FOLDERS = ("tfaccel", "recipes", "scripts", "benchmarks")
+FOLDERS = ("tfaccel", "recipes", "scripts", "benchmarks", "parity")
 pytestmark = pytest.mark.skipif(not (ROOT / "tfaccel").is_dir(), reason="needs the sources")
 
 

@@ -10,7 +10,8 @@ import keras
 from tfaccel.parity import checks, datasets, references
 from tfaccel.parity.axes import CHECK_NAMES
 from tfaccel.parity.case import ParityCase, Placement
-from tfaccel.parity.child import make_strategy, split_cpu
+from tfaccel.parity.child import make_strategy
+from tfaccel.training.runtime import split_cpu
 from tfaccel.parity.compare import difference, largest_difference
 from tfaccel.parity.models import MODELS
 from tfaccel.parity.references import ADAPTIVE_TOLERANCE, SGD_TOLERANCE, reference_values, tolerance

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tfaccel.errors import TfaccelError
-from tfaccel.parity.script_check import check_script
 from tfaccel.scripts import check
+from tfaccel.training.check import check_script
 
 SCRIPT = """
 import sys, keras, numpy as np

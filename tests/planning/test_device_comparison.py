@@ -3,8 +3,7 @@
 import pytest
 
 from tfaccel.errors import HardwareError, PlanError
-from tfaccel.hardware.hardware import Device
-from tfaccel.planning.device_comparison import (
+from tfaccel.extras.estimates.device_comparison import (
     DeviceComparison,
     DeviceTime,
     GpuAssumptions,
@@ -12,7 +11,8 @@ from tfaccel.planning.device_comparison import (
     gpu_step,
     max_gpu_examples,
 )
-from tfaccel.planning.gpu_peaks import GPUS, gpu_peaks, known_gpu
+from tfaccel.extras.estimates.gpu_peaks import GPUS, gpu_peaks, known_gpu
+from tfaccel.hardware.hardware import Device
 from tfaccel.scripts.plan_compare import verdict
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tfaccel.errors import HardwareError, PlanError
-from tfaccel.hardware.interconnect import Interconnect
-from tfaccel.hardware.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
-from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, scaling_rows
+from tfaccel.extras.estimates.interconnect import Interconnect
+from tfaccel.extras.estimates.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
+from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, scaling_rows
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 
 LINK = Interconnect(name="slow", machine_latency_seconds=0.01, machine_bytes_per_second=1e6)

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from tfaccel.costs.model_cost import LayerCost, StepCost
-from tfaccel.hardware.known_interconnects import known_interconnect
+from tfaccel.extras.estimates.known_interconnects import known_interconnect
+from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, scaling_rows
+from tfaccel.extras.estimates.scaling_picture import scaling_figure
 from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.scaling import ScalingEstimate, ScalingOptions, scaling_rows
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 from tfaccel.reporting.box_picture import box_figure
 from tfaccel.reporting.confusion_picture import confusion_figure
@@ -22,7 +23,6 @@ from tfaccel.reporting.learning_rate_picture import learning_rate_figure
 from tfaccel.reporting.parallel_coordinates_picture import parallel_coordinates_figure
 from tfaccel.reporting.prediction_grid import prediction_figure
 from tfaccel.reporting.roofline_picture import roofline_figure
-from tfaccel.reporting.scaling_picture import scaling_figure
 from tfaccel.reporting.scatter_picture import scatter_figure
 from tfaccel.reporting.size_metric_picture import SizedForm, size_metric_figure
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tfaccel.planning.device_comparison import DeviceComparison
-from tfaccel.planning.scaling import ScalingEstimate
+from tfaccel.extras.estimates.device_comparison import DeviceComparison
+from tfaccel.extras.estimates.scaling import ScalingEstimate
 from tfaccel.scripts import estimate_scaling as command
 from tfaccel.scripts import plan as plan_command
 

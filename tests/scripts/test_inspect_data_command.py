@@ -5,7 +5,7 @@ import json
 import pytest
 from absl import flags
 
-from tfaccel.data.inspection.findings import InspectionReport
+from tfaccel.extras.inspection.findings import InspectionReport
 from tfaccel.scripts import inspect_data as command
 from tfaccel.scripts import train as train_command  # which has flags of the same names  # noqa: F401
 from tfaccel.scripts.main import main

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from predict_runs import TEXTS, get_rows, in_empty_folder, write_runs
 
-from tfaccel.data.inspection.inspect_data import inspect_data
+from tfaccel.extras.inspection.inspect_data import inspect_data
 
 
 @pytest.fixture(scope="module")

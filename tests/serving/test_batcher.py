@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from tfaccel.serving.batcher import Batcher, Work
-from tfaccel.serving.request_error import RequestError
+from tfaccel.extras.serving.batcher import Batcher, Work
+from tfaccel.extras.serving.request_error import RequestError
 
 
 class Model:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tfaccel.serving.messages import BodyRoom, Request
-from tfaccel.serving.request_error import RequestError
+from tfaccel.extras.serving.messages import BodyRoom, Request
+from tfaccel.extras.serving.request_error import RequestError
 
 MAX_BYTES = 1000
 
@@ -56,9 +56,9 @@ def test_a_body_that_is_late_gives_its_room_back():
 LATE_OVER_GRPC = """
 import asyncio, socket
 import grpc
-from tfaccel.serving.grpc_server import GrpcServer
-from tfaccel.serving.messages import BodyRoom
-from tfaccel.serving.options import ServeOptions
+from tfaccel.extras.serving.grpc_server import GrpcServer
+from tfaccel.extras.serving.messages import BodyRoom
+from tfaccel.extras.serving.options import ServeOptions
 
 async def main():
     room = BodyRoom()

@@ -8,7 +8,7 @@ import socket
 import pytest
 from running_server import NAME, PREDICT, ROW, Server, build
 
-from tfaccel.serving.http_protocol import MAX_HEAD_BYTES
+from tfaccel.extras.serving.http_protocol import MAX_HEAD_BYTES
 
 BODY = json.dumps({"instances": [ROW]}).encode()
 LOGITS = {"predictions": [[31.5, 0.0, -31.5]]}

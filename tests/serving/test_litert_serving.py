@@ -12,8 +12,8 @@ from PIL import Image
 from running_server import NAME, RAW, ROW, Server, build, wait_for
 
 from tfaccel.errors import ServeError
-from tfaccel.serving.model_config import read_model_configs
-from tfaccel.serving.servable import Servable
+from tfaccel.extras.serving.model_config import read_model_configs
+from tfaccel.extras.serving.servable import Servable
 
 LOGITS = [31.5, 0.0, -31.5]
 
@@ -111,7 +111,7 @@ def test_versions_may_be_files_and_saved_models(file, tmp_path):
 def test_rows_of_a_file_are_not_filled_up(file):
     sizes = []
     servable = Servable(file, 1, max_batch_size=4, observe=lambda num_rows, seconds: sizes.append(num_rows))
-    from tfaccel.serving.request_inputs import read_inputs
+    from tfaccel.extras.serving.request_inputs import read_inputs
 
     inputs = read_inputs({"instances": [ROW] * 7}, servable.signature("serving_default"))
     work = servable.work("serving_default", inputs, None)

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from tfaccel.serving.request_error import RequestError
-from tfaccel.serving.request_inputs import InputSpec, read_examples, read_inputs
+from tfaccel.extras.serving.request_error import RequestError
+from tfaccel.extras.serving.request_inputs import InputSpec, read_examples, read_inputs
 
 PIXELS = {"pixels": InputSpec("pixels", (None, 2, 1), np.dtype("float32"))}
 TEXT = {"text": InputSpec("text", (None,), np.dtype(object))}

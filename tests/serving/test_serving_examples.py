@@ -1,4 +1,4 @@
-"""The examples in the docstrings of tfaccel.serving run and give what they say."""
+"""The examples in the docstrings of tfaccel.extras.serving run and give what they say."""
 
 import doctest
 import importlib
@@ -6,9 +6,9 @@ import pkgutil
 
 import pytest
 
-import tfaccel.serving
+import tfaccel.extras.serving
 
-MODULES = [module.name for module in pkgutil.iter_modules(tfaccel.serving.__path__, "tfaccel.serving.")]
+MODULES = [module.name for module in pkgutil.iter_modules(tfaccel.extras.serving.__path__, "tfaccel.extras.serving.")]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from tfaccel.errors import ServeError
-from tfaccel.serving.request_error import RequestError
-from tfaccel.serving.version_policy import VersionPolicy
-from tfaccel.serving.versions import Versions, VersionState
+from tfaccel.extras.serving.request_error import RequestError
+from tfaccel.extras.serving.version_policy import VersionPolicy
+from tfaccel.extras.serving.versions import Versions, VersionState
 
 
 def write_version(folder, *, graph=b"graph", num_shards=1, index=True):

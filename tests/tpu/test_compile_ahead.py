@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from made_up_machine import add_package, make_machine
 
-from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
-from tfaccel.hardware.doctor_examination import Examination
-from tfaccel.hardware.machine import Machine
-from tfaccel.tpu.compile_ahead import (
+from tfaccel.extras.tpu.compile_ahead import (
     AheadOfTime,
     check_ahead_of_time,
     compiler_refusal,
     largest_batch_check,
     memory_check,
 )
-from tfaccel.tpu.generations import GENERATIONS, parse_tpu
-from tfaccel.tpu.readiness import STEP_PROGRAM
+from tfaccel.extras.tpu.generations import GENERATIONS, parse_tpu
+from tfaccel.extras.tpu.readiness import STEP_PROGRAM
+from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
+from tfaccel.hardware.doctor_examination import Examination
+from tfaccel.hardware.machine import Machine
 
 V5E = parse_tpu("v5e").generations[0]
 COSTS = {"peak_bytes": 8_235_520, "flops": 6.84e8, "bytes_accessed": 52_432_896.0, "padding_waste": 0.53}

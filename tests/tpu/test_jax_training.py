@@ -8,8 +8,8 @@ import pytest
 
 from tfaccel import Plan, Workload
 from tfaccel.errors import PlanError
-from tfaccel.tpu.jax_training import train_on_jax
-from tfaccel.tpu.preflight import NotebookRuntime
+from tfaccel.extras.tpu.jax_training import train_on_jax
+from tfaccel.extras.tpu.preflight import NotebookRuntime
 from tfaccel.training.run.result import TrainResult
 
 RUNTIME = NotebookRuntime(
@@ -23,7 +23,7 @@ import json, os, sys, warnings
 
 # As on its TensorFlow backend (see filterwarnings in setup.cfg), Keras reads variables with an old `__array__`.
 warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning, "keras.src.backend")
-from tfaccel.tpu.preflight import NotebookRuntime
+from tfaccel.extras.tpu.preflight import NotebookRuntime
 
 runtime = NotebookRuntime(**json.loads(sys.argv[1]))
 os.environ.update(runtime.environ)
@@ -45,8 +45,8 @@ import contextlib, dataclasses, json, warnings
 warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning, "keras.src.backend")
 import keras, numpy as np, tensorflow as tf
 import tfaccel
-from tfaccel.tpu.jax_training import train_on_jax
-from tfaccel.tpu.model_parallel import model_parallel
+from tfaccel.extras.tpu.jax_training import train_on_jax
+from tfaccel.extras.tpu.model_parallel import model_parallel
 
 rng = np.random.default_rng(0)
 x, y, models = rng.normal(size=(96, 20)).astype("float32"), rng.integers(0, 4, 96), []
@@ -129,7 +129,7 @@ def test_weights_and_slots_are_divided_among_devices(run_python, tmp_path):
 
 
 def test_dividing_weights_needs_jax(logical_devices):
-    from tfaccel.tpu.model_parallel import model_parallel
+    from tfaccel.extras.tpu.model_parallel import model_parallel
 
     with (
         pytest.raises(PlanError, match=r"which ignores `keras\.distribution`"),

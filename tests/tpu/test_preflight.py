@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from made_up_machine import add_command, add_package, make_machine
 
+from tfaccel.extras.tpu.preflight import missing_packages, prepare_runtime
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import TPU_PACKAGES
-from tfaccel.tpu.preflight import missing_packages, prepare_runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 V5E = {
@@ -122,7 +122,7 @@ connection.recv()
 connection.send({{"ok": True, "data": {{}}}})
 connection.recv()
 """
-JAX_ONLY = ANSWERS.replace("MODULE", "tfaccel.tpu.jax_probes")
+JAX_ONLY = ANSWERS.replace("MODULE", "tfaccel.extras.tpu.jax_probes")
 
 
 def test_a_tpu_that_computes_is_used(tmp_path):

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of tfaccel.tpu run and give what they say."""
+"""The examples in the docstrings of tfaccel.extras.tpu run and give what they say."""
 
 import doctest
 import importlib
@@ -10,7 +10,7 @@ NAMES = ["finding", "generations", "graph_findings", "hlo_text", "largest_batch"
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples(name):
-    outcome = doctest.testmod(importlib.import_module(f"tfaccel.tpu.{name}"))
+    outcome = doctest.testmod(importlib.import_module(f"tfaccel.extras.tpu.{name}"))
     assert outcome.attempted > 0
     assert outcome.failed == 0
 

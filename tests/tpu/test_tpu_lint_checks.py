@@ -1,8 +1,8 @@
 import pytest
 
-from tfaccel.tpu.finding import KINDS, Finding
-from tfaccel.tpu.graph_findings import Node, find_in_nodes, place_finder
-from tfaccel.tpu.lint_checks import batch_checks, lint_checks, replica_batch_check
+from tfaccel.extras.tpu.finding import KINDS, Finding
+from tfaccel.extras.tpu.graph_findings import Node, find_in_nodes, place_finder
+from tfaccel.extras.tpu.lint_checks import batch_checks, lint_checks, replica_batch_check
 
 
 def checks_of(*findings, refusal=""):

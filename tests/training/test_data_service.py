@@ -59,7 +59,7 @@ def test_each_of_two_training_workers_has_data_workers_of_its_own(tmp_path):
 def test_no_process_outlives_a_killed_run():
     code = (
         "import json, time\n"
-        "from tfaccel.training.data_service.data_servers import DataServers\n"
+        "from tfaccel.extras.data_service.data_servers import DataServers\n"
         "servers = DataServers(2)\n"
         "servers.wait()\n"
         "print(json.dumps([servers.services, servers.process_ids]), flush=True)\n"
@@ -130,7 +130,7 @@ def test_what_data_workers_cannot_repeat_is_refused_before_training(tf):
 
 
 def test_large_arrays_are_refused(tf, monkeypatch):
-    from tfaccel.training.data_service import sendable
+    from tfaccel.extras.data_service import sendable
 
     monkeypatch.setattr(sendable, "MAX_BYTES", 1 << 20)
     rows = tf.data.Dataset.from_tensor_slices(np.zeros((1 << 19,), np.float32)).batch(4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,14 +10,12 @@ from typing import Any, Self
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import check_names, did_you_mean
-from tfaccel.launching.cluster_job import ClusterJob
 from tfaccel.launching.launch_options import LaunchOptions
-from tfaccel.launching.ray_options import RayOptions
+from tfaccel.launching.local_launcher import launch_local
+from tfaccel.load_extra import load_extra
 
 ENGINES = ("local", "ray")
 _OTHER_ENGINES = ("slurm", "kubernetes")
-_OF_RAY = tuple(one.name for one in fields(RayOptions) if one.name != "log_dir")
-_OF_JOB = ("name", "cores_per_worker", "gpus_per_worker", "max_restarts", "grace_seconds", "environment")
 _OF_LOCAL = tuple(one.name for one in fields(LaunchOptions) if one.name not in ("num_workers", "shows_output"))
 
 
@@ -30,7 +26,7 @@ class WorkerGroup:
     Args:
         engine: "local" or "ray".
         num_workers: how many.
-        options: those of `LaunchOptions` ("local"), or of `RayOptions` and `ClusterJob` ("ray").
+        options: those of `LaunchOptions` ("local"), or of Ray's workers ("ray").
 
     Raises:
         LaunchError: for an unknown engine or option (suggesting the nearest name), or a missing number of workers.
@@ -60,9 +56,9 @@ class WorkerGroup:
                 "Give the number of workers, a whole number of at least 1, such as num_workers=2. Received: "
                 f"engine={self.engine!r}, num_workers={self.num_workers!r}."
             )
-        known = _OF_LOCAL if self.engine == "local" else (*_OF_RAY, *_OF_JOB)
+        known = _OF_LOCAL if self.engine == "local" else load_extra("ray_workers").options
         check_names(self.options, known, LaunchError, f"The engine {self.engine} has no option {{!r}}.")
-        self._checked_options()
+        self._workers()
 
     @classmethod
     def of(cls, engine: str | None, num_workers: int | None, options: Mapping[str, Any] | None) -> Self | None:
@@ -106,39 +102,15 @@ class WorkerGroup:
                 f"num_workers={self.num_workers}. Leave them out, or unset TF_CONFIG."
             )
         if self.engine == "local":
-            from tfaccel.launching.local_launcher import launch_local
+            options = self._local_options(shows_output=shows_output)
+            return launch_local(command, options, hardware=hardware, folder=folder, on_event=on_event)
+        return int(self._workers().run(command, folder=folder, on_event=on_event, shows_output=shows_output))
 
-            launch_options = self._launch_options(shows_output=shows_output)
-            return launch_local(command, launch_options, hardware=hardware, folder=folder, on_event=on_event)
-        from tfaccel.launching.ray_engine import run_on_ray
-
-        job = ClusterJob(command=tuple(command), **self._job_options())
-        on_line = _show if shows_output else _drop
-        return run_on_ray(job, self._ray_options(folder), on_line=on_line, on_event=on_event)
-
-    def _checked_options(self) -> None:
-        """Makes the nouns of the engine, which check their values."""
+    def _workers(self) -> Any:
+        """The engine's noun, which checks the values of its options."""
         if self.engine == "local":
-            self._launch_options()
-        else:
-            self._ray_options(Path())
-            ClusterJob(command=("true",), **self._job_options())
+            return self._local_options()
+        return load_extra("ray_workers")(self.num_workers, self.options)
 
-    def _launch_options(self, *, shows_output: bool = True) -> LaunchOptions:
+    def _local_options(self, *, shows_output: bool = True) -> LaunchOptions:
         return LaunchOptions(num_workers=self.num_workers, shows_output=shows_output, **self.options)
-
-    def _ray_options(self, folder: str | os.PathLike[str]) -> RayOptions:
-        return RayOptions(log_dir=folder, **{name: self.options[name] for name in _OF_RAY if name in self.options})
-
-    def _job_options(self) -> dict[str, Any]:
-        given = {name: self.options[name] for name in _OF_JOB if name in self.options}
-        return {"num_workers": self.num_workers, **given}
-
-
-def _show(index: int, line: str) -> None:
-    sys.stdout.write(f"[{index}] {line}\n")
-    sys.stdout.flush()
-
-
-def _drop(index: int, line: str) -> None:
-    """Leaves a line to the log."""

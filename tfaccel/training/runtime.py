@@ -273,3 +273,11 @@ def background_thread() -> ThreadPoolExecutor:
 
     policy = keras.config.dtype_policy()
     return ThreadPoolExecutor(1, "tfaccel-background", initializer=lambda: keras.config.set_dtype_policy(policy))
+
+
+def split_cpu(num_devices: int) -> None:
+    """Configures this number of logical CPU devices for a program of its own, before TensorFlow starts."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)

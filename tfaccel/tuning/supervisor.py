@@ -16,7 +16,7 @@ from tfaccel.errors import SearchError
 from tfaccel.training.run.run_identity import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.search_processes import AnyChild, SearchProcesses, WorkerPlaces
+from tfaccel.tuning.search_processes import SearchProcesses, WorkerPlaces
 from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, read_rows, write_outcome
 
@@ -34,7 +34,7 @@ class _Slot:
     """A worker slot and the state of its current worker."""
 
     index: int
-    child: AnyChild
+    child: Any
     asks: bool = False
     has_asked: bool = False
     trial_id: str | None = None
@@ -161,7 +161,7 @@ class Supervisor:
             if message is not None and message["event"] == "retrained":
                 return message
 
-    def _worker(self, index: int, *, discovers: bool = False) -> AnyChild:
+    def _worker(self, index: int, *, discovers: bool = False) -> Any:
         visible = self._groups[index].visible_gpus
         environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         arguments = ["discover"] if discovers else []
@@ -169,7 +169,7 @@ class Supervisor:
         child.send({**self._task, "group": self._groups[index].to_json()})
         return child
 
-    def _next(self) -> tuple[AnyChild | None, dict[str, Any] | None]:
+    def _next(self) -> tuple[Any, dict[str, Any] | None]:
         self._give_up_places()
         return self._processes.next_message()
 

@@ -22,10 +22,10 @@ from tfaccel.data.private_pipelines import buffered_bytes, pipeline_classes
 from tfaccel.data.resumed_place import ResumedPlace
 from tfaccel.data.sources import IteratorSource
 from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.load_extra import load_extra
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
-from tfaccel.training.data_service.data_service import DataService
 from tfaccel.training.run.planned_datasets import checked, fetched_to, with_plan
 from tfaccel.training.runtime import background_thread
 from tfaccel.training.steps.replicas import Replicas
@@ -95,7 +95,7 @@ class WorkloadSource(IteratorSource):
         if replicas.num_workers > 1 and readable and self.batch_size >= replicas.num_replicas:
             self._shard = (replicas.worker_index, replicas.num_workers)
             self._batches = IteratorBatches(self.batch_size, shard_rows(self.batch_size, self._shard)[0])
-        self._service = DataService(workload, plan, self._taken) if plan.data_service else None
+        self._service = load_extra("data_service")(workload, plan, self._taken) if plan.data_service else None
         first = self._get_parts(start_epoch, start.step)
         before = start.step if self._begins_anywhere else 0
         super().__init__(first[0], num_batches=_length(first, workload, before))

@@ -1,0 +1,1 @@
+"""Clusters that start workers: Ray, Slurm and Kubernetes."""

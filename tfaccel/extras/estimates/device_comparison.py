@@ -1,0 +1,231 @@
+"""`DeviceComparison`: how long training takes on a CPU and on a GPU, and from which data size on the GPU pays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import PlanError
+from tfaccel.extras.estimates.gpu_peaks import GpuPeaks
+from tfaccel.known_names import suggests_names
+from tfaccel.short_repr import short_repr
+
+
+@short_repr
+@suggests_names
+@checks_types(PlanError, checks_numbers=True)
+@dataclass(frozen=True, kw_only=True)
+class GpuAssumptions:
+    """What the estimate of a GPU's step assumes. The defaults are round numbers, not measurements.
+
+    Args:
+        reached_fraction: of the peak rate of arithmetic.
+        reached_bandwidth_fraction: of the bandwidths of memory and PCIe.
+        kernel_seconds: time that the host needs to launch one operation.
+        start_seconds: time to initialize CUDA and load its libraries, beyond what the CPU needs to start.
+
+    Raises:
+        PlanError: if a fraction is not in (0, 1], or a time is negative.
+    """
+
+    reached_fraction: float = 0.3
+    reached_bandwidth_fraction: float = 0.7
+    kernel_seconds: float = 8e-6
+    start_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("reached_fraction", "reached_bandwidth_fraction"):
+            if not 0 < (value := getattr(self, name)) <= 1:
+                raise PlanError(f"{name} must be above 0, and at most 1. Received: {name}={value}.")
+        for name in ("kernel_seconds", "start_seconds"):
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise PlanError(f"{name} must be at least 0. Received: {name}={value}.")
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class DeviceTime:
+    """How long training takes on one kind of device.
+
+    Args:
+        kind: "cpu" or "gpu".
+        device: its model.
+        source: "measured", "estimated" or "given".
+        batch_size: examples per step.
+        step_seconds: of one training step.
+        start_seconds: before the first step at full speed.
+        parts: what an estimated step consists of: name -> seconds.
+        notes: what the times rest on.
+
+    Raises:
+        PlanError: for a time that is not positive.
+    """
+
+    kind: str
+    device: str
+    source: str
+    batch_size: int
+    step_seconds: float
+    start_seconds: float
+    parts: Mapping[str, float] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notes", tuple(self.notes))
+        if not 0 < self.step_seconds < math.inf:
+            raise PlanError(f"step_seconds must be positive. Received: step_seconds={self.step_seconds}.")
+
+    @property
+    def example_seconds(self) -> float:
+        """Time per example."""
+        return self.step_seconds / self.batch_size
+
+    def total_seconds(self, num_examples: int, epochs: int) -> float:
+        """Start and training."""
+        return self.start_seconds + epochs * num_examples * self.example_seconds
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class DeviceComparison:
+    """The times of a workload on a CPU and on a GPU.
+
+    Args:
+        workload: its name.
+        epochs: passes over the data.
+        num_examples: examples in an epoch; None if unknown.
+        cpu, gpu: the times.
+    """
+
+    workload: str
+    epochs: int
+    num_examples: int | None
+    cpu: DeviceTime
+    gpu: DeviceTime
+
+    @property
+    def break_even_examples(self) -> int | None:
+        """The number of examples from which on the GPU takes less time in all; None if there is none."""
+        return break_even_examples(self.cpu, self.gpu, self.epochs)
+
+    @property
+    def max_gpu_examples(self) -> int | None:
+        """The number of examples up to which the GPU takes less time, if it starts sooner and then is slower."""
+        return max_gpu_examples(self.cpu, self.gpu, self.epochs)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values, and what follows from them."""
+        rows = {}
+        for one in (self.cpu, self.gpu):
+            known = self.num_examples is not None
+            rows[one.kind] = {
+                **asdict(one),
+                "notes": list(one.notes),
+                "examples_per_second": 1 / one.example_seconds,
+                "epoch_seconds": one.example_seconds * (self.num_examples or 0) if known else None,
+                "total_seconds": one.total_seconds(self.num_examples or 0, self.epochs) if known else None,
+            }
+        return {
+            "workload": self.workload,
+            "epochs": self.epochs,
+            "num_examples": self.num_examples,
+            **rows,
+            "break_even_examples": self.break_even_examples,
+            "max_gpu_examples": self.max_gpu_examples,
+            "gpu_pays": None if self.num_examples is None else self.gpu_pays,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The comparison from its `to_json` data."""
+        names = DeviceTime.__dataclass_fields__
+        times = {
+            kind: DeviceTime(**{key: value for key, value in data[kind].items() if key in names})
+            for kind in ("cpu", "gpu")
+        }
+        return cls(workload=data["workload"], epochs=data["epochs"], num_examples=data["num_examples"], **times)
+
+    @property
+    def gpu_pays(self) -> bool:
+        """Whether the GPU takes less time in all for the workload's own number of examples."""
+        size = self.num_examples or 0
+        return self.gpu.total_seconds(size, self.epochs) < self.cpu.total_seconds(size, self.epochs)
+
+
+def break_even_examples(cpu: DeviceTime, gpu: DeviceTime, epochs: int) -> int | None:
+    """The smallest number of examples in an epoch from which on the GPU takes less time in all; None if there is none.
+
+    Example:
+        >>> def time(kind, step_seconds, start_seconds):
+        ...     return DeviceTime(
+        ...         kind=kind, device="", source="given", batch_size=1, step_seconds=step_seconds,
+        ...         start_seconds=start_seconds,
+        ...     )
+        >>> break_even_examples(time("cpu", 3.0, 0.0), time("gpu", 1.0, 10.0), 1)
+        6
+        >>> break_even_examples(time("cpu", 1.0, 0.0), time("gpu", 1.0, 10.0), 1) is None
+        True
+    """
+    gained = epochs * (cpu.example_seconds - gpu.example_seconds)  # by each example
+    lost = gpu.start_seconds - cpu.start_seconds
+    if lost < 0 and gained >= 0:
+        return 1
+    return None if gained <= 0 else max(1, math.floor(lost / gained) + 1)
+
+
+def max_gpu_examples(cpu: DeviceTime, gpu: DeviceTime, epochs: int) -> int | None:
+    """The largest number of examples in an epoch for which a GPU that starts sooner, but takes longer per example,
+    takes less time in all; None if there is none.
+
+    Example:
+        >>> def time(kind, step_seconds, start_seconds):
+        ...     return DeviceTime(
+        ...         kind=kind, device="", source="given", batch_size=1, step_seconds=step_seconds,
+        ...         start_seconds=start_seconds,
+        ...     )
+        >>> max_gpu_examples(time("cpu", 1.0, 5.0), time("gpu", 2.0, 0.0), 1)
+        4
+    """
+    lost = epochs * (gpu.example_seconds - cpu.example_seconds)  # by each example
+    gained = cpu.start_seconds - gpu.start_seconds
+    if lost <= 0 or gained <= 0:
+        return None
+    return math.ceil(gained / lost) - 1 or None
+
+
+def gpu_step(
+    peaks: GpuPeaks, assume: GpuAssumptions, *, dtype_policy: str, operations: int, counts: Mapping[str, int]
+) -> dict[str, float]:
+    """What a training step on a GPU consists of: name -> seconds; "step" is what they amount to.
+
+    The host launches operations while the GPU computes, so that the longer of the two counts. The batch is copied
+    before. Memory traffic counts as if no operations were fused, in addition to the arithmetic.
+
+    Args:
+        peaks: of the GPU.
+        assume: what is assumed.
+        dtype_policy: of the plan.
+        operations: floating-point operations of the step.
+        counts: "num_kernels", "moved_bytes" and "batch_bytes" of the step.
+
+    Example:
+        >>> peaks = GpuPeaks("a GPU", (8, 0), 1e12, None, 2e12, 1e9, 1e9)
+        >>> assume = GpuAssumptions(reached_fraction=0.5, reached_bandwidth_fraction=1.0, kernel_seconds=1e-3)
+        >>> counts = {"num_kernels": 100, "moved_bytes": 10**9, "batch_bytes": 5 * 10**8}
+        >>> gpu_step(peaks, assume, dtype_policy="float32", operations=10**12, counts=counts)
+        {'arithmetic': 2.0, 'memory': 1.0, 'launches': 0.1, 'transfer': 0.5, 'step': 3.5}
+    """
+    arithmetic = operations / (assume.reached_fraction * peaks.operations_per_second(dtype_policy))
+    memory = counts["moved_bytes"] / (assume.reached_bandwidth_fraction * peaks.memory)
+    launches = counts["num_kernels"] * assume.kernel_seconds
+    transfer = counts["batch_bytes"] / (assume.reached_bandwidth_fraction * peaks.pcie)
+    return {
+        "arithmetic": arithmetic,
+        "memory": memory,
+        "launches": launches,
+        "transfer": transfer,
+        "step": max(arithmetic + memory, launches) + transfer,
+    }

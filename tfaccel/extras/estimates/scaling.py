@@ -1,0 +1,269 @@
+"""`ScalingEstimate`: the predicted speed, efficiency and cost of data-parallel training on more devices."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from typing import Any, Literal, Self
+
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import PlanError, ReportError
+from tfaccel.extras.estimates.all_reduce import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
+from tfaccel.extras.estimates.interconnect import Interconnect
+from tfaccel.known_names import did_you_mean, suggests_names
+from tfaccel.local_path import local_path
+from tfaccel.planning.option_checks import listed
+from tfaccel.planning.step_of_one_device import StepOfOneDevice
+from tfaccel.short_repr import short_repr
+
+MAX_REPLICAS = 1_000_000
+_BACKWARD_SHARE = 2 / 3  # of a step's operations: the backward pass has twice those of the forward pass
+_MILLION = 1_000_000
+_SECONDS_PER_HOUR = 3600
+
+
+@short_repr
+@suggests_names
+@checks_types(PlanError, checks_numbers=True)
+@dataclass(frozen=True, kw_only=True)
+class ScalingOptions:
+    """What `estimate_scaling` assumes.
+
+    Args:
+        scaling: "weak" keeps the batch of each replica, "strong" the global batch.
+        algorithm: of the all-reduce: "ring", "hierarchical", or "auto" for the faster of the two.
+        bytes_per_pack: gradients are summed in packs of about this many bytes; 0 for one pack, TensorFlow's default.
+        overlap: fraction of the communication that can run during the backward pass. TensorFlow's default is 0: it
+            packs all gradients into one message, which waits for the last of them.
+        price_per_device_hour: in any currency; None to leave costs out.
+        fixed_step_seconds: the part of a step's time that does not shrink with the batch; None to find it from the
+            times with two batch sizes, or 0 if the time of a step is given.
+
+    Raises:
+        PlanError: if an option is invalid.
+    """
+
+    scaling: Literal["weak", "strong"] = "weak"
+    algorithm: Algorithm = "auto"
+    bytes_per_pack: int = 0
+    overlap: float = 0.0
+    price_per_device_hour: float | None = None
+    fixed_step_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("scaling", self.scaling, ("weak", "strong"))
+        _check_choice("algorithm", self.algorithm, ALGORITHMS)
+        if type(self.bytes_per_pack) is not int or self.bytes_per_pack < 0:
+            raise PlanError(
+                f"bytes_per_pack must be a whole number of at least 0. Received: bytes_per_pack={self.bytes_per_pack}."
+            )
+        if not 0 <= self.overlap <= 1:
+            raise PlanError(f"overlap must be a fraction from 0 to 1. Received: overlap={self.overlap}.")
+        for name in ("price_per_device_hour", "fixed_step_seconds"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise PlanError(f"{name} must be a number of at least 0. Received: {name}={value}.")
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class ScalingRow:
+    """Predictions for one number of replicas.
+
+    Args:
+        num_replicas, num_machines: devices, and the machines that hold them.
+        replica_batch_size: examples per step of the replica with the most.
+        global_batch_size: examples per step of all.
+        compute_seconds: time of a step's computation.
+        communication_seconds: time of the all-reduce of the gradients.
+        step_seconds: both, less what overlaps.
+        examples_per_second: of all replicas.
+        efficiency: examples per second, divided by those of one replica times the number of replicas.
+        epoch_seconds: None if the number of examples is unknown.
+        cost_per_epoch, cost_per_million_examples: None without a price; the first also without a number of examples.
+    """
+
+    num_replicas: int
+    num_machines: int
+    replica_batch_size: int
+    global_batch_size: int
+    compute_seconds: float
+    communication_seconds: float
+    step_seconds: float
+    examples_per_second: float
+    efficiency: float
+    epoch_seconds: float | None = None
+    cost_per_epoch: float | None = None
+    cost_per_million_examples: float | None = None
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class ScalingEstimate:
+    """Predictions of the speed of data-parallel training.
+
+    Args:
+        workload: the workload's name.
+        options: what was assumed.
+        step: the step of one device.
+        interconnect: what connects the devices.
+        rows: one for each number of replicas.
+    """
+
+    workload: str
+    options: ScalingOptions
+    step: StepOfOneDevice
+    interconnect: Interconnect
+    rows: tuple[ScalingRow, ...]
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What the predictions rest on, and what they leave out."""
+        step, options, kept = self.step, self.options, "batch of each replica is kept"
+        if options.scaling == "strong":
+            kept = f"global batch is kept; {step.fixed_seconds:.3g} s of a step do not shrink with a replica's batch"
+        overlap = (
+            "Communication does not overlap with computation: the gradients form one message, as TensorFlow sums them."
+            if not options.overlap
+            else f"{options.overlap:.0%} of the communication can run during the backward pass (2/3 of a step)."
+        )
+        messages = num_packs(step.gradient_bytes, options.bytes_per_pack)
+        too_large = [row for row in self.rows if row.global_batch_size > (step.num_train_examples or math.inf)]
+        warnings = (
+            [f"From {too_large[0].num_replicas} replicas on, a global batch has more examples than the data."]
+            if too_large
+            else []
+        )
+        return [
+            f"{options.scaling} scaling: the {kept}",
+            f"step of one device: {step.step_seconds:.3g} s ({step.origin}), {step.batch_size} examples",
+            f"gradients: {sum(step.gradient_bytes):,} bytes in {messages} message(s), in the dtype of the weights; "
+            "those of embeddings count as dense",
+            f"interconnect: {_described(self.interconnect)}",
+            overlap,
+            "Not modelled: stragglers, slow input, synchronized BatchNormalization, congestion, trees.",
+            *warnings,
+            *self._warnings_of_devices(),
+        ]
+
+    def _warnings_of_devices(self) -> list[str]:
+        """Why the step is not that of the devices that the interconnect connects."""
+        wanted, found = self.interconnect.device_kind, self.step.device_kind
+        if wanted is None or not found or found == wanted:
+            return []
+        return [
+            f"Warning: the step is that of a {found}, but {self.interconnect.name} connects {wanted}s. Measure on a "
+            f"machine with such a {wanted}, or give the time of its step (--step_seconds)."
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values, with the assumptions."""
+        return {**asdict(self), "assumptions": self.assumptions}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The estimate from its `to_json` data."""
+        return cls(
+            workload=data["workload"],
+            options=ScalingOptions(**data["options"]),
+            step=StepOfOneDevice(**data["step"]),
+            interconnect=Interconnect.from_json(data["interconnect"]),
+            rows=tuple(ScalingRow(**row) for row in data["rows"]),
+        )
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the estimate as a JSON file."""
+        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+
+
+def scaling_rows(
+    step: StepOfOneDevice, interconnect: Interconnect, replicas: Iterable[int], options: ScalingOptions
+) -> tuple[ScalingRow, ...]:
+    """Predicts each number of replicas.
+
+    Raises:
+        PlanError: for a number of replicas below 1, or above the global batch if that is kept.
+
+    Example:
+        >>> step = StepOfOneDevice(step_seconds=1.0, batch_size=10, gradient_bytes=(100,))
+        >>> link = Interconnect(name="slow", machine_latency_seconds=0.05, machine_bytes_per_second=1000.0)
+        >>> [round(row.efficiency, 3) for row in scaling_rows(step, link, [1, 2], ScalingOptions())]
+        [1.0, 0.833]
+    """
+    return tuple(_row(step, interconnect, number, options) for number in checked_replicas(replicas))
+
+
+def checked_replicas(replicas: Iterable[int]) -> Sequence[int]:
+    """The numbers of replicas, in order, each once.
+
+    Raises:
+        PlanError: if there are none, or one is not a whole number of at least 1.
+    """
+    numbers = listed("replicas", replicas)
+    if not numbers or not all(type(number) is int and 1 <= number <= MAX_REPLICAS for number in numbers):
+        raise PlanError(
+            f"replicas must be whole numbers from 1 to {MAX_REPLICAS:,}, such as 1, 2, 4. Received: {numbers}."
+        )
+    return sorted(set(numbers))
+
+
+def _row(step: StepOfOneDevice, interconnect: Interconnect, number: int, options: ScalingOptions) -> ScalingRow:
+    if options.scaling == "weak":
+        replica_batch_size, global_batch_size = step.batch_size, step.batch_size * number
+    else:
+        if number > step.batch_size:
+            raise PlanError(
+                f"The global batch of {step.batch_size} examples has too few for {number} replicas. With "
+                f"scaling='strong', use at most {step.batch_size} replicas, or a larger global_batch_size."
+            )
+        replica_batch_size, global_batch_size = math.ceil(step.batch_size / number), step.batch_size
+    compute = step.seconds_for(replica_batch_size)
+    communication = all_reduce_seconds(
+        sum(step.gradient_bytes),
+        number,
+        interconnect,
+        algorithm=options.algorithm,
+        num_messages=num_packs(step.gradient_bytes, options.bytes_per_pack),
+    )
+    hidden = min(options.overlap * communication, _BACKWARD_SHARE * compute)
+    seconds = compute + communication - hidden
+    rate = global_batch_size / seconds
+    examples = step.num_train_examples
+    cost = None
+    if options.price_per_device_hour is not None:
+        cost = options.price_per_device_hour * number / _SECONDS_PER_HOUR / rate  # of one example
+    return ScalingRow(
+        num_replicas=number,
+        num_machines=num_machines(number, interconnect),
+        replica_batch_size=replica_batch_size,
+        global_batch_size=global_batch_size,
+        compute_seconds=compute,
+        communication_seconds=communication,
+        step_seconds=seconds,
+        examples_per_second=rate,
+        efficiency=rate / (number * step.batch_size / step.step_seconds),
+        epoch_seconds=None if examples is None else examples / rate,
+        cost_per_epoch=None if cost is None or examples is None else cost * examples,
+        cost_per_million_examples=None if cost is None else cost * _MILLION,
+    )
+
+
+def _described(link: Interconnect) -> str:
+    parts = [f"{link.name}, {link.devices_per_machine} device(s) per machine"]
+    if link.device_bytes_per_second is not None:
+        parts.append(
+            f"within: {1e6 * link.device_latency_seconds:.3g} us, {link.device_bytes_per_second / 1e9:.4g} GB/s"
+        )
+    parts.append(
+        f"between machines: {1e6 * link.machine_latency_seconds:.3g} us, {link.machine_bytes_per_second / 1e9:.4g} GB/s"
+    )
+    return "; ".join([*parts, *([link.source] if link.source else [])])
+
+
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        hint = did_you_mean(value, allowed)
+        raise PlanError(f"{name} must be one of {', '.join(allowed)}. Received: {name}={value!r}.{hint}")

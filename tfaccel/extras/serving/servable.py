@@ -1,0 +1,251 @@
+"""One loaded version of a model, called on batches of requests."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import json_format
+
+from tfaccel.compressing.litert.archive import is_litert_file
+from tfaccel.errors import ExportError, ServeError, VersionError
+from tfaccel.exporting.graph_error import graph_error_reason
+from tfaccel.exporting.saved_model_files import GRAPH_FILE, LITERT_FILE, read_notes
+from tfaccel.exporting.saved_model_session import SavedModelSession
+from tfaccel.exporting.signatures import DEFAULT
+from tfaccel.exporting.warm_up_requests import read_warm_up_requests
+from tfaccel.extras.serving.batcher import Arrays, Work
+from tfaccel.extras.serving.litert_model import LitertModel
+from tfaccel.extras.serving.request_error import RequestError
+from tfaccel.extras.serving.request_inputs import Inputs, InputSpec
+from tfaccel.extras.serving.tf_examples import example_kinds
+from tfaccel.known_names import did_you_mean
+
+logger = logging.getLogger("tfaccel")
+
+
+def batch_sizes(max_batch_size: int) -> tuple[int, ...]:
+    """The sizes to which batches are padded, so that the model sees few distinct ones.
+
+    Example:
+        >>> batch_sizes(24)
+        (1, 2, 4, 8, 16, 24)
+    """
+    sizes = [size for size in (1, 2, 4) if size < max_batch_size]
+    return (*sizes, *range(8, max_batch_size, 8), max_batch_size)
+
+
+class Servable:
+    """One version of a model.
+
+    A LiteRT file takes one row at a time: requests for it are not batched.
+
+    Args:
+        folder: a SavedModel, or a folder with a LiteRT file; or that file.
+        version: its number.
+        max_batch_size: maximum number of rows per call.
+        allow_file_operations: whether its graph may hold operations that are not known to be safe.
+        observe: called with the number of rows of a batch and the seconds that it took.
+
+    Raises:
+        ServeError: if the folder holds no model that can be loaded and served.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        version: int,
+        *,
+        max_batch_size: int,
+        allow_file_operations: bool = False,
+        observe: Callable[[int, float], None],
+    ) -> None:
+        self.version, self.folder = version, folder
+        self._max_batch_size = max_batch_size
+        self._observe: Callable[[int, float], None] = _nothing
+        self._model: SavedModelSession | LitertModel
+        file = folder if folder.is_file() else folder / LITERT_FILE
+        if is_litert_file(file) and file.is_file() and not (folder / GRAPH_FILE).is_file():
+            self._model = litert = load_litert_model(file)
+            self.raw_input, walk, self._is_row_by_row = litert.raw_input, None, True
+        else:
+            self._model = session = load_saved_model(folder, allow_file_operations=allow_file_operations)
+            self.raw_input, walk, self._is_row_by_row = read_notes(folder)[1], session.walk, False
+        self.signatures = self._model.signatures
+        self.inputs = {name: _specs(self._model.input_specs(name)) for name in self.signatures}
+        self.examples = {
+            name: None if walk is None else example_kinds(walk, signature)
+            for name, signature in self.signatures.items()
+        }
+        self._alone = {name for name in self.signatures if self._model.writes(name)}
+        self._warm_up()
+        self._observe = observe
+
+    def work(self, signature_name: str, inputs: Inputs, client: Any) -> Work:
+        """The queue entry of a request."""
+        key = None
+        is_by_rows = inputs.num_rows is not None and all(spec.shape for spec in self.inputs[signature_name].values())
+        is_by_rows = is_by_rows and signature_name not in self._alone
+        if is_by_rows and not self._is_row_by_row:
+            shapes = tuple((name, array.shape[1:]) for name, array in inputs.arrays.items())
+            key = (self, signature_name, shapes)
+        run = self._runner(signature_name, is_batched=is_by_rows, place=inputs.place)
+        return Work(run, key, inputs.arrays, inputs.num_rows or 1, client)
+
+    def signature(self, name: str) -> dict[str, InputSpec]:
+        """The inputs of a signature.
+
+        Raises:
+            RequestError: 400, if there is no signature of this name.
+        """
+        if name not in self.inputs:
+            hint, known = did_you_mean(name, self.inputs), ", ".join(sorted(self.inputs))
+            raise RequestError(
+                400, f"Serving signature name: {name!r:.60} not found in signature def.{hint} There are: {known}."
+            )
+        return self.inputs[name]
+
+    def _runner(self, name: str, *, is_batched: bool, place: str) -> Callable[[Sequence[Work]], Sequence[Any]]:
+        if not is_batched:
+            return lambda works: [self._run_alone(name, work) for work in works]
+        return lambda works: self._run_together(name, works, place)
+
+    def _run_alone(self, name: str, work: Work) -> Any:
+        """The outputs of one unbatched request; an error of the model is answered as that client's fault."""
+        try:
+            return self._call(name, work.arrays, num_rows=work.num_rows)
+        except (tf.errors.OpError, ValueError) as error:
+            return RequestError(400, graph_error_reason(error))
+
+    def _run_together(self, name: str, works: Sequence[Work], place: str) -> Sequence[Any]:
+        """The outputs of each request; if the batch fails, each request is tried alone."""
+        num_rows = [work.num_rows for work in works]
+        joined = {
+            key: np.concatenate([work.arrays[key] for work in works]) if len(works) > 1 else works[0].arrays[key]
+            for key in works[0].arrays
+        }
+        try:
+            outputs = self._run_rows(name, joined, sum(num_rows))
+        except _NotByRows:
+            return [self._run_alone(name, work) for work in works]
+        except tf.errors.OpError as error:
+            if len(works) == 1:
+                return [self._fault(name, works[0], error, place)]
+            return [result for work in works for result in self._run_together(name, [work], place)]
+        ends = np.cumsum(num_rows).tolist()
+        return [
+            {key: value[end - length : end] for key, value in outputs.items()}
+            for end, length in zip(ends, num_rows, strict=True)
+        ]
+
+    def _run_rows(self, name: str, arrays: Arrays, num_rows: int) -> Arrays:
+        """Outputs of rows, in chunks of at most `max_batch_size`, each padded to one of a few sizes."""
+        pieces = []
+        fixed = next(iter(self.inputs[name].values())).shape
+        most = fixed[0] if fixed and fixed[0] else self._max_batch_size
+        for start in range(0, num_rows, most):
+            length = min(most, num_rows - start)
+            size = length if self._is_row_by_row else next(s for s in batch_sizes(most) if s >= length)
+            size = most if fixed and fixed[0] else size
+            piece = {key: _filled(array[start : start + length], size) for key, array in arrays.items()}
+            outputs = self._call(name, piece, num_rows=length)
+            if any(value.ndim == 0 or value.shape[0] != size for value in outputs.values()):
+                raise _NotByRows
+            pieces.append({key: value[:length] for key, value in outputs.items()})
+        return pieces[0] if len(pieces) == 1 else {key: np.concatenate([p[key] for p in pieces]) for key in pieces[0]}
+
+    def _call(self, name: str, arrays: Arrays, *, num_rows: int = 1) -> Arrays:
+        start = time.perf_counter()
+        outputs = self._model.run(name, arrays)
+        self._observe(num_rows, time.perf_counter() - start)
+        return outputs
+
+    def _fault(self, name: str, work: Work, error: Exception, place: str) -> RequestError:
+        """The error of a request that the model rejects, naming the row."""
+        if work.num_rows > 1:
+            for row in range(work.num_rows):
+                try:
+                    self._run_rows(name, {key: array[row : row + 1] for key, array in work.arrays.items()}, 1)
+                except tf.errors.OpError as found:
+                    return RequestError(400, f"{place}[{row}]: {graph_error_reason(found)}")
+        return RequestError(400, f"{place}[0]: {graph_error_reason(error)}")
+
+    def _warm_up(self) -> None:
+        """Runs each batch size once, with the model's warm-up rows."""
+        for signature_name, arrays in dict(read_warm_up_requests(self.folder)).items():
+            if signature_name not in self.signatures or signature_name in self._alone:
+                continue
+            try:
+                for size in batch_sizes(self._max_batch_size):
+                    rows = {key: _filled(array[:1], size) for key, array in arrays.items()}
+                    self._run_rows(signature_name, rows, size)
+            except Exception as error:  # Warm-up is optional.
+                logger.warning("The warm-up of version %d failed: %s", self.version, graph_error_reason(error))
+
+
+class _NotByRows(Exception):
+    """Outputs have another number of rows than the inputs, so requests cannot be batched."""
+
+
+def load_saved_model(folder: Path, *, allow_file_operations: bool = False) -> SavedModelSession:
+    """A SavedModel with a signature.
+
+    Raises:
+        ServeError: if it cannot be loaded.
+    """
+    if not (folder / GRAPH_FILE).is_file():
+        raise ServeError(f"{folder} holds no SavedModel: it has no {GRAPH_FILE}. Write one with `tfaccel export`.")
+    try:
+        loaded = SavedModelSession(folder, allow_file_operations=allow_file_operations)
+    except ExportError as error:
+        raise ServeError(str(error)) from error
+    if not loaded.signatures:
+        raise ServeError(
+            f"The SavedModel in {folder} has no signature that takes and gives plain tensors. Export it anew with "
+            f"`tfaccel export`, or give tf.saved_model.save the argument signatures={{{DEFAULT!r}: function}}."
+        )
+    return loaded
+
+
+def load_litert_model(file: Path) -> LitertModel:
+    """A LiteRT file.
+
+    Raises:
+        ServeError: if it cannot be loaded, or LiteRT's runtime is not installed.
+    """
+    try:
+        return LitertModel(file)
+    except (ExportError, VersionError) as error:
+        raise ServeError(str(error)) from error
+
+
+def describe(signature: Any) -> dict[str, Any]:
+    """A signature as `/metadata` shows it: a `SignatureDef` as JSON."""
+    found: dict[str, Any] = json_format.MessageToDict(
+        signature, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return found
+
+
+def _specs(specs: Mapping[str, tf.TensorSpec]) -> dict[str, InputSpec]:
+    found = {}
+    for name, spec in specs.items():
+        shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
+        kind = np.dtype(object) if spec.dtype == tf.string else np.dtype(spec.dtype.as_numpy_dtype)
+        found[name] = InputSpec(name, shape, kind)
+    return found
+
+
+def _nothing(num_rows: int, seconds: float) -> None:
+    del num_rows, seconds
+
+
+def _filled(array: np.ndarray, size: int) -> np.ndarray:
+    """Rows, padded to `size` by repeating the last one."""
+    missing = size - len(array)
+    return array if missing <= 0 else np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
