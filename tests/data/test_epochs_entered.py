@@ -1,13 +1,10 @@
 """Batches of every kind of data: entered at a step, and of a worker's rows, they hold what the epoch holds there."""
 
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 
-from tfaccel.data.batches import make_train_data
 from tfaccel.data.boxes.boxed_images import BoxedImages, BoxedSplit
+from tfaccel.data.epochs import Batches, Part
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.series.augmentation import SeriesAugmentation
@@ -16,13 +13,17 @@ from tfaccel.data.tables.number_rows import NumberRows
 from tfaccel.data.tables.options import TableOptions
 from tfaccel.data.tables.tabular_files import embedded_table
 from tfaccel.data.tables.tabular_set import make_tabular_set
+from tfaccel.errors import DataError
 
 
 class Shuffled:
     """Examples without classes, as batches."""
 
     def __init__(self, examples):
-        self.train = examples.shuffled
+        self.examples = examples
+
+    def train(self, global_batch_size, **options):
+        return self.examples.shuffled(Part(global_batch_size=global_batch_size, **options))
 
 
 def images():
@@ -105,7 +106,7 @@ def leaves(dataset):
 )
 def test_parts_of_an_epoch_are_those_of_the_whole(logical_devices, make):
     made = make()
-    train_data = make_train_data(lambda: made)
+    train_data = Batches("examples", lambda: made, num_train_examples=40).train_data
     whole = leaves(train_data(8, seed=1, epoch=2))
     resumed = train_data(8, seed=1, epoch=2, start_step=2)
     assert int(resumed.cardinality()) == len(whole) - 2 > 0
@@ -116,10 +117,10 @@ def test_parts_of_an_epoch_are_those_of_the_whole(logical_devices, make):
         assert all(np.array_equal(leaf, np.concatenate(part)) for leaf, *part in zip(expected, *parts, strict=True))
 
 
-@pytest.mark.parametrize("make", [images, table, texts], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [images, series, table, texts, pieces], ids=lambda make: make.__name__)
 def test_several_epochs_follow_each_other(logical_devices, make):
     made = make()
-    train_data = make_train_data(lambda: made, several_epochs=True)
+    train_data = Batches("examples", lambda: made, num_train_examples=40, several_epochs=True).train_data
     apart = [leaves(train_data(8, seed=1, epoch=epoch)) for epoch in (2, 3, 4)]
     together = train_data(8, seed=1, epoch=2, start_step=1, num_epochs=3)
     expected = [*apart[0][1:], *apart[1], *apart[2]]
@@ -128,6 +129,17 @@ def test_several_epochs_follow_each_other(logical_devices, make):
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_examples():
-    result = doctest.testmod(importlib.import_module("tfaccel.data.batches"))
-    assert (result.failed, result.attempted > 0) == (0, True)
+@pytest.mark.parametrize("make", [images, series, table, texts, pieces], ids=lambda make: make.__name__)
+def test_data_workers_share_the_batches_of_an_epoch(logical_devices, make):
+    made = make()
+    whole = leaves(made.train(8, seed=1, epoch=2, start_step=1))
+    shares = [leaves(made.train(8, seed=1, epoch=2, start_step=1, every=(index, 2))) for index in range(2)]
+    for expected, found in zip(whole[0::2], shares[0], strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+    for expected, found in zip(whole[1::2], shares[1], strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_what_is_made_of_one_epoch_at_a_time_refuses_several(logical_devices):
+    with pytest.raises(DataError, match=r"one epoch at a time\. Received: num_epochs=2\."):
+        boxes().train(8, seed=1, epoch=2, num_epochs=2)

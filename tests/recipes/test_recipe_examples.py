@@ -7,7 +7,6 @@ import pytest
 
 MODULES = (
     "tfaccel.data.images.digits",
-    "tfaccel.data.batches",
     "tfaccel.data.images.arrays",
     "tfaccel.data.images.batches",
     "tfaccel.data.images.image_data",

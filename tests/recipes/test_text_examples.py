@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 MODULES = (
-    "tfaccel.data.epoch_positions",
+    "tfaccel.data.epochs",
     "tfaccel.data.texts.batches",
     "tfaccel.data.texts.dates",
     "tfaccel.data.texts.documentation",

@@ -11,7 +11,7 @@ from tfaccel.known_names import no_attribute
 # Public name -> the module that defines it, followed by its name there if that differs.
 _PUBLIC_NAMES = {
     "Augmentation": "tfaccel.data.pipeline",
-    "Batches": "tfaccel.data.batches",
+    "Batches": "tfaccel.data.epochs",
     "BadData": "tfaccel.data.bad_data",
     "BoxData": "tfaccel.data.boxes.box_data",
     "Catalogue": "tfaccel.data.interactions.catalogue",

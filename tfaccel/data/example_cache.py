@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.cache_choice import CacheChoice, CacheOptions, choose_cache
-from tfaccel.data.memory_cache import MemoryCache, Reader
-from tfaccel.data.ordered_map import ordered_map
+from tfaccel.data.epochs import Reader, ordered_map
+from tfaccel.data.memory_cache import MemoryCache
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.machine import Machine
@@ -136,18 +136,6 @@ class ExampleCache:
             return tf.nest.pack_sequence_as(self._sample, leaves)
 
         return read
-
-
-def gathered(arrays: Any) -> Reader:
-    """A function from row numbers to rows of a nest of arrays, which become tensors in host memory.
-
-    Example:
-        >>> gathered(np.array([5, 6, 7]))(tf.constant([2, 0])).numpy().tolist()
-        [7, 5]
-    """
-    with tf.device("/CPU:0"):
-        tensors = tf.nest.map_structure(tf.constant, arrays)
-    return lambda rows: tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
 
 
 def _new_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:

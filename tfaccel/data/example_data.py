@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.batches import Batches
-from tfaccel.data.epoch_positions import Every, Shard, get_steps
+from tfaccel.data.epochs import Batches, Part
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.unlabelled import TEST, TRAIN, Unlabelled, UnlabelledImages, UnlabelledRows
@@ -60,9 +59,9 @@ class ExampleData(Batches):
             examples = UnlabelledRows(read_number_rows(data_dir, encoding=encoding, bad_data=bad_data))
         else:
             examples = UnlabelledImages(read_image_set(data_dir, image_size=image_size, bad_data=bad_data))
-        super().__init__(examples, lambda: self, num_train_examples=examples.num_examples[TRAIN])
+        num_examples = examples.num_examples[TRAIN]
+        super().__init__(examples, lambda: self, num_train_examples=num_examples, takes_every=True)
         self._latent_size = latent_size
-        self.train_data = self._train_data
 
     def values(self, part: str) -> np.ndarray:
         """All examples of a part, "train" or "test", in order."""
@@ -70,31 +69,17 @@ class ExampleData(Batches):
 
     def validation_data(self, global_batch_size: int) -> Any:
         """The test examples in order, always with the same noise."""
-        return self._with_noise(
-            self.source.in_order(TEST, global_batch_size), global_batch_size=global_batch_size, seed=0, epoch=0
-        )
+        part = Part(global_batch_size=global_batch_size, seed=0, epoch=0)
+        return self._with_noise(self.source.in_order(TEST, global_batch_size), part)
 
-    def _train_data(
-        self,
-        global_batch_size: int,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        shard: Shard | None = None,
-        every: Every | None = None,
-    ) -> Any:
-        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "shard": shard}
-        part["every"] = every
-        shuffled = self.source.shuffled(global_batch_size, **part)
-        steps = get_steps(int(shuffled.cardinality()), start_step, every)
-        which: dict[str, Any] = {"seed": seed, "epoch": epoch, "steps": steps, "shard": shard}
-        return self._with_noise(shuffled, global_batch_size=global_batch_size, **which)
+    def get_batches(self, part: Part) -> Any:
+        """The batches of a part of the training data."""
+        return self._with_noise(self.source.shuffled(part), part)
 
-    def _with_noise(self, values: Any, **part: Any) -> Any:
+    def _with_noise(self, values: Any, part: Part) -> Any:
         from tfaccel.data.images.noise_batches import with_noise
 
-        return with_noise(values, self._latent_size, **part).map(_with_targets)
+        return with_noise(values, self._latent_size, part).map(_with_targets)
 
 
 def _with_targets(values: Any, noise: Any) -> Any:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from tfaccel.data.given_data import DATASET
 from tfaccel.data.private_adapters import data_adapter, get_batch_size, passes_are_alike
 from tfaccel.data.private_pipelines import known_to_vary, runs_python
 from tfaccel.errors import DataError
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
 
 # Dataset -> its passes in this process: iterators of a `tf.data.Dataset`, epochs of a `PyDataset`.
 _times_begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -38,6 +40,8 @@ class GivenDataset:
     num_examples: int | None = None
 
     def __init__(self, dataset: tf.data.Dataset, *, shuffle: Any = True, class_weight: Any = None) -> None:
+        import tensorflow as tf
+
         del shuffle
         self._class_weight = class_weight
         self._source = dataset
@@ -110,6 +114,8 @@ class GivenPyDataset:
     not_resumable = ""
 
     def __init__(self, dataset: keras.utils.PyDataset, *, shuffle: bool = True, class_weight: Any = None) -> None:
+        import keras
+
         self._dataset = dataset
         self._shuffle = shuffle
         self._class_weight = class_weight
@@ -125,6 +131,8 @@ class GivenPyDataset:
     @property
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed, as far as the first batch shows."""
+        import keras
+
         checksum = 0
         for leaf in keras.tree.flatten(self._first):
             checksum = checksum if leaf is None else zlib.crc32(np.ascontiguousarray(leaf).tobytes(), checksum)
@@ -151,6 +159,8 @@ class GivenPyDataset:
     @property
     def _has_hooks(self) -> bool:
         """Whether the batches may change from epoch to epoch."""
+        import keras
+
         own, plain = type(self._dataset), keras.utils.PyDataset
         return own.on_epoch_end is not plain.on_epoch_end or own.on_epoch_begin is not plain.on_epoch_begin
 
@@ -160,6 +170,9 @@ class GivenPyDataset:
         return self._batches(np.arange(self.num_batches))
 
     def _batches(self, numbers: np.ndarray) -> tf.data.Dataset:
+        import keras
+        import tensorflow as tf
+
         flat = [leaf for leaf in keras.tree.flatten(self._first) if leaf is not None]
 
         def batch(number: Any) -> list[np.ndarray]:
@@ -200,6 +213,8 @@ def _as_tuple(batch: Any) -> tuple[Any, ...]:
 
 
 def _array(leaf: Any) -> Any:
+    import keras
+
     array = np.asarray(leaf)
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
 

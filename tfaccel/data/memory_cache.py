@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
 
-Reader = Callable[[tf.Tensor], Any]
+from tfaccel.data.epochs import Reader
 
 
 class MemoryCache:

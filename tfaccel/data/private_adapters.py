@@ -6,12 +6,12 @@ transformations of a `tf.data.Dataset` show whether its passes are alike, and ho
 
 from __future__ import annotations
 
-from typing import Any
-
-import keras
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.tested_versions import private_part
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _REPEATABLE = frozenset(
     f"_{name}Dataset"
@@ -60,6 +60,8 @@ def data_adapter(
 
 def dense_arrays(adapter: Any) -> Any | None:
     """The inputs of an array adapter as a nest of dense tensors, or None (another adapter, sparse or ragged data)."""
+    import keras
+    import tensorflow as tf
     from keras.src.trainers.data_adapters import array_data_adapter, array_slicing
 
     if not isinstance(adapter, private_part(array_data_adapter, "ArrayDataAdapter")):
@@ -74,6 +76,8 @@ def dense_arrays(adapter: Any) -> Any | None:
 
 
 def _is_sparse_or_ragged(value: Any) -> bool:
+    import tensorflow as tf
+
     if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
         return True
     return "sparse" in type(value).__module__.lower() or "Sparse" in type(value).__name__
@@ -93,6 +97,8 @@ def passes_are_alike(dataset: tf.data.Dataset) -> bool:
     True for arrays, batches and stateless functions, and for a shuffle without a seed, whose order is arbitrary. False
     if unknown: for Python code, files, caches, random numbers and variables, and if the private names are missing.
     """
+    import tensorflow as tf
+
     try:
         known = type(dataset).__name__ in _REPEATABLE
         if type(dataset).__name__ == "_ShuffleDataset":
@@ -110,6 +116,8 @@ def passes_are_alike(dataset: tf.data.Dataset) -> bool:
 
 def get_batch_size(dataset: tf.data.Dataset) -> int | None:
     """The batch size of a dataset, whose last batch may be smaller; None if unknown."""
+    import tensorflow as tf
+
     try:
         from tensorflow.python.data.experimental.ops import distribute
 

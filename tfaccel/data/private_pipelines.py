@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 # Of operations in the functions of a pipeline. Random operations without a state are called `StatelessRandom…`.
 _RANDOM = re.compile(
@@ -124,6 +126,8 @@ def _nodes(dataset: Any) -> Iterator[Any]:
 
 def _get_graph(dataset: Any) -> Iterator[Any]:
     """The operations of a whole pipeline, with those of its functions; none if TensorFlow cannot write it down."""
+    import tensorflow as tf
+
     variant = tf.data.experimental.to_variant(dataset)
     try:
         graph = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=_IGNORE)
@@ -156,6 +160,8 @@ def is_in_any_order(node: Any) -> bool:
 
 def _of_inner_shuffles(nodes: list[Any]) -> Iterator[str]:
     """Shuffles of datasets that a function makes, as for `flat_map` and `interleave`."""
+    import tensorflow as tf
+
     constants = {node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"}
     for node in nodes:
         if re.fullmatch(r"(Anonymous)?ShuffleDataset\w*|ShuffleAndRepeatDataset\w*", node.op):
@@ -165,6 +171,8 @@ def _of_inner_shuffles(nodes: list[Any]) -> Iterator[str]:
 
 
 def _element_bytes(spec: Any) -> float:
+    import tensorflow as tf
+
     total = 0.0
     for leaf in tf.nest.flatten(spec):
         shape = getattr(leaf, "shape", None)

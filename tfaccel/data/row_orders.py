@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import tensorflow as tf
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _MAX_SEED = 2**31 - 1  # as in `tf.random.set_seed`
 
@@ -19,6 +22,8 @@ def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed:
         shuffle: "batch" (inside each batch) or True (all rows).
         seed: the global seed, as of `keras.utils.set_random_seed`.
     """
+    import tensorflow as tf
+
     if num_rows == 0:
         return lambda _: np.zeros(0, np.int64)
     size = batch_size if shuffle == "batch" else num_rows
@@ -46,6 +51,8 @@ def row_batches(rows: np.ndarray, batch_size: int, *, drop_remainder: bool = Fal
         >>> [batch.tolist() for batch in row_batches(np.arange(5), 2).as_numpy_iterator()]
         [[0, 1], [2, 3], [4]]
     """
+    import tensorflow as tf
+
     full = len(rows) // batch_size * batch_size
     batches = tf.data.Dataset.from_tensor_slices(rows[:full].reshape(-1, batch_size))
     if drop_remainder:

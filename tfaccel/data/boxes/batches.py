@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
-from tfaccel.data.epoch_positions import Every, Shard, epoch_positions
-from tfaccel.data.example_cache import gathered
+from tfaccel.data.epochs import Epochs, Part, gathered, ordered_map
 from tfaccel.data.images.moves import ImageMoves
-from tfaccel.data.ordered_map import ordered_map
 from tfaccel.errors import DataError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 STRIDE = 4  # image pixels per cell of the maps
 NUM_BOX_CHANNELS = 4  # height, width, and the center's offset in its cell: vertical, horizontal
@@ -59,7 +59,7 @@ def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_c
     return maps
 
 
-class BoxBatches:
+class BoxBatches(Epochs):
     """Batches of an image set with boxes: images (float32, raw pixel values) and target maps.
 
     Args:
@@ -80,31 +80,19 @@ class BoxBatches:
         self._moves = moves
         self.test_split = functools.cache(images.test)
 
-    def train(
-        self,
-        global_batch_size: int,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        shard: Shard | None = None,
-        every: Every | None = None,
-    ) -> tf.data.Dataset:
-        """One epoch of full batches; seed and epoch determine order, scenes and moves.
+    def get_batches(self, part: Part) -> tf.data.Dataset:
+        """The batches of a part of an epoch; seed and epoch determine order, scenes and moves."""
+        import tensorflow as tf
 
-        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
-        """
         num_images, size = self._images.num_train_images, self._images.image_size
-        positions = epoch_positions(
-            num_images, global_batch_size, start_step=start_step, shard=shard, noun="images", every=every
-        )
-        generator = np.random.default_rng([seed, epoch, 1])
-        split, places = self._images.train(seed, epoch), positions.ravel()
+        positions = part.positions(num_images, "images")
+        generator = part.generator(1)
+        split, places = self._images.train(part.seed, part.epoch), positions.ravel()
         rows = generator.permutation(num_images)[places]
         boxes, labels = split.boxes[rows], split.labels[rows]
         transforms = np.tile(np.array([1, 0, 0, 0, 1, 0, 0, 0], np.float32), (len(rows), 1))
         if self._moves is not None:
-            num_used = num_images // global_batch_size * global_batch_size
+            num_used = num_images // part.global_batch_size * part.global_batch_size
             transforms = self._moves.transforms(generator, num_used, size)[places]
             boxes, labels = moved_boxes(boxes, labels, transforms, size)
         read = gathered(split.images)
@@ -127,6 +115,8 @@ class BoxBatches:
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test images in order; the last batch may be smaller."""
+        import tensorflow as tf
+
         split: BoxedSplit = self.test_split()
         data = tf.data.Dataset.from_tensor_slices((split.images, self._maps(split.boxes, split.labels)))
         return data.batch(global_batch_size).map(lambda images, maps: (tf.cast(images, tf.float32), maps))

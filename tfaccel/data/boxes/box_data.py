@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfaccel.data.batches import Batches
 from tfaccel.data.boxes.boxed_images import BoxedImages, BoxedSplit
+from tfaccel.data.epochs import Batches
 from tfaccel.data.images.moves import ImageMoves
 
 _MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)

@@ -6,25 +6,24 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfaccel.data.cache_choice import CacheOptions
-from tfaccel.data.example_cache import gathered
+from tfaccel.data.epochs import Epochs, Part, gathered
 from tfaccel.data.images.decoding import decoded
 from tfaccel.data.images.image_set import EncodedImages, ImageSet, ImageSplit
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.pipeline import AUTOMATIC, Augmentation, Pipeline
 from tfaccel.data.tfrecord_files import file_states
 
+if TYPE_CHECKING:
+    import tensorflow as tf
 
-class ImageBatches:
-    """The batches of an image set.
 
-    Everything random about an epoch (the order, and each image's transformation) is drawn by NumPy from seed and epoch
-    and belongs to a position in the epoch. So an epoch is reproducible in any process and with any batch size.
+class ImageBatches(Epochs):
+    """The batches of an image set; the transformation of each image is fixed by seed, epoch and position.
 
     Args:
         images: the image set. `tf.data` reads and decodes files, only once if the decoded images fit into the cache.
@@ -44,13 +43,9 @@ class ImageBatches:
         self._cache = cache
         self._parts = images.load()
 
-    def train(self, global_batch_size: int, *, seed: int, epoch: int, **options: Any) -> tf.data.Dataset:
-        """One epoch of training batches: images (float32, raw pixel values) and one-hot labels (float32).
-
-        All batches are full; each epoch drops different leftover images. Takes the arguments (also `start_step`,
-        `shard`, `augmented` and `every`) and raises the errors of `Pipeline.train`.
-        """
-        return self._train.train(global_batch_size, seed=seed, epoch=epoch, **options)
+    def get_batches(self, part: Part) -> tf.data.Dataset:
+        """The batches of a part of the training data: images (float32, raw pixel values), and one-hot labels."""
+        return self._train.get_batches(part)
 
     def augment(self, batch: tuple[Any, Any]) -> tuple[tf.Tensor, tf.Tensor]:
         """Transforms the images of a batch made with `augmented=False`, with the transforms that came with it."""
@@ -74,6 +69,8 @@ class ImageBatches:
         return self._pipeline(self._parts[1], None)
 
     def _pipeline(self, part: ImageSplit, augmentation: Augmentation | None) -> Pipeline:
+        import tensorflow as tf
+
         num_classes, size = len(self._images.class_names), self._images.image_size
         cache: CacheOptions | None = None
         if isinstance(part.images, np.ndarray):
@@ -96,6 +93,8 @@ class ImageBatches:
 
 
 def _moved(pair: tuple[tf.Tensor, tf.Tensor], transforms: tf.Tensor, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    import tensorflow as tf
+
     images, labels = pair
     moved = tf.raw_ops.ImageProjectiveTransformV3(
         images=images,
@@ -110,6 +109,8 @@ def _moved(pair: tuple[tf.Tensor, tf.Tensor], transforms: tf.Tensor, *, size: in
 
 def _sized(images: np.ndarray, size: int) -> np.ndarray:
     """Images resized to a height and width; uint8 stays uint8."""
+    import tensorflow as tf
+
     if images.shape[1:3] == (size, size):
         return images
     with tf.device("/CPU:0"):
@@ -136,6 +137,8 @@ def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[
         images: file names, or images that are read by index.
         of: their image set, which defines size and channels.
     """
+    import tensorflow as tf
+
     size, num_channels = of.image_size, of.num_channels
     content, read_content = _contents(images)
 
@@ -150,6 +153,8 @@ def _contents(
     images: tuple[str, ...] | EncodedImages,
 ) -> tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
     """Functions from row numbers to file names and from names to bytes; or from row numbers to bytes, and identity."""
+    import tensorflow as tf
+
     if isinstance(images, EncodedImages):
 
         def read(rows: np.ndarray) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfaccel.errors import DataError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 def decoded(content: Any, num_channels: int) -> tf.Tensor:
@@ -20,6 +22,8 @@ def decoded(content: Any, num_channels: int) -> tf.Tensor:
         content: the bytes of the image, or a scalar tensor of them.
         num_channels: 1 (grayscale) or 3 (RGB).
     """
+    import tensorflow as tf
+
     return tf.io.decode_image(content, channels=num_channels, expand_animations=False)
 
 
@@ -29,6 +33,8 @@ def pixels(content: bytes, num_channels: int, *, name: str) -> np.ndarray:
     Raises:
         DataError: if it cannot be decoded; the message names it.
     """
+    import tensorflow as tf
+
     try:
         with tf.init_scope(), tf.device("/CPU:0"):
             return np.asarray(decoded(content, num_channels))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
-from tfaccel.data.batches import Batches
 from tfaccel.data.cache_choice import CacheOptions, Place
-from tfaccel.data.epoch_positions import Every, Shard, only_shard
+from tfaccel.data.epochs import Batches, Part
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.raw_input import ImageInput
@@ -36,6 +36,8 @@ class ImageData(Batches):
         (TensorShape([64, 8, 8, 1]), TensorShape([64, 10]))
     """
 
+    takes_augmented = True
+
     def __init__(
         self,
         images: ImageSet,
@@ -45,11 +47,10 @@ class ImageData(Batches):
         cache: Place = "auto",
     ) -> None:
         num_images, raw_input = images.num_train_images, ImageInput.of(images)
-        super().__init__(images, self._batches, num_train_examples=num_images, raw_input=raw_input)
+        super().__init__(images, self._batches, num_train_examples=num_images, takes_every=True, raw_input=raw_input)
         self._moves = _STILL if augmentation == "none" else moves
         self._cache = CacheOptions(place=cache)
         self._kind = augmentation
-        self.train_data = self._train_data
         self.example_bytes = _FLOAT_BYTES * images.image_size**2 * images.num_channels
         self.augment = None if augmentation == "none" else self._augment
         self.augment_mixes_rows = augmentation not in _OF_IMAGES
@@ -65,24 +66,14 @@ class ImageData(Batches):
 
         return ImageAugmentation(self._kind, self.source)
 
-    def _train_data(
-        self,
-        global_batch_size: int,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        shard: Shard | None = None,
-        augmented: bool = True,
-        every: Every | None = None,
-    ) -> Any:
-        part: dict[str, Any] = {"seed": seed, "epoch": epoch, "start_step": start_step, "augmented": augmented}
-        part["every"] = every
+    def get_batches(self, part: Part) -> Any:
+        """The batches of a part of the training data."""
         if not self.augment_mixes_rows:
-            return self.made().train(global_batch_size, shard=shard, **part)
+            return self.made().get_batches(part)
         # The images of a batch are mixed with each other, so the whole batch is needed before it is sharded.
-        whole = self._layers.apply(self.made().train(global_batch_size, **part), **part)
-        return only_shard(whole, global_batch_size, shard) if augmented else whole
+        whole = replace(part, shard=None)
+        batches = self._layers.apply(self.made().get_batches(whole), whole)
+        return part.own_rows(batches) if part.augmented else batches
 
     def _augment(self, batch: tuple[Any, Any]) -> Any:
         moved = self.made().augment(batch[0] if self.augment_mixes_rows else batch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.epoch_positions import Every, Shard, epoch_positions
+from tfaccel.data.epochs import InMemory, Part
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.images.moves import ImageMoves
 from tfaccel.data.tables.number_rows import NumberRows
@@ -33,20 +33,8 @@ class Unlabelled(ABC):
     class_names: tuple[str, ...]
 
     @abstractmethod
-    def shuffled(
-        self,
-        global_batch_size: int,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        shard: Shard | None = None,
-        every: Every | None = None,
-    ) -> Any:
-        """One epoch of full batches of training examples as a `tf.data.Dataset`.
-
-        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
-        """
+    def shuffled(self, part: Part) -> Any:
+        """The batches of a part of the training examples, as a `tf.data.Dataset`."""
 
     @abstractmethod
     def in_order(self, part: str, global_batch_size: int) -> Any:
@@ -76,21 +64,9 @@ class UnlabelledImages(Unlabelled):
         self.num_examples = {TRAIN: images.num_train_images, TEST: images.num_test_images}
         self.class_names = images.class_names
 
-    def shuffled(
-        self,
-        global_batch_size: int,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        shard: Shard | None = None,
-        every: Every | None = None,
-    ) -> Any:
+    def shuffled(self, part: Part) -> Any:
         """Images without augmentation, in an order determined by seed and epoch."""
-        batches = self._batches(TEST).train(
-            global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard, every=every
-        )
-        return batches.map(lambda pixels, labels: self._values(pixels))
+        return self._batches(TEST).get_batches(part).map(lambda pixels, labels: self._values(pixels))
 
     def in_order(self, part: str, global_batch_size: int) -> Any:
         """The images of a part."""
@@ -133,26 +109,17 @@ class UnlabelledRows(Unlabelled):
         self.shape = (len(rows.names),)
         self._numbers = {TRAIN: rows.train, TEST: rows.test}
         self.num_examples = {part: len(numbers) for part, numbers in self._numbers.items()}
-
-    def shuffled(
-        self,
-        global_batch_size: int,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        shard: Shard | None = None,
-        every: Every | None = None,
-    ) -> Any:
-        """Rows in an order determined by seed and epoch."""
-        from tfaccel.data.pipeline import array_batches
-
-        num_rows = self.num_examples[TRAIN]
-        positions = epoch_positions(
-            num_rows, global_batch_size, start_step=start_step, shard=shard, noun="rows", every=every
+        self._train = InMemory(
+            lambda numbers: rows.values[numbers],
+            num_examples=len(rows.train),
+            test=rows.values[rows.test],
+            order=lambda generator: generator.permutation(rows.train),
+            noun="rows",
         )
-        order = np.random.default_rng([seed, epoch]).permutation(self._rows.train)
-        return array_batches(self._rows.values[order], positions)
+
+    def shuffled(self, part: Part) -> Any:
+        """Rows in an order determined by seed and epoch."""
+        return self._train.get_batches(part)
 
     def in_order(self, part: str, global_batch_size: int) -> Any:
         """The rows of a part."""

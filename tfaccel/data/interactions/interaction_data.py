@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.batches import Batches
+from tfaccel.data.epochs import Batches
 from tfaccel.data.interactions.interaction_set import InteractionSet
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.tables.encoding import MISSING_CODE, OTHER_CODE
@@ -51,6 +51,7 @@ class InteractionData(Batches):
             self._batches,
             num_train_examples=len(interactions.table.train.targets),
             several_epochs=True,
+            takes_every=True,
             raw_input=TableInput.of(replace(encoding, categorical=trained)),
         )
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
-from tfaccel.data.epoch_positions import Every, Shard
+import numpy as np
+
 from tfaccel.data.pipeline import Augmentation, Pipeline
 from tfaccel.data.series.augmentation import SeriesAugmentation
 from tfaccel.data.series.series_set import SeriesSet
 
+if TYPE_CHECKING:
+    import tensorflow as tf
 
-class SeriesBatches:
+
+class SeriesBatches(Pipeline):
     """Windows of the past and the future after each.
+
+    A batch holds the past, of shape (rows, window, num_columns), and the future, of shape (rows, horizon, num_targets,
+    1), both float32.
 
     Args:
         series: the series.
@@ -34,6 +40,8 @@ class SeriesBatches:
     def __init__(
         self, series: SeriesSet, *, window: int, horizon: int, augmentation: SeriesAugmentation | None = None
     ) -> None:
+        import tensorflow as tf
+
         self.num_train = series.num_windows(window, horizon)
         self._series = series
         self._window = window
@@ -50,7 +58,7 @@ class SeriesBatches:
                     pair[1],
                 ),
             )
-        self._pipeline = Pipeline(
+        super().__init__(
             lambda rows: self._windows_at(rows + window),
             num_examples=self.num_train,
             augmentation=changed,
@@ -69,27 +77,10 @@ class SeriesBatches:
         last = len(self._series.values) - self._horizon
         return np.arange(max(self._series.num_train, self._window), last + 1, self._horizon)
 
-    def train(
-        self,
-        global_batch_size: int,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        shard: Shard | None = None,
-        every: Every | None = None,
-    ) -> tf.data.Dataset:
-        """One epoch of full batches: the past, of shape (rows, window, num_columns), and the future, of shape (rows,
-        horizon, num_targets, 1), both float32.
-
-        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
-        """
-        return self._pipeline.train(
-            global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard, every=every
-        )
-
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test windows in chronological order; the last batch may be smaller."""
+        import tensorflow as tf
+
         starts = self.test_starts
         pipeline = Pipeline(
             lambda rows: self._windows_at(tf.gather(starts, rows)), num_examples=len(starts), cache=None
@@ -97,6 +88,8 @@ class SeriesBatches:
         return pipeline.test(global_batch_size)
 
     def _windows_at(self, starts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        import tensorflow as tf
+
         past = tf.gather(self._values, starts[:, tf.newaxis] + tf.range(-self._window, 0, dtype=tf.int64))
         future = tf.gather(self._values, starts[:, tf.newaxis] + tf.range(self._horizon, dtype=tf.int64))
         targets = tf.gather(future, self._series.targets, axis=2)[..., tf.newaxis]

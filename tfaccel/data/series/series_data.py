@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.batches import Batches
+from tfaccel.data.epochs import Batches
 from tfaccel.data.series.augmentation import series_augmentation
 from tfaccel.data.series.series_set import SeriesSet
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.batches import Batches
+from tfaccel.data.epochs import Batches
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.tables.options import TableOptions
 from tfaccel.data.tables.tabular_files import EMBEDDED_TARGET, embedded_table, read_tabular_set
@@ -56,7 +56,14 @@ class TableData(Batches):
             table = read_tabular_set(data_dir, how, classification=classification, bad_data=bad_data)
         self._one_hot = classification
         num_rows, raw_input = len(table.train.targets), TableInput.of(table.encoding)
-        super().__init__(table, self._batches, num_train_examples=num_rows, several_epochs=True, raw_input=raw_input)
+        super().__init__(
+            table,
+            self._batches,
+            num_train_examples=num_rows,
+            several_epochs=True,
+            takes_every=True,
+            raw_input=raw_input,
+        )
 
     def _batches(self) -> Any:
         from tfaccel.data.tables.batches import TabularBatches

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Shard, epoch_positions
-from tfaccel.data.ordered_map import untuned
-from tfaccel.data.pipeline import array_batches, joined
+from tfaccel.data.epochs import InMemory, RandomChange
 from tfaccel.errors import DataError
 
-RandomChange = Callable[[Any, np.random.Generator], Any]
 
-
-class TextBatches:
+class TextBatches(InMemory):
     """Batches of in-memory arrays.
 
     Args:
@@ -33,55 +27,18 @@ class TextBatches:
     """
 
     def __init__(self, train: Any, test: Any, *, change: RandomChange | None = None) -> None:
-        self._train, self._test, self._change = train, test, change
+        import tensorflow as tf
 
-    def train(
-        self,
-        global_batch_size: int,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        shard: Shard | None = None,
-        num_epochs: int = 1,
-    ) -> tf.data.Dataset:
-        """Full batches of an epoch; each epoch drops different leftover examples.
+        def read(rows: np.ndarray) -> Any:
+            return tf.nest.map_structure(lambda array: array[rows], train)
 
-        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
-        """
-        num_rows = num_examples(self._train)
-        num_used = num_rows // global_batch_size * global_batch_size
-        positions = epoch_positions(
-            num_used or num_rows, global_batch_size, start_step=start_step, shard=shard, num_epochs=num_epochs
-        )
-        epochs = [self._epoch(seed, epoch + i, num_used) for i in range(num_epochs)]
-        return array_batches(joined(epochs), positions)
-
-    def _epoch(self, seed: int, epoch: int, num_used: int) -> Any:
-        """The training arrays of an epoch, shuffled and augmented."""
-        generator = np.random.default_rng([seed, epoch])
-        rows = generator.permutation(num_examples(self._train))[:num_used]
-        data = tf.nest.map_structure(lambda array: array[rows], self._train)
-        return data if self._change is None else self._change(data, generator)
-
-    def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test examples in order; the last batch may be smaller."""
-        return _in_order(self._test, global_batch_size)
+        super().__init__(read, num_examples=len(tf.nest.flatten(train)[0]), test=test, change=change)
 
 
-def num_examples(arrays: Any) -> int:
-    """The number of rows of a nest of arrays."""
-    return len(tf.nest.flatten(arrays)[0])
-
-
-def _in_order(arrays: Any, global_batch_size: int) -> tf.data.Dataset:
-    """Batches of arrays in order; the last one may be smaller."""
-    with tf.device("/CPU:0"):
-        return untuned(tf.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size))
-
-
-class TextPieces:
+class TextPieces(InMemory):
     """Batches of sequences from a long text: token ids, and for each the id of the next token.
+
+    Each epoch starts at a random offset below `stride`. The end of the test text that fills no sequence is dropped.
 
     Args:
         train: the token ids of the training text, int32.
@@ -104,27 +61,16 @@ class TextPieces:
         for tokens in (train, test):
             if len(tokens) <= length:
                 raise DataError(f"A text must have more than {length} tokens. Received: {len(tokens)}.")
-        self._train, self._test, self._length, self._stride = train, test, length, stride
 
-    def train(
-        self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, shard: Shard | None = None
-    ) -> tf.data.Dataset:
-        """One epoch of full batches; each epoch starts at a random offset below `stride`.
+        def pieces(tokens: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            places = starts[..., np.newaxis] + np.arange(length)
+            return tokens[places], tokens[places + 1]
 
-        Takes the arguments and raises the errors of `tfaccel.data.pipeline.Pipeline.train`.
-        """
-        generator = np.random.default_rng([seed, epoch])
-        num_pieces = (len(self._train) - self._length - 1) // self._stride
-        positions = epoch_positions(num_pieces, global_batch_size, start_step=start_step, shard=shard, noun="pieces")
-        starts = generator.integers(self._stride) + self._stride * generator.permutation(num_pieces)
-        with tf.device("/CPU:0"):
-            return untuned(tf.data.Dataset.from_tensor_slices(self._pieces(self._train, starts[positions])))
-
-    def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test text, sequence by sequence; the remainder is dropped."""
-        starts = np.arange(0, len(self._test) - self._length, self._length)
-        return _in_order(self._pieces(self._test, starts), global_batch_size)
-
-    def _pieces(self, tokens: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        places = starts[..., np.newaxis] + np.arange(self._length)
-        return tokens[places], tokens[places + 1]
+        num_pieces = (len(train) - length - 1) // stride
+        super().__init__(
+            lambda starts: pieces(train, starts),
+            num_examples=num_pieces,
+            test=pieces(test, np.arange(0, len(test) - length, length)),
+            order=lambda generator: generator.integers(stride) + stride * generator.permutation(num_pieces),
+            noun="pieces",
+        )

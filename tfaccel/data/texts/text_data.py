@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.batches import Batches
+from tfaccel.data.epochs import Batches
 from tfaccel.data.raw_input import TextInput
 from tfaccel.data.texts.labelled_texts import LabelledTexts
 from tfaccel.data.texts.vocabulary import Vocabulary
@@ -44,6 +44,7 @@ class TextData(Batches):
             self._batches,
             num_train_examples=len(texts.train_texts),
             several_epochs=True,
+            takes_every=True,
             raw_input=TextInput(vocabulary=self.vocabulary, num_tokens=num_words, class_names=texts.class_names),
         )
 

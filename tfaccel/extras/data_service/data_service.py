@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Every
+from tfaccel.data.epochs import Every
 from tfaccel.data.given_data import GivenArrays
 from tfaccel.data.given_datasets import GivenDataset
 from tfaccel.errors import DataError, PlanError

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.data.ordered_map import untuned
+from tfaccel.data.epochs import untuned
 
 _service = tf.data.experimental.service
 

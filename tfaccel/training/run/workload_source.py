@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Every, Shard, shard_rows
+from tfaccel.data.epochs import Every, Shard, shard_rows
 from tfaccel.data.given_data import GivenArrays
 from tfaccel.data.graph_batches import AugmentedBatches, IteratorBatches
 from tfaccel.data.iterator_feed import MAX_STATE_BYTES, IteratorFeed
