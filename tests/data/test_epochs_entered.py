@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 
-from tfaccel.data.boxes.boxed_images import BoxedImages, BoxedSplit
+from tfaccel.data.boxes.box_data import BoxedImages, BoxedSplit
 from tfaccel.data.epochs import Batches, Part
 from tfaccel.data.images.digits import digits
-from tfaccel.data.images.moves import ImageMoves
-from tfaccel.data.series.augmentation import SeriesAugmentation
+from tfaccel.data.images.image_data import ImageMoves
+from tfaccel.data.series.series_data import SeriesAugmentation
 from tfaccel.data.series.series_set import pendulum_series
-from tfaccel.data.tables.number_rows import NumberRows
-from tfaccel.data.tables.options import TableOptions
-from tfaccel.data.tables.tabular_files import embedded_table
-from tfaccel.data.tables.tabular_set import make_tabular_set
+from tfaccel.data.tables.table_data import NumberRows, embedded_table
+from tfaccel.data.tables.tabular_set import TableOptions, make_tabular_set
 from tfaccel.errors import DataError
 
 
@@ -27,13 +25,13 @@ class Shuffled:
 
 
 def images():
-    from tfaccel.data.images.batches import ImageBatches
+    from tfaccel.data.images.image_data import ImageBatches
 
     return ImageBatches(digits(), ImageMoves())
 
 
 def boxes():
-    from tfaccel.data.boxes.batches import BoxBatches
+    from tfaccel.data.boxes.box_data import BoxBatches
 
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 255, (40, 32, 32, 3), dtype=np.uint8)
@@ -53,20 +51,20 @@ def boxes():
 
 
 def series():
-    from tfaccel.data.series.batches import SeriesBatches
+    from tfaccel.data.series.series_data import SeriesBatches
 
     return SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=SeriesAugmentation())
 
 
 def table():
-    from tfaccel.data.tables.batches import TabularBatches
+    from tfaccel.data.tables.table_data import TabularBatches
 
     wine = make_tabular_set(embedded_table("wine"), TableOptions(target="target"), classification=True)
     return TabularBatches(wine, one_hot=True)
 
 
 def texts():
-    from tfaccel.data.texts.batches import TextBatches
+    from tfaccel.data.texts.text_data import TextBatches
 
     part = (np.arange(200).reshape(40, 5), np.arange(40))
     return TextBatches(
@@ -75,19 +73,19 @@ def texts():
 
 
 def pieces():
-    from tfaccel.data.texts.batches import TextPieces
+    from tfaccel.data.texts.text_data import TextPieces
 
     return TextPieces(np.arange(401, dtype=np.int32), np.arange(31, dtype=np.int32), length=10, stride=5)
 
 
 def unlabelled_images():
-    from tfaccel.data.images.unlabelled import UnlabelledImages
+    from tfaccel.data.images.generative_data import UnlabelledImages
 
     return Shuffled(UnlabelledImages(digits()))
 
 
 def unlabelled_rows():
-    from tfaccel.data.images.unlabelled import UnlabelledRows
+    from tfaccel.data.images.generative_data import UnlabelledRows
 
     values = np.arange(100, dtype=np.float32).reshape(50, 2)
     return Shuffled(UnlabelledRows(NumberRows(("a", "b"), values, np.arange(40), np.arange(40, 50))))

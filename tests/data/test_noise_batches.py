@@ -8,7 +8,7 @@ from tfaccel.data.epochs import Part
 def noise_of(rows, seed, epoch):
     import tensorflow as tf
 
-    from tfaccel.data.images.noise_batches import with_noise
+    from tfaccel.data.images.generative_data import with_noise
 
     batches = tf.data.Dataset.range(rows).batch(4)
     return list(with_noise(batches, 3, Part(global_batch_size=4, seed=seed, epoch=epoch)).as_numpy_iterator())
@@ -31,7 +31,7 @@ def test_noise_is_normal_and_follows_from_seed_and_epoch(logical_devices):
 def test_noise_belongs_to_a_place_in_the_epoch(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.data.images.noise_batches import with_noise
+    from tfaccel.data.images.generative_data import with_noise
 
     whole = [noise for _, noise in noise_of(20, 0, 0)]
     own_rows = tf.data.Dataset.range(6).batch(2, drop_remainder=True)
@@ -42,7 +42,7 @@ def test_noise_belongs_to_a_place_in_the_epoch(logical_devices):
 def test_full_batches_keep_their_fixed_shape(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.data.images.noise_batches import with_noise
+    from tfaccel.data.images.generative_data import with_noise
 
     batches = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
     spec = with_noise(batches, 3, Part(global_batch_size=4, seed=0, epoch=0)).element_spec

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from tfaccel.data import BadData
-from tfaccel.data.series.double_pendulum import derivative, double_pendulum, energy
-from tfaccel.data.series.seasons import season_length, seasonal_naive
-from tfaccel.data.series.series_set import pendulum_series, read_series
+from tfaccel.data.series.series_set import (
+    derivative,
+    double_pendulum,
+    energy,
+    pendulum_series,
+    read_series,
+    season_length,
+    seasonal_naive,
+)
 from tfaccel.errors import DataError
 
 
@@ -194,7 +200,7 @@ def test_seasonal_naive_uses_the_past_alone():
 
 
 def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
-    from tfaccel.data.series.batches import SeriesBatches
+    from tfaccel.data.series.series_data import SeriesBatches
 
     columns = {"t": int, "x": float, "y": lambda row: 1000 + row}
     series = read_series(write(tmp_path / "s.csv", columns, 100), time_column="t", target="y")
@@ -214,7 +220,7 @@ def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
 
 
 def test_order_follows_from_seed_and_epoch(logical_devices):
-    from tfaccel.data.series.batches import SeriesBatches
+    from tfaccel.data.series.series_data import SeriesBatches
 
     batches = SeriesBatches(pendulum_series(), window=16, horizon=4)
 
@@ -228,7 +234,7 @@ def test_order_follows_from_seed_and_epoch(logical_devices):
         batches.train(4096, seed=0, epoch=0)
 
 
-@pytest.mark.parametrize("name", ["series.double_pendulum", "series.seasons", "series.series_set", "series.batches"])
+@pytest.mark.parametrize("name", ["series.series_set", "series.series_data"])
 def test_examples(logical_devices, name):
     result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
     assert (result.failed, result.attempted > 0) == (0, True)

@@ -6,7 +6,7 @@ import importlib
 import numpy as np
 import pytest
 
-from tfaccel.data.series.augmentation import SeriesAugmentation, series_augmentation
+from tfaccel.data.series.series_data import SeriesAugmentation, series_augmentation
 from tfaccel.data.series.series_set import pendulum_series
 from tfaccel.errors import DataError
 
@@ -14,7 +14,7 @@ from tfaccel.errors import DataError
 @pytest.fixture
 def epoch(logical_devices):
     """A function that reads the first 24 batches of an epoch of windows; values in deviations from the mean."""
-    from tfaccel.data.series.batches import SeriesBatches
+    from tfaccel.data.series.series_data import SeriesBatches
 
     def read(augmentation, start_step=0, **options):
         batches = SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=augmentation)
@@ -60,5 +60,5 @@ def test_what_cannot_be_done_is_refused():
 
 
 def test_examples(logical_devices):
-    result = doctest.testmod(importlib.import_module("tfaccel.data.series.augmentation"))
+    result = doctest.testmod(importlib.import_module("tfaccel.data.series.series_data"))
     assert (result.failed, result.attempted > 0) == (0, True)

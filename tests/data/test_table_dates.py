@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from tfaccel.data.tables.column_kinds import get_kind
-from tfaccel.data.tables.dates import PARTS, could_be_either, date_order, date_parts
 from tfaccel.data.tables.encoding import TableEncoding
-from tfaccel.data.tables.options import TableOptions
 from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.tabular_set import make_tabular_set
+from tfaccel.data.tables.tabular_set import TableOptions, make_tabular_set
+from tfaccel.data.tables.values import PARTS, could_be_either, date_order, date_parts
 from tfaccel.errors import DataError
 
 

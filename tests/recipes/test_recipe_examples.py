@@ -7,11 +7,8 @@ import pytest
 
 MODULES = (
     "tfaccel.data.images.digits",
-    "tfaccel.data.images.arrays",
-    "tfaccel.data.images.batches",
-    "tfaccel.data.images.image_data",
     "tfaccel.data.images.files",
-    "tfaccel.data.images.moves",
+    "tfaccel.data.images.image_data",
     "tfaccel.data.images.image_set",
     "tfaccel.reporting.prediction_grid",
     "tfaccel.reporting.comparison_table",

@@ -7,14 +7,11 @@ import pytest
 
 MODULES = (
     "tfaccel.data.epochs",
-    "tfaccel.data.texts.batches",
-    "tfaccel.data.texts.dates",
+    "tfaccel.data.texts.text_data",
+    "tfaccel.data.texts.pairs",
     "tfaccel.data.texts.documentation",
     "tfaccel.data.texts.files",
-    "tfaccel.data.texts.labelled_texts",
-    "tfaccel.data.texts.labels",
-    "tfaccel.data.texts.pairs",
-    "tfaccel.data.texts.sentences",
+    "tfaccel.data.class_labels",
     "tfaccel.data.texts.vocabulary",
     "tfaccel.models.attention",
     "tfaccel.models.beam_search",

@@ -6,17 +6,17 @@ import importlib
 import pytest
 
 MODULES = (
-    "tfaccel.data.boxes.batches",
     "tfaccel.data.boxes.box_data",
-    "tfaccel.data.example_data",
-    "tfaccel.data.images.gan_data",
+    "tfaccel.data.boxes.box_data",
+    "tfaccel.data.images.generative_data",
+    "tfaccel.data.images.generative_data",
     "tfaccel.data.series.series_data",
     "tfaccel.data.tables.table_data",
     "tfaccel.data.boxes.digit_scenes",
     "tfaccel.data.images.augmentation",
-    "tfaccel.data.images.noise_batches",
-    "tfaccel.data.tables.number_rows",
-    "tfaccel.data.images.few_digits",
+    "tfaccel.data.images.generative_data",
+    "tfaccel.data.tables.table_data",
+    "tfaccel.data.images.digits",
     "tfaccel.models.backbones",
     "tfaccel.models.centre_detector",
     "tfaccel.models.digits_backbone",

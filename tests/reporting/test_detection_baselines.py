@@ -6,7 +6,7 @@ import doctest
 import numpy as np
 import pytest
 
-from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedSplit
+from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedSplit
 from tfaccel.data.boxes.digit_scenes import digit_scenes
 from tfaccel.reporting import detection_baselines, oriented_gradients
 from tfaccel.reporting.detection_baselines import NAME, Windows, detection_scores, window_detections

@@ -53,7 +53,7 @@ def get_rows(replicas, *, mixes_rows=False, **options):
 
 
 def test_a_worker_reads_and_augments_its_own_rows():
-    from tfaccel.data.resumed_place import ResumedPlace
+    from tfaccel.data.iterator_feed import ResumedPlace
 
     expected = [[2.5, 3.5], [6.5, 7.5]]
     assert get_rows(ALONE) == (expected, (4,), None)

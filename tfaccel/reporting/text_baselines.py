@@ -135,7 +135,7 @@ def central_sentence(text: str) -> str:
         >>> central_sentence("It rains. The red car is fast. A car is red or blue. The red car is old.")
         'The red car is fast.'
     """
-    from tfaccel.data.texts.sentences import first_sentence
+    from tfaccel.data.texts.documentation import first_sentence
 
     sentences = []
     while text:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from tfaccel.data.texts.dates import DAYS, MONTHS
+from tfaccel.data.texts.pairs import DAYS, MONTHS
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.image_set import ImageSplit, split_rows
 

@@ -11,10 +11,13 @@ import numpy as np
 import pyarrow
 from pyarrow import compute
 
-from tfaccel.data.tables.dates import YEAR, DatesOfTexts, date_parts, dates_of_texts
 from tfaccel.data.tables.values import (
     NO_VALUE,
+    YEAR,
+    DatesOfTexts,
     are_infinite,
+    date_parts,
+    dates_of_texts,
     finite_numbers,
     is_no_value,
     number_text,
@@ -122,7 +125,7 @@ class Column:
         return self._dates.is_ambiguous
 
     def dates(self, order: str) -> dict[str, np.ndarray]:
-        """The parts of the dates in this order, see `tfaccel.data.tables.dates`; NaN where there is none."""
+        """The parts of the dates in this order, see `tfaccel.data.tables.values`; NaN where there is none."""
         return self._kept((_PARTS, order), lambda: self._date_parts(order))
 
     def wrong_dates(self, order: str) -> np.ndarray:

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.feeds import Feed
+from tfaccel.data.graph_batches import Feed
 from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.proof.culprit import make_refusal
