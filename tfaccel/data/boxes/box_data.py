@@ -21,36 +21,6 @@ if TYPE_CHECKING:
 _MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)
 
 
-class BoxData(Batches):
-    """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.boxes.box_data.target_maps`.
-
-    Args:
-        images: a `BoxedImages`.
-        augmented: whether to zoom and shift training images at random.
-
-    Example:
-        >>> from tfaccel.data import scenes_of_digits
-        >>> images, maps = next(iter(BoxData(scenes_of_digits()).train_data(32, seed=0, epoch=0)))
-        >>> images.shape, maps.shape
-        (TensorShape([32, 64, 64, 1]), TensorShape([32, 16, 16, 15]))
-    """
-
-    source: BoxedImages
-
-    def __init__(self, images: BoxedImages, *, augmented: bool = False) -> None:
-        self._moves = _MOVES if augmented else None
-        super().__init__(images, self._batches, num_train_examples=images.num_train_images, takes_every=True)
-
-    def test_split(self) -> BoxedSplit:
-        """The test images with their boxes, as arrays."""
-        split: BoxedSplit = self.made().test_split()
-        return split
-
-    def _batches(self) -> Any:
-
-        return BoxBatches(self.source, self._moves)
-
-
 NO_OBJECT = -1
 
 
@@ -231,3 +201,33 @@ def moved_boxes(
     area, left_over = (np.prod(b[..., 2:] - b[..., :2], axis=-1) for b in (whole, cut))
     visible = left_over > _MIN_VISIBLE * np.maximum(area, 1e-6)
     return cut.astype(np.float32), np.where(visible, labels, NO_OBJECT)
+
+
+class BoxData(Batches):
+    """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.boxes.box_data.target_maps`.
+
+    Args:
+        images: a `BoxedImages`.
+        augmented: whether to zoom and shift training images at random.
+
+    Example:
+        >>> from tfaccel.data import scenes_of_digits
+        >>> images, maps = next(iter(BoxData(scenes_of_digits()).train_data(32, seed=0, epoch=0)))
+        >>> images.shape, maps.shape
+        (TensorShape([32, 64, 64, 1]), TensorShape([32, 16, 16, 15]))
+    """
+
+    source: BoxedImages
+
+    def __init__(self, images: BoxedImages, *, augmented: bool = False) -> None:
+        super().__init__(
+            images,
+            lambda: BoxBatches(images, _MOVES if augmented else None),
+            num_train_examples=images.num_train_images,
+            takes_every=True,
+        )
+
+    def test_split(self) -> BoxedSplit:
+        """The test images with their boxes, as arrays."""
+        split: BoxedSplit = self.made().test_split()
+        return split

@@ -19,7 +19,7 @@ from tfaccel.data.bad_data import BadData
 from tfaccel.data.epochs import Batches, InMemory, Part, shard_rows
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.files import read_image_set
-from tfaccel.data.images.image_data import ImageBatches, ImageMoves
+from tfaccel.data.images.image_data import STILL, ImageBatches
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES
 from tfaccel.data.tables.table_data import NumberRows, read_number_rows
@@ -74,7 +74,12 @@ class GanData(Batches):
     validation_data = None  # type: ignore[assignment]  # There is no validation loss.
 
     def __init__(self, images: ImageSet, latent_size: int) -> None:
-        super().__init__(images, self._batches, num_train_examples=images.num_train_images, takes_every=True)
+        super().__init__(
+            images,
+            lambda: ImageBatches(images, STILL),
+            num_train_examples=images.num_train_images,
+            takes_every=True,
+        )
         self._latent_size = latent_size
 
     def real_images(self, part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -88,9 +93,6 @@ class GanData(Batches):
             return batch["images"], batch["labels"].argmax(axis=1)
         pixels, labels = next(self.made().test(self.source.num_test_images).as_numpy_iterator())
         return (pixels - self.source.pixel_mean) / self.source.pixel_scale, labels.argmax(axis=1)
-
-    def _batches(self) -> Any:
-        return ImageBatches(self.source, ImageMoves(rotation=0.0, zoom=0.0, shift=0.0))
 
     def get_batches(self, part: Part) -> Any:
         """The batches of a part of the training data."""
@@ -171,11 +173,11 @@ class UnlabelledImages(Unlabelled):
 
     @functools.cache  # noqa: B019 (one set in a process)
     def _batches(self, part: str) -> Any:
-        images, still = self._images, ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)
+        images = self._images
         if part == TRAIN:
             train = images.load()[0]
             images = replace(images, num_test_images=images.num_train_images, load=lambda: (train, train))
-        return ImageBatches(images, still)
+        return ImageBatches(images, STILL)
 
     def _values(self, pixels: Any) -> Any:
         import tensorflow as tf

@@ -22,25 +22,6 @@ from tfaccel.local_path import local_path
 from tfaccel.short_repr import short_repr
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
-class InteractionSet:
-    """Interactions prepared for training.
-
-    Args:
-        table: the encoded rows; targets are 1 for a click and 0 otherwise.
-        user_names, item_names: the columns of the encoding that describe users and items, ids first.
-        catalogue: all users and items.
-        true_probabilities: the probability that each click of the test rows was drawn with; None if it is unknown.
-    """
-
-    table: TabularSet
-    user_names: tuple[str, ...]
-    item_names: tuple[str, ...]
-    catalogue: Catalogue
-    true_probabilities: np.ndarray | None = None
-
-
 def read_interactions(
     data_dir: str | os.PathLike[str], *, bad_data: BadData | None = None, **options: Any
 ) -> InteractionSet:
@@ -348,3 +329,22 @@ def _column(name: str, values: Sequence[Any], is_text: bool = True) -> Column:
 
 def _missing(column: Column) -> Column:
     return _column(column.name, [None] if column.is_text else [np.nan], column.is_text)
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class InteractionSet:
+    """Interactions prepared for training.
+
+    Args:
+        table: the encoded rows; targets are 1 for a click and 0 otherwise.
+        user_names, item_names: the columns of the encoding that describe users and items, ids first.
+        catalogue: all users and items.
+        true_probabilities: the probability that each click of the test rows was drawn with; None if it is unknown.
+    """
+
+    table: TabularSet
+    user_names: tuple[str, ...]
+    item_names: tuple[str, ...]
+    catalogue: Catalogue
+    true_probabilities: np.ndarray | None = None

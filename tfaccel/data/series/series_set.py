@@ -351,19 +351,6 @@ def derivative(state: np.ndarray) -> np.ndarray:
     return np.array([velocity_1, velocity_2, first / below, second / below])
 
 
-def energy(state: np.ndarray) -> float:
-    """Energy of a state in joules, which is conserved without friction; 0 when hanging at rest.
-
-    Example:
-        >>> energy(np.zeros(4))
-        0.0
-    """
-    angle_1, angle_2, velocity_1, velocity_2 = state.tolist()
-    coupling = velocity_1 * velocity_2 * np.cos(angle_1 - angle_2)
-    kinetic = velocity_1**2 + velocity_2**2 / 2 + coupling
-    return float(kinetic + GRAVITY * (3 - 2 * np.cos(angle_1) - np.cos(angle_2)))
-
-
 _MIN_SEASON = 2
 _MAX_FRACTION = 1 / 3  # of the series
 

@@ -45,16 +45,6 @@ def check_kinds(kinds: Mapping[str, str], table: Table) -> None:
             raise DataError(f"Column {name!r} cannot be {kind!r}.{hint}")
 
 
-def get_numbers(column: Column) -> tuple[np.ndarray, np.ndarray]:
-    """A column as float64 with NaN for missing and non-numeric values, and the rows of the non-numeric ones.
-
-    Example:
-        >>> get_numbers(Column("age", np.array(["3", None, "three"], dtype=object)))
-        (array([ 3., nan, nan]), array([2]))
-    """
-    return column.numbers
-
-
 def get_kind(column: Column) -> str:
     """The inferred kind of a column: "numeric" or "date" if most values are, "ignored" for nearly distinct texts.
 
@@ -96,7 +86,7 @@ def as_numbers(column: Column, source: str, *, advice: str | None = None) -> np.
         tfaccel.errors.DataError: Column 'age' of pets.csv holds numbers, but row 2 below the header has 'three'. \
 Fix the row, or say what the column is: --column_kinds=age=categorical.
     """
-    numbers, wrong = get_numbers(column)
+    numbers, wrong = column.numbers
     if len(wrong):
         row = int(wrong.min())
         raise DataError(
@@ -193,7 +183,7 @@ def without_bad_values(table: Table, kinds: Mapping[str, str], bad_data: BadData
 def _wrong_rows(column: Column, kind: str | None) -> np.ndarray:
     """The rows of values that are not of this kind."""
     if kind == NUMERIC:
-        return np.sort(get_numbers(column)[1])
+        return np.sort(column.numbers[1])
     order = column.date_order if kind == DATE else None
     return np.zeros(0, np.int64) if order is None else column.wrong_dates(order)
 

@@ -103,7 +103,12 @@ class Column:
 
     @property
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values as float64, with NaN for missing and non-numeric ones; and the rows of the non-numeric ones."""
+        """The values as float64, with NaN for missing and non-numeric ones; and the rows of the non-numeric ones.
+
+        Example:
+            >>> Column("age", np.array(["3", None, "three"], dtype=object)).numbers
+            (array([ 3., nan, nan]), array([2]))
+        """
         if not self.is_text:
             return self._given, np.flatnonzero(np.isinf(self._given))
         return self._kept("numbers", self._numbers)

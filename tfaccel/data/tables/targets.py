@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from tfaccel.data.tables.column_kinds import NUMBERS_ADVICE, as_numbers, get_numbers, spelled_twice, unread_notation
+from tfaccel.data.tables.column_kinds import NUMBERS_ADVICE, as_numbers, spelled_twice, unread_notation
 from tfaccel.data.tables.table import Column
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
@@ -40,7 +40,7 @@ def class_numbers(
     if len(texts) == 0:
         raise DataError(f"No row of {source} has a value in the target column {column.name!r}.")
     found = set(texts.tolist())
-    is_number = not np.isnan(get_numbers(column)[0]).any()
+    is_number = not np.isnan(column.numbers[0]).any()
     twice = _spelled_twice(found, is_number)
     if twice is not None:
         raise DataError(
@@ -96,7 +96,7 @@ def target_numbers(column: Column, source: str) -> np.ndarray:
         >>> target_numbers(Column("price", np.array(["3", None, "4.5"], dtype=object)), "pets.csv").tolist()
         [3.0, nan, 4.5]
     """
-    numbers, wrong = get_numbers(column)
+    numbers, wrong = column.numbers
     present = numbers[~np.isnan(numbers)]
     notation = unread_notation(column) if len(wrong) else ""
     if notation.startswith("numbers"):

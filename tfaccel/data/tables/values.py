@@ -202,31 +202,6 @@ def dates_of_texts(texts: pyarrow.StringArray, counts: np.ndarray) -> DatesOfTex
     return DatesOfTexts("dmy" if is_dotted else None, not is_dotted, parts)
 
 
-def date_order(texts: Sequence[str | None]) -> str | None:
-    """The order of year, month and day in these dates; None if they are not dates, or ambiguous.
-
-    Example:
-        >>> date_order(["2024-05-31", "2024-06-01T14:00"]), date_order(["05/31/2024"]), date_order(["5/6/2024", "tea"])
-        ('ymd', 'mdy', None)
-    """
-    return _get_dates(texts).order
-
-
-def could_be_either(texts: Sequence[str | None]) -> bool:
-    """Whether these are dates whose day and month are ambiguous.
-
-    Example:
-        >>> could_be_either(["05/06/2024", "07/08/2024"])
-        True
-    """
-    return _get_dates(texts).is_ambiguous
-
-
-def _get_dates(texts: Sequence[str | None]) -> DatesOfTexts:
-    present = pyarrow.array(texts, pyarrow.string()).drop_null()
-    return dates_of_texts(present, np.ones(len(present), np.int64))
-
-
 def date_parts(texts: Sequence[str | None] | pyarrow.StringArray, order: str) -> dict[str, np.ndarray]:
     """All parts of dates, float64; NaN for missing or invalid dates."""
     pattern, groups = PATTERNS[order]

@@ -18,7 +18,6 @@ from tfaccel.data.tables.column_kinds import (
     NUMERIC,
     check_kinds,
     get_kind,
-    get_numbers,
     unread_notation,
 )
 from tfaccel.data.tables.table import Column, Table
@@ -133,7 +132,7 @@ def _inspect_column(
         text = f"all values are {next(iter(distinct))}" if distinct else "there is no value"
         findings.append(Finding("constant column", column.name, text, "Drop the column: it says nothing."))
     if kind == NUMERIC:
-        numbers, wrong = get_numbers(column)
+        numbers, wrong = column.numbers
         if len(wrong):
             row = int(wrong.min())
             text = f"{len(wrong)} values are not numbers, first {column.values[row]!r} in row {row + 1}"
@@ -208,7 +207,7 @@ def _filled(column: Column) -> np.ndarray:
 
 def _finite(column: Column) -> np.ndarray:
     """Numbers with NaN for missing, infinite or invalid values."""
-    numbers, _ = get_numbers(column)
+    numbers, _ = column.numbers
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
