@@ -14,6 +14,9 @@ from tfaccel.short_repr import short_repr
 
 TRAIN_SPLIT, TEST_SPLITS = "train", ("test", "validation", "valid", "val", "dev")
 
+# Above this ratio of the largest to the smallest class, rows of small classes get larger weights.
+UNEQUAL_RATIO = 3.0
+
 
 def numbered_classes(
     parts: Sequence[Sequence[int | str]], source: str, names: Sequence[str] | None = None
@@ -64,10 +67,6 @@ def train_and_test(splits: Sequence[str], source: str) -> list[str]:
     if TRAIN_SPLIT not in splits:
         raise DataError(f"{source} must have a split 'train'. Received: {', '.join(splits) or 'none'}.")
     return [TRAIN_SPLIT, *[name for name in TEST_SPLITS if name in splits][:1]]
-
-
-# Above this ratio of the largest to the smallest class, rows of small classes get larger weights.
-UNEQUAL_RATIO = 3.0
 
 
 def balanced_weights(counts: np.ndarray) -> np.ndarray:

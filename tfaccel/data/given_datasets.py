@@ -22,6 +22,8 @@ DATASET = "tf.data.Dataset"  # what a `GivenDataset` is called
 # Dataset -> its passes in this process: iterators of a `tf.data.Dataset`, epochs of a `PyDataset`.
 _times_begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
+_MAX_SEED = 2**31 - 1  # as in `tf.random.set_seed`
+
 
 class GivenDataset:
     """A `tf.data.Dataset` of batches, iterated over once in each epoch, in the order of `Model.fit`.
@@ -223,9 +225,6 @@ def _array(leaf: Any) -> Any:
 
 def _named(class_weight: Any) -> Any:
     return class_weight and {str(name): float(weight) for name, weight in class_weight.items()}
-
-
-_MAX_SEED = 2**31 - 1  # as in `tf.random.set_seed`
 
 
 def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed: int) -> Callable[[int], np.ndarray]:

@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from tfaccel.errors import DataError
 
+_UNEVEN_ROWS = "The components of a batch have different numbers of rows"
+
 
 @dataclass(frozen=True)
 class ArrayBatches:
@@ -151,9 +153,6 @@ def without_optionals(batch: Any) -> Any:
     """A batch (or its specs) with None in place of the empty optionals of a generator's adapter."""
     empty = (tf.experimental.Optional, tf.OptionalSpec)
     return keras.tree.map_structure(lambda a: None if isinstance(a, empty) else a, batch)
-
-
-_UNEVEN_ROWS = "The components of a batch have different numbers of rows"
 
 
 def _num_rows(leaf: Any) -> Any:

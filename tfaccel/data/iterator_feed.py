@@ -15,6 +15,14 @@ import tensorflow as tf
 from tfaccel.data.graph_batches import IteratorBatches, without_optionals
 from tfaccel.errors import DataError
 
+logger = logging.getLogger("tfaccel")
+MAX_STATE_BYTES = 1 << 25  # of an iterator, in a checkpoint
+_FAILS = 2  # the policy for pipelines with a state that cannot be saved
+_SECONDS_BETWEEN_LINES = 30.0
+_UNREADABLE = (tf.errors.OpError, ValueError, TypeError)
+
+_NUMPY = "MT19937"  # the only kind that NumPy's global generator has, unless a script replaces it
+
 
 def changed_data(difference: str) -> DataError:
     """The error for data that are not those of the run which continues."""
@@ -84,14 +92,6 @@ class ResumedPlace:
             next_checksum=place.get("next"),
             saved_by=place.get("reading", ""),
         )
-
-
-logger = logging.getLogger("tfaccel")
-
-MAX_STATE_BYTES = 1 << 25  # of an iterator, in a checkpoint
-_FAILS = 2  # the policy for pipelines with a state that cannot be saved
-_SECONDS_BETWEEN_LINES = 30.0
-_UNREADABLE = (tf.errors.OpError, ValueError, TypeError)
 
 
 class IteratorFeed:
@@ -224,9 +224,6 @@ class IteratorFeed:
                 seconds,
             )
         return num_batches
-
-
-_NUMPY = "MT19937"  # the only kind that NumPy's global generator has, unless a script replaces it
 
 
 def random_states() -> dict[str, np.ndarray]:

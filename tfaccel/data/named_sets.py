@@ -45,6 +45,10 @@ except Exception as error:
 print(json.dumps(described))
 """
 
+HUGGING_FACE = "hf:"
+_LABELS = ("label", "labels", "fine_label", "class")
+_IMAGES = ("image", "img", "picture")
+
 
 def read_tfds_images(name: str, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:
     """Reads and validates the images of a dataset.
@@ -142,11 +146,6 @@ def _feature(described: dict[str, Any], kind: str, name: str) -> str:
 
 def _files(described: dict[str, Any], name: str) -> list[list[str]]:
     return [described["files"][split] for split in train_and_test(list(described["files"]), name)]
-
-
-HUGGING_FACE = "hf:"
-_LABELS = ("label", "labels", "fine_label", "class")
-_IMAGES = ("image", "img", "picture")
 
 
 def read_hugging_face_images(name: str, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:

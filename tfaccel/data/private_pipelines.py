@@ -46,6 +46,26 @@ _CHANGES = (
     "use `tf.random.stateless_uniform` and the like"
 )
 
+_REPEATABLE = frozenset(
+    f"_{name}Dataset"
+    for name in (
+        "Batch",
+        "Concatenate",
+        "Filter",
+        "Map",
+        "Options",
+        "ParallelBatch",
+        "ParallelMap",
+        "Prefetch",
+        "Range",
+        "Skip",
+        "Take",
+        "Tensor",
+        "TensorSlice",
+        "Zip",
+    )
+)
+
 
 def known_to_vary(dataset: tf.data.Dataset) -> str:
     """Why another process may read other batches from a dataset, and the change that helps; "" if nothing is known."""
@@ -194,27 +214,6 @@ def _element_bytes(spec: Any) -> float:
 def fingerprint(table: Any) -> str:
     """The fingerprint that `datasets` computes from a table and all its transformations; it has no public attribute."""
     return str(private_part(table, "_fingerprint", package="datasets"))
-
-
-_REPEATABLE = frozenset(
-    f"_{name}Dataset"
-    for name in (
-        "Batch",
-        "Concatenate",
-        "Filter",
-        "Map",
-        "Options",
-        "ParallelBatch",
-        "ParallelMap",
-        "Prefetch",
-        "Range",
-        "Skip",
-        "Take",
-        "Tensor",
-        "TensorSlice",
-        "Zip",
-    )
-)
 
 
 def data_adapter(

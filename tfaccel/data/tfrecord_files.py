@@ -31,6 +31,9 @@ _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)(.*)")
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # magic numbers of gzip and zlib
 _MASK_DELTA = 0xA282EAD8
 
+Value = bytes | str | int | float
+_LISTS = (("bytes_list", "TYPE_BYTES"), ("float_list", "TYPE_FLOAT"), ("int64_list", "TYPE_INT64"))
+
 
 def masked_crc32c(data: bytes) -> int:
     """The masked CRC-32C of TFRecord files.
@@ -260,10 +263,6 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _damaged(path: Path, record: int, reason: str) -> DataError:
     return DataError(f"Record {record} (from 0) of {path} is damaged: {reason}. Write or copy the file again.")
-
-
-Value = bytes | str | int | float
-_LISTS = (("bytes_list", "TYPE_BYTES"), ("float_list", "TYPE_FLOAT"), ("int64_list", "TYPE_INT64"))
 
 
 def encode_example(features: Mapping[str, Value | Sequence[Value]]) -> bytes:

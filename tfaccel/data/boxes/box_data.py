@@ -23,6 +23,12 @@ _MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)
 
 NO_OBJECT = -1
 
+STRIDE = 4  # image pixels per cell of the maps
+NUM_BOX_CHANNELS = 4  # height, width, and the center's offset in its cell: vertical, horizontal
+_SPREAD = 6.0  # a peak's standard deviation is the side of the box divided by this
+_MIN_SPREAD = 0.6  # cells
+_MIN_VISIBLE = 0.4  # of a box that was moved partly out of the image; with less it is dropped
+
 
 @short_repr
 @dataclass(frozen=True)
@@ -64,13 +70,6 @@ class BoxedImages:
     num_test_images: int
     train: Callable[[int, int], BoxedSplit]
     test: Callable[[], BoxedSplit]
-
-
-STRIDE = 4  # image pixels per cell of the maps
-NUM_BOX_CHANNELS = 4  # height, width, and the center's offset in its cell: vertical, horizontal
-_SPREAD = 6.0  # a peak's standard deviation is the side of the box divided by this
-_MIN_SPREAD = 0.6  # cells
-_MIN_VISIBLE = 0.4  # of a box that was moved partly out of the image; with less it is dropped
 
 
 def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_classes: int) -> np.ndarray:

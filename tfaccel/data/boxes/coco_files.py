@@ -30,6 +30,13 @@ _FIELDS = {
 }
 _MAX_BYTES = 2**31
 
+_Listed = list[tuple[dict[str, Any], list[tuple[list[float], int]]]]  # each image's entry with its boxes and classes
+
+_SLACK = 1.0  # pixels by which a box may exceed its image: annotation tools round
+_LARGEST = 1e9  # of the numbers of a box, in pixels
+TURNED = (5, 6, 7, 8)  # EXIF orientations with which width and height change places
+Objects = Sequence[tuple[list[Any], int]]  # left, top, width, height and id of each box, and its class
+
 
 def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: BadData | None = None) -> BoxedImages:
     """Reads and validates the images and boxes of a folder in COCO format.
@@ -92,9 +99,6 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
         train=train,
         test=test,
     )
-
-
-_Listed = list[tuple[dict[str, Any], list[tuple[list[float], int]]]]  # each image's entry with its boxes and classes
 
 
 def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -194,12 +198,6 @@ def _split(listed: list[BoxesOfFile], path: Path) -> list[list[BoxesOfFile]]:
     order = np.random.default_rng(0).permutation(len(listed))
     num_test = max(1, round(TEST_FRACTION * len(listed)))
     return [[listed[i] for i in sorted(order[num_test:])], [listed[i] for i in sorted(order[:num_test])]]
-
-
-_SLACK = 1.0  # pixels by which a box may exceed its image: annotation tools round
-_LARGEST = 1e9  # of the numbers of a box, in pixels
-TURNED = (5, 6, 7, 8)  # EXIF orientations with which width and height change places
-Objects = Sequence[tuple[list[Any], int]]  # left, top, width, height and id of each box, and its class
 
 
 @dataclass(frozen=True)

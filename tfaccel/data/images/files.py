@@ -30,6 +30,8 @@ from tfaccel.local_path import local_path
 
 logger = logging.getLogger("tfaccel")
 
+_NAMES = ("x_train", "y_train", "x_test", "y_test")
+
 
 def read_image_set(
     data_dir: str | os.PathLike[str], *, image_size: int | None = None, bad_data: BadData | None = None
@@ -166,9 +168,6 @@ def _cut(files: _Files, classes: tuple[str, ...], folder: Path) -> tuple[ImageSp
         )
     train, test = split_rows(files.labels)
     return _as_split(files, train), _as_split(files, test)
-
-
-_NAMES = ("x_train", "y_train", "x_test", "y_test")
 
 
 def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:

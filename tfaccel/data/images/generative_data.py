@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 _STREAM = 2  # keeps these draws independent of those that shuffle and transform the examples
 
+TRAIN, TEST = "train", "test"
+
+_ROWS_AT_ONCE = 512
+
 
 def with_noise(batches: tf.data.Dataset, size: int, part: Part) -> Any:
     """A dataset of (batch, noise) with standard normal noise of shape (rows of the batch, size).
@@ -102,9 +106,6 @@ class GanData(Batches):
         pixels, labels = batch
         images = (pixels - self.source.pixel_mean) / self.source.pixel_scale
         return ({"images": images, "labels": labels, "noise": noise},)
-
-
-TRAIN, TEST = "train", "test"
 
 
 class Unlabelled(ABC):
@@ -222,9 +223,6 @@ class UnlabelledRows(Unlabelled):
     def names(self, part: str) -> list[str]:
         """Row numbers below the header, from 1."""
         return [f"row {number + 1}" for number in self._numbers[part]]
-
-
-_ROWS_AT_ONCE = 512
 
 
 class ExampleData(Batches):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable
@@ -22,6 +21,11 @@ from tfaccel.short_repr import short_repr
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+
+_FLOAT_BYTES = 4
+
+_OF_IMAGES = ("moves", "none")  # the others augment whole batches and may mix their images
 
 
 @short_repr
@@ -73,9 +77,7 @@ class ImageMoves:
         return np.stack([a0, a1, a2, b0, b1, b2, zero, zero], axis=1).astype(np.float32)
 
 
-_FLOAT_BYTES = 4
 STILL = ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)
-_OF_IMAGES = ("moves", "none")  # the others augment whole batches and may mix their images
 
 
 class ImageBatches(Epochs):
@@ -133,7 +135,7 @@ class ImageBatches(Epochs):
             read = gathered((_sized(part.images, size), part.labels))
         else:
             decode, labels = decoder(part.images, self._images), gathered(part.labels)
-            cache = dataclasses.replace(self._cache, identity=functools.partial(_identity, part.images, self._images))
+            cache = replace(self._cache, identity=functools.partial(_identity, part.images, self._images))
 
             def read(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 return decode(rows), labels(rows)

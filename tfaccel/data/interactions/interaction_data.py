@@ -16,6 +16,15 @@ from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.texts.text_data import TextBatches
 from tfaccel.errors import DataError
 
+NUM_USERS, NUM_ITEMS, NUM_INTERACTIONS = 1000, 500, 250_000
+RANK, NUM_REGIONS, NUM_GENRES = 4, 6, 10
+TEST_FRACTION = 0.2
+_ZIPF_USERS, _ZIPF_ITEMS = 0.8, 0.9  # the n-th user or item takes part n^-exponent as often as the first
+_MEAN, _PRICE_EFFECT, _BIAS_DEVIATION, _TASTE = -0.5, -0.5, 0.7, 1.0
+_SHARED = 0.5  # fraction of the variance of factors that a region or a genre has in common
+_SEED = 0
+KINDS = {"region": CATEGORICAL, "genre": CATEGORICAL}
+
 
 class InteractionData(Batches):
     """Batches of interactions: a dictionary of inputs, and 1 or 0, of shape (num_rows, 1). The set is `source`.
@@ -70,16 +79,6 @@ class InteractionData(Batches):
         codes = inputs["categories"]
         dropped = (generator.random(codes.shape) < self._rates) & (codes != MISSING_CODE)
         return {**inputs, "categories": np.where(dropped, np.int32(OTHER_CODE), codes)}, labels
-
-
-NUM_USERS, NUM_ITEMS, NUM_INTERACTIONS = 1000, 500, 250_000
-RANK, NUM_REGIONS, NUM_GENRES = 4, 6, 10
-TEST_FRACTION = 0.2
-_ZIPF_USERS, _ZIPF_ITEMS = 0.8, 0.9  # the n-th user or item takes part n^-exponent as often as the first
-_MEAN, _PRICE_EFFECT, _BIAS_DEVIATION, _TASTE = -0.5, -0.5, 0.7, 1.0
-_SHARED = 0.5  # fraction of the variance of factors that a region or a genre has in common
-_SEED = 0
-KINDS = {"region": CATEGORICAL, "genre": CATEGORICAL}
 
 
 def generated_clicks(

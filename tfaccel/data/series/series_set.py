@@ -35,6 +35,12 @@ _NUM_PENDULUM_SAMPLES = 4000
 _PENDULUM_SECONDS = 0.05
 _UNEVEN = 1.5  # a step of more times the median is a gap
 
+GRAVITY = 9.81  # m/s²
+_STEPS_BETWEEN = 10  # integration steps between two samples
+
+_MIN_SEASON = 2
+_MAX_FRACTION = 1 / 3  # of the series
+
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
@@ -289,10 +295,6 @@ def _filled(name: str, numbers: np.ndarray, table: Table, ends: tuple[int, ...])
     return filled
 
 
-GRAVITY = 9.81  # m/s²
-_STEPS_BETWEEN = 10  # integration steps between two samples
-
-
 def double_pendulum(
     num_samples: int,
     *,
@@ -349,10 +351,6 @@ def derivative(state: np.ndarray) -> np.ndarray:
     first -= 2 * sin * (velocity_2**2 + velocity_1**2 * cos)
     second = 2 * sin * (2 * velocity_1**2 + 2 * GRAVITY * np.cos(angle_1) + velocity_2**2 * cos)
     return np.array([velocity_1, velocity_2, first / below, second / below])
-
-
-_MIN_SEASON = 2
-_MAX_FRACTION = 1 / 3  # of the series
 
 
 def season_length(values: np.ndarray) -> int:

@@ -19,6 +19,37 @@ _MOSTLY_NUMBERS = 0.8
 # Texts that are nearly all distinct do not generalize to other rows.
 _MOSTLY_DISTINCT, _FEW_ROWS = 0.9, 20
 
+_DIGITS = (
+    r"(?:[0-9]{1,3}(?:[.,'’ \x{a0}\x{202f}][0-9]{3})+(?:[.,][0-9]+)?|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?:\.[0-9]+)?|"
+    r"[0-9]+(?:[.,][0-9]+)?)"
+)
+_UNIT = r"(?:\p{Sc}|%|‰|USD|EUR|GBP|CHF|JPY)"
+# Decimal commas, thousands separators, currencies and percentages; accountants put negative numbers in parentheses.
+_NUMBER = rf"^[+\-−]?\(?{_UNIT}?\s*[+\-−]?{_DIGITS}\s*{_UNIT}?\)?$"
+_YEAR, _DAY, _GAP = r"(?:[0-9]{2}|[0-9]{4})", r"(?:[0-2]?[0-9]|3[01])", r"(?:[-/., ]+)"
+# 5/31/24; and dates whose time is not read, such as 5/31/2024 2:00 PM and 2024-05-31 14:00:00,5.
+_DATE = (
+    rf"^(?:{_DAY}[-/.] ?{_DAY}[-/.] ?{_YEAR}|[0-9]{{4}}[-/. 年] ?{_DAY}[-/. 月] ?{_DAY}日?|"
+    r"(?:19|20)[0-9]{6}T[0-9]{4,6})(?:[-T ].*)?$"
+)
+# 5-May-2024, 05MAY24, May 5, 2024, May-24, Sun, 5 May 2024 14:00:00 GMT, and Sun May 5 14:00:00 2024.
+_MONTH = (
+    r"(?i:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
+    r"nov(?:ember)?|dec(?:ember)?)\.?"
+)
+_WEEKDAY = r"(?:(?i:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\.?,? +)?"
+_NAMED_DAY = r"[0-9]{1,2}(?:st|nd|rd|th)?"
+_NAMED_DATE = (
+    rf"^{_WEEKDAY}(?:{_NAMED_DAY}{_GAP}?{_MONTH}{_GAP}?{_YEAR}|{_MONTH}{_GAP}(?:{_NAMED_DAY}{_GAP})?{_YEAR}|"
+    rf"{_MONTH} +{_NAMED_DAY} +[0-9]{{1,2}}:[0-9:.]+ +(?:[A-Z]+ +)?{_YEAR})(?:[T :].*)?$"
+)
+_KINDS = {_NUMBER: "numbers", _DATE: "dates", _NAMED_DATE: "dates"}
+_MOSTLY_UNREAD = 0.8  # fraction of the rows
+_MOST_NAMED = 5
+_MOST_SPELLINGS = 8  # distinct texts of a column of truth values
+NOTATIONS_ADVICE = "Write numbers as 1234.5, dates as 2024-05-31 and truth values in one way"
+NUMBERS_ADVICE = "Write numbers with a decimal point, and without thousands separators and units"
+
 
 def kinds_from_text(text: str) -> dict[str, str]:
     """Parses the kinds of columns from a command line.
@@ -188,38 +219,6 @@ def _wrong_rows(column: Column, kind: str | None) -> np.ndarray:
     return np.zeros(0, np.int64) if order is None else column.wrong_dates(order)
 
 
-_DIGITS = (
-    r"(?:[0-9]{1,3}(?:[.,'’ \x{a0}\x{202f}][0-9]{3})+(?:[.,][0-9]+)?|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?:\.[0-9]+)?|"
-    r"[0-9]+(?:[.,][0-9]+)?)"
-)
-_UNIT = r"(?:\p{Sc}|%|‰|USD|EUR|GBP|CHF|JPY)"
-# Decimal commas, thousands separators, currencies and percentages; accountants put negative numbers in parentheses.
-_NUMBER = rf"^[+\-−]?\(?{_UNIT}?\s*[+\-−]?{_DIGITS}\s*{_UNIT}?\)?$"
-_YEAR, _DAY, _GAP = r"(?:[0-9]{2}|[0-9]{4})", r"(?:[0-2]?[0-9]|3[01])", r"(?:[-/., ]+)"
-# 5/31/24; and dates whose time is not read, such as 5/31/2024 2:00 PM and 2024-05-31 14:00:00,5.
-_DATE = (
-    rf"^(?:{_DAY}[-/.] ?{_DAY}[-/.] ?{_YEAR}|[0-9]{{4}}[-/. 年] ?{_DAY}[-/. 月] ?{_DAY}日?|"
-    r"(?:19|20)[0-9]{6}T[0-9]{4,6})(?:[-T ].*)?$"
-)
-# 5-May-2024, 05MAY24, May 5, 2024, May-24, Sun, 5 May 2024 14:00:00 GMT, and Sun May 5 14:00:00 2024.
-_MONTH = (
-    r"(?i:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|"
-    r"nov(?:ember)?|dec(?:ember)?)\.?"
-)
-_WEEKDAY = r"(?:(?i:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?\.?,? +)?"
-_NAMED_DAY = r"[0-9]{1,2}(?:st|nd|rd|th)?"
-_NAMED_DATE = (
-    rf"^{_WEEKDAY}(?:{_NAMED_DAY}{_GAP}?{_MONTH}{_GAP}?{_YEAR}|{_MONTH}{_GAP}(?:{_NAMED_DAY}{_GAP})?{_YEAR}|"
-    rf"{_MONTH} +{_NAMED_DAY} +[0-9]{{1,2}}:[0-9:.]+ +(?:[A-Z]+ +)?{_YEAR})(?:[T :].*)?$"
-)
-_KINDS = {_NUMBER: "numbers", _DATE: "dates", _NAMED_DATE: "dates"}
-_MOSTLY = 0.8  # fraction of the rows
-_MOST_NAMED = 5
-_MOST_SPELLINGS = 8  # distinct texts of a column of truth values
-NOTATIONS_ADVICE = "Write numbers as 1234.5, dates as 2024-05-31 and truth values in one way"
-NUMBERS_ADVICE = "Write numbers with a decimal point, and without thousands separators and units"
-
-
 def unread_notation(column: Column) -> str:
     """What a column of texts holds if it is numbers or dates in a notation that is not read; else "".
 
@@ -242,7 +241,7 @@ def unread_notation(column: Column) -> str:
             continue
         fits = compute.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
         unread = np.flatnonzero(fits & ~is_number)
-        if len(unread) and counts[fits].sum() >= _MOSTLY * counts.sum():
+        if len(unread) and counts[fits].sum() >= _MOSTLY_UNREAD * counts.sum():
             return f"{kind} such as {texts[int(unread[0])].as_py()!r}"
     return ""
 

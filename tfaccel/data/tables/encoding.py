@@ -20,6 +20,10 @@ from tfaccel.short_repr import short_repr
 
 MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
 
+HASH_KEY = (0, 0)
+_START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+_State = list[np.ndarray]
+
 
 @short_repr
 @dataclass(frozen=True)
@@ -212,11 +216,6 @@ def _numbers(column: NumericColumn, table: Table) -> np.ndarray:
 def _numeric_of_json(data: Mapping[str, Any]) -> NumericColumn:
     date = data.get("date")
     return NumericColumn(**{**data, "date": None if date is None else DatePart(**date)})
-
-
-HASH_KEY = (0, 0)
-_START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
-_State = list[np.ndarray]
 
 
 def hash_buckets(texts: Sequence[str], num_buckets: int) -> np.ndarray:

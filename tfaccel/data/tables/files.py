@@ -34,6 +34,16 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 _INDEX = re.compile(r"__index_level_[0-9]+__")  # columns in which pandas keeps the index of a table
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
+_DELIMITERS = ",;\t|"
+_MAX_FIELD_LENGTH = 2**24  # characters
+_SEPARATOR_LINE = re.compile(r'"?sep=([\t !#-/:-@\[-`{-~])"?')  # which Excel writes, and reads, before the header
+_BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_NEWLINE, _QUOTE = ord("\n"), ord('"')
+Fields = tuple[list[str], list[pyarrow.StringArray], np.ndarray]
+
+KEEP_BYTES = "surrogateescape"  # how bytes that cannot be decoded become characters, which `text_damage` finds
+_DAMAGE = re.compile("[\0\udc80-\udcff]")
+
 
 def read_table(
     path: str | os.PathLike[str],
@@ -149,15 +159,6 @@ def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
             f"Column {name!r} of {path} holds {kind}, which cannot be read as texts ({reason:.200}). Write it as texts "
             "or numbers."
         ) from error
-
-
-_DELIMITERS = ",;\t|"
-_MAX_FIELD_LENGTH = 2**24  # characters
-_SEPARATOR_LINE = re.compile(r'"?sep=([\t !#-/:-@\[-`{-~])"?')  # which Excel writes, and reads, before the header
-_BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-_NEWLINE, _QUOTE = ord("\n"), ord('"')
-
-Fields = tuple[list[str], list[pyarrow.StringArray], np.ndarray]
 
 
 def read_csv(path: Path, codec: str, bad_data: BadData) -> Fields:
@@ -327,10 +328,6 @@ def _lines_of_rows(marks: np.ndarray, quotes: np.ndarray, start: int) -> np.ndar
     lines = np.concatenate([[first + 1], np.flatnonzero(is_end) + first + 2])
     lengths = np.concatenate([ends, [len(marks)]]) - begins
     return lines[lengths > 0].astype(np.int64)
-
-
-KEEP_BYTES = "surrogateescape"  # how bytes that cannot be decoded become characters, which `text_damage` finds
-_DAMAGE = re.compile("[\0\udc80-\udcff]")
 
 
 def get_codec(encoding: str) -> str:

@@ -13,6 +13,8 @@ from tfaccel.data.tables.encoding import TableEncoding
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-6, 1e18
 _MAX_EXPONENT = 120  # float32 holds 2**120 and 2**-120, and numbers that are divided by them
 
+_MAX_EMBEDDING_WIDTH = 16
+
 
 def table_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
     """The model's inputs, and the feature tensor, of shape (num_rows, num_features).
@@ -101,9 +103,6 @@ def _unit(scale: float) -> float:
     if _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
         return 1.0
     return 2.0 ** min(max(round(math.log2(scale)), -_MAX_EXPONENT), _MAX_EXPONENT)
-
-
-_MAX_EMBEDDING_WIDTH = 16
 
 
 def embedding_width(num_codes: int) -> int:

@@ -23,6 +23,11 @@ from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
 
+EMBEDDED_TARGET = "target"
+_LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabetes": "load_diabetes"}
+
+logger = logging.getLogger("tfaccel")
+
 
 class TabularBatches(InMemory):
     """The batches of a tabular set: inputs, targets and, if classes have weights, a weight for each training row.
@@ -56,10 +61,6 @@ class TabularBatches(InMemory):
 
         test = rows_of(data.test, np.arange(len(data.test.targets)))
         super().__init__(read, num_examples=len(data.train.targets), test=test, noun="rows")
-
-
-EMBEDDED_TARGET = "target"
-_LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabetes": "load_diabetes"}
 
 
 def read_tabular_set(
@@ -159,9 +160,6 @@ def embedded_table(name: str) -> Table:
         for number, name in enumerate(data.feature_names)
     ]
     return Table(name, (*columns, Column(EMBEDDED_TARGET, target)))
-
-
-logger = logging.getLogger("tfaccel")
 
 
 @dataclass(frozen=True)

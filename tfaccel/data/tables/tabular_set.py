@@ -33,6 +33,8 @@ from tfaccel.short_repr import short_repr
 _NUM_TARGET_BINS = 10  # for stratified splits in regression
 _MOST_NAMED = 10
 
+CLASS_WEIGHTS = ("auto", "balanced", "none")
+
 
 @short_repr
 @dataclass(frozen=True)
@@ -371,9 +373,6 @@ class TableReport:
             weights = ", ".join(f"{name} {weight:.3g}" for name, weight in self.class_weights.items())
             lines.append(f"The classes are imbalanced; class weights: {weights}.")
         return lines
-
-
-CLASS_WEIGHTS = ("auto", "balanced", "none")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,10 @@ from tfaccel.known_names import did_you_mean
 # A target with more classes than this, and few rows for each, is treated as numeric.
 _MAX_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10
 
+_MAX_ERROR = 1e-4  # as a fraction of how much numbers vary
+_SMALLEST_TARGETS, _LARGEST_TARGETS = 1e-15, 1e15
+_SAMPLE = 10_000  # numbers of which quartiles are taken
+
 
 def class_numbers(
     column: Column, source: str, *, known: tuple[str, ...] = (), smallest: int = 1
@@ -111,11 +115,6 @@ def target_numbers(column: Column, source: str) -> np.ndarray:
         raise DataError(f"The target column {column.name!r} of {source} must hold at least two different numbers.")
     check_float32(numbers, column.name, source)
     return numbers.astype(np.float32)
-
-
-_MAX_ERROR = 1e-4  # as a fraction of how much numbers vary
-_SMALLEST_TARGETS, _LARGEST_TARGETS = 1e-15, 1e15
-_SAMPLE = 10_000  # numbers of which quartiles are taken
 
 
 def lost_in_float32(numbers: np.ndarray) -> tuple[int, bool]:

@@ -25,6 +25,23 @@ _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _INFINITY = r"^[+-]?(?i:inf|infinity)$"
 _EXACT = 2.0**53  # float64 holds all integers up to this one
 
+_TIME = r"(?:[T ]\s*([0-9]{1,2}):([0-9]{2})(?::[0-9]{2}(?:\.[0-9]+)?)?\s*(?:Z|UTC|GMT|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
+_SIGN = r"[-/.]"
+# Order -> the pattern of its dates, valid in both RE2 and Python, and the groups of year, month and day.
+# A time of day may follow; an offset from UTC is ignored: local time counts.
+PATTERNS: dict[str, tuple[str, tuple[int, int, int]]] = {
+    "ymd": (rf"([0-9]{{4}}){_SIGN}([0-9]{{1,2}}){_SIGN}([0-9]{{1,2}}){_TIME}", (1, 2, 3)),
+    "dmy": (rf"([0-9]{{1,2}}){_SIGN}([0-9]{{1,2}}){_SIGN}([0-9]{{4}}){_TIME}", (3, 2, 1)),
+    "mdy": (rf"([0-9]{{1,2}}){_SIGN}([0-9]{{1,2}}){_SIGN}([0-9]{{4}}){_TIME}", (3, 1, 2)),
+}
+HOUR_GROUP, MINUTE_GROUP = 4, 5
+YEAR, MONTH, DAY, WEEKDAY = "year", "month", "day", "weekday"
+_SEASON, _TIME_OF_DAY = ("season, sine", "season, cosine"), ("time of day, sine", "time of day, cosine")
+PARTS = (YEAR, MONTH, DAY, WEEKDAY, *_SEASON, *_TIME_OF_DAY)
+_DAYS_OF_YEAR, _HOURS = 365.25, 24.0
+# A column holds dates if this fraction of its values parses as dates.
+_MOSTLY_DATES = 0.8
+
 
 def clean_texts(texts: pyarrow.StringArray, *, keeps_markers: bool = False) -> pyarrow.StringArray:
     """Texts without whitespace around them, null for missing values.
@@ -120,24 +137,6 @@ def merged_integers(texts: list[str]) -> tuple[str, str] | None:
             if int(other) != int(text):
                 return other, text
     return None
-
-
-_TIME = r"(?:[T ]\s*([0-9]{1,2}):([0-9]{2})(?::[0-9]{2}(?:\.[0-9]+)?)?\s*(?:Z|UTC|GMT|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
-_SIGN = r"[-/.]"
-# Order -> the pattern of its dates, valid in both RE2 and Python, and the groups of year, month and day.
-# A time of day may follow; an offset from UTC is ignored: local time counts.
-PATTERNS: dict[str, tuple[str, tuple[int, int, int]]] = {
-    "ymd": (rf"([0-9]{{4}}){_SIGN}([0-9]{{1,2}}){_SIGN}([0-9]{{1,2}}){_TIME}", (1, 2, 3)),
-    "dmy": (rf"([0-9]{{1,2}}){_SIGN}([0-9]{{1,2}}){_SIGN}([0-9]{{4}}){_TIME}", (3, 2, 1)),
-    "mdy": (rf"([0-9]{{1,2}}){_SIGN}([0-9]{{1,2}}){_SIGN}([0-9]{{4}}){_TIME}", (3, 1, 2)),
-}
-HOUR_GROUP, MINUTE_GROUP = 4, 5
-YEAR, MONTH, DAY, WEEKDAY = "year", "month", "day", "weekday"
-_SEASON, _TIME_OF_DAY = ("season, sine", "season, cosine"), ("time of day, sine", "time of day, cosine")
-PARTS = (YEAR, MONTH, DAY, WEEKDAY, *_SEASON, *_TIME_OF_DAY)
-_DAYS_OF_YEAR, _HOURS = 365.25, 24.0
-# A column holds dates if this fraction of its values parses as dates.
-_MOSTLY_DATES = 0.8
 
 
 @short_repr

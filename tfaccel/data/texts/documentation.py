@@ -31,6 +31,8 @@ _MIN_REST_WORDS = 12
 
 _HEADING = re.compile(r"^[^\n]+\n([*=\-~^\"])\1{2,}\s*$")
 
+_END = re.compile(r"(?<=[a-z0-9)\"\]*’»”])[.:!?](?=\s|$)")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
@@ -141,9 +143,6 @@ def _indent(paragraph: str) -> int:
 def _without_first_sentence(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     pairs = map(first_sentence, texts)
     return tuple((rest, first) for first, rest in pairs if len(rest.split()) >= _MIN_REST_WORDS)
-
-
-_END = re.compile(r"(?<=[a-z0-9)\"\]*’»”])[.:!?](?=\s|$)")
 
 
 def first_sentence(text: str) -> tuple[str, str]:

@@ -22,6 +22,9 @@ from tfaccel.local_path import local_path
 
 _TEST_FRACTION = 0.1
 
+logger = logging.getLogger("tfaccel")
+_SUFFIXES = (".txt",)
+
 
 def read_text(path: str | os.PathLike[str], *, keeps_damage: bool = False) -> str:
     """The text of a file, with line endings normalized to newlines.
@@ -207,11 +210,6 @@ def read_aligned_lines(
             kept.append((a.strip(), b.strip()))
     bad_data.finish(len(kept), "pairs of lines")
     return [a for a, _ in kept], [b for _, b in kept]
-
-
-logger = logging.getLogger("tfaccel")
-
-_SUFFIXES = (".txt",)
 
 
 def documentation_passages() -> LabelledTexts:

@@ -20,6 +20,41 @@ from tfaccel.local_path import local_path
 
 TEST_PART = 0.1
 
+_MONTH_NAMES = {
+    "en": "January February March April May June July August September October November December",
+    "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
+    "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
+}
+MONTHS = {language: names.split() for language, names in _MONTH_NAMES.items()}
+DAYS = {
+    "en": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
+    "de": ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"],
+    "fr": ["lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche"],
+}
+# Numeric dates differ by separator: with dots the day comes first, with slashes the month (or the year).
+_FORMS = (
+    ("en", "{d} {month} {y}"),
+    ("en", "{month} {d}, {y}"),
+    ("en", "{month} {nth}, {y}"),
+    ("en", "{day}, {month} {d}, {y}"),
+    ("en", "{day} {nth} {month} {y}"),
+    ("en", "the {nth} of {month}, {y}"),
+    ("en", "{d} {mon} {y}"),
+    ("en", "{mon} {d} {y}"),
+    ("en", "{d:02}-{mon}-{y}"),
+    ("en", "{m}/{d}/{y}"),
+    ("en", "{m:02}/{d:02}/{y}"),
+    ("en", "{y}/{m:02}/{d:02}"),
+    ("en", "{y}{m:02}{d:02}"),
+    ("de", "{d}.{m}.{y}"),
+    ("de", "{d:02}.{m:02}.{y}"),
+    ("de", "{d}. {month} {y}"),
+    ("de", "{day}, den {d}. {month} {y}"),
+    ("fr", "{d} {month} {y}"),
+    ("fr", "le {day} {d} {month} {y}"),
+)
+_FIRST, _LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextPairs:
@@ -185,42 +220,6 @@ def _pair_arrays(sources: list[list[int]], targets: list[list[int]], lengths: tu
     labels = padded([[*tokens, END] for tokens in targets], lengths[1])
     written = padded([[START, *tokens] for tokens in targets], lengths[1])
     return PairArrays(source, written, labels, (labels != 0).astype(np.float32))
-
-
-_MONTH_NAMES = {
-    "en": "January February March April May June July August September October November December",
-    "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
-    "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
-}
-MONTHS = {language: names.split() for language, names in _MONTH_NAMES.items()}
-DAYS = {
-    "en": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
-    "de": ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"],
-    "fr": ["lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche"],
-}
-# Numeric dates differ by separator: with dots the day comes first, with slashes the month (or the year).
-_FORMS = (
-    ("en", "{d} {month} {y}"),
-    ("en", "{month} {d}, {y}"),
-    ("en", "{month} {nth}, {y}"),
-    ("en", "{day}, {month} {d}, {y}"),
-    ("en", "{day} {nth} {month} {y}"),
-    ("en", "the {nth} of {month}, {y}"),
-    ("en", "{d} {mon} {y}"),
-    ("en", "{mon} {d} {y}"),
-    ("en", "{d:02}-{mon}-{y}"),
-    ("en", "{m}/{d}/{y}"),
-    ("en", "{m:02}/{d:02}/{y}"),
-    ("en", "{y}/{m:02}/{d:02}"),
-    ("en", "{y}{m:02}{d:02}"),
-    ("de", "{d}.{m}.{y}"),
-    ("de", "{d:02}.{m:02}.{y}"),
-    ("de", "{d}. {month} {y}"),
-    ("de", "{day}, den {d}. {month} {y}"),
-    ("fr", "{d} {month} {y}"),
-    ("fr", "le {day} {d} {month} {y}"),
-)
-_FIRST, _LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 
 
 def date_pairs(num_pairs: int, *, seed: int) -> list[tuple[str, str]]:

@@ -19,6 +19,19 @@ from tfaccel.short_repr import short_repr
 # Called from time to time with the current task, the amount done, and the total.
 Progress = Callable[[str, int, int], None]
 
+_FEW_EXAMPLES = 10  # of a class
+_PARTS = ("train", "test")
+
+_MAX_EXAMPLES = 10_000  # larger datasets are sampled
+_NUM_FOLDS = 5
+_MIN_CLASS_EXAMPLES = 10  # smaller classes cannot be learned
+_CLEARLY = 0.5  # minimum lead of the likelier class over the given one
+_MIN_KAPPA = 0.65  # minimum agreement with the labels, beyond chance, of a classifier that may doubt them
+_TEMPERATURES = np.geomspace(0.3, 20.0, 60)
+KIND = "probable label error"
+
+Content = TypeVar("Content")
+
 
 def no_progress(text: str, done: int, total: int) -> None:
     """Ignores all progress."""
@@ -96,10 +109,6 @@ class InspectionReport:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON-serializable data."""
         return {**asdict(self), "fits_in_memory": self.fits_in_memory}
-
-
-_FEW_EXAMPLES = 10  # of a class
-_PARTS = ("train", "test")
 
 
 def copies(examples: Examples) -> list[Finding]:
@@ -217,15 +226,6 @@ def finished(
     )
 
 
-_MAX_EXAMPLES = 10_000  # larger datasets are sampled
-_NUM_FOLDS = 5
-_MIN_CLASS_EXAMPLES = 10  # smaller classes cannot be learned
-_CLEARLY = 0.5  # minimum lead of the likelier class over the given one
-_MIN_KAPPA = 0.65  # minimum agreement with the labels, beyond chance, of a classifier that may doubt them
-_TEMPERATURES = np.geomspace(0.3, 20.0, 60)
-KIND = "probable label error"
-
-
 def probable_label_errors(classifier: Any, features: Any, examples: Examples) -> list[Finding]:
     r"""Examples whose label is doubted by a classifier trained on the other folds.
 
@@ -313,9 +313,6 @@ def _usable_rows(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
     if np.sum(counts >= _MIN_CLASS_EXAMPLES) < 2:
         return none
     return rows[is_usable], labels[is_usable]
-
-
-Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)

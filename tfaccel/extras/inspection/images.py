@@ -41,6 +41,10 @@ _NUM_TREES = 200
 _NUM_ANGLES, _NUM_CELLS = 8, 4  # orientation bins of edges, and cells along each side
 _EVERY = 50  # images between two progress reports
 
+_LISTS = ("images", "annotations", "categories")
+_NAMES = {"train": ("train.json", "instances_train*.json"), "test": ("test.json", "val.json", "instances_val*.json")}
+_SLACK = 1.0  # pixels by which a box may exceed its image: annotation tools round
+
 
 @dataclass(frozen=True)
 class SmallImage:
@@ -182,11 +186,6 @@ def _report(
 
 def _num_bytes(shapes: Counter[tuple[int, ...]]) -> int:
     return sum(count * int(np.prod(shape)) for shape, count in shapes.items())
-
-
-_LISTS = ("images", "annotations", "categories")
-_NAMES = {"train": ("train.json", "instances_train*.json"), "test": ("test.json", "val.json", "instances_val*.json")}
-_SLACK = 1.0  # pixels by which a box may exceed its image: annotation tools round
 
 
 def coco_files(folder: Path) -> dict[str, Path]:

@@ -43,6 +43,20 @@ _OF_MISSING = {
 }
 _MAX_CLASSES, _ROWS_PER_CLASS = 50, 10  # up to these, numeric targets are treated as classes
 
+_MIN_ROWS = 20
+_MAX_OUTLIERS = 0.05  # fraction of the rows
+_GAP, _GAP_OF_NINES = 3.0, 0.5  # between outliers and the others, as multiples of the range of the others
+_NINES = frozenset(sign * (10**digits - 1) for digits in range(2, 10) for sign in (1, -1))
+
+_EQUAL = 0.98  # fraction of rows in which a copy must agree with the target
+_MIN_ROWS_PER_VALUE = 5  # of a column that could determine the target
+_LEFT_OVER = 0.1  # largest fraction of the errors of always predicting the most frequent class
+_MONOTONE = 0.9995  # rank correlation
+_SMOOTH = 0.002  # fraction of the target's variance between neighbors in the column
+_APART = 0.05  # spread within classes, as a fraction of the distance between the nearest two
+_ADVICE = "Would it be known before the target is? If not, leave it out: --column_kinds={}=ignored."
+Texts = list[str | None]
+
 
 def inspect_tables(
     tables: Mapping[str, Table],
@@ -239,12 +253,6 @@ def _label_errors(features: list[Column], kinds: Mapping[str, str], examples: Ex
     return probable_label_errors(classifier, np.stack(arrays, axis=1).astype(np.float64), examples)
 
 
-_MIN_ROWS = 20
-_MAX_OUTLIERS = 0.05  # fraction of the rows
-_GAP, _GAP_OF_NINES = 3.0, 0.5  # between outliers and the others, as multiples of the range of the others
-_NINES = frozenset(sign * (10**digits - 1) for digits in range(2, 10) for sign in (1, -1))
-
-
 def outliers(name: str, numbers: np.ndarray) -> list[Finding]:
     """The values at one or both ends of a column that a wide gap separates from all others.
 
@@ -283,17 +291,6 @@ def _number_below(values: np.ndarray) -> int:
         if spread > 0 and gap > wanted * spread:
             return count
     return 0
-
-
-_EQUAL = 0.98  # fraction of rows in which a copy must agree with the target
-_MIN_ROWS_PER_VALUE = 5  # of a column that could determine the target
-_LEFT_OVER = 0.1  # largest fraction of the errors of always predicting the most frequent class
-_MONOTONE = 0.9995  # rank correlation
-_SMOOTH = 0.002  # fraction of the target's variance between neighbors in the column
-_APART = 0.05  # spread within classes, as a fraction of the distance between the nearest two
-_ADVICE = "Would it be known before the target is? If not, leave it out: --column_kinds={}=ignored."
-
-Texts = list[str | None]
 
 
 def tells_the_target(
