@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.class_labels import split_rows
 from tfaccel.data.images.digits import digits, few_digits
-from tfaccel.data.images.image_set import split_rows
 from tfaccel.data.interactions.interaction_data import KINDS, NUM_INTERACTIONS, NUM_ITEMS, NUM_USERS, generated_tables
 from tfaccel.data.series.series_set import pendulum_series
 from tfaccel.data.tables.table import Table

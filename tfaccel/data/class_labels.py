@@ -8,7 +8,6 @@ from typing import Self
 
 import numpy as np
 
-from tfaccel.data.images.image_set import split_rows
 from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
 
@@ -16,6 +15,8 @@ TRAIN_SPLIT, TEST_SPLITS = "train", ("test", "validation", "valid", "val", "dev"
 
 # Above this ratio of the largest to the smallest class, rows of small classes get larger weights.
 UNEQUAL_RATIO = 3.0
+
+TEST_FRACTION = 0.2  # of examples that come in one part
 
 
 def numbered_classes(
@@ -67,6 +68,28 @@ def train_and_test(splits: Sequence[str], source: str) -> list[str]:
     if TRAIN_SPLIT not in splits:
         raise DataError(f"{source} must have a split 'train'. Received: {', '.join(splits) or 'none'}.")
     return [TRAIN_SPLIT, *[name for name in TEST_SPLITS if name in splits][:1]]
+
+
+def split_rows(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of a stratified 80/20 split, which depends on the labels alone, not on the seed of a run.
+
+    Args:
+        labels: the class of each row; every class at least twice.
+
+    Returns:
+        The rows of the training part and of the test part. Each class makes up the same fraction of both, up to
+        rounding.
+
+    Example:
+        >>> train, test = split_rows(np.repeat([0, 1], 10))
+        >>> len(train), len(test)
+        (16, 4)
+    """
+    from sklearn.model_selection import train_test_split
+
+    num_test = max(int(np.ceil(TEST_FRACTION * len(labels))), len(np.unique(labels)))
+    train, test = train_test_split(np.arange(len(labels)), test_size=num_test, random_state=0, stratify=labels)
+    return train, test
 
 
 def balanced_weights(counts: np.ndarray) -> np.ndarray:

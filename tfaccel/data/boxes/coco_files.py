@@ -15,8 +15,8 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.class_labels import TEST_FRACTION
 from tfaccel.data.images.image_check import ImageHeader, check_image, pixels
-from tfaccel.data.images.image_set import TEST_FRACTION
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.local_path import local_path
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tfaccel.data.images.image_set import ImageSet, ImageSplit, check_image_size, split_rows
+from tfaccel.data.class_labels import split_rows
+from tfaccel.data.images.image_set import ImageSet, ImageSplit, check_image_size
 from tfaccel.errors import DataError
 
 _IMAGE_SIZE = 8

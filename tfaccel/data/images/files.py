@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
+from tfaccel.data.class_labels import split_rows
 from tfaccel.data.folder_files import class_folders, counted, files_below, passed_over
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES, ImageHeader, ImageToCheck, readable_images
 from tfaccel.data.images.image_set import (
@@ -19,7 +20,6 @@ from tfaccel.data.images.image_set import (
     ImageSplit,
     check_image_size,
     default_image_size,
-    split_rows,
 )
 from tfaccel.data.images.tfrecords import read_tfrecord_images
 from tfaccel.data.named_sets import HUGGING_FACE, TFDS, read_hugging_face_images, read_tfds_images

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
+from tfaccel.data.class_labels import split_rows
 from tfaccel.data.images.image_check import ImageHeader, ImageToCheck, readable_images
 from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
@@ -17,7 +18,6 @@ from tfaccel.short_repr import short_repr
 MIN_IMAGE_SIZE = 8
 MAX_IMAGE_SIZE = 512
 MAX_DEFAULT_IMAGE_SIZE = 64
-TEST_FRACTION = 0.2
 
 
 class EncodedImages(ABC):
@@ -91,28 +91,6 @@ def check_image_size(image_size: int) -> None:
             f"`image_size` must be a whole number from {MIN_IMAGE_SIZE} to {MAX_IMAGE_SIZE} pixels. "
             f"Received: image_size={image_size!r}."
         )
-
-
-def split_rows(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers of a stratified 80/20 split, which depends on the labels alone, not on the seed of a run.
-
-    Args:
-        labels: the class of each row; every class at least twice.
-
-    Returns:
-        The rows of the training part and of the test part. Each class makes up the same fraction of both, up to
-        rounding.
-
-    Example:
-        >>> train, test = split_rows(np.repeat([0, 1], 10))
-        >>> len(train), len(test)
-        (16, 4)
-    """
-    from sklearn.model_selection import train_test_split
-
-    num_test = max(int(np.ceil(TEST_FRACTION * len(labels))), len(np.unique(labels)))
-    train, test = train_test_split(np.arange(len(labels)), test_size=num_test, random_state=0, stratify=labels)
-    return train, test
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
+from tfaccel.data.class_labels import TEST_FRACTION
 from tfaccel.data.epochs import Batches, InMemory
-from tfaccel.data.images.image_set import TEST_FRACTION
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, get_kind, kinds_of_columns, without_bad_values
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.class_labels import are_unequal, balanced_weights
-from tfaccel.data.images.image_set import split_rows
+from tfaccel.data.class_labels import are_unequal, balanced_weights, split_rows
 from tfaccel.data.tables.column_kinds import (
     CATEGORICAL,
     DATE,
