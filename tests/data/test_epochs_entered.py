@@ -141,3 +141,11 @@ def test_data_workers_share_the_batches_of_an_epoch(logical_devices, make):
 def test_what_is_made_of_one_epoch_at_a_time_refuses_several(logical_devices):
     with pytest.raises(DataError, match=r"one epoch at a time\. Received: num_epochs=2\."):
         boxes().train(8, seed=1, epoch=2, num_epochs=2)
+
+
+def test_an_argument_that_is_not_taken_is_refused():
+    data = Batches("examples", lambda: pytest.fail("nothing is made"), num_train_examples=40)
+    with pytest.raises(TypeError, match="every"):
+        data.train_data(8, seed=0, epoch=0, every=(0, 2))
+    with pytest.raises(TypeError, match="seed"):
+        data.train_data(8, epoch=0)
