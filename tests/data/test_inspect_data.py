@@ -1,7 +1,5 @@
 """Inspection of tables, images and texts: faults that were planted are found, and sound data are left in peace."""
 
-import doctest
-import importlib
 import re
 
 import numpy as np
@@ -262,12 +260,6 @@ def test_progress_is_told(tmp_path):
     inspect_data(tmp_path / "t.csv", target="kind", progress=lambda *what: told.append(what))
     assert ("Columns", 0, 6) in told
     assert told[-1] == ("Labels, by cross-validation", 0, 1)
-
-
-@pytest.mark.parametrize("name", ["inspect_data", "findings", "table", "texts"])
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.extras.inspection.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_names_that_would_move_the_cursor_are_escaped(tmp_path, capsys):

@@ -1,7 +1,5 @@
 """The pipeline builder: the same for seed and epoch anywhere, entered at any step, shared among workers."""
 
-import doctest
-import importlib
 import threading
 
 import numpy as np
@@ -126,12 +124,6 @@ def test_cached_examples_are_read_once(pipeline, tmp_path, place):
 def test_what_an_epoch_does_not_have_is_refused(options, text):
     with pytest.raises(DataError, match=text):
         Part(**{"global_batch_size": 4, "seed": 0, "epoch": 0, **options}).positions(21, "pieces")
-
-
-@pytest.mark.parametrize("name", ["cache_choice", "epochs", "example_cache", "pipeline"])
-def test_examples(logical_devices, name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_batches_can_be_augmented_later(pipeline):

@@ -1,8 +1,6 @@
 """Tables from files: what is read, what columns are taken for, and what is refused with which words."""
 
 import codecs
-import doctest
-import importlib
 import re
 
 import numpy as np
@@ -305,12 +303,3 @@ def test_kinds_that_users_give():
 def test_columns_of_unequal_length_are_refused():
     with pytest.raises(DataError, match=r"needs columns of one length\. Received, from t: \[1, 2\]"):
         Table("t", (texts("a"), Column("y", np.zeros(2))))
-
-
-EXAMPLES = "table values files column_kinds encoding targets tabular_set"
-
-
-@pytest.mark.parametrize("name", EXAMPLES.split())
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.tables.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)

@@ -1,14 +1,13 @@
 """Detection without a network: it finds digits, takes few and odd images, and is left out with a word why."""
 
 import dataclasses
-import doctest
 
 import numpy as np
 import pytest
 
 from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedSplit
 from tfaccel.data.boxes.digit_scenes import digit_scenes
-from tfaccel.reporting import detection_baselines, oriented_gradients
+from tfaccel.reporting import detection_baselines
 from tfaccel.reporting.detection_baselines import NAME, Windows, detection_scores, window_detections
 
 NAMES = tuple("0123456789")
@@ -22,11 +21,6 @@ def scenes():
 
 def part(split, num_images):
     return BoxedSplit(*(getattr(split, field.name)[:num_images] for field in dataclasses.fields(split)))
-
-
-def test_examples():
-    outcome = doctest.testmod(oriented_gradients)
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 @pytest.mark.slow

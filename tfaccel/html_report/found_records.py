@@ -19,7 +19,7 @@ from tfaccel.tuning.search_result import SearchResult
 from tfaccel.tuning.trial_row import STATUSES, TrialRow, best_row, pareto_front
 
 WHAT_ONE_HOLDS = (
-    "One holds config.json and metrics.jsonl (written by `tfaccel train`), search.json or trials.jsonl (`tfaccel tune`)"
+    "One has config.json and metrics.jsonl (of `tfaccel train`), search.json or trials.jsonl (`tfaccel search`)"
     ", or the report.json of `tfaccel compress`."
 )
 _MAX_HINTS = 3
@@ -151,7 +151,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _read_search(path: Path, name: str) -> SearchRecord:
     problems: list[str] = []
-    pictures = read_pictures(path, problems, drawn_by=f"`tfaccel tune` in {name}")
+    pictures = read_pictures(path, problems, drawn_by=f"`tfaccel search` in {name}")
     data = read_mapping(path / "search.json", problems)
     if data:
         try:

@@ -67,7 +67,7 @@ def _plan_table(caption: str, explained: Sequence[FieldExplanation], *, folded: 
 
 
 def read_autotune_report(path: str | os.PathLike[str]) -> Report:
-    """Reads a file that `tfaccel autotune --report=FILE` wrote.
+    """Reads a file that `tfaccel find-fastest --report=FILE` wrote.
 
     Raises:
         ReportError: if it cannot be read, or holds something else.
@@ -78,7 +78,8 @@ def read_autotune_report(path: str | os.PathLike[str]) -> Report:
         raise ReportError(f"Cannot read the autotune report {str(path)!r}: {error.strerror or error}.") from error
     except _DAMAGES as error:
         raise ReportError(
-            f"{str(path)!r} is not a report of `tfaccel autotune --report=FILE`: {type(error).__name__} {error!s:.200}."
+            f"{str(path)!r} is not a report of `tfaccel find-fastest --report=FILE`: "
+            f"{type(error).__name__} {error!s:.200}."
         ) from error
 
 
@@ -99,7 +100,7 @@ def _checked(report: Report) -> Report:
 
 
 def kept_report(run: RunRecord) -> Report | None:
-    """The kept report of `tfaccel autotune` that chose the plan of a run; None if there is none.
+    """The kept report of `tfaccel find-fastest` that chose the plan of a run; None if there is none.
 
     It is the one of the same workload and the same kind of machine whose plan the run used. A plan's reasons contain
     the measured gains, which tell apart the plans of models with the same name.
@@ -136,7 +137,7 @@ def _is_chosen(plan: Plan, chosen: Plan) -> bool:
 
 
 def candidate_section(runs: Sequence[RunRecord], given: Report | None) -> Section:
-    """The candidates that `tfaccel autotune` measured: those given, or those kept of the runs' plans."""
+    """The candidates that `tfaccel find-fastest` measured: those given, or those kept of the runs' plans."""
     reports: list[tuple[str, Report]] = [] if given is None else [("", given)]
     if given is None:
         for run in runs:
@@ -154,7 +155,7 @@ def _why_none(runs: Sequence[RunRecord]) -> str:
     if any(reason.startswith(MEASURED) for plan in plans for _, reason in plan.reasons):
         return "The measurements that chose the plan are not kept here: give them by --autotune_report=FILE."
     workloads = ", ".join(dict.fromkeys(run.workload for run in runs if run.workload)) or "this workload"
-    return f"No measured candidates are kept for {workloads}. `tfaccel autotune` measures."
+    return f"No measured candidates are kept for {workloads}. `tfaccel find-fastest` measures."
 
 
 def _candidates(run_name: str, report: Report) -> list[Block]:
