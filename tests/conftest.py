@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from forked_python import ForkedPython
 
-from tfaccel.processes.garbage import collect_less_often, keep_loaded_objects
+from tfaccel.processes.quiet_start import collect_less_often, keep_loaded_objects
 
 NUM_LOGICAL_CPUS = 4
 THREAD_GRACE_SECONDS = 15.0

@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["figures", "found_records", "page", "progress_sections", "texts", "write_report"]
+    "name", ["figures", "records", "page", "progress_sections", "texts", "write_report"]
 )  # fmt: skip
 def test_examples(name):
     outcome = doctest.testmod(importlib.import_module(f"tfaccel.html_report.{name}"))

@@ -16,16 +16,13 @@ MODULES = (
     "tfaccel.data.texts.pairs",
     "tfaccel.data.texts.sentences",
     "tfaccel.data.texts.vocabulary",
-    "tfaccel.models.attention",
+    "tfaccel.models.transformer",
     "tfaccel.models.beam_search",
-    "tfaccel.models.language_model",
     "tfaccel.models.sampling",
     "tfaccel.models.sequence_to_sequence",
-    "tfaccel.models.token_loss",
-    "tfaccel.models.transformer",
-    "tfaccel.models.transformer_stack",
+    "tfaccel.models.losses",
     "tfaccel.planning.option_checks",
-    "tfaccel.reporting.result_table",
+    "tfaccel.reporting.tables",
 )
 
 

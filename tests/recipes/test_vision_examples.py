@@ -21,11 +21,10 @@ MODULES = (
     "tfaccel.models.centre_detector",
     "tfaccel.models.digits_backbone",
     "tfaccel.models.variational",
-    "tfaccel.reporting.anomalies",
-    "tfaccel.reporting.coco_scores",
-    "tfaccel.reporting.image_grid",
-    "tfaccel.reporting.latent_map",
-    "tfaccel.reporting.recognised_samples",
+    "tfaccel.reporting.tables",
+    "tfaccel.reporting.detections",
+    "tfaccel.reporting.image_pictures",
+    "tfaccel.reporting.samples",
     "tfaccel.training.staged_optimizer",
 )
 

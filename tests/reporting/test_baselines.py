@@ -6,11 +6,10 @@ import importlib
 import numpy as np
 import pytest
 
-from tfaccel.reporting.density_baselines import gaussian_samples, mixture_log_likelihood
-from tfaccel.reporting.text_baselines import central_sentence, text_bit_scores, text_class_scores
-from tfaccel.reporting.translation_baselines import parsed_dates
+from tfaccel.reporting.samples import gaussian_samples, mixture_log_likelihood
+from tfaccel.reporting.texts import central_sentence, parsed_dates, text_bit_scores, text_class_scores
 
-NAMES = ("density_baselines", "forecast_baselines", "recognised_samples", "text_baselines", "translation_baselines")
+NAMES = ("samples", "forecasts", "texts")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -20,7 +19,7 @@ def test_examples(name):
 
 
 def test_examples_with_images(logical_devices):
-    result = doctest.testmod(importlib.import_module("tfaccel.reporting.class_baselines"))
+    result = doctest.testmod(importlib.import_module("tfaccel.reporting.classes"))
     assert (result.failed, result.attempted > 0) == (0, True)
 
 

@@ -6,9 +6,9 @@ import importlib
 import numpy as np
 import pytest
 
-from tfaccel.reporting.class_scores import class_scores, softmax
-from tfaccel.reporting.comparison_table import comparison_lines
-from tfaccel.reporting.interval_calibration import interval_factors, with_factors
+from tfaccel.reporting.classes import class_scores, softmax
+from tfaccel.reporting.forecasts import interval_factors, with_factors
+from tfaccel.reporting.tables import comparison_lines
 
 
 def test_scores():
@@ -33,7 +33,7 @@ def test_intervals_become_as_wide_as_they_have_to_be():
     assert interval_factors(future[:0], quantiles[:0]).tolist() == [[1, 1], [1, 1]]
 
 
-@pytest.mark.parametrize("name", ["class_scores", "comparison_table", "forecast_scores", "interval_calibration"])
+@pytest.mark.parametrize("name", ["classes", "tables", "forecasts"])
 def test_examples(name):
     result = doctest.testmod(importlib.import_module(f"tfaccel.reporting.{name}"))
     assert (result.failed, result.attempted > 0) == (0, True)

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-NAMES = ["finding", "generations", "graph_findings", "hlo_text", "largest_batch", "lint_checks", "preflight"]
+NAMES = ["graph_findings", "preflight", "readiness"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,18 +11,21 @@ from typing import Any
 
 from tfaccel.errors import ReportError
 from tfaccel.files import write_text
-from tfaccel.html_report.blocks import Block, Chart, Section
-from tfaccel.html_report.compress_section import compress_sections
 from tfaccel.html_report.figures import check_plotly
-from tfaccel.html_report.found_records import Records, find_records
-from tfaccel.html_report.page import page
-from tfaccel.html_report.plan_sections import candidate_section, plan_section, read_autotune_report
-from tfaccel.html_report.progress_sections import curve_section, system_section
-from tfaccel.html_report.roofline_section import RooflineRecord, read_roofline, roofline_section
-from tfaccel.html_report.run_record import RunRecord
-from tfaccel.html_report.search_section import search_sections
+from tfaccel.html_report.page import Block, Chart, Section, page
+from tfaccel.html_report.plan_sections import (
+    RooflineRecord,
+    candidate_section,
+    plan_section,
+    read_autotune_report,
+    read_roofline,
+    roofline_section,
+)
+from tfaccel.html_report.progress_sections import curve_section, search_sections, system_section
+from tfaccel.html_report.records import Records, RunRecord, find_records
 from tfaccel.html_report.summary_sections import (
     comparison_section,
+    compress_sections,
     environment_section,
     settings_section,
     summary_section,

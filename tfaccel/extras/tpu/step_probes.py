@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import PlanError
-from tfaccel.extras.tpu.finding import Finding
-from tfaccel.extras.tpu.graph_findings import find_in_nodes, get_nodes, place_finder
-from tfaccel.extras.tpu.hlo_text import find_in_program
+from tfaccel.extras.tpu.graph_findings import Finding, find_in_nodes, find_in_program, get_nodes, place_finder
 from tfaccel.hardware.doctor_probes import serve_probes
 from tfaccel.planning.load_workload import load_recipe, load_workload
 from tfaccel.planning.plan import Plan
