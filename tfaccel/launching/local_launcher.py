@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import threading
@@ -10,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
@@ -80,7 +80,8 @@ def launch_local(
             number=number,
             started=started,
         )
-        with _signals_passed_on(attempt, options.grace_seconds) as received:
+        received: list[int] = []
+        with signals_noted(functools.partial(_pass_on, attempt, options.grace_seconds, received)):
             outcome = attempt.outcome()
         if outcome.status == DONE:
             return DONE
@@ -138,31 +139,29 @@ def _status_after(number: int, outcome: Outcome) -> int:
     return INTERRUPTED
 
 
-@contextlib.contextmanager
-def _signals_passed_on(attempt: Attempt, grace_seconds: float) -> Iterator[list[int]]:
-    """Passes SIGTERM and Ctrl-C on to the workers; ends them after the grace time, or at the second signal.
-
-    Yields:
-        The signals that were received.
-    """
-    received: list[int] = []
-
-    def pass_on(number: int, frame: Any) -> None:
-        received.append(number)
-        if len(received) > 1:
-            attempt.kill()
-            return
-        attempt.tell(number)
-        timer = threading.Timer(grace_seconds, attempt.kill)
-        timer.daemon = True
-        timer.start()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
+def _pass_on(attempt: Attempt, grace_seconds: float, received: list[int], number: int) -> None:
+    """Passes a signal on to the workers, and ends them after the grace time; at the second signal, at once."""
+    received.append(number)
+    if len(received) > 1:
+        attempt.kill()
         return
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    attempt.tell(number)
+    timer = threading.Timer(grace_seconds, attempt.kill)
+    timer.daemon = True
+    timer.start()
+
+
+@contextlib.contextmanager
+def signals_noted(note: Callable[[int], None]) -> Iterator[None]:
+    """Within the block, calls `note` with SIGTERM and Ctrl-C instead of ending; no-op outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda number, frame: note(number)) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -19,6 +19,7 @@ from tfaccel.errors import LaunchError
 from tfaccel.extras.cluster.cluster_job import CONNECT_SECONDS, ClusterJob, RayOptions
 from tfaccel.extras.cluster.ray_worker import Board, WorkerEnd, num_active_workers, run_worker
 from tfaccel.hardware.detect import detect_hardware
+from tfaccel.launching.local_launcher import signals_noted
 from tfaccel.launching.worker_places import WorkerPlace, found_command, worker_places
 from tfaccel.local_path import local_path
 from tfaccel.processes.child import ProcessError, last_words, run_program
@@ -152,7 +153,6 @@ logger = logging.getLogger("tfaccel")
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 30.0
 _KEPT_CHECKPOINTS = 2  # as tfaccel's own
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_on_ray(
@@ -237,7 +237,7 @@ class _Run:
         trainer = self._trainer()
         # In the main thread, Ray would take Ctrl-C for itself, and end the workers before they can save.
         thread = threading.Thread(target=self._fit, args=(trainer,), name="Ray Train", daemon=True)
-        with self._signals():
+        with signals_noted(self._pass_on):
             thread.start()
             while thread.is_alive() and len(self._told) < 2:
                 self._look()
@@ -367,20 +367,7 @@ class _Run:
         self._on_event(f"{self._cause()} All {self._job.max_restarts} restarts are spent (--max_restarts).")
         return RETRY
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Passes signals on to the workers."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def pass_on(number: int, frame: Any) -> None:
-            self._told.append(number)
-            self._board.tell.remote(number)
-
-        before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _pass_on(self, number: int) -> None:
+        """Passes a signal on to the workers."""
+        self._told.append(number)
+        self._board.tell.remote(number)
