@@ -22,6 +22,7 @@ MODULES = (
     "tfaccel.models.digits_backbone",
     "tfaccel.models.variational",
     "tfaccel.reporting.tables",
+    "tfaccel.reporting.coco_scores",
     "tfaccel.reporting.detections",
     "tfaccel.reporting.image_pictures",
     "tfaccel.reporting.samples",

@@ -15,7 +15,7 @@ from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.preprocessing import preprocessing
 from tfaccel.exporting.table_preprocessing import table_preprocessing
-from tfaccel.models.backbones import lookup_tables
+from tfaccel.models.lookup_tables import lookup_tables
 from tfaccel.training.private.private_api import call_model
 
 DEFAULT, RAW = "serving_default", "serving_raw"

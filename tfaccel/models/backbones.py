@@ -7,18 +7,15 @@ import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import keras
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
 from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
-from tfaccel.training.private.private_api import all_layers
-from tfaccel.training.private.private_weights import load_model
-from tfaccel.training.rematerialize import rematerialize
+
+if TYPE_CHECKING:
+    import keras
 
 DIGITS = "digits"
 DIGITS_FILE = Path(__file__).with_name("digits_backbone.keras")
@@ -141,8 +138,12 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
     Raises:
         WorkloadError: if the weights cannot be downloaded, or the file cannot be loaded.
     """
+    import keras
+
     if backbone.name in APPLICATIONS:
         return _application(backbone.name, image_size, pretrained=pretrained)
+    from tfaccel.training.private.private_weights import load_model
+
     path = DIGITS_FILE if backbone.name == DIGITS else Path(backbone.name)
     try:
         model = load_model(path, compile=False, safe_mode=True)
@@ -178,6 +179,11 @@ def prepared_backbone(
     Raises:
         WorkloadError: like `load_backbone`; or if no layer supports LoRA.
     """
+    import keras
+
+    from tfaccel.training.private.private_api import all_layers
+    from tfaccel.training.rematerialize import rematerialize
+
     model = load_backbone(backbone, image_size, pretrained=pretrained)
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -190,6 +196,8 @@ def prepared_backbone(
 
 
 def _application(name: str, image_size: int, *, pretrained: bool) -> keras.Model:
+    import keras
+
     inputs = x = keras.Input((image_size, image_size, 3))
     if name in _SIGNED_PIXELS:
         x = keras.layers.Rescaling(1 / 127.5, -1.0)(inputs)
@@ -208,6 +216,10 @@ def _application(name: str, image_size: int, *, pretrained: bool) -> keras.Model
 
 def with_lora(backbone: keras.Model, rank: int) -> None:
     """Freezes a network except for low-rank updates of its dense layers and convolutions."""
+    import keras
+
+    from tfaccel.training.private.private_api import all_layers
+
     kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, keras.layers.Conv2D)
     layers = [layer for layer in all_layers(backbone) if not isinstance(layer, keras.Model)]
     changed = [layer for layer in layers if type(layer) in kinds]
@@ -217,20 +229,3 @@ def with_lora(backbone: keras.Model, rank: int) -> None:
         layer.trainable = layer in changed
     for layer in changed:
         layer.enable_lora(rank)
-
-
-def lookup_tables(model: keras.Model) -> list[Any]:
-    """The tables of layers such as IntegerLookup and StringLookup, which Keras does not count as weights.
-
-    Example:
-        >>> lookup = keras.layers.IntegerLookup(vocabulary=[5, 7])
-        >>> model = keras.Sequential([keras.Input((3,), dtype="int64"), lookup])
-        >>> len(lookup_tables(model))
-        1
-    """
-    found: dict[int, Any] = {}
-    for layer in all_layers(model):
-        for value in vars(layer).values():
-            if isinstance(value, tf.saved_model.experimental.TrackableResource):
-                found[id(value)] = value
-    return list(found.values())

@@ -11,9 +11,9 @@ from tfaccel.known_names import no_attribute
 # Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
     "BaselineScores": "tfaccel.training.verdict.baseline_scores",
-    "box_rows": "tfaccel.reporting.detections",
+    "box_rows": "tfaccel.reporting.coco_scores",
     "central_sentence": "tfaccel.reporting.texts",
-    "check_coco_library": "tfaccel.reporting.detections",
+    "check_coco_library": "tfaccel.reporting.coco_scores",
     "click_probabilities": "tfaccel.reporting.classes",
     "compare_bounds": "tfaccel.reporting.samples",
     "compare_forecasts": "tfaccel.reporting.forecasts:compare_with_baselines",
@@ -32,7 +32,7 @@ _PUBLIC_NAMES = {
     "save_latent_map": "tfaccel.reporting.image_pictures",
     "save_prediction_grid": "tfaccel.reporting.image_pictures",
     "save_scatter_picture": "tfaccel.reporting.charts",
-    "score_boxes": "tfaccel.reporting.detections:coco_scores",
+    "score_boxes": "tfaccel.reporting.coco_scores:coco_scores",
     "score_classes": "tfaccel.reporting.classes:class_scores",
     "score_clicks": "tfaccel.reporting.classes",
     "score_forecasts": "tfaccel.reporting.forecasts:forecast_scores",
