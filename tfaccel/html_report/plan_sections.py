@@ -20,7 +20,7 @@ from tfaccel.html_report.figures import (
     line_figure,
     with_logarithmic_axes,
 )
-from tfaccel.html_report.page import Block, Card, Cards, Chart, LegendEntry, Message, Section, Table
+from tfaccel.html_report.page import Block, Card, Cards, Chart, LegendEntry, Message, Table
 from tfaccel.html_report.records import DAMAGES, RunRecord
 from tfaccel.html_report.texts import NONE, get_number, get_words, plain_number, seconds_text, setting_text, value_text
 from tfaccel.local_path import local_path
@@ -41,7 +41,7 @@ _DEFAULTS = {one.name: one.default for one in fields(Plan)}
 _VOLATILE = ("memory_bytes", "cluster")  # of a machine: they may change from run to run
 
 
-def plan_section(runs: Sequence[RunRecord]) -> Section:
+def plan_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """What each run was trained with, and why."""
     blocks: list[Block] = []
     first: RunRecord | None = None
@@ -61,7 +61,7 @@ def plan_section(runs: Sequence[RunRecord]) -> Section:
             else:
                 blocks.append(Message(lines=(f"{run.name} has the same plan as {first.name}.",), tone="quiet"))
         blocks.append(_plan_table(f"All fields{of}", explained, folded=True))
-    return Section(anchor="plan", title="Plan", blocks=blocks)
+    return blocks
 
 
 def _is_main(one: FieldExplanation) -> bool:
@@ -141,13 +141,13 @@ def _is_chosen(plan: Plan, chosen: Plan) -> bool:
     return chosen == plan and reasons == dict(plan.reasons)
 
 
-def candidate_section(runs: Sequence[RunRecord], given: Report | None) -> Section:
+def candidate_blocks(runs: Sequence[RunRecord], given: Report | None) -> list[Block]:
     """The candidates that `tfaccel autotune` measured: those given, or those kept of the runs' plans."""
     reports = measurements(runs, given, kept_report)
     blocks: list[Block] = [block for name, report in reports for block in _candidates(name, report)]
     if not reports and any(run.plan is not None for run in runs):
         blocks.append(Message(lines=(_why_none(runs),), tone="quiet"))
-    return Section(anchor="candidates", title="Measured candidates", blocks=blocks)
+    return blocks
 
 
 def measurements(
@@ -383,7 +383,7 @@ def _positive(value: Any, *, zero: bool = False) -> float:
     return number
 
 
-def roofline_section(runs: Sequence[RunRecord], given: RooflineRecord | None) -> Section:
+def roofline_blocks(runs: Sequence[RunRecord], given: RooflineRecord | None) -> list[Block]:
     """The machine's limits, the layers below them, and the step as measured; without a record, how to get one.
 
     Args:
@@ -395,7 +395,7 @@ def roofline_section(runs: Sequence[RunRecord], given: RooflineRecord | None) ->
     if not records and runs:
         which = "the run" if len(runs) == 1 else "any of the runs"
         blocks.append(Message(lines=(_HOW_TO_SHOW.format(which),), tone="quiet"))
-    return Section(anchor="roofline", title="Roofline", blocks=blocks)
+    return blocks
 
 
 def _roofline_blocks(run_name: str, found: RooflineRecord) -> list[Block]:

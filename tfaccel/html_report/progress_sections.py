@@ -17,7 +17,7 @@ from tfaccel.html_report.figures import (
     line_figure,
     with_logarithmic_axes,
 )
-from tfaccel.html_report.page import Block, Chart, LegendEntry, Section, Table
+from tfaccel.html_report.page import Block, Chart, LegendEntry, Table
 from tfaccel.html_report.records import RunRecord, SearchRecord
 from tfaccel.html_report.texts import (
     NONE,
@@ -48,7 +48,7 @@ _WHOLE_EPOCHS = "examples/s of the whole epoch"
 Numbered = Sequence[tuple[int, RunRecord]]  # runs with their numbers on the page, which decide their colors
 
 
-def curve_section(runs: Sequence[RunRecord]) -> Section:
+def curve_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """A chart per metric and workload: training and validation, all runs."""
     names = [
         name for run in runs for name in run.fields() if not get_unit(name) or f"{VALIDATION}{name}" in run.fields()
@@ -61,10 +61,7 @@ def curve_section(runs: Sequence[RunRecord]) -> Section:
         for of, some in _by_workload(runs)
         if any(_has_metric(run, metric) for _, run in some)
     ]
-    blocks += [_values_table(run) for run in runs if run.rows]
-    if not metrics:
-        return Section(anchor="curves", title="Learning curves")
-    return Section(anchor="curves", title="Learning curves", blocks=blocks)
+    return [*blocks, *(_values_table(run) for run in runs if run.rows)] if metrics else []
 
 
 def _by_workload(runs: Sequence[RunRecord]) -> list[tuple[str, Numbered]]:
@@ -136,7 +133,7 @@ def _values_table(run: RunRecord) -> Table:
     )
 
 
-def system_section(runs: Sequence[RunRecord]) -> Section:
+def system_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """Throughput, times, utilization and memory after each epoch, as far as the runs hold them."""
     fields = list(dict.fromkeys(name for run in runs for name in run.fields()))
     metrics = {name for run in runs for name in run.fields() if f"{VALIDATION}{name}" in run.fields()}
@@ -155,7 +152,7 @@ def system_section(runs: Sequence[RunRecord]) -> Section:
                 for of, some in groups
                 if any(name in run.fields() for _, run in some)
             ]
-    return Section(anchor="speed", title="Speed and utilization", blocks=blocks)
+    return blocks
 
 
 def _field_chart(unit: str, names: Sequence[str], runs: Numbered, *, is_one: bool, of: str = "") -> Chart:
@@ -256,20 +253,8 @@ _LOGARITHMIC = 50.0  # ratio of the largest to the smallest value of a logarithm
 _STATUS_COLORS = {"completed": COLORS[0], "pruned": MUTED, "failed": BAD}
 
 
-def search_sections(searches: Sequence[SearchRecord]) -> list[Section]:
-    """A section for each search."""
-    several = len(searches) > 1
-    return [
-        Section(
-            anchor=f"search-{number}" if several else "search",
-            title=f"Search {search.name}" if several else "Search",
-            blocks=_search_blocks(search),
-        )
-        for number, search in enumerate(searches, 1)
-    ]
-
-
-def _search_blocks(search: SearchRecord) -> list[Block]:
+def search_blocks(search: SearchRecord) -> list[Block]:
+    """Scores over trials and hyperparameters, the Pareto front, all trials as a table, and the search's pictures."""
     result = search.result
     scored = [row for row in result.rows if row.has_score and get_number(row.score) is not None]
     blocks: list[Block] = []

@@ -13,8 +13,8 @@ from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes
 from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.errors import SearchError
 from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Bar, bar_figure
-from tfaccel.html_report.page import Block, Card, Cards, Chart, LegendEntry, Message, Section, Table
-from tfaccel.html_report.records import CompressRecord, Records, RunRecord
+from tfaccel.html_report.page import Block, Card, Cards, Chart, LegendEntry, Message, Table
+from tfaccel.html_report.records import Records, RunRecord
 from tfaccel.html_report.texts import (
     NONE,
     bytes_text,
@@ -37,7 +37,7 @@ _ON_TRAINING = " (training)"
 _MAX_METRICS = 4  # shown as cards; the table of final metrics has all
 
 
-def summary_section(records: Records) -> Section:
+def summary_blocks(records: Records) -> list[Block]:
     """The verdict and the main figures of each run, and what could not be read."""
     blocks: list[Block] = []
     if len(records.runs) == 1:
@@ -58,7 +58,7 @@ def summary_section(records: Records) -> Section:
         blocks.append(Message(lines=tuple(comparison.result.summary()), badge=f"compressed {comparison.name}"))
     if records.problems:
         blocks.append(Message(lines=records.problems, tone="warning", badge="left out"))
-    return Section(anchor="summary", title="Summary", blocks=blocks)
+    return blocks
 
 
 def _not_completed(trials: Sequence[TrialRow]) -> str:
@@ -125,10 +125,10 @@ def _scaling(run: RunRecord) -> list[str]:
     return [f"Peak learning rate: {plain_number(before)}, scaled to {plain_number(after)} {sizes} ({rule} rule)."]
 
 
-def comparison_section(runs: Sequence[RunRecord]) -> Section:
+def comparison_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """Several runs side by side: their outcomes, and the settings that differ. Empty for one run."""
     if len(runs) < 2:
-        return Section(anchor="runs", title="Runs compared")
+        return []
     blocks: list[Block] = [_outcomes(runs)]
     rows = list(_differences("", [_settings(run) for run in runs]))
     if rows:
@@ -138,7 +138,7 @@ def comparison_section(runs: Sequence[RunRecord]) -> Section:
         blocks.append(Table(caption=caption, headings=headings, rows=tuple(rows[:_MAX_DIFFERENCES])))
     else:
         blocks.append(Message(lines=("All settings of these runs are the same.",), tone="quiet"))
-    return Section(anchor="runs", title="Runs compared", blocks=blocks)
+    return blocks
 
 
 def _outcomes(runs: Sequence[RunRecord]) -> Table:
@@ -239,9 +239,9 @@ def _setting(value: Any) -> str:
     return text if len(text) <= _MAX_SETTING else f"{text[: _MAX_SETTING - 1]}…"
 
 
-def settings_section(runs: Sequence[RunRecord]) -> Section:
+def settings_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """The options that each run was started with."""
-    blocks = []
+    blocks: list[Block] = []
     for run in runs:
         options = run.config.get("options")
         rows = {
@@ -257,10 +257,10 @@ def settings_section(runs: Sequence[RunRecord]) -> Section:
                     folded=True,
                 )
             )
-    return Section(anchor="options", title="Options", blocks=blocks)
+    return blocks
 
 
-def environment_section(runs: Sequence[RunRecord]) -> Section:
+def environment_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """The machine and the versions of each run; runs of the same environment share a column."""
     columns: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:
@@ -268,7 +268,7 @@ def environment_section(runs: Sequence[RunRecord]) -> Section:
             rows = (*_machine(run.result.hardware), *sorted(_texts(run.result.versions).items()))
             columns.setdefault(rows, []).append(run.name)
     if not columns:
-        return Section(anchor="environment", title="Environment")
+        return []
     found = [dict(rows) for rows in columns]
     names = list(dict.fromkeys(name for one in found for name in one))
     headings = [", ".join(of) if len(columns) > 1 else "value" for of in columns.values()]
@@ -277,7 +277,7 @@ def environment_section(runs: Sequence[RunRecord]) -> Section:
         headings=("property", *headings),
         rows=tuple((name, *(one.get(name, NONE) for one in found)) for name in names),
     )
-    return Section(anchor="environment", title="Environment", blocks=(table,))
+    return [table]
 
 
 def _machine(hardware: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -311,20 +311,8 @@ def _texts(versions: Mapping[str, Any]) -> dict[str, str]:
 _VARIANT_COLORS = {"the float model": MUTED, "selected": GOOD, "within the limit": COLORS[0], "outside the limit": BAD}
 
 
-def compress_sections(comparisons: Sequence[CompressRecord]) -> list[Section]:
-    """A section for each comparison."""
-    several = len(comparisons) > 1
-    return [
-        Section(
-            anchor=f"compressed-{number}" if several else "compressed",
-            title=f"Compressed variants of {one.name}" if several else "Compressed variants",
-            blocks=_compress_blocks(one.result),
-        )
-        for number, one in enumerate(comparisons, 1)
-    ]
-
-
-def _compress_blocks(result: CompressResult) -> list[Block]:
+def compress_blocks(result: CompressResult) -> list[Block]:
+    """Sizes and latencies of compressed variants, and the table of `tfaccel compress`."""
     blocks: list[Block] = [Message(lines=tuple(result.summary()))]
     measured = [one for one in result.results if not one.failure and one.size_bytes]
     if measured:

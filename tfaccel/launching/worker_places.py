@@ -25,7 +25,7 @@ class LaunchOptions:
         max_restarts: how often all of them are started again, at most.
         cores_per_worker, gpus_per_worker: see `worker_places`.
         grace_seconds: how long they may take to stop after SIGTERM or Ctrl-C.
-        silence_seconds: a worker that gives no sign of life for so long is taken for lost.
+        silence_seconds: a worker without a sign of life for this long counts as lost.
         shows_output: show the workers' output; it is kept in logs in any case.
 
     Raises:

@@ -331,6 +331,7 @@ def roofline_figure(roofline: Roofline) -> Figure:
 
     Example:
         >>> from tfaccel.costs.model_cost import LayerCost, StepCost
+        >>> from tfaccel.measuring.roofline_report import Roofline
         >>> from tfaccel.planning.machine_ceilings import MachineCeilings
         >>> from tfaccel.planning.plan import Plan
         >>> roofline = Roofline(

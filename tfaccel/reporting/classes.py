@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,24 +148,54 @@ def image_class_scores(
         'accuracy 50.0 % vs. 100.0 % (SVM on pixels), 50.0 % (most frequent class)'
     """
     import tensorflow as tf
-    from sklearn.model_selection import GridSearchCV
     from sklearn.svm import SVC
 
     batches = train_data(min(num_train or MAX_EXAMPLES, MAX_EXAMPLES), seed=0, epoch=0, augmented=False)
     images, classes = tf.nest.flatten(next(batches.as_numpy_iterator()))[:2]
     pixels, labels, wanted = _small(images), _class_indices(classes), _class_indices(test[1])
-    machine: Any = SVC(C=_PENALTIES[-1])
+    machine = with_best_penalty(SVC(C=_PENALTIES[-1]), labels, _PENALTIES)
+    several = len(np.unique(labels)) > 1
+    found = machine.fit(pixels, labels).predict(_small(test[0])) if several else wanted * 0 + labels[0]
+    return accuracy_scores(float(np.mean(predictions == wanted)), {"SVM on pixels": found}, labels, wanted)
+
+
+def with_best_penalty(
+    model: Any, labels: np.ndarray, penalties: Sequence[float], *, parameter: str = "C", **options: Any
+) -> Any:
+    """A classifier whose penalty is chosen by cross-validation; as it is if a class has too few examples for that.
+
+    Args:
+        model: the classifier.
+        labels: the class index of each training example.
+        penalties: those to choose from.
+        parameter: the name of the penalty.
+        **options: as for scikit-learn's `GridSearchCV`.
+    """
+    from sklearn.model_selection import GridSearchCV
+
     counts = np.bincount(labels)
-    if counts[counts > 0].min() >= _NUM_FOLDS:
-        machine = GridSearchCV(machine, {"C": list(_PENALTIES)}, cv=_NUM_FOLDS)
-    found = machine.fit(pixels, labels).predict(_small(test[0])) if (counts > 0).sum() > 1 else wanted * 0 + labels[0]
+    if counts[counts > 0].min() < _NUM_FOLDS:
+        return model
+    return GridSearchCV(model, {parameter: list(penalties)}, cv=_NUM_FOLDS, **options)
+
+
+def accuracy_scores(
+    score: float, found: Mapping[str, np.ndarray], labels: np.ndarray, wanted: np.ndarray
+) -> BaselineScores:
+    """Compares an accuracy with those of baselines and of the class that is most frequent in the training data.
+
+    Args:
+        score: the model's accuracy on the test examples.
+        found: baseline -> its predicted class indices of the test examples.
+        labels, wanted: the class indices of the training and of the test examples.
+    """
     return BaselineScores(
         metric="accuracy",
-        score=float(np.mean(predictions == wanted)),
+        score=score,
         is_fraction=True,
         num_examples=len(wanted),
-        baselines={"SVM on pixels": float(np.mean(found == wanted))},
-        trivial={"most frequent class": float(np.mean(wanted == counts.argmax()))},
+        baselines={name: float(np.mean(predictions == wanted)) for name, predictions in found.items()},
+        trivial={"most frequent class": float(np.mean(wanted == np.bincount(labels).argmax()))},
     )
 
 
@@ -193,18 +223,18 @@ def class_probabilities(table: TabularSet) -> dict[str, np.ndarray]:
     """
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV
 
     targets = table.train.targets
     weights = None if table.class_weights is None else table.class_weights[targets]
     boosted = HistGradientBoostingClassifier(categorical_features=_is_category(table), random_state=0)
     boosted.fit(_codes(table.train.inputs), targets, sample_weight=weights)
-    linear = _scaled(LogisticRegression(max_iter=500))
-    counts = np.bincount(targets)
-    if counts[counts > 0].min() >= _NUM_FOLDS:
-        linear = GridSearchCV(
-            linear, {"logisticregression__C": list(_TABLE_PENALTIES)}, cv=_NUM_FOLDS, scoring="neg_log_loss"
-        )
+    linear = with_best_penalty(
+        _scaled(LogisticRegression(max_iter=500)),
+        targets,
+        _TABLE_PENALTIES,
+        parameter="logisticregression__C",
+        scoring="neg_log_loss",
+    )
     linear.fit(_numbers(table, table.train.inputs), targets)
     found = {}
     for name, model, rows in (

@@ -9,18 +9,18 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 
 from tfaccel.data.texts.dates import DAYS, MONTHS
+from tfaccel.data.texts.sentences import first_sentence
+from tfaccel.reporting.classes import accuracy_scores, with_best_penalty
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 MAX_GRAM_CHARACTERS = 6
 MAX_CHARACTERS = 2_000_000  # baselines use the last ones of the training text
 _PENALTIES = (0.1, 0.3, 1.0, 3.0)
 _LOGISTIC_C = 3.0  # chosen by cross-validation over the topics of Python's documentation
-_NUM_FOLDS = 4
 
 
 def text_bit_scores(bits: float, train_text: str, test_text: str) -> BaselineScores:
@@ -106,28 +106,17 @@ def text_class_scores(
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV
     from sklearn.svm import LinearSVC
 
     features = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
     rows, others = features.fit_transform(train[0]), features.transform(test[0])
-    counts, wanted = np.bincount(train[1]), np.asarray(test[1])
-    machine: Any = LinearSVC()
-    if counts[counts > 0].min() >= _NUM_FOLDS:
-        machine = GridSearchCV(machine, {"C": list(_PENALTIES)}, cv=_NUM_FOLDS)
+    labels, wanted = np.asarray(train[1]), np.asarray(test[1])
     classifiers = {
         "TF-IDF with logistic regression": LogisticRegression(C=_LOGISTIC_C, max_iter=1000),
-        "TF-IDF with a linear SVM": machine,
+        "TF-IDF with a linear SVM": with_best_penalty(LinearSVC(), labels, _PENALTIES),
     }
     found = {name: one.fit(rows, train[1]).predict(others) for name, one in classifiers.items()}
-    return BaselineScores(
-        metric="accuracy",
-        score=accuracy,
-        baselines={name: float(np.mean(predictions == wanted)) for name, predictions in found.items()},
-        trivial={"most frequent class": float(np.mean(wanted == counts.argmax()))},
-        is_fraction=True,
-        num_examples=len(wanted),
-    )
+    return accuracy_scores(accuracy, found, labels, wanted)
 
 
 def central_sentence(text: str) -> str:
@@ -139,8 +128,6 @@ def central_sentence(text: str) -> str:
         >>> central_sentence("It rains. The red car is fast. A car is red or blue. The red car is old.")
         'The red car is fast.'
     """
-    from tfaccel.data.texts.sentences import first_sentence
-
     sentences = []
     while text:
         sentence, text = first_sentence(text)

@@ -161,10 +161,10 @@ class RayOptions:
             "s3://bucket/path"; None for `log_dir`.
         connect_seconds: how long to wait for the cluster to answer.
         wait_seconds: how long to wait for free cores and GPUs, at first and after a node is lost.
-        silence_seconds: a worker that gives no sign of life for so long is taken for lost.
-        min_workers: with how many workers training may go on if there is no place for all of them; None to wait for
-            all. The batches stay those of the whole group, so that a number that does not divide `num_workers` trains
-            on the next lower one that does.
+        silence_seconds: a worker without a sign of life for this long counts as lost.
+        min_workers: the minimum number of workers if the cluster has no room for all; None to wait for all. The batches
+            stay those of the whole group, so that a number that does not divide `num_workers` trains on the next lower
+            one that does.
 
     Raises:
         LaunchError: for a time that is not above 0, or a number that is not a whole one of at least 1.

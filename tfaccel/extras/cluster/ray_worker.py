@@ -214,7 +214,7 @@ def run_worker(config: dict[str, Any]) -> None:
 
 
 def num_active_workers(num_started: int, num_workers: int) -> int:
-    """How many of the workers that Ray has started train: so many that the whole group's batches can be divided.
+    """The number of started workers that train: the largest that divides the whole group's batches.
 
     Args:
         num_started: the workers that Ray has found a place for.
