@@ -2,7 +2,6 @@
 
 import ast
 import configparser
-from importlib import import_module
 
 import pytest
 from source_tree import ROOT, Source, imports, sources
@@ -41,6 +40,14 @@ def names_found(source):
     """The names that a file gives to `load_extra`."""
     calls = [node for node in source.nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "load_extra"]
     return {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
+
+
+def public_names():
+    """The public names that extras define."""
+    modules = (tfaccel, tfaccel.estimates, tfaccel.serving)
+    return [
+        f"{one.__name__}.{name}" for one in modules for name, module in one._PUBLIC_NAMES.items() if is_extra(module)
+    ]
 
 
 def test_nothing_imports_the_extras():
@@ -84,17 +91,22 @@ def test_entry_points_are_the_other_way_in():
 
 
 def test_public_names_of_extras_load_on_first_use(run_python):
-    named = {module for module in tfaccel._PUBLIC_NAMES.values() if is_extra(module)}
-    assert {"tfaccel.extras.serving.server", "tfaccel.extras.serving.options"} <= named
-    run_python("import sys, tfaccel; assert not [one for one in sys.modules if 'extras' in one]", fresh=True)
-    for name, module in tfaccel._PUBLIC_NAMES.items():
-        if module == "tfaccel.extras.serving.options":
-            assert getattr(tfaccel, name) is getattr(import_module(module), name)
+    assert {"tfaccel.serve", "tfaccel.serving.ServeOptions", "tfaccel.estimates.estimate_scaling"} <= set(
+        public_names()
+    )
+    code = """
+import sys
+import tfaccel, tfaccel.estimates, tfaccel.serving
+assert not [name for name in sys.modules if name.startswith("tfaccel.extras")]
+tfaccel.serving.ServeOptions
+assert "tfaccel.extras.serving.options" in sys.modules
+"""
+    run_python(code, fresh=True)
 
 
-def test_the_page_names_each_folder():
+def test_the_page_names_each_folder_and_public_name():
     page = (ROOT / "docs" / "extras.md").read_text(encoding="utf-8")
     folders = [path.parent.name for path in (ROOT / "tfaccel" / "extras").glob("*/__init__.py")]
     assert len(folders) >= 6
     assert [name for name in folders if f"| `{name}` |" not in page] == []
-    assert [name for name, module in tfaccel._PUBLIC_NAMES.items() if is_extra(module) and name not in page] == []
+    assert [name for name in public_names() if f"`{name}`" not in page] == []
