@@ -30,6 +30,22 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 
+class RequestError(Exception):
+    """A request that is answered with an error.
+
+    Args:
+        status: of HTTP: 400 (malformed), 404 (no such model or version), 413 (too large), 429 (too many) or 503.
+        message: where the error is, what was received and what was expected.
+        headers: more headers of the answer.
+    """
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers = dict(headers or {})
+
+
 @dataclass
 class BodyRoom:
     """The bytes of all bodies that are arriving, which share one limit: clients may stop short of what they announce.
@@ -190,22 +206,6 @@ def _takes_gzip(accepted: bytes) -> bool:
         if name in (b"gzip", b"*"):
             return quality not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
     return False
-
-
-class RequestError(Exception):
-    """A request that is answered with an error.
-
-    Args:
-        status: of HTTP: 400 (malformed), 404 (no such model or version), 413 (too large), 429 (too many) or 503.
-        message: where the error is, what was received and what was expected.
-        headers: more headers of the answer.
-    """
-
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.headers = dict(headers or {})
 
 
 _KEYS = (b'"context"', b'"examples"', b'"inputs"', b'"instances"', b'"signature_name"')  # of the protocol

@@ -19,6 +19,51 @@ _NO_WORK = ("Assert", "Const", "NoOp", "Placeholder", "_Arg", "_Retval")
 _NUMBER_FORMATS = {"float64": "float64", "complex128": "complex128", "half": "float16", "float16": "float16"}
 
 
+KINDS = (
+    "operation",
+    "host call",
+    "string",
+    "ragged",
+    "dynamic dimension",
+    "custom call",
+    "complex128",
+    "float64",
+    "float16",
+    "loss scale",
+    "eager",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem in a train step.
+
+    Args:
+        kind: one of `KINDS`.
+        what: the operation, dtype or class, such as "CropAndResize".
+        where: its layer, or its part of the step, such as "layer 'crop'".
+
+    Example:
+        >>> str(Finding("operation", "CropAndResize", "layer 'crop'"))
+        "CropAndResize in layer 'crop'"
+    """
+
+    kind: str
+    what: str
+    where: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}. Received: kind={self.kind!r}.")
+
+    def __str__(self) -> str:
+        return f"{self.what} in {self.where}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+
 @dataclass(frozen=True)
 class Node:
     """One operation of a graph: its name ("model/dense/MatMul"), its type ("MatMul") and its dtypes."""
@@ -109,51 +154,6 @@ def get_nodes(graph: Any) -> list[Node]:
                 queue += [functions.pop(name) for name in called if name in functions]
             nodes.append(Node(node.name, node.op, frozenset(dtypes)))
     return nodes
-
-
-KINDS = (
-    "operation",
-    "host call",
-    "string",
-    "ragged",
-    "dynamic dimension",
-    "custom call",
-    "complex128",
-    "float64",
-    "float16",
-    "loss scale",
-    "eager",
-)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One problem in a train step.
-
-    Args:
-        kind: one of `KINDS`.
-        what: the operation, dtype or class, such as "CropAndResize".
-        where: its layer, or its part of the step, such as "layer 'crop'".
-
-    Example:
-        >>> str(Finding("operation", "CropAndResize", "layer 'crop'"))
-        "CropAndResize in layer 'crop'"
-    """
-
-    kind: str
-    what: str
-    where: str
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}. Received: kind={self.kind!r}.")
-
-    def __str__(self) -> str:
-        return f"{self.what} in {self.where}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 # The TPU compiler implements these; TensorFlow's linear algebra calls them.

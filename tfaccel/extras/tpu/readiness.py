@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import HardwareError
-from tfaccel.extras.tpu.graph_findings import batch_checks, lint_checks, replica_batch_check
+from tfaccel.extras.tpu.graph_findings import ROWS_OF_A_TILE, batch_checks, lint_checks, replica_batch_check
 from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
 from tfaccel.hardware.doctor_examination import Examination, explain
@@ -22,6 +22,80 @@ from tfaccel.hardware.machine import Machine
 from tfaccel.known_names import did_you_mean
 
 STEP_PROGRAM = "tfaccel.extras.tpu.step_probes"
+
+
+GIBIBYTE = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class TpuGeneration:
+    """One generation of TPUs.
+
+    Args:
+        name: "v5e" and so on.
+        topology: the smallest topology that the compiler supports, such as "v5e:2x2".
+        memory_bytes: memory of one core that a program may use, as stated in out-of-memory errors of libtpu 0.0.42's
+            compiler. A v4 chip has two cores.
+    """
+
+    name: str
+    topology: str
+    memory_bytes: int
+
+
+def _generation(name: str, topology: str, gibibytes: float) -> TpuGeneration:
+    return TpuGeneration(name=name, topology=topology, memory_bytes=int(gibibytes * GIBIBYTE))
+
+
+GENERATIONS = (
+    _generation("v2", "v2:2x2", 7.48),
+    _generation("v3", "v3:2x2", 15.48),
+    _generation("v4", "v4:2x2x1", 15.25),
+    _generation("v5e", "v5e:2x2", 15.75),
+    _generation("v5p", "v5p:2x2x1", 95.74),
+    _generation("v6e", "v6e:2x2", 31.25),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TpuTarget:
+    """The TPUs to check a step for.
+
+    Args:
+        generations: the selected generation, or all if none was selected.
+        num_cores: number of cores that share the global batch.
+    """
+
+    generations: tuple[TpuGeneration, ...] = GENERATIONS
+    num_cores: int = 1
+
+
+def parse_tpu(text: str | None) -> TpuTarget:
+    """Parses the value of `--tpu`: a generation ("v5e"), or a generation with a number of cores ("v5e-8").
+
+    Args:
+        text: the flag's value; None for one core of any generation.
+
+    Raises:
+        HardwareError: if it is neither; the message lists the generations.
+
+    Example:
+        >>> parse_tpu("v5e-8").num_cores
+        8
+    """
+    if text is None:
+        return TpuTarget()
+    names = [generation.name for generation in GENERATIONS]
+    match = re.fullmatch(r"(\w+?)(?:-([1-9]\d*))?", text.lower())
+    found = [generation for generation in GENERATIONS if match is not None and generation.name == match[1]]
+    if match is None or not found:
+        hint = did_you_mean(text, names)
+        raise HardwareError(
+            f"A TPU is written as a generation, optionally with a number of cores: v5e, v5e-8. "
+            f"Received: {text!r}.{hint} "
+            f"Generations: {', '.join(names)}."
+        )
+    return TpuTarget(generations=tuple(found), num_cores=int(match[2] or 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +356,6 @@ def _bytes(number: float) -> str:
     return re.sub(r"e\+0?(\d+)", lambda match: "0" * int(match[1]), text)
 
 
-ROWS_OF_A_TILE = 8
 MAX_TRIALS = 8
 MAX_UNANSWERED = 2
 _NEAR = 1.1  # the true maximum is at most this many times the answer
@@ -353,77 +426,3 @@ def _between(low: int, guess: float, high: int) -> int:
     rows = int(guess) // ROWS_OF_A_TILE * ROWS_OF_A_TILE
     first = (low // ROWS_OF_A_TILE + 1) * ROWS_OF_A_TILE
     return min(max(rows, first), high - ROWS_OF_A_TILE if high - ROWS_OF_A_TILE > low else high)
-
-
-GIBIBYTE = 2**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class TpuGeneration:
-    """One generation of TPUs.
-
-    Args:
-        name: "v5e" and so on.
-        topology: the smallest topology that the compiler supports, such as "v5e:2x2".
-        memory_bytes: memory of one core that a program may use, as stated in out-of-memory errors of libtpu 0.0.42's
-            compiler. A v4 chip has two cores.
-    """
-
-    name: str
-    topology: str
-    memory_bytes: int
-
-
-def _generation(name: str, topology: str, gibibytes: float) -> TpuGeneration:
-    return TpuGeneration(name=name, topology=topology, memory_bytes=int(gibibytes * GIBIBYTE))
-
-
-GENERATIONS = (
-    _generation("v2", "v2:2x2", 7.48),
-    _generation("v3", "v3:2x2", 15.48),
-    _generation("v4", "v4:2x2x1", 15.25),
-    _generation("v5e", "v5e:2x2", 15.75),
-    _generation("v5p", "v5p:2x2x1", 95.74),
-    _generation("v6e", "v6e:2x2", 31.25),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TpuTarget:
-    """The TPUs to check a step for.
-
-    Args:
-        generations: the selected generation, or all if none was selected.
-        num_cores: number of cores that share the global batch.
-    """
-
-    generations: tuple[TpuGeneration, ...] = GENERATIONS
-    num_cores: int = 1
-
-
-def parse_tpu(text: str | None) -> TpuTarget:
-    """Parses the value of `--tpu`: a generation ("v5e"), or a generation with a number of cores ("v5e-8").
-
-    Args:
-        text: the flag's value; None for one core of any generation.
-
-    Raises:
-        HardwareError: if it is neither; the message lists the generations.
-
-    Example:
-        >>> parse_tpu("v5e-8").num_cores
-        8
-    """
-    if text is None:
-        return TpuTarget()
-    names = [generation.name for generation in GENERATIONS]
-    match = re.fullmatch(r"(\w+?)(?:-([1-9]\d*))?", text.lower())
-    found = [generation for generation in GENERATIONS if match is not None and generation.name == match[1]]
-    if match is None or not found:
-        hint = did_you_mean(text, names)
-        raise HardwareError(
-            f"A TPU is written as a generation, optionally with a number of cores: v5e, v5e-8. "
-            f"Received: {text!r}.{hint} "
-            f"Generations: {', '.join(names)}."
-        )
-    return TpuTarget(generations=tuple(found), num_cores=int(match[2] or 1))
