@@ -62,10 +62,7 @@ def launch_local(
         cores_per_worker=options.cores_per_worker,
         gpus_per_worker=options.gpus_per_worker,
     )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"The folder for logs {folder} cannot be created: {error.strerror}.") from error
+    make_log_folder(folder)
     started = time.strftime("%Y%m%d-%H%M%S")
     failures = _Failures(options.max_restarts)
     while True:
@@ -93,6 +90,18 @@ def launch_local(
             if outcome.last_words:
                 on_event(f"The end of the output of worker {outcome.worker}:\n{outcome.last_words}")
             return decision.status
+
+
+def make_log_folder(folder: Path) -> None:
+    """Creates the folder for the workers' logs.
+
+    Raises:
+        LaunchError: if it cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"The folder for logs {folder} cannot be created: {error.strerror}.") from error
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tfaccel.errors import LaunchError
 from tfaccel.extras.cluster.cluster_job import CONNECT_SECONDS, ClusterJob, RayOptions
 from tfaccel.extras.cluster.ray_worker import Board, WorkerEnd, num_active_workers, run_worker
 from tfaccel.hardware.detect import detect_hardware
-from tfaccel.launching.local_launcher import signals_noted
+from tfaccel.launching.local_launcher import make_log_folder, signals_noted
 from tfaccel.launching.worker_places import WorkerPlace, found_command, worker_places
 from tfaccel.local_path import local_path
 from tfaccel.processes.child import ProcessError, last_words, run_program
@@ -196,10 +196,7 @@ def run_on_ray(
     if folder.exists() and not folder.is_dir():
         raise LaunchError(f"The folder for logs {folder} cannot be created: there is a file of that name.")
     with connected(job, options.address, seconds=options.connect_seconds) as places:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(f"The folder for logs {folder} cannot be created: {error.strerror}.") from error
+        make_log_folder(folder)
         return _Run(job, options, on_line or _log_line, on_event, places=places).run()
 
 
