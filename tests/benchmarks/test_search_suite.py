@@ -1,6 +1,5 @@
 """The benchmark of searches compares the same trials only, and takes a trial's overhead from its epochs' time."""
 
-import doctest
 import json
 
 import pytest
@@ -8,12 +7,6 @@ import pytest
 from tfaccel.benchmarks import search_suite
 from tfaccel.benchmarks.report import Report
 from tfaccel.errors import TfaccelError
-
-
-def test_examples():
-    outcome = doctest.testmod(search_suite)
-    assert outcome.attempted > 0
-    assert outcome.failed == 0
 
 
 def test_other_trials_are_refused():

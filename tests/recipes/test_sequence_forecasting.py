@@ -1,7 +1,5 @@
 """The recipe for series: what it plans for, what it builds, and that it learns and leaves what it says."""
 
-import doctest
-import importlib
 import json
 import re
 
@@ -153,12 +151,6 @@ def test_run_learns_and_leaves_forecasts(run_python, tmp_path):
         about = json.loads((tmp_path / model / "series.json").read_text())
         assert np.shape(about["interval_factors"]) == (2, 2)
         assert (about["target_names"], about["window"]) == (["upper angle", "lower angle"], 32)
-
-
-@pytest.mark.parametrize("name", ["reporting.forecasts", "models.losses"])
-def test_examples(logical_devices, name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 @pytest.mark.slow

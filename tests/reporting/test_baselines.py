@@ -1,26 +1,10 @@
 """What needs no network: it predicts well where there is something to be predicted, and takes what recipes give it."""
 
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 
 from tfaccel.reporting.samples import gaussian_samples, mixture_log_likelihood
 from tfaccel.reporting.texts import central_sentence, parsed_dates, text_bit_scores, text_class_scores
-
-NAMES = ("samples", "forecasts", "texts")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.reporting.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)
-
-
-def test_examples_with_images(logical_devices):
-    result = doctest.testmod(importlib.import_module("tfaccel.reporting.classes"))
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_text_is_predicted_from_what_stood_before():

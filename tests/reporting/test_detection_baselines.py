@@ -1,7 +1,6 @@
 """Detection without a network: it finds digits, takes few and odd images, and is left out with a word why."""
 
 import dataclasses
-import doctest
 
 import numpy as np
 import pytest
@@ -22,11 +21,6 @@ def scenes():
 
 def part(split, num_images):
     return BoxedSplit(*(getattr(split, field.name)[:num_images] for field in dataclasses.fields(split)))
-
-
-def test_examples():
-    outcome = doctest.testmod(detections)
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 @pytest.mark.slow

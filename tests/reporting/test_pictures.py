@@ -1,7 +1,5 @@
 """All kinds of pictures: texts inside the picture and apart, named axes, whole files, and errors for wrong numbers."""
 
-import doctest
-import importlib
 import itertools
 import logging
 import re
@@ -27,14 +25,6 @@ from tfaccel.reporting.figures import new_figure, saved
 from tfaccel.reporting.forecasts import Forecast, forecast_figure
 from tfaccel.reporting.image_pictures import box_figure, image_grid_figure, latent_figure, prediction_figure
 from tfaccel.reporting.search_charts import importance_figure, parallel_coordinates_figure
-
-MODULES = (
-    "reporting.charts",
-    "reporting.figures",
-    "reporting.image_pictures",
-    "reporting.search_charts",
-    "extras.estimates.scaling_picture",
-)
 
 
 def texts(figure):
@@ -83,13 +73,6 @@ def test_axes_say_what_they_show(name):
     figure.draw_without_rendering()
     for legend in figure.legends:
         assert not any(legend.get_window_extent().overlaps(axes.bbox) for axes in figure.axes)
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.{name}"))
-    assert result.failed == 0
-    assert result.attempted > 0
 
 
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path, caplog, monkeypatch):
