@@ -304,22 +304,20 @@ class Attempt:
         """The worker that has been silent for longer, and for how long."""
         for worker in self.workers:
             beat = worker.last_heartbeat() if worker.status is None else None
-            has_failed = beat is not None and beat.phase == heartbeat.FAILED
-            if beat is not None and beat.age_seconds > (
-                min(_ENDING_SECONDS, limit_seconds) if has_failed else limit_seconds
-            ):
-                return worker, beat.age_seconds
+            if beat is not None:
+                limit = min(_ENDING_SECONDS, limit_seconds) if beat.has_failed else limit_seconds
+                if beat.age_seconds > limit:
+                    return worker, beat.age_seconds
         return None
 
     def _of_silence(self, worker: LaunchedWorker, seconds: float) -> Outcome:
         index, beat = worker.place.index, worker.last_heartbeat()
         doing = f", while {beat.phase}" if beat is not None else ""
-        cause = f"Worker {index} of {len(self.workers)} has given no sign of life for {seconds:.0f} seconds{doing}."
-        has_failed = beat is not None and beat.phase == heartbeat.FAILED  # TensorFlow waits for the other workers
+        fault = f"has given no sign of life for {seconds:.0f} seconds{doing}"
+        has_failed = beat is not None and beat.has_failed  # TensorFlow waits for the other workers
         if has_failed:
-            cause = (
-                f"Worker {index} of {len(self.workers)} raised an exception, and did not end within {seconds:.0f} s."
-            )
+            fault = f"raised an exception, and did not end within {seconds:.0f} s"
+        cause = f"Worker {index} of {len(self.workers)} {fault}."
         step = self._last_step()
         self._end()
         return Outcome(PERMANENT if has_failed else RETRY, index, cause, worker.last_words(), step)

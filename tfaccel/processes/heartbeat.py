@@ -36,6 +36,11 @@ class Heartbeat:
     phase: str = "starting"
     age_seconds: float = 0.0
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is that of a process which raised an exception."""
+        return self.phase == FAILED
+
 
 class _Writer:
     """Writes the heartbeat of this process, from a thread."""
