@@ -133,29 +133,6 @@ def place_finder(layer_names: Collection[str]) -> Callable[[str], str]:
     return place
 
 
-def get_nodes(graph: Any) -> list[Node]:
-    """The operations that results and side effects of a traced `tf.function` need, including nested functions."""
-    import tensorflow as tf
-
-    from tfaccel.costs.graph_operations import needed_operations
-
-    needed = {operation.name for operation in needed_operations(graph)}
-    graph_def = graph.as_graph_def()
-    functions = {function.signature.name: function.node_def for function in graph_def.library.function}
-    nodes: list[Node] = []
-    queue = [[node for node in graph_def.node if node.name in needed]]
-    while queue:
-        for node in queue.pop():
-            dtypes: set[str] = set()
-            for value in node.attr.values():
-                types = [value.type] if value.HasField("type") else list(value.list.type)
-                dtypes |= {tf.dtypes.as_dtype(t).name for t in types if t}
-                called = [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
-                queue += [functions.pop(name) for name in called if name in functions]
-            nodes.append(Node(node.name, node.op, frozenset(dtypes)))
-    return nodes
-
-
 # The TPU compiler implements these; TensorFlow's linear algebra calls them.
 KNOWN_CUSTOM_CALLS = ("Qr", "ProductOfElementaryHouseholderReflectors", "Eigh", "TopK", "ApproxTopK", "PartialReduce")
 
@@ -323,7 +300,7 @@ def lint_checks(facts: Mapping[str, Any]) -> Iterator[Check]:
     """The checks of a traced step.
 
     Args:
-        facts: the result of `step_probes.probe_step`.
+        facts: the result of `traced_step.probe_step`.
 
     Example:
         >>> facts = {"findings": [], "num_operations": 700, "refusal": ""}
@@ -355,7 +332,7 @@ def batch_checks(facts: Mapping[str, Any]) -> Iterator[Check]:
     """The checks of a workload's batches.
 
     Args:
-        facts: the result of `step_probes.probe_batches`.
+        facts: the result of `traced_step.probe_batches`.
 
     Example:
         >>> facts = {"shapes": ["float32 64x8", "float32 29x8"], "num_seen": 23, "strings": 0, "composite": []}

@@ -25,6 +25,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.jax_runtime import JaxRuntime
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
 
 
 def train_on_jax(
@@ -88,8 +89,6 @@ def _trained(
     workload: Workload, plan: Plan, directory: RunDir, *, epochs: int, seed: int, verbose: int
 ) -> dict[str, Any]:
     """Trains, evaluates and saves; returns fields of the result."""
-    from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
-
     size = plan.global_batch_size
     model = workload.build_model()
     validation = workload.validation_data(size) if workload.validation_data is not None else None

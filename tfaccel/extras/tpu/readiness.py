@@ -166,7 +166,7 @@ def step_checks(name: str, probe: Callable[..., ProbeResult]) -> Iterator[Check]
 
     Args:
         name: the workload's name, for progress messages.
-        probe: `probe(message, name)` runs a probe of `step_probes` on the workload.
+        probe: `probe(message, name)` runs one of `traced_step.PROBES` on the workload.
     """
     batches = probe(f"the model and batches of {name}", "batches")
     if not batches.ok:
