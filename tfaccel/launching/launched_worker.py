@@ -62,8 +62,8 @@ class LaunchedWorker(Child):
             pipes=("stdout", "stderr"),
             log=folder / f"worker-{place.index}.log",
             stdin=NO_INPUT,
-            on_line=self._keep,
         )
+        self.read_lines(self._keep, "stdout", "stderr")
 
     def _keep(self, pipe: str, line: str) -> None:
         with _on_screen:

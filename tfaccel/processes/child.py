@@ -96,8 +96,6 @@ class Child:
         pass_fds: file descriptors that the program inherits.
         log: the file that its output is appended to; by default a temporary one.
         stdin: as for `subprocess.Popen`; `NO_INPUT` for none.
-        on_line: called with the name of a pipe and each line that is read from it, while the program runs, from a
-            thread; None if the caller reads the pipes.
 
     Raises:
         OSError: if the program cannot be started.
@@ -120,7 +118,6 @@ class Child:
         pass_fds: Sequence[int] = (),
         log: Path | None = None,
         stdin: int = subprocess.PIPE,
-        on_line: Callable[[str, str], None] | None = None,
     ) -> None:
         variables = {**(os.environ if base is None else base), **(environment or {})}
         self._output: IO[bytes] = tempfile.TemporaryFile() if log is None else _log(log)  # noqa: SIM115
@@ -139,8 +136,16 @@ class Child:
         except BaseException:
             self._output.close()
             raise
-        named = () if on_line is None else pipes
-        self._readers = [threading.Thread(target=self._read, args=(name, on_line), daemon=True) for name in named]
+        self._readers: list[threading.Thread] = []
+
+    def read_lines(self, on_line: Callable[[str, str], None], *pipes: str) -> None:
+        """Reads pipes from threads, while the program runs.
+
+        Args:
+            on_line: called with the name of a pipe and each line from it.
+            *pipes: "stdout", "stderr" or both.
+        """
+        self._readers = [threading.Thread(target=self._read, args=(name, on_line), daemon=True) for name in pipes]
         for reader in self._readers:
             reader.start()
 
@@ -174,7 +179,7 @@ class Child:
         self.close()
 
     def wait_for_lines(self, seconds: float | None = None) -> None:
-        """Waits until `on_line` has had all lines; for each pipe at most so long."""
+        """Waits until all lines are read; for each pipe at most so long."""
         for reader in self._readers:
             reader.join(seconds)
 

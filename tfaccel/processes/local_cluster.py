@@ -146,7 +146,8 @@ class _Worker(Child):
 
     def __init__(self, command: Sequence[str], environment: Environment, index: int, on_line: OnLine | None) -> None:
         self.index, self.lines, self._on_line = index, list[str](), on_line
-        super().__init__(command, environment=environment, pipes=("stdout",), on_line=self._keep)
+        super().__init__(command, environment=environment, pipes=("stdout",))
+        self.read_lines(self._keep, "stdout")
 
     def __exit__(self, *error: object) -> None:
         self.end(grace_seconds=_GRACE_SECONDS)
