@@ -22,7 +22,7 @@ def test_short_run_of_a_search(run_python):
     done = run_python("tfaccel.scripts.benchmark", "search", *options, check=False, timeout_seconds=500)
     report = Report.from_json(json.loads(done.stdout))
     found = {figure.quantity: figure for figure in report.figures}
-    best = [found[f"best score, {program}"].median for program in ("Keras Tuner", "tfaccel tune")]
+    best = [found[f"best score, {program}"].median for program in ("Keras Tuner", "tfaccel search")]
     assert best[0] > 0.9
     assert abs(best[0] - best[1]) < 0.05
     assert found["overhead of a trial / its epochs"].median > 0

@@ -80,12 +80,14 @@ def _plan_table(caption: str, explained: Sequence[FieldExplanation], *, folded: 
 
 
 def read_autotune_report(path: str | os.PathLike[str]) -> Report:
-    """Reads a file that `tfaccel autotune --report=FILE` wrote.
+    """Reads a file that `tfaccel find-fastest --report=FILE` wrote.
 
     Raises:
         ReportError: if it cannot be read, or holds something else.
     """
-    return read_measurement(path, lambda data: _checked(Report.from_json(data)), command="autotune")
+    return read_measurement(
+        path, lambda data: _checked(Report.from_json(data)), command="find-fastest", name="autotune report"
+    )
 
 
 def _checked(report: Report) -> Report:
@@ -105,7 +107,7 @@ def _checked(report: Report) -> Report:
 
 
 def kept_report(run: RunRecord) -> Report | None:
-    """The kept report of `tfaccel autotune` that chose the plan of a run; None if there is none.
+    """The kept report of `tfaccel find-fastest` that chose the plan of a run; None if there is none.
 
     It is the one of the same workload and the same kind of machine whose plan the run used. A plan's reasons contain
     the measured gains, which tell apart the plans of models with the same name.
@@ -142,7 +144,7 @@ def _is_chosen(plan: Plan, chosen: Plan) -> bool:
 
 
 def candidate_blocks(runs: Sequence[RunRecord], given: Report | None) -> list[Block]:
-    """The candidates that `tfaccel autotune` measured: those given, or those kept of the runs' plans."""
+    """The candidates that `tfaccel find-fastest` measured: those given, or those kept of the runs' plans."""
     reports = measurements(runs, given, kept_report)
     blocks: list[Block] = [block for name, report in reports for block in _candidates(name, report)]
     if not reports and any(run.plan is not None for run in runs):
@@ -171,7 +173,7 @@ def measurements(
 
 
 def read_measurement(
-    path: str | os.PathLike[str], read: Callable[[Any], Measured], *, command: str, name: str = ""
+    path: str | os.PathLike[str], read: Callable[[Any], Measured], *, command: str, name: str
 ) -> Measured:
     """Reads a file that a command wrote with --report=FILE.
 
@@ -179,7 +181,7 @@ def read_measurement(
         path: the file.
         read: makes the measurement of the JSON data in it.
         command: the command.
-        name: what the file is called; by default the report of the command.
+        name: what the file is called.
 
     Raises:
         ReportError: if it cannot be read, or holds something else.
@@ -188,8 +190,7 @@ def read_measurement(
     try:
         return read(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
-        what = name or f"{command} report"
-        raise ReportError(f"Cannot read the {what} {str(path)!r}: {error.strerror or error}.") from error
+        raise ReportError(f"Cannot read the {name} {str(path)!r}: {error.strerror or error}.") from error
     except DAMAGES as error:
         wanted = f"a report of `tfaccel {command} --report=FILE`"
         raise ReportError(f"{str(path)!r} is not {wanted}: {type(error).__name__} {error!s:.200}.") from error
@@ -200,7 +201,7 @@ def _why_none(runs: Sequence[RunRecord]) -> str:
     if any(reason.startswith(MEASURED) for plan in plans for _, reason in plan.reasons):
         return "The measurements that chose the plan are not kept here: give them by --autotune_report=FILE."
     workloads = ", ".join(dict.fromkeys(run.workload for run in runs if run.workload)) or "this workload"
-    return f"No measured candidates are kept for {workloads}. `tfaccel autotune` measures."
+    return f"No measured candidates are kept for {workloads}. `tfaccel find-fastest` measures."
 
 
 def _candidates(run_name: str, report: Report) -> list[Block]:

@@ -286,8 +286,8 @@ def _reason(error: BaseException) -> str:
 
 
 WHAT_ONE_HOLDS = (
-    "One holds config.json and metrics.jsonl (written by `tfaccel train`), search.json or trials.jsonl (`tfaccel tune`)"
-    ", or the report.json of `tfaccel compress`."
+    "One holds config.json and metrics.jsonl (written by `tfaccel train`), search.json or trials.jsonl "
+    "(`tfaccel search`), or the report.json of `tfaccel compress`."
 )
 _MAX_HINTS = 3
 _COMPRESSED = "compressed"  # the folder of `tfaccel compress` in a run directory
@@ -417,7 +417,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _read_search(path: Path, name: str) -> SearchRecord:
     problems: list[str] = []
-    pictures = read_pictures(path, problems, drawn_by=f"`tfaccel tune` in {name}")
+    pictures = read_pictures(path, problems, drawn_by=f"`tfaccel search` in {name}")
     data = read_mapping(path / "search.json", problems)
     if data:
         try:

@@ -76,14 +76,14 @@ def write_report(
 ) -> WrittenReport:
     """Writes one HTML page about runs: verdict, learning curves, throughput, plan, measured candidates, pictures.
 
-    The page needs no network and no other file. A directory of `tfaccel tune` adds its trials, one of `tfaccel
+    The page needs no network and no other file. A directory of `tfaccel search` adds its trials, one of `tfaccel
     compress` its variants. Several runs stand side by side. What a directory does not hold is left out; what is
     damaged is left out and named on the page. Needs `pip install 'tfaccel[report]'`.
 
     Args:
         *run_dirs: directories that `train`, `search` or `compress` wrote. A directory given twice is shown once.
         output: the file to write, which replaces an earlier one.
-        autotune_report: a file of `tfaccel autotune --report=FILE`, whose candidates are shown; None for those that
+        autotune_report: a file of `tfaccel find-fastest --report=FILE`, whose candidates are shown; None for those that
             are kept in TFACCEL_CACHE, if they chose a run's plan.
         roofline: a file of `tfaccel roofline --report=FILE`; None for those that are kept in TFACCEL_CACHE, if they
             are of a run's workload, plan and machine.
@@ -98,7 +98,7 @@ def write_report(
         Traceback (most recent call last):
         ...
         tfaccel.errors.RunDirError: There is no run directory 'no/such/run'. One holds config.json and metrics.jsonl \
-(written by `tfaccel train`), search.json or trials.jsonl (`tfaccel tune`), or the report.json of `tfaccel compress`.
+(written by `tfaccel train`), search.json or trials.jsonl (`tfaccel search`), or the report.json of `tfaccel compress`.
     """
     target = checked_output(output)
     records = find_records(run_dirs)

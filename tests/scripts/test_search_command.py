@@ -1,4 +1,4 @@
-"""`tfaccel tune`: one clear line for every bad input, and what a small search prints and leaves."""
+"""`tfaccel search`: one clear line for every bad input, and what a small search prints and leaves."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tfaccel.scripts import tune as tune_command
+from tfaccel.scripts import search as search_command
 
 RECIPE = "--recipe=tabular_classification"
 OWN = (
@@ -28,13 +28,13 @@ OWN = (
 
 
 @pytest.fixture
-def tune(tmp_path, monkeypatch, capsys):
+def search(tmp_path, monkeypatch, capsys):
     """A function that runs the command with these flags in an empty folder: status, standard output, standard error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
     def run(*arguments):
-        status = tune_command.run(["tfaccel tune", *arguments])
+        status = search_command.run(["tfaccel search", *arguments])
         out, err = capsys.readouterr()
         return status, out, err
 
@@ -59,11 +59,11 @@ def tune(tmp_path, monkeypatch, capsys):
         ([RECIPE, "--run_dir=a", "--dropout=2"], "`dropout` must be a number from 0 to below 1"),
         (
             [RECIPE, "--run_dir=a", "--plan=p.json"],
-            "--plan is not a flag of `tfaccel tune`. Fix fields of the plan",
+            "--plan is not a flag of `tfaccel search`. Fix fields of the plan",
         ),
         (
             [RECIPE, "--run_dir=a", "--teacher=runs/b"],
-            "--teacher is not a flag of `tfaccel tune`. Distill the best model afterwards",
+            "--teacher is not a flag of `tfaccel search`. Distill the best model afterwards",
         ),
         ([RECIPE, "--run_dir=a", "--dtype_policy=float61"], "Did you mean"),
         ([RECIPE, "--run_dir=a", "--algorithm=hyperband", "--pruning=median"], "Hyperband stops trials itself."),
@@ -85,20 +85,20 @@ def tune(tmp_path, monkeypatch, capsys):
         ([RECIPE, "--run_dir=training", "--resume=auto"], "holds another run"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(tune, tmp_path, arguments, message):
+def test_bad_input_is_one_line_and_status_2(search, tmp_path, arguments, message):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("")
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "config.json").write_text('{"recipe": "tabular_classification", "epochs": 3}')
-    status, out, err = tune(*arguments)
+    status, out, err = search(*arguments)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1, err
     assert message in err
     assert not (tmp_path / "a").exists()
 
 
-def test_help_names_the_flags(tune):
-    status, out, _ = tune("--help")
+def test_help_names_the_flags(search):
+    status, out, _ = search("--help")
     assert status == 0
     for name in ("algorithm", "max_trials", "parallel", "resume", "pruning", "objective", "search_seconds", "retrain"):
         assert f"--{name}\n" in out
@@ -109,7 +109,7 @@ def test_a_recipe_is_searched_and_its_best_model_kept(tmp_path):
     def run(*more):
         flag = [RECIPE, f"--run_dir={tmp_path}/run", "--epochs=2", "--parallel=2", "--retrain", "--optimizer=adamw"]
         return subprocess.run(
-            [sys.executable, "-m", "tfaccel.scripts.main", "tune", *flag, *more],
+            [sys.executable, "-m", "tfaccel.scripts.main", "search", *flag, *more],
             timeout=300,
             capture_output=True,
             text=True,
@@ -164,7 +164,7 @@ def test_trials_are_those_of_plain_keras_tuner(tmp_path):
         "--json",
         "--dtype_policy=float32",
     ]
-    command = [sys.executable, "-m", "tfaccel.scripts.main", "tune", *flag]
+    command = [sys.executable, "-m", "tfaccel.scripts.main", "search", *flag]
     data = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout)
     assert {row["trial_id"]: row["hyperparameters"] for row in data["rows"]} == plain["trials"]
     assert data["best"]["score"] == pytest.approx(plain["best"], abs=0.02)

@@ -1,4 +1,4 @@
-"""The flags of `tfaccel tune`, except those of the workload and of the plan."""
+"""The flags of `tfaccel search`, except those of the workload and of the plan."""
 
 import json
 from typing import Any
@@ -100,7 +100,7 @@ def search_options(values: flags.FlagValues, parameters: WorkloadParameters) -> 
     """
     for name, text in _NOT_HERE.items():
         if values[name].present:
-            raise TfaccelError(f"--{name} is not a flag of `tfaccel tune`. {text}")
+            raise TfaccelError(f"--{name} is not a flag of `tfaccel search`. {text}")
     of_workload, plan_fields = workload_options(values, parameters), fixed_fields(values)
     options = {name: values[name].value for name in (*_COUNTS, *_TIMES, "objective", "tuner")}
     options |= {name: _read_object(name, values[name].value) for name in _OBJECTS}

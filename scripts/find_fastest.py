@@ -1,8 +1,8 @@
 """Measures plans for a recipe or your own workload on this machine, and picks the fastest one that computes the same.
 
-    tfaccel autotune --recipe=image_classification
-    tfaccel autotune --recipe=image_classification --write=plan.json --report=report.json
-    tfaccel autotune --workload=my_project.digits:workload --budget_seconds=30 --global_batch_size=256
+    tfaccel find-fastest --recipe=image_classification
+    tfaccel find-fastest --recipe=image_classification --write=plan.json --report=report.json
+    tfaccel find-fastest --workload=my_project.digits:workload --budget_seconds=30 --global_batch_size=256
     tfaccel train --recipe=image_classification --plan=plan.json
 
 Each plan trains for some steps in a process of its own, in turn with the best one so far. A plan whose loss departs by
@@ -70,7 +70,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str
     options = {**workload_options(values, parameters), **fixed_fields(values)}
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         try:
-            report = autotune(reference_of_workload(values), options, measure=measure, quiet=values.quiet)
+            report = measured_plans(reference_of_workload(values), options, measure=measure, quiet=values.quiet)
         except _Interrupted as error:
             report = error.report
             interrupted(program, error)
@@ -85,7 +85,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str
     return 0 if report.complete else INTERRUPTED
 
 
-def autotune(
+def measured_plans(
     workload: Any, options: dict[str, Any], *, measure: MeasureOptions | None = None, quiet: bool = False
 ) -> Report:
     """`find_fastest`, showing each plan on standard error while it is measured, and what came of it.
@@ -133,12 +133,12 @@ class _Shown(SearchProgress):
         self._count += 1
         number = f"plan {self._count} of at most {self._measure.max_candidates}"
         seconds = f"{time.monotonic() - self._began:.0f} s of {self._measure.budget_seconds:g} s"
-        show_progress("autotune", f"measuring {number}, {seconds}: {axis}")
+        show_progress("find-fastest", f"measuring {number}, {seconds}: {axis}")
 
     def measured(self, candidate: Candidate) -> None:
         if self._quiet:
             return
-        show_progress("autotune", "")
+        show_progress("find-fastest", "")
         faster = "measured" if candidate.speedup is None else f"{candidate.speedup:.2f} times the speed"
         print(f"{candidate.axis}: {candidate.failure or candidate.rejection or faster}", file=sys.stderr)
 
@@ -169,4 +169,4 @@ def _print(report: Report, *, tune_batch: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(["autotune", *sys.argv[1:]]))
+    sys.exit(run(["find-fastest", *sys.argv[1:]]))

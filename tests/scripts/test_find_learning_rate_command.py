@@ -1,4 +1,4 @@
-"""`tfaccel lr-find` tests rates, says what to do with the suggestion, and writes what it is asked for."""
+"""`tfaccel find-learning-rate` tests rates, says what to do with the suggestion, and writes what it is asked for."""
 
 import json
 import os
@@ -29,7 +29,9 @@ def test_a_workload_is_tested_on_two_replicas(tfaccel):
     outputs = ("--picture=rates.png", "--report=rates.json", "--json")
     before = os.umask(0o077)
     try:
-        child = tfaccel("lr-find", "--workload=fastest_cases:workload", "--num_steps=40", *replicas, *outputs)
+        child = tfaccel(
+            "find-learning-rate", "--workload=fastest_cases:workload", "--num_steps=40", *replicas, *outputs
+        )
     finally:
         os.umask(before)
     report = LearningRateReport.from_json(json.loads(child.stdout))
@@ -44,7 +46,7 @@ def test_a_workload_is_tested_on_two_replicas(tfaccel):
 
 @pytest.mark.slow
 def test_a_recipe_gets_the_command_that_uses_the_suggestion(tfaccel):
-    shown = tfaccel("lr-find", "--recipe=image_classification", "--optimizer=sgd", "--quiet")
+    shown = tfaccel("find-learning-rate", "--recipe=image_classification", "--optimizer=sgd", "--quiet")
     assert "step" not in shown.stderr
     assert "suggested learning rate" in shown.stdout
     assert "tfaccel train --recipe=image_classification --optimizer=sgd --learning_rate=" in shown.stdout
@@ -52,7 +54,7 @@ def test_a_recipe_gets_the_command_that_uses_the_suggestion(tfaccel):
 
 def test_no_suggestion_has_status_1(tfaccel):
     low = ("--min_learning_rate=1e-12", "--max_learning_rate=1e-10", "--num_steps=15", "--quiet")
-    child = tfaccel("lr-find", "--workload=fastest_cases:workload", *low, check=False)
+    child = tfaccel("find-learning-rate", "--workload=fastest_cases:workload", *low, check=False)
     assert child.returncode == 1
     assert "step" not in child.stderr
     assert "no more than its noise" in child.stdout

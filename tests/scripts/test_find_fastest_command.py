@@ -1,4 +1,4 @@
-"""`tfaccel autotune` measures a workload in files beside the user, and `tfaccel train` uses what it found."""
+"""`tfaccel find-fastest` measures a workload in files beside the user, and `tfaccel train` uses what it found."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def test_measured_plan_is_written_kept_and_used(run_python, tmp_path):
     def tfaccel(*arguments):
         return run_python("tfaccel.scripts.main", *arguments, env=environment, cwd=tmp_path)
 
-    shown = tfaccel("autotune", *ARGUMENTS, "--write=plan.json", "--report=report.json")
+    shown = tfaccel("find-fastest", *ARGUMENTS, "--write=plan.json", "--report=report.json")
     written = json.loads((tmp_path / "report.json").read_text())
     report = Report.from_json(written)
     assert len(report.candidates) == 2
@@ -33,13 +33,13 @@ def test_measured_plan_is_written_kept_and_used(run_python, tmp_path):
     assert report.command.startswith("tfaccel train --workload=fastest_cases:workload ")
     assert f"To repeat it anywhere: {report.command}\n" in shown.stdout
     assert f"{report.candidates[1].axis}: " in shown.stderr
-    again = tfaccel("autotune", *ARGUMENTS, "--json")
+    again = tfaccel("find-fastest", *ARGUMENTS, "--json")
     assert json.loads(again.stdout) == {**written, "from_cache": True}
-    assert "in an earlier call (--again measures again)" in tfaccel("autotune", *ARGUMENTS).stdout
+    assert "in an earlier call (--again measures again)" in tfaccel("find-fastest", *ARGUMENTS).stdout
     trained = tfaccel("train", ARGUMENTS[0], "--epochs=1", "--run_dir=run", "--json")
     assert json.loads(trained.stdout)["plan"]["jit_compile"] == report.plan.jit_compile
     assert Plan.load(tmp_path / "run" / "plan.json") == report.plan
-    assert "(measured by `tfaccel autotune`, " in trained.stderr
+    assert "(measured by `tfaccel find-fastest`, " in trained.stderr
     other = tfaccel("train", ARGUMENTS[0], "--epochs=1", "--run_dir=other", "--json", "--num_threads=1")
     assert "(by rules; --autotune measures)" in other.stderr
 
@@ -61,12 +61,12 @@ def interrupted_at_third_plan(folder, name, *flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["autotune", "train --autotune --epochs=1 --run_dir=run"])
+@pytest.mark.parametrize("command", ["find-fastest", "train --autotune --epochs=1 --run_dir=run"])
 def test_after_ctrl_c_what_was_measured_is_shown_and_the_command_continues(tmp_path, command):
     name, *flags = command.split()
     shown, errors = interrupted_at_third_plan(tmp_path, name, *flags)
     assert errors.endswith(f"tfaccel {name}: Interrupted. The same command continues.\n")
-    if name == "autotune":
+    if name == "find-fastest":
         assert "Plans for " in shown and "It was interrupted." in shown
     assert not (tmp_path / "run").exists()
     (file,) = (tmp_path / "cache").rglob("*.json")
@@ -76,10 +76,10 @@ def test_after_ctrl_c_what_was_measured_is_shown_and_the_command_continues(tmp_p
 @pytest.mark.slow
 def test_what_was_measured_to_the_end_is_not_replaced_by_an_interrupted_search(run_python, tmp_path):
     environment = {"TFACCEL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(CASES)}
-    run_python("tfaccel.scripts.main", "autotune", *ARGUMENTS, env=environment, cwd=tmp_path)
+    run_python("tfaccel.scripts.main", "find-fastest", *ARGUMENTS, env=environment, cwd=tmp_path)
     (file,) = (tmp_path / "cache").rglob("*.json")
     kept = file.read_bytes()
-    shown, errors = interrupted_at_third_plan(tmp_path, "autotune", "--again")
+    shown, errors = interrupted_at_third_plan(tmp_path, "find-fastest", "--again")
     assert errors.endswith("Interrupted. What an earlier call measured to the end stays kept.\n")
     assert "It was interrupted." in shown
     assert file.read_bytes() == kept
@@ -88,7 +88,7 @@ def test_what_was_measured_to_the_end_is_not_replaced_by_an_interrupted_search(r
 def test_one_of_several_workers_is_refused(run_python, tmp_path):
     cluster = {"cluster": {"worker": ["one:1", "two:1"]}, "task": {"type": "worker", "index": 0}}
     environment = {"TF_CONFIG": json.dumps(cluster), "PYTHONPATH": str(CASES)}
-    for words in (("autotune",), ("train", "--autotune", "--epochs=1", "--run_dir=run")):
+    for words in (("find-fastest",), ("train", "--autotune", "--epochs=1", "--run_dir=run")):
         arguments = (words[0], ARGUMENTS[0], *words[1:])
         child = run_python("tfaccel.scripts.main", *arguments, env=environment, cwd=tmp_path, check=False)
         assert child.returncode == 2

@@ -1,8 +1,8 @@
 """Tests a range of learning rates on a recipe or your own workload, and suggests one.
 
-    tfaccel lr-find --recipe=image_classification
-    tfaccel lr-find --recipe=image_classification --optimizer=sgd --picture=rates.png --report=rates.json
-    tfaccel lr-find --workload=my_project.digits:workload --min_learning_rate=1e-5 --max_learning_rate=1
+    tfaccel find-learning-rate --recipe=image_classification
+    tfaccel find-learning-rate --recipe=image_classification --optimizer=sgd --picture=rates.png --report=rates.json
+    tfaccel find-learning-rate --workload=my_project.digits:workload --min_learning_rate=1e-5 --max_learning_rate=1
     tfaccel train --recipe=image_classification --learning_rate=0.02
 
 A new model trains for some steps, each with a higher learning rate; the rate at which the smoothed loss falls most
@@ -136,4 +136,4 @@ def _advice(rate: float, workload: Workload, values: flags.FlagValues) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run(["lr-find", *sys.argv[1:]]))
+    sys.exit(run(["find-learning-rate", *sys.argv[1:]]))

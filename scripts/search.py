@@ -1,10 +1,10 @@
 """Searches for the best hyperparameters of a recipe or your own workload, with parallel trials.
 
-    tfaccel tune --recipe=image_classification --algorithm=random --max_trials=16 --parallel=2 --run_dir=runs/search
-    tfaccel tune --recipe=image_classification --run_dir=runs/search --resume=auto ...   # continues a stopped search
-    tfaccel tune --workload=mine:workload --space=mine:build --objective=val_accuracy --run_dir=runs/search
-    tfaccel tune --recipe=image_classification --algorithm=tpe --pruning=median --max_trials=30 --run_dir=runs/tpe
-    tfaccel tune --recipe=image_classification --engine=ray --parallel=8 --run_dir=runs/search   # on a Ray cluster
+    tfaccel search --recipe=image_classification --algorithm=random --max_trials=16 --parallel=2 --run_dir=runs/search
+    tfaccel search --recipe=image_classification --run_dir=runs/search --resume=auto ...   # continues a stopped search
+    tfaccel search --workload=mine:workload --space=mine:build --objective=val_accuracy --run_dir=runs/search
+    tfaccel search --recipe=image_classification --algorithm=tpe --pruning=median --max_trials=30 --run_dir=runs/tpe
+    tfaccel search --recipe=image_classification --engine=ray --parallel=8 --run_dir=runs/search   # on a Ray cluster
 
 Algorithms: random, grid, bayesian and hyperband are Keras Tuner's; tpe, cmaes and nsga2 are Optuna's, with its pruners
 (pip install 'tfaccel[optuna]').
@@ -27,8 +27,8 @@ from rich.text import Text
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.scripts.command import INTERRUPTED, run_command, table_console
+from tfaccel.scripts.search_flags import define_tune_flags, search_options
 from tfaccel.scripts.train_flags import run_dir
-from tfaccel.scripts.tune_flags import define_tune_flags, search_options
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.tuning.search_result import SearchResult
 from tfaccel.tuning.trial_row import TrialRow
@@ -159,4 +159,4 @@ def _number(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run(["tune", *sys.argv[1:]]))
+    sys.exit(run(["search", *sys.argv[1:]]))
