@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 
 from tfaccel.known_names import did_you_mean
-from tfaccel.processes.garbage import collect_less_often
+from tfaccel.processes.quiet_start import collect_less_often
 
 COMMANDS = {
     "env": "describe this machine and installation, to paste into a bug report",

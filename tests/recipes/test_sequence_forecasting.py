@@ -92,7 +92,7 @@ def test_jitter_changes_the_past_in_deviations_of_its_column(logical_devices, tm
 
 
 def test_quantile_loss(logical_devices):
-    from tfaccel.models.quantile_loss import QuantileLoss, median_absolute_error
+    from tfaccel.models.losses import QuantileLoss, median_absolute_error
 
     generator = np.random.default_rng(0)
     true = generator.normal(5, 2, (4000, 1, 1, 1)).astype("float32")

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from tfaccel.reporting.density_baselines import gaussian_samples, mixture_log_likelihood
-from tfaccel.reporting.text_baselines import central_sentence, text_bit_scores, text_class_scores
-from tfaccel.reporting.translation_baselines import parsed_dates
+from tfaccel.reporting.samples import gaussian_samples, mixture_log_likelihood
+from tfaccel.reporting.texts import central_sentence, parsed_dates, text_bit_scores, text_class_scores
 
 
 def test_text_is_predicted_from_what_stood_before():

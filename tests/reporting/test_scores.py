@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tfaccel.reporting.class_scores import class_scores, softmax
-from tfaccel.reporting.comparison_table import comparison_lines
-from tfaccel.reporting.interval_calibration import interval_factors, with_factors
+from tfaccel.reporting.classes import class_scores, softmax
+from tfaccel.reporting.forecasts import interval_factors, with_factors
+from tfaccel.reporting.tables import comparison_lines
 
 
 def test_scores():
