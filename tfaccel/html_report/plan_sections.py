@@ -15,11 +15,10 @@ from tfaccel.html_report.texts import get_number, get_words, setting_text
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import HEADINGS, Report, described
 from tfaccel.planning.moves import MEASURED
-from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import FieldExplanation, Plan, explain
 from tfaccel.planning.plan_cache import plans_dir
-from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
+from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 
 # Shown for every plan; other fields only where they differ from the default, were measured, or were set by the user.
 _MAIN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")

@@ -200,9 +200,9 @@ class _Sizes:
 
     def _notes(self) -> list[str]:
         notes = []
-        if self._plan.pipeline_stages > 1:
+        if self._plan.devices_per_replica > 1:
             notes.append(
-                f"This is for the whole model on one device; its {self._plan.pipeline_stages} stages share it."
+                f"This is for the whole model on one device; its {self._plan.devices_per_replica} stages share it."
             )
         if self._plan.jit_compile:
             notes.append("XLA fuses operations: with it, training takes less memory than this estimate.")

@@ -7,7 +7,7 @@ from typing import Any
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.gpu_sets import check_usable, gpu_sets, unusable_gpus
-from tfaccel.planning.plan_fields import parse_device
+from tfaccel.planning.plan_settings import parse_device
 from tfaccel.planning.workload import Workload
 
 # With fewer examples, a replica's step on a logical CPU is too short to be worth summing gradients.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any, Literal, Self
 
@@ -46,12 +46,25 @@ class ScalingOptions:
         PlanError: if an option is invalid.
     """
 
-    scaling: Literal["weak", "strong"] = "weak"
-    algorithm: Algorithm = "auto"
-    bytes_per_pack: int = 0
-    overlap: float = 0.0
-    price_per_device_hour: float | None = None
-    fixed_step_seconds: float | None = None
+    scaling: Literal["weak", "strong"] = field(
+        default="weak", metadata={"help": "weak: keep the batch of each replica; strong: keep the global batch"}
+    )
+    algorithm: Algorithm = field(
+        default="auto", metadata={"help": "of the all-reduce: ring, hierarchical, or auto for the faster of the two"}
+    )
+    bytes_per_pack: int = field(
+        default=0, metadata={"help": "sum gradients in packs of about this many bytes; 0: in one, as TensorFlow does"}
+    )
+    overlap: float = field(
+        default=0.0, metadata={"help": "fraction of the communication that can run during the backward pass"}
+    )
+    price_per_device_hour: float | None = field(
+        default=None, metadata={"help": "price of a device, in any currency, to predict costs"}
+    )
+    fixed_step_seconds: float | None = field(
+        default=None,
+        metadata={"help": "part of the time of a step that does not shrink with the batch (default: measured)"},
+    )
 
     def __post_init__(self) -> None:
         _check_choice("scaling", self.scaling, ("weak", "strong"))
