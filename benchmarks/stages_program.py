@@ -108,7 +108,7 @@ def _shares(family: str) -> dict[str, float]:
 
 def _placed(model: Any, engine: Any) -> tuple[int, int]:
     """Operations of layers, forward and backward, on their stage's device; and all of them."""
-    from tfaccel.costs.graph_rows import row_of_name
+    from tfaccel.costs.graph_costs import row_of_name
     from tfaccel.training.private.private_api import all_layers
 
     get_stage = {

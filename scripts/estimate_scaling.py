@@ -22,8 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import HardwareError, PlanError
-from tfaccel.extras.estimates.interconnect import Interconnect
-from tfaccel.extras.estimates.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
+from tfaccel.extras.estimates.interconnect import KNOWN_INTERCONNECTS, Interconnect, known_interconnect
 from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, ScalingRow, checked_replicas
 from tfaccel.scripts.command import check_picture, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
@@ -81,7 +80,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         finally:
             progress("")
     if values.write is not None:
-        from tfaccel.extras.estimates.scaling_picture import save_scaling_picture
+        from tfaccel.extras.estimates.scaling import save_scaling_picture
 
         save_scaling_picture(values.write, estimate)
     if values.json:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 from made_up_machine import make_machine
 
-from tfaccel.hardware import gpu_meter
-from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
+from tfaccel.hardware import gpu
+from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 
 
 class NvmlError(Exception):
@@ -63,5 +63,5 @@ def test_gpu_that_does_not_report(tmp_path):
 
 
 def test_examples():
-    outcome = doctest.testmod(gpu_meter)
+    outcome = doctest.testmod(gpu)
     assert (outcome.failed, outcome.attempted > 0) == (0, True)

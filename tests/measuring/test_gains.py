@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from tfaccel.measuring import gains as gains_module
-from tfaccel.measuring.candidate import Candidate
-from tfaccel.measuring.gains import Gains
-from tfaccel.measuring.measure_options import MeasureOptions
+from tfaccel.measuring import plan_search
+from tfaccel.measuring.candidate import Candidate, MeasureOptions
+from tfaccel.measuring.plan_search import Gains
 from tfaccel.measuring.report import NO_MOVE_LEFT, Report
 from tfaccel.planning.plan import Plan
 
@@ -72,4 +71,4 @@ def test_a_kept_report_serves_searches_that_are_no_wider(changes, left_out, cove
 
 
 def test_examples():
-    assert doctest.testmod(gains_module).failed == 0
+    assert doctest.testmod(plan_search).failed == 0

@@ -1,6 +1,7 @@
 """The limits of a step: what bounds it and its layers, and the real measurement of a small model."""
 
 import doctest
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfaccel.costs.model_cost import LayerCost, StepCost
-from tfaccel.measuring import roofline_report
-from tfaccel.measuring.roofline_report import Roofline
+from tfaccel.measuring.roofline import Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan
 
@@ -83,7 +83,7 @@ def test_ceilings_of_the_plan():
 
 
 def test_examples():
-    outcome = doctest.testmod(roofline_report)
+    outcome = doctest.testmod(importlib.import_module("tfaccel.measuring.roofline"))
     assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 

@@ -15,8 +15,8 @@ from tfaccel.extras.tpu.compile_ahead import (
 )
 from tfaccel.extras.tpu.generations import GENERATIONS, parse_tpu
 from tfaccel.extras.tpu.readiness import STEP_PROGRAM
+from tfaccel.hardware.doctor import Examination
 from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
-from tfaccel.hardware.doctor_examination import Examination
 from tfaccel.hardware.machine import Machine
 
 V5E = parse_tpu("v5e").generations[0]

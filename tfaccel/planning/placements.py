@@ -10,8 +10,7 @@ from typing import Any
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Device, Hardware
-from tfaccel.planning.device_sets import DeviceSet, device_sets
-from tfaccel.planning.gpu_sets import unusable_gpus
+from tfaccel.planning.device_sets import DeviceSet, device_sets, unusable_gpus
 from tfaccel.planning.plan import REFUSED_STRATEGIES
 from tfaccel.planning.plan_settings import parse_device
 from tfaccel.planning.workload import Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfaccel.errors import DataError
-from tfaccel.measuring.roofline_report import LayerLimit, Roofline
+from tfaccel.measuring.roofline import LayerLimit, Roofline
 from tfaccel.planning.machine_ceilings import compute_dtype
 from tfaccel.reporting.picture_files import (
     BLACK,

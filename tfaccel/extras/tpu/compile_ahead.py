@@ -8,9 +8,8 @@ from pathlib import Path
 
 from tfaccel.extras.tpu.generations import GIBIBYTE, TpuGeneration, TpuTarget
 from tfaccel.extras.tpu.largest_batch import Trial, largest_batch, memory_part
-from tfaccel.hardware.doctor_check import Check
+from tfaccel.hardware.doctor import Check, Examination, explain
 from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
-from tfaccel.hardware.doctor_examination import Examination, explain
 from tfaccel.hardware.machine import Machine
 
 COMPILER_PROGRAM = "tfaccel.extras.tpu.compile_probes"

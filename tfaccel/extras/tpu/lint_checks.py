@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfaccel.extras.tpu.finding import Finding
-from tfaccel.hardware.doctor_check import Check
+from tfaccel.hardware.doctor import Check
 
 # A tile of a TPU core has eight rows: batches are padded to a multiple of eight.
 ROWS_OF_A_TILE = 8

@@ -8,9 +8,8 @@ from typing import Any
 from tfaccel.extras.tpu.compile_ahead import check_ahead_of_time
 from tfaccel.extras.tpu.generations import TpuTarget
 from tfaccel.extras.tpu.lint_checks import batch_checks, lint_checks, replica_batch_check
-from tfaccel.hardware.doctor_check import Check
+from tfaccel.hardware.doctor import Check, Examination, explain
 from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
-from tfaccel.hardware.doctor_examination import Examination, explain
 
 STEP_PROGRAM = "tfaccel.extras.tpu.step_probes"
 
