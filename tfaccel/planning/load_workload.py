@@ -1,4 +1,4 @@
-"""`as_workload`: what a verb is given to train, as a `Workload`: a recipe, an import path, or the one of a finished run."""
+"""`as_workload`: what a verb is given to train, as a `Workload`: a recipe, an import path, or a finished run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ScalingEstimate`: the predicted speed, efficiency and cost of data-parallel training on more devices, and its plot."""
+"""`ScalingEstimate`: the predicted speed, efficiency and cost of training on more devices, and its plot."""
 
 from __future__ import annotations
 
