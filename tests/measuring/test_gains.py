@@ -1,11 +1,9 @@
 """Gains of moves: undone moves give theirs to those that undid them."""
 
-import doctest
 from dataclasses import replace
 
 import pytest
 
-from tfaccel.measuring import plan_search
 from tfaccel.measuring.candidate import Candidate, MeasureOptions
 from tfaccel.measuring.plan_search import Gains
 from tfaccel.measuring.report import NO_MOVE_LEFT, Report
@@ -68,7 +66,3 @@ def report(**changes):
 )
 def test_a_kept_report_serves_searches_that_are_no_wider(changes, left_out, covers):
     assert report(**changes).covers(MeasureOptions(budget_seconds=60, max_candidates=4), left_out) is covers
-
-
-def test_examples():
-    assert doctest.testmod(plan_search).failed == 0

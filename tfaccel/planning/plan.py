@@ -48,7 +48,7 @@ class Plan:
     Six fields are for every day: `strategy`, `devices`, `dtype_policy`, `jit_compile`, `global_batch_size` and
     `steps_per_execution`. Six are experimental, for models that do not fit or input that is late, and may still change:
     `pipeline_stages`, `embedding_updates`, `embeddings_on`, `optimizer_state`, `optimizer_slots_dtype` and
-    `data_service`. The others are for experts; their defaults, or `tfaccel autotune`, are right for most models.
+    `data_service`. The others are for experts; their defaults, or `tfaccel find-fastest`, are right for most models.
 
     Args:
         strategy: "none", "one_device", "mirrored", "multi_worker_mirrored" or "tpu".
@@ -176,12 +176,12 @@ class Plan:
     )
     xla_auto_clustering: bool = switch(
         False,
-        reason="`tfaccel autotune` measures it. It made a CNN on a CPU four times as slow.",
+        reason="`tfaccel find-fastest` measures it. It made a CNN on a CPU four times as slow.",
         axes=("clustering",),
     )
     grappler_bfloat16: bool = switch(
         False,
-        reason="The dtype policy decides; `tfaccel autotune` measures it on CPUs that compute in bfloat16.",
+        reason="The dtype policy decides; `tfaccel find-fastest` measures it on CPUs that compute in bfloat16.",
         axes=("Grappler",),
     )
     global_batch_size: int = count(
@@ -261,7 +261,7 @@ class Plan:
         *("jemalloc", "tcmalloc", "mimalloc", "glibc_huge_pages"),
         default=None,
         none="",
-        reason="The process's own; `tfaccel autotune` measures those that are installed.",
+        reason="The process's own; `tfaccel find-fastest` measures those that are installed.",
         axes=("allocator",),
     )
     gpu_thread_mode: str | None = choice(

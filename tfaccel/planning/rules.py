@@ -106,7 +106,7 @@ def fused_kernels(case: Case) -> list[Choice]:
     """Off."""
     if case["jit_compile"] or case.kind == "TPU":
         return [Choice(False, "XLA fuses operations by itself.")]
-    return [Choice(False, "Keras's own operations, to the last bit; `tfaccel autotune` measures fused kernels.")]
+    return [Choice(False, "Keras's own operations, to the last bit; `tfaccel find-fastest` measures fused kernels.")]
 
 
 @_rule
@@ -227,7 +227,7 @@ def onednn(case: Case) -> list[Choice]:
     """TensorFlow's default."""
     if case.kind != "CPU":
         return [Choice(None, "It is for training on CPUs.")]
-    return [Choice(None, "TensorFlow's default for this CPU; `tfaccel autotune` measures the opposite.")]
+    return [Choice(None, "TensorFlow's default for this CPU; `tfaccel find-fastest` measures the opposite.")]
 
 
 @_rule

@@ -17,7 +17,7 @@ from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import listed
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
-from tfaccel.reporting.picture_files import BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
+from tfaccel.reporting.figures import BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
 from tfaccel.short_repr import short_repr
 
 if TYPE_CHECKING:
