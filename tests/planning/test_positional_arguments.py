@@ -1,6 +1,7 @@
 """Compile arguments between model and data, in one piece; in the place of data they are refused with the right call."""
 
 import inspect
+import operator
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ VERBS = [
     ("find_fastest", {}),
     ("find_batch_size", {}),
     ("find_learning_rate", {}),
-    ("estimate_memory", {}),
-    ("cost_of", {}),
-    ("roofline", {}),
+    ("estimates.estimate_memory", {}),
+    ("estimates.cost_of", {}),
+    ("estimates.roofline", {}),
     ("train", {"run_dir": "run"}),
     ("Workload.of", {}),
 ]
@@ -29,7 +30,7 @@ def compile_args():
 
 
 def verb_of(name):
-    return tfaccel.Workload.of if name == "Workload.of" else getattr(tfaccel, name)
+    return tfaccel.Workload.of if name == "Workload.of" else operator.attrgetter(name)(tfaccel)
 
 
 @data_after_model
