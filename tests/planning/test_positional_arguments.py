@@ -70,7 +70,7 @@ def test_a_workload_of_a_function_calls_it_for_each_use():
 @pytest.mark.parametrize(("name", "options"), VERBS)
 def test_compile_arguments_in_the_place_of_data_are_refused(name, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    verb, right = verb_of(name), rf"Write {name.rpartition('.')[2]}\(build_model, compile_args, x, y\)\."
+    verb, right = verb_of(name), rf"Write {name.removeprefix('estimates.')}\(build_model, compile_args, x, y\)\."
     dictionary = r"a dictionary of compile arguments \(optimizer, loss\)"
     for data, place in (((X, Y, COMPILE_ARGS), 4), ((X, COMPILE_ARGS), 3), ((COMPILE_ARGS, X, COMPILE_ARGS), 4)):
         with pytest.raises(WorkloadError, match=rf"Received: {dictionary} as argument {place}\. {right}"):
