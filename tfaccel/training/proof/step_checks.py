@@ -31,7 +31,6 @@ from tfaccel.training.steps.gradient_update import EACH_ROW_ONCE, SAME_ROWS, tak
 from tfaccel.training.steps.merged_metrics import GATHERED
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import keeps_methods
-from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.window_result import WindowResult
 
 if TYPE_CHECKING:
@@ -262,7 +261,7 @@ class StepChecks:
     def _conclude(self, kind: str, step: StepProof, data: Any, found: Proof, again: Callable[[], Proof]) -> None:
         """Keeps what was found; if the step differs, changes how it is computed, and compares it again."""
         first, steps = found, self._engine.get_steps(kind)
-        self._own_rows = steps.own_rows if kind == "train" and isinstance(steps, SeveralReplicas) else []
+        self._own_rows = list(steps.own_rows) if kind == "train" else []
         changes = (
             self._gather_metrics,
             self._gather_loss,

@@ -185,7 +185,7 @@ class StepProof:
             results: its logs; or, of a prediction, its outputs.
         """
         after = State(self._variables)
-        self._noted = set(self._engine.noted_results(self._kind))
+        self._noted = set(self._engine.get_steps(self._kind).noted_results.of_logs)
         if not self.is_apart:
             found = self._agreed(lambda: self._compared(data, _as_arrays(results), after))
             if not (found.differing and self._on_shares):
@@ -267,10 +267,9 @@ class StepProof:
         results = getattr(steps, self._kind)(_BATCHES, data)
         if self._kind == "predict":
             return self._replicas.concatenate(results)
-        noted = getattr(steps, "noted_results", None)
         with self._replicas.strategy.scope():
-            own = {**(results or {}), **(noted.over_replicas(self._replicas) if noted is not None else {})}
-        self._noted = set(noted.of_logs) if noted is not None else set()
+            own = {**(results or {}), **steps.noted_results.over_replicas(self._replicas)}
+        self._noted = set(steps.noted_results.of_logs)
         return as_tensors(get_logs(self._model, self._replicas, own, metric_results(self._model, self._replicas)))
 
     def _ran_by_all(self, data: Any) -> tuple[Any, State]:

@@ -165,7 +165,7 @@ def _balanced(places: Sequence[int], num_bytes: Sequence[int], flops: Sequence[i
 def _least_largest(
     places: Sequence[int], costs: Sequence[int], num_stages: int, may_be: Callable[[slice], bool]
 ) -> tuple[list[int], float]:
-    """The cuts whose most expensive stage costs least, and that cost; the most even of them."""
+    """The cuts that minimize the cost of the most expensive stage (ties: the most even), and that cost."""
     ends = [*places, len(costs)]
     best: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [])}  # by where the stages so far end
     for stage in range(num_stages):

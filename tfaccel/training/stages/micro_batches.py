@@ -21,12 +21,14 @@ import tensorflow as tf
 
 from tfaccel.data.feeds import GraphBatches
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.gradients import count_overflows
 from tfaccel.training.steps.left_out import StateBefore, only_if, variables_to_keep
+from tfaccel.training.steps.loss_scaling import count_overflows
 from tfaccel.training.steps.model_parts import accumulators_by_replica, inner_optimizer
 from tfaccel.training.steps.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
+
+IsFinite = Callable[[], tf.Tensor] | None
 
 
 class MicroBatches:
@@ -46,7 +48,7 @@ class MicroBatches:
         self.optimizer: Any = model.optimizer
         self.inner: Any = inner_optimizer(model.optimizer)
         self.number = int(self.inner.gradient_accumulation_steps or 1)
-        between = _what_happens_between(model, self.inner)
+        between = _what_changes_weights(model, self.inner)
         if self.number > 1 and between:
             logger.warning(
                 "The stages do not overlap: Keras's optimizers act after each micro-batch because of %s.", between
@@ -57,6 +59,10 @@ class MicroBatches:
     def scales_loss(self) -> bool:
         """Whether the optimizer has a loss scale."""
         return self.inner is not self.optimizer
+
+    def train(self, batches: GraphBatches, several: Sequence[Any], *, is_finite: IsFinite) -> tf.Tensor:
+        """Trains on the micro-batches of an optimizer step; returns False if that changed nothing."""
+        raise NotImplementedError
 
     def num_left(self) -> tf.Tensor:
         """Micro-batches until the optimizer step ends."""
@@ -111,6 +117,30 @@ class MicroBatches:
 
         only_if(~fine, clear)
 
+    def end(
+        self, apply: Callable[[], None], bad: Sequence[tf.Tensor], before: StateBefore, is_finite: IsFinite
+    ) -> tf.Tensor:
+        """Applies the gradients, unless something is not as expected; then puts back the state from before.
+
+        Args:
+            apply: updates the weights of all local replicas.
+            bad: numbers, above 0 where a loss or gradients are not finite.
+            before: what `begin` returned.
+            is_finite: whether the loss is finite; None if that is not watched.
+
+        Returns:
+            Whether the gradients were applied.
+        """
+        if not self.checks(is_finite is not None):
+            apply()
+            return tf.constant(True)
+        fine = tf.equal(tf.add_n([tf.constant(0.0), *bad]), 0.0)
+        fine = fine & is_finite() if is_finite else fine
+        only_if(fine, apply)
+        self.clear_unless(fine)
+        before.put_back_unless(fine)
+        return fine
+
     def _counters(self) -> list[keras.Variable]:
         counters = [private_api.raw_iterations(self.inner)]
         return [*counters, self.optimizer.step_counter] if self.scales_loss else counters
@@ -119,7 +149,7 @@ class MicroBatches:
         return tf.identity(self.replicas.components([variable], 0)[0])
 
 
-def _what_happens_between(model: keras.Model, optimizer: Any) -> str:
+def _what_changes_weights(model: keras.Model, optimizer: Any) -> str:
     """What an optimizer does after each micro-batch besides accumulating gradients; empty if nothing."""
     constrained = [one.path for one in model.trainable_variables if one.constraint is not None]
     if constrained:
@@ -131,21 +161,21 @@ Window = Callable[[Any, tf.Tensor], tuple[tf.Tensor, Any, tf.Tensor, Any]]
 
 
 def window_of_micro_batches(
-    steps: Any, batches: GraphBatches, *, is_finite: Callable[[], tf.Tensor] | None, leaves_out: bool
+    steps: Any, together: MicroBatches, batches: GraphBatches, *, is_finite: IsFinite
 ) -> Window:
     """A window whose steps run the micro-batches of an optimizer step together where they can.
 
     Args:
-        steps: has `micro_batches`, and `train_together` and `train` for several and for one.
+        steps: run one micro-batch; see `Steps`.
+        together: runs several. If it leaves out batches, a window that watches the loss ends at the first one.
         batches: of the feed.
         is_finite: whether the loss is finite; a window ends where it is not. None if that is not watched.
-        leaves_out: whether steps leave out batches, and a window that watches the loss ends at the first one.
 
     Returns:
         A function of a graph call's arguments and the number of steps, which returns the number of steps done, the
         loop state, whether the loss is finite, and for each step whether its batch was left out, if any may be.
     """
-    together: MicroBatches = steps.micro_batches
+    leaves_out = together.leaves_out
 
     def one_by_one(fetched: list[Any], count: tf.Tensor, first: tf.Tensor, bad: Any) -> Any:
         def body(number: tf.Tensor, finite: tf.Tensor, bad: Any) -> Any:
@@ -164,9 +194,7 @@ def window_of_micro_batches(
         wanted = tf.minimum(together.num_left(), num_steps - step)
         fetched, count, state = _fetched(batches, arguments, state, step, (together.number, wanted))
         whole = tf.equal(count, together.number) & together.may_run_together()
-        ran = tf.cond(
-            whole, lambda: steps.train_together(batches, fetched, is_finite=is_finite), lambda: tf.constant(False)
-        )
+        ran = tf.cond(whole, lambda: together.train(batches, fetched, is_finite=is_finite), lambda: tf.constant(False))
         done, finite, bad = one_by_one(fetched, tf.where(ran, 0, count), step, bad)
         return step + tf.where(ran, together.number, done), state, finite, bad
 
@@ -203,15 +231,3 @@ def _fetched(
         count += tf.cast(there, tf.int32)
         fetched.append(batch)
     return fetched, count, state
-
-
-def is_whole(bad: Sequence[tf.Tensor], is_finite: Callable[[], tf.Tensor] | None) -> tf.Tensor:
-    """Whether none of the numbers is above 0, and the loss is finite."""
-    fine = tf.equal(tf.add_n([tf.constant(0.0), *bad]), 0.0)
-    return fine & is_finite() if is_finite else fine
-
-
-def num_micro_batches(steps: Any) -> int:
-    """How many micro-batches of an optimizer step these steps can run together."""
-    together = getattr(steps, "micro_batches", None)
-    return 1 if together is None else int(together.number)

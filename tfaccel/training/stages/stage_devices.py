@@ -73,7 +73,7 @@ def has_gradient(tensor: Any) -> bool:
 def following() -> Callable[[tf.Operation], str]:
     """A device function: an operation without a device runs where its inputs are; empty if they are on several.
 
-    A number has less to say than a tensor of higher rank: a gradient is scaled where it is.
+    Scalar inputs are ignored if a larger input has a device: a gradient is scaled where it is.
     """
     known: dict[int, tuple[Any, str]] = {}  # keeps the tensors alive, so that no id is reused
 

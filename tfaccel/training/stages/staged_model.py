@@ -84,6 +84,12 @@ class StagedModel:
         with tf.device(self._device(-1)), tf.compat.v1.device(following()):
             yield
 
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """While tracing: operations run where their inputs are."""
+        with tf.compat.v1.device(following()):
+            yield
+
     def call(self, inputs: Any, training: Any = None, mask: Any = None, **context: Any) -> Any:
         """The model's call, stage by stage."""
         values = private_graph.values_of_inputs(self.graph, inputs, mask)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,8 +22,6 @@ from tfaccel.training.private.private_broadcasts import give_values_of_chief
 from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.refused_apply import allow_apply, refuse_apply
-
-logger = logging.getLogger("tfaccel")
 
 HOST = "CPU:0"  # of this process
 _ONE_TABLE = (
@@ -178,14 +175,6 @@ def _check(layer: keras.layers.Embedding) -> None:
                 f"embeddings_on='host' copies only the rows of a batch to the device. Received: layer {layer.name!r} "
                 f"with {name}, which needs the whole table in each step. Leave it out, or use embeddings_on='device'."
             )
-
-
-def xla_compiles(model: keras.Model) -> bool:
-    """Whether steps are compiled by XLA, which cannot look up rows of tables in main memory."""
-    if model.jit_compile and tables_on_host(model):
-        logger.warning("XLA stays off: it cannot look up rows of the tables of %r in main memory.", model.name)
-        return False
-    return bool(model.jit_compile)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,10 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.gradients import count_overflows, is_bad
-from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_train_step, inner_optimizer
+from tfaccel.training.steps.all_reduce import all_reduce
+from tfaccel.training.steps.gradients import is_bad
+from tfaccel.training.steps.loss_scaling import count_overflows, has_loss_scale
+from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_train_step
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 
@@ -60,7 +62,7 @@ def variables_to_keep(model: keras.Model) -> list[keras.Variable]:
 
 def bad_gradients(gradients: list[Any], optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
     """The number of gradients that are not finite, as a float32 scalar; 0 if a loss scale checks them itself."""
-    return count_overflows(gradients) if inner_optimizer(optimizer) is optimizer else tf.constant(0.0)
+    return tf.constant(0.0) if has_loss_scale(optimizer) else count_overflows(gradients)
 
 
 def bad_logs(logs: Any, model: keras.Model, read: Callable[[keras.Variable], Any]) -> tf.Tensor:
@@ -176,7 +178,7 @@ class ReplicasGuard:
         if not self._leaves_out:
             update()
             return
-        total = self._replicas.local_results(self._replicas.sum([bad]))[0][0]
+        total = self._replicas.local_results(all_reduce(self._replicas, [bad]))[0][0]
         self.finite = tf.equal(total, 0.0)
         only_if(self.finite, update)
         self._before.put_back_unless(self.finite)

@@ -10,7 +10,9 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_slots
-from tfaccel.training.steps.model_parts import inner_optimizer, stepping_optimizers
+from tfaccel.training.steps.all_reduce import all_reduce
+from tfaccel.training.steps.loss_scaling import has_loss_scale
+from tfaccel.training.steps.model_parts import stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.owner_sums import can_sum_at_owners, sums_at_owners
 from tfaccel.training.steps.replicas import Replicas
@@ -24,10 +26,13 @@ class PlacedSlots:
     Args:
         optimizer, replicas: of a model.
         how: where they are: "replicated", "sharded" or "host".
+        pack_bytes: see `all_reduce`.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: str) -> None:
-        self._optimizer, self._replicas, self._how = optimizer, replicas, how
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: str, *, pack_bytes: int = 0
+    ) -> None:
+        self._optimizer, self._replicas, self._how, self._pack_bytes = optimizer, replicas, how, pack_bytes
         self._places: SlotPlaces | None = None
         if optimizer.built:
             self.place()
@@ -36,24 +41,25 @@ class PlacedSlots:
         """Moves the slots to their places; the optimizer must be built."""
         self._places = place_slots(self._optimizer, self._replicas, self._how)
 
-    def sums(self, gradients: list[Any], variables: list[keras.Variable], *, bytes_per_pack: int) -> list[Any]:
+    def sums(self, gradients: list[Any], variables: list[keras.Variable]) -> list[Any]:
         """The sums of gradients over all replicas, on each of them, or at least on the one that needs it."""
         if self._places is None or not self._sums_at_owners:
-            return self._replicas.sum(gradients, bytes_per_pack=bytes_per_pack)
+            return all_reduce(self._replicas, gradients, pack_bytes=self._pack_bytes)
         [local] = self._replicas.local_results(gradients)
         dense = [i for i, gradient in enumerate(local) if not isinstance(gradient, tf.IndexedSlices)]
         sparse = [i for i in range(len(local)) if i not in dense]
         owners = owners_of_weights(self._optimizer, self._places)
         found = sums_at_owners([local[i] for i in dense], [variables[i] for i in dense], owners, self._replicas)
-        found += self._replicas.sum([gradients[i] for i in sparse]) if sparse else []
+        found += all_reduce(self._replicas, [gradients[i] for i in sparse]) if sparse else []
         by_place = dict(zip([*dense, *sparse], found, strict=True))
         return [by_place[i] for i in range(len(local))]
 
     @property
     def _sums_at_owners(self) -> bool:
         """Whether no replica needs the sums of weights that it does not own, as for a norm over all of them."""
-        checks_finite = inner_optimizer(self._optimizer) is not self._optimizer
-        needs_all = checks_finite or any(one.global_clipnorm for one in stepping_optimizers(self._optimizer))
+        needs_all = has_loss_scale(self._optimizer) or any(
+            one.global_clipnorm for one in stepping_optimizers(self._optimizer)
+        )
         return self._how == SHARDED and not needs_all and can_sum_at_owners(self._replicas)
 
     @contextlib.contextmanager

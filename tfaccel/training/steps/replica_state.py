@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import global_seed_state
+from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.replicas import Replicas
 
@@ -99,7 +100,7 @@ def _average_function(variables: list[keras.Variable], replicas: Replicas) -> Ca
     def average() -> None:
         with strategy.scope():
             values = strategy.run(lambda: [tf.identity(private_api.tf_variable(v)) for v in variables])
-            sums = replicas.local_results(replicas.sum(list(values)))
+            sums = replicas.local_results(all_reduce(replicas, list(values)))
         for replica, local in enumerate(sums):
             for component, total in zip(replicas.components(variables, replica), local, strict=True):
                 component.assign(total / replicas.num_replicas)

@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfaccel.training.steps.all_reduce import mean_over_replicas
 from tfaccel.training.steps.global_batch import current_share
 from tfaccel.training.steps.overrides import instance_attributes
-from tfaccel.training.steps.replica_sums import mean_over_replicas
 
 logger = logging.getLogger("tfaccel")
 
