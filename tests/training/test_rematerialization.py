@@ -11,7 +11,7 @@ from keras import layers
 from tfaccel import Plan, PlanError, fit
 from tfaccel.training.fit_plan import plan_of_model
 from tfaccel.training.rematerialize import rematerialize
-from tfaccel.training.steps.recomputed_blocks import get_blocks, recomputed_blocks
+from tfaccel.training.steps.rematerialized import get_blocks, recomputed_blocks
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.training.private.private_bind import servers_on_loopback
+from tfaccel.training.private.private_workers import servers_on_loopback
 
 HOST = "127.0.0.1"
 PROTOCOL = "grpc"

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_recurrent
+from tfaccel.training.private import private_layers
 
 _STEPS_TOGETHER = 4  # in one iteration of a loop
 
@@ -29,7 +29,7 @@ def fused_recurrence(layer: keras.layers.Layer, kind: type[keras.layers.RNN], ru
             or the last one, as the layer does, and then the other states after the last step.
     """
     has_accelerators = any(device.device_type != "CPU" for device in tf.config.list_logical_devices())
-    if has_accelerators or not private_recurrent.computes_as_keras(layer, kind):
+    if has_accelerators or not private_layers.computes_as_keras(layer, kind):
         return {}
     keras_loop, cell = layer.inner_loop, layer.cell
 

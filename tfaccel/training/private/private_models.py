@@ -12,15 +12,14 @@ import tensorflow as tf
 from tfaccel.errors import DataError, PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import all_layers
-from tfaccel.training.private.private_broadcasts import broadcast_at_once
 from tfaccel.training.private.private_losses import patch_lock
 from tfaccel.training.private.private_random import distribute_global_seeds
-from tfaccel.training.steps.fixed_rows import fixed_rows, rows_of_replica
-from tfaccel.training.steps.host_embeddings import slots_on_host
+from tfaccel.training.private.private_workers import broadcast_at_once
+from tfaccel.training.steps.embeddings import slots_on_host
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_test_step, has_own_train_step
-from tfaccel.training.steps.model_scope import move_into_scope
 from tfaccel.training.steps.overrides import instance_attributes, replaces
-from tfaccel.training.steps.step_errors import raise_missing_row
+from tfaccel.training.steps.replica_state import move_into_scope
+from tfaccel.training.steps.step_errors import fixed_rows, raise_missing_row, rows_of_replica
 
 
 def swap_name_counters(counters: Any) -> Any:

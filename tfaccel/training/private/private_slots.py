@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from tfaccel.errors import PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import variable_index
 from tfaccel.training.private.private_losses import patch_lock
@@ -264,3 +266,100 @@ def embeddings_built_by(build: Callable[..., None]) -> Iterator[None]:
             yield
         finally:
             kind.build = usual
+
+
+class AbsentSlot:
+    """Stands for a slot that another worker holds; takes no memory while training.
+
+    Attributes:
+        copy: its value, while there is one on this worker.
+    """
+
+    device, shape = "", tf.TensorShape([0])
+
+    def __init__(self, name: str, dtype: Any, worker: int) -> None:
+        self.name, self.dtype, self.worker = name, tf.as_dtype(dtype), worker
+        self.copy: np.ndarray | None = None
+
+    def numpy(self) -> np.ndarray:
+        """The copied value.
+
+        Raises:
+            PlanError: while there is none.
+        """
+        if self.copy is None:
+            raise PlanError(
+                f"The slot {self.name!r} is held by worker {self.worker}, since optimizer_state='sharded'. Read it "
+                "on the chief after training, save with `tfaccel.Resume` while training, or use "
+                "optimizer_state='replicated'."
+            )
+        return self.copy
+
+    def assign(self, value: Any) -> None:
+        """Changes the copied value, which the worker that holds the slot does not see.
+
+        Raises:
+            PlanError: always.
+        """
+        del value
+        raise PlanError(
+            f"The slot {self.name!r} is held by worker {self.worker}, since optimizer_state='sharded', so that this "
+            "worker cannot assign it. Use optimizer_state='replicated'."
+        )
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        del copy
+        return self.numpy().astype(dtype) if dtype is not None else self.numpy()
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.constant(self.numpy(), dtype or self.dtype, name=name or "slot")
+
+
+def move(variable: keras.Variable, devices: Sequence[str]) -> None:
+    """Moves a variable's values, one for each replica, to devices."""
+    value = variable._value
+    if isinstance(value, tf.distribute.DistributedValues):
+        components = list(value.values)
+        if all(component.device.endswith(device) for component, device in zip(components, devices, strict=True)):
+            return
+        moved = [_moved(one, device) for one, device in zip(components, devices, strict=True)]
+        policy = private_part(value, "_policy", package="tensorflow")
+        kind: Any = type(value)
+        variable._value = kind(value.distribute_strategy, moved, value.aggregation, var_policy=policy)
+    elif not value.device.endswith(devices[0]):
+        variable._value = _moved(value, devices[0])
+
+
+def _moved(value: Any, device: str) -> Any:
+    """A variable with the same value, name and key on another device, whatever scope of a strategy is entered."""
+    from tensorflow.python.ops import resource_variable_ops
+
+    kind = private_part(resource_variable_ops, "ResourceVariable", package="tensorflow")
+    with tf.init_scope(), tf.device(device):
+        moved = kind(
+            tf.identity(value.read_value()),
+            trainable=value.trainable,
+            name=value.name.split(":")[0],
+            dtype=value.dtype,
+            aggregation=value.aggregation,
+        )
+    private_part(moved, "_unique_id", package="tensorflow")
+    moved._unique_id = value._unique_id
+    return moved
+
+
+def get_every_slot(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
+    """All that an optimizer keeps for a weight, in lists by weight: slots of any shape, averages, accumulators."""
+    known = private_part(optimizer, "_trainable_variables")
+    index = next((place for place, one in enumerate(known) if one is variable), None)
+    if index is None:
+        return []
+    found = []
+    for name, values in vars(optimizer).items():
+        if name in ("_trainable_variables", "_variables"):
+            continue
+        if isinstance(values, list | tuple) and len(values) == len(known):
+            found.append(values[index])
+        elif isinstance(values, dict):
+            found += [values[key] for key in (index, private_part(optimizer, "_var_key")(variable)) if key in values]
+    return [one for one in found if isinstance(one, keras.Variable) and one is not variable]

@@ -30,18 +30,16 @@ import tensorflow as tf
 
 from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_functions import unoptimized_calls
 from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
-from tfaccel.training.private.private_step_state import LookupTable, changed_tables, what_cannot_run_again
-from tfaccel.training.proof.detached_step import DetachedStep
-from tfaccel.training.proof.metric_difference import MetricDifference
-from tfaccel.training.proof.proof import Proof
-from tfaccel.training.proof.replica_layers import ReplicaLayers
-from tfaccel.training.proof.rows import every_nth_row, get_num_rows, get_specs, reversed_rows
-from tfaccel.training.proof.state import CALLS_PYTHON, State, without_side_effects
-from tfaccel.training.proof.still_layers import in_inference_mode, layers_by_replica
-from tfaccel.training.proof.variable_difference import (
+from tfaccel.training.private.private_tensorflow import (
+    LookupTable,
+    changed_tables,
+    unoptimized_calls,
+    what_cannot_run_again,
+)
+from tfaccel.training.proof.differences import (
+    MetricDifference,
     Tolerance,
     difference,
     is_noise,
@@ -49,6 +47,17 @@ from tfaccel.training.proof.variable_difference import (
     size_of_step,
     without_multiple,
 )
+from tfaccel.training.proof.proof import Proof
+from tfaccel.training.proof.replica_layers import (
+    ReplicaLayers,
+    every_nth_row,
+    get_num_rows,
+    get_specs,
+    in_inference_mode,
+    layers_by_replica,
+    reversed_rows,
+)
+from tfaccel.training.proof.state import CALLS_PYTHON, DetachedStep, State, without_side_effects
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import (

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_graph import get_graph, get_nodes, name_of_maker
-from tfaccel.training.private.private_placement import get_every_slot
+from tfaccel.training.private.private_api import get_graph, get_nodes, name_of_maker
+from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.steps.marked_layers import forward_cost
 from tfaccel.training.steps.model_parts import stepping_optimizers
 

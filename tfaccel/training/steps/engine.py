@@ -25,38 +25,33 @@ from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.proof.step_checks import StepChecks
+from tfaccel.training.stages.micro_batches import make_together
 from tfaccel.training.stages.staged_model import staged_model
-from tfaccel.training.stages.staged_steps import make_together
-from tfaccel.training.steps.fixed_rows import fixed_rows_named
+from tfaccel.training.steps.clocks import ReduceClock
+from tfaccel.training.steps.embeddings import host_lookups, prepare_tables, row_updates
 from tfaccel.training.steps.gradient_update import GradientUpdate, UpdateInStep
 from tfaccel.training.steps.gradients import densify, summed_rows
-from tfaccel.training.steps.host_embeddings import host_lookups
-from tfaccel.training.steps.input_clock import runs_on_gpu
-from tfaccel.training.steps.layer_scopes import layers_marked
-from tfaccel.training.steps.left_out_count import LeftOutCount
+from tfaccel.training.steps.left_out import LeftOutCount
 from tfaccel.training.steps.loss_scaling import refuse_loss_scale
+from tfaccel.training.steps.marked_layers import layers_marked
 from tfaccel.training.steps.model_parts import has_slots_of_weights
-from tfaccel.training.steps.model_scope import get_replicas
 from tfaccel.training.steps.one_replica import OneReplica
-from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
-from tfaccel.training.steps.reduce_clock import ReduceClock
+from tfaccel.training.steps.rematerialized import recomputed_blocks
+from tfaccel.training.steps.replica_state import get_replicas
 from tfaccel.training.steps.replicas import is_distributed
-from tfaccel.training.steps.row_updates import prepare_tables, row_updates
 from tfaccel.training.steps.several_replicas import SeveralReplicas
-from tfaccel.training.steps.slot_checks import placed_as_asked
-from tfaccel.training.steps.slot_dtype import FLOAT32, updated_in_float32
-from tfaccel.training.steps.slot_places import HOST
-from tfaccel.training.steps.step_errors import check_same_data, clear_errors
+from tfaccel.training.steps.slots import FLOAT32, HOST, placed_as_asked, updated_in_float32
+from tfaccel.training.steps.step_errors import check_same_data, clear_errors, fixed_rows_named
 from tfaccel.training.steps.step_graphs import (
     GraphOptions,
     OnUnsavedState,
     StepGraphs,
     Steps,
+    WindowResult,
     get_logs,
     metric_results,
 )
 from tfaccel.training.steps.step_on_rows import FixedShares, StepOnRows, with_fixed_shapes
-from tfaccel.training.steps.window_result import WindowResult
 from tfaccel.training.steps.xla import Compiled, compiled_by_replicas, compiles_steps
 
 _ENGINE = "_tfaccel_engine"
@@ -74,8 +69,8 @@ class EngineOptions:
         sum_duplicate_indices: sum the gradients of repeated embedding rows before the optimizer sees them; plain Keras
             does not.
         embedding_updates: "keras", "rows" or "rows_lazy"; see `row_updates`.
-        embeddings_on: "device" or "host"; see `host_embeddings`.
-        optimizer_state, optimizer_slots_dtype: of the optimizer's slots; see `slot_places` and `slot_dtype`.
+        embeddings_on: "device" or "host"; see `embeddings`.
+        optimizer_state, optimizer_slots_dtype: of the optimizer's slots; see `slots`.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         leaves_out: leave out batches whose loss or gradients are not finite; see `left_out`. With
@@ -119,7 +114,7 @@ class Engine:
         self.model = model
         self.options = options
         self.replicas = get_replicas(model)
-        if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
+        if options.times_input and self.replicas.num_workers > 1 and not self.replicas.are_gpus:
             self.replicas.reduce_clock = ReduceClock()
         self.on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
         self.on_unsaved_state: OnUnsavedState | None = None

@@ -24,7 +24,6 @@ import tensorflow as tf
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.all_reduce import all_reduce
-from tfaccel.training.steps.batch_dependence import is_same_on_all_replicas
 from tfaccel.training.steps.global_batch import current_share, gradient_weight
 from tfaccel.training.steps.gradients import (
     CombineSlices,
@@ -38,7 +37,6 @@ from tfaccel.training.steps.gradients import (
     same_numbers_on_all,
     scaled,
 )
-from tfaccel.training.steps.host_update import HostUpdate
 from tfaccel.training.steps.left_out import bad_gradients
 from tfaccel.training.steps.loss_scaling import (
     count_overflows,
@@ -49,9 +47,10 @@ from tfaccel.training.steps.loss_scaling import (
 )
 from tfaccel.training.steps.model_parts import has_own_train_step, inner_optimizer, unlisted_variables
 from tfaccel.training.steps.overrides import instance_attributes
-from tfaccel.training.steps.placed_slots import PlacedSlots
+from tfaccel.training.steps.placed_slots import HostUpdate, PlacedSlots
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_places import HOST, REPLICATED
+from tfaccel.training.steps.slots import HOST, REPLICATED
+from tfaccel.training.steps.tracing import is_same_on_all_replicas
 
 
 class GradientUpdate:
@@ -63,7 +62,7 @@ class GradientUpdate:
         jit_compile: compile the update of each replica with XLA.
         combine_slices: what to do with `IndexedSlices` first, such as `densify`; None to leave them to Keras.
         pack_bytes: see `all_reduce`.
-        optimizer_state: where slots are: "replicated", "sharded" or "host"; see `slot_places`.
+        optimizer_state: where slots are: "replicated", "sharded" or "host"; see `slots`.
         placed: a context, while tracing, that decides on which of a replica's devices gradients and weights are used.
 
     Attributes:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_tensorflow import keep_collectives_apart
-from tfaccel.training.steps.reduce_clock import ReduceClock
+from tfaccel.training.steps.clocks import ReduceClock
 
 _NUMBERS_AT_ONCE = 1 << 24
 
@@ -45,6 +45,13 @@ class Replicas:
         self.reduce_clock: ReduceClock | None = None  # measures the time of reductions between workers
         if self.num_workers == 1 and self.num_replicas > 1:
             keep_collectives_apart(strategy)
+
+    @property
+    def are_gpus(self) -> bool:
+        """Whether steps run on GPUs."""
+        if self.is_default:
+            return bool(tf.config.list_logical_devices("GPU"))
+        return "GPU" in self.devices[0]
 
     def components(self, variables: Sequence[keras.Variable], replica: int) -> list[tf.Variable]:
         """The plain variables that a local replica (0, 1, …) holds of the given Keras variables."""

@@ -25,7 +25,7 @@ from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.batch_statistics import replica_statistics
-from tfaccel.training.steps.gathered_loss import gathered_loss
+from tfaccel.training.steps.gather_rows import gathered_loss, summaries_of_all
 from tfaccel.training.steps.global_batch import (
     NeedsEveryReplica,
     Share,
@@ -50,7 +50,6 @@ from tfaccel.training.steps.model_parts import (
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_on_rows import StepOnRows
-from tfaccel.training.steps.step_summaries import summaries_of_all
 from tfaccel.training.steps.xla import Compiled
 
 Step = Callable[[Any], Any]

@@ -14,14 +14,14 @@ from tfaccel.data.feeds import CallFeed, GraphBatches
 from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
-from tfaccel.training.private.private_step_state import outside_variables, unsaved_state
+from tfaccel.training.private.private_tensorflow import outside_variables, unsaved_state
 from tfaccel.training.stages.micro_batches import MicroBatches, window_of_micro_batches
-from tfaccel.training.steps.input_clock import InputClock, runs_on_gpu
+from tfaccel.training.steps.clocks import InputClock
 from tfaccel.training.steps.merged_metrics import NotedResults, metrics_in, own_results
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_logs, unlisted_variables
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas, current_replica
-from tfaccel.training.steps.trace_state import TraceStates
+from tfaccel.training.steps.tracing import TraceStates
 
 # Called before each graph call with the kind of step, and what it keeps that no checkpoint holds ("" if nothing).
 OnUnsavedState = Callable[[str, str], None]
@@ -216,7 +216,7 @@ class StepGraphs:
         leaves_out = self._leaves_out
         may_leave = leaves_out or (self._replicas.num_workers == 1 and not self._is_on_tpu)
         watch_loss = self._watch_loss and may_leave
-        on_gpu = runs_on_gpu(self._replicas)
+        on_gpu = self._replicas.are_gpus
         # A GPU would stand still while the host reads whether a step's loss is finite before it launches the next one.
         # The flag of the step before is read there instead, which is ready by then.
         num_flags = 2 if on_gpu and watch_loss and not leaves_out else 1
@@ -348,3 +348,22 @@ def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
     for name, value in logs.items():
         flat.update(flat_logs(value) if isinstance(value, dict) else {name: value})
     return flat
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """Result of one graph call.
+
+    Attributes:
+        num_steps: number of steps, those whose batches were left out included.
+        logs: the final logs.
+        loss_is_finite: whether the last loss was finite, if that is watched.
+        traced: whether the call traced its graph.
+        left_out: which of the steps left out their batches, from 0.
+    """
+
+    num_steps: int
+    logs: dict[str, Any]
+    loss_is_finite: bool = True
+    traced: bool = False
+    left_out: tuple[int, ...] = ()

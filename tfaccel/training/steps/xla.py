@@ -5,7 +5,7 @@ It stays off, with a warning that says why,
 * in all steps of a model that looks up rows of tables in main memory (`embeddings_on="host"`);
 * in the training of several replicas, if a step sums over them in the forward pass, or has a `train_step` of its own;
 * in all steps of several replicas, once one turns out to sum or gather over them (`NeedsEveryReplica`);
-* in a `tf.function(jit_compile=True)` of a step of several replicas (`private_functions.functions_inlined`).
+* in a `tf.function(jit_compile=True)` of a step of several replicas (`private_tensorflow.functions_inlined`).
 
 It compiles the optimizer's update apart from the rest for rows of embedding tables, and for slots on the host. Models
 in stages are refused if they ask for it (`stages.cut`). TPUs compile whole steps, whatever is asked for.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import keras
 
 from tfaccel.training.steps.batch_statistics import synchronized_layers
-from tfaccel.training.steps.host_embeddings import tables_on_host
+from tfaccel.training.steps.embeddings import tables_on_host
 from tfaccel.training.steps.model_parts import has_own_train_step
 
 logger = logging.getLogger("tfaccel")
