@@ -1,4 +1,4 @@
-"""GRU on the CPU with one matrix product for the inputs of all steps, and a gradient in closed form.
+"""GRU on the CPU: one matrix product for the inputs of all steps, a gradient in closed form, and the gradient of that.
 
 Keras multiplies the inputs in each step, and automatic differentiation of its loop multiplies for the gradients of the
 inputs and of both kernels in each step.

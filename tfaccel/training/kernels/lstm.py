@@ -1,4 +1,4 @@
-"""LSTM on the CPU: one matrix product for the inputs of all steps, and a gradient in closed form.
+"""LSTM on the CPU: one matrix product for the inputs of all steps, a gradient in closed form, and the gradient of that.
 
 Keras multiplies the inputs in each step, and differentiates the operations of each step one by one. TensorFlow's
 `BlockLSTM`, which computes all steps in one operation, is slower than this loop: its products do not use the wide

@@ -1,6 +1,10 @@
 """Adam, AdamW and SGD with momentum by TensorFlow's kernels, which update a weight and its slots in one pass.
 
 Keras composes each update of elementwise operations. The kernels are public operations of `tf.raw_ops`.
+
+TensorFlow's Adam kernel takes dense gradients only. For a large embedding table, filling a new one with zeros takes as
+long as writing the whole table, so it is kept in memory: each step clears the rows of the last batch, and writes its
+own (`RowGradient`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""The private API of Keras's `MultiHeadAttention` that computes attention from projected queries, keys and values."""
+"""The private API of Keras's layers: of attention, batch normalization, recurrent cells, and the state around a `call`.
+
+No public API selects the rows that batch statistics are computed over. Keras's `synchronized=True` ignores masks, and
+computes the variance as a difference of squares, which loses precision if the mean is large.
+
+`Layer.__call__` sets a state around a layer's `call`, and takes it back afterwards. There is no public way to have it
+in the backward pass too, which runs a `call` again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The private API that finds, moves, replaces and creates slots of an optimizer, and embedding tables."""
+"""The private API that finds, moves, replaces and creates slots of an optimizer, weights, and embedding tables.
+
+A Keras variable that moves stays the same object, and so does the key under which an optimizer knows it. `AbsentSlot`
+is what a worker has in place of a slot that another worker holds.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The private API of TensorFlow and of Keras's variables and metrics that is not specific to training steps.
+"""The private API of TensorFlow: collectives, functions, graphs and what they keep, kernels, converters, saved models.
 
-Separate collectives per strategy, operations that XLA can compile, LiteRT's quantization scales, SavedModel contents.
+Which operations of a graph write to a variable is private to TensorFlow. If its names are missing, variables are not
+looked at.
 """
 
 from __future__ import annotations

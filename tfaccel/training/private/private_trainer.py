@@ -1,7 +1,9 @@
-"""The private part of Keras's trainer that lets the engine stand in for `fit`, `evaluate` and `predict`.
+"""Private parts of Keras's trainer and layers: `fit`, `evaluate` and `predict` replaced, and models loaded from files.
 
 Keras decorates these methods with a function that calls what its closure holds. Changing that reaches every caller:
 `super()`, a method that was saved before, and the wrapper of a library that patches `keras.Model.fit`.
+
+Models are loaded from files only if their layers declare no more weights than the file holds.
 """
 
 from __future__ import annotations

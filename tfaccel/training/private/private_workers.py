@@ -1,4 +1,14 @@
-"""A broadcast from one replica to those of all workers, which `tf.distribute` has for initial values only."""
+"""Private parts of TensorFlow between workers: broadcasts of values, and the address of their servers.
+
+A broadcast from one replica to those of all workers `tf.distribute` has for initial values only; and
+`MultiWorkerMirroredStrategy` broadcasts each variable from the chief when it is created, which takes some 8 ms each.
+`broadcast_at_once` sends all of them together.
+
+TensorFlow's server binds to all interfaces, whatever TF_CONFIG says. No setting of TensorFlow or gRPC changes the
+address, and the server, which has no authentication, runs any graph that it is sent. So the entry for `bind` in the
+loaded library's table of imported functions is replaced while the server starts, by a function that exchanges the
+address "any" for 127.0.0.1. The table is described in the ELF specification (System V ABI, "Dynamic Linking").
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a variable after a step on several replicas differs from one device's by more than rounding."""
+"""Whether variables and metrics after a step on several replicas differ from one device's by more than rounding."""
 
 from __future__ import annotations
 

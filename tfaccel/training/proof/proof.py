@@ -1,4 +1,7 @@
-"""The message for a step that differs from one device's: what differs, what couples the rows, and what can be done."""
+"""The noun `Proof`: what running a step on several replicas and on one device has shown; and the refusal of a step.
+
+The refusal says what differs, what couples the rows, and what can be done.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Layers whose numbers are those of a replica: on one device, run on each replica's rows with its own state.
 
 These are layers that draw random numbers, and BatchNormalization over a replica's own rows. With the seeds and moving
-statistics of the replicas, one device computes for each share of the rows what the replica computes.
+statistics of the replicas, one device computes for each share of the rows what the replica computes. Where that is not
+possible, they run in inference mode. The rows of a batch are a nest of dense, ragged and sparse tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The values of variables, taken and put back."""
+"""The values of variables, taken and put back, and traced steps that leave them as they are.
+
+A `DetachedStep` runs on copies of the variables that it was traced with. The variables of the model keep their values,
+so that it may run in a thread of its own, while another step is traced.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ another, as they do where an epoch ends within an optimizer step.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ logger = logging.getLogger("tfaccel")
 IsFinite = Callable[[], tf.Tensor] | None
 
 
-class MicroBatches:
+class MicroBatches(ABC):
     """What the micro-batches of an optimizer step have in common, whatever the number of replicas.
 
     Args:
@@ -68,9 +69,9 @@ class MicroBatches:
         """Whether the optimizer has a loss scale."""
         return self.inner is not self.optimizer
 
+    @abstractmethod
     def train(self, batches: GraphBatches, several: Sequence[Any], *, is_finite: IsFinite) -> tf.Tensor:
         """Trains on the micro-batches of an optimizer step; returns False if that changed nothing."""
-        raise NotImplementedError
 
     def num_left(self) -> tf.Tensor:
         """Micro-batches until the optimizer step ends."""

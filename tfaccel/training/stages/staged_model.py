@@ -1,4 +1,9 @@
-"""A model whose stages run on devices of their own: its call, forward and backward, and where its variables are."""
+"""A model whose stages run on devices of their own: its call, forward and backward, and where its variables are.
+
+With one tape for the whole model, the operations of the backward pass have no device of their own, and all run on the
+default one (https://github.com/tensorflow/tensorflow/issues/33688). So each stage has a tape of its own, whose gradient
+is taken on the stage's device. Operations outside of stages follow their inputs.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_api import like
 from tfaccel.training.private.private_slots import get_every_slot, move
-from tfaccel.training.stages.cut import CutStage, cut_model
+from tfaccel.training.stages.cut import CutStage, check_model, cut_model
 from tfaccel.training.steps.model_parts import (
-    has_own_logs,
-    has_own_test_step,
-    has_own_train_step,
     stepping_optimizers,
     untracked_variables,
 )
@@ -170,33 +171,6 @@ def staged_model(model: keras.Model, devices: Sequence[str], num_stages: int) ->
     staged = StagedModel(model, devices, num_stages)
     staged.place_variables()
     return staged
-
-
-def check_model(model: keras.Model, num_stages: int) -> None:
-    """Raises PlanError for a model whose steps cannot be run in stages."""
-    what = None
-    if has_own_train_step(model) or has_own_test_step(model):
-        what = "a train_step or test_step of its own, which may call parts of the model"
-    elif has_own_logs(model, "train") or has_own_logs(model, "test"):
-        what = "compute_metrics or get_metrics_result of its own"
-    elif model.run_eagerly:
-        what = "run_eagerly=True, and operations are placed in graphs"
-    elif model.jit_compile:
-        what = "jit_compile=True, and XLA compiles the operations of one device"
-    elif any(getattr(one, "overwrite_with_gradient", False) for one in model.trainable_variables):
-        what = "variables that take the value of their gradient, as the scales of float8 do: micro-batches add them up"
-    if what is not None:
-        raise PlanError(
-            f"pipeline_stages={num_stages} runs Keras's own steps in stages. Received: model {model.name!r} of "
-            f"{type(model).__name__}, which has {what}. Change that, or use pipeline_stages=1."
-        )
-    optimizer = getattr(model, "optimizer", None)
-    several = [] if optimizer is None else stepping_optimizers(optimizer)
-    if len(several) > 1:
-        raise PlanError(
-            f"pipeline_stages={num_stages} trains with one optimizer. Received: a MultiOptimizer of {len(several)}. "
-            "Use one optimizer, or pipeline_stages=1."
-        )
 
 
 def _get_variables(stage: CutStage, states: Sequence[keras.Variable]) -> list[keras.Variable]:

@@ -1,7 +1,14 @@
-"""Keeps embedding tables and their slots in main memory, once per process; a step moves only the rows of its batch.
+"""Embedding tables of which a step updates only the rows of its batch, and tables that are kept in main memory.
 
-The distinct ids of a batch are found on the host, and their rows are copied to the device. Their gradients come back,
-and the optimizer updates these rows on the host (`row_updates`) before the next step looks up its own: no row is stale.
+Keras's optimizers read and write every row of a table, and of its slots, at each step. Without weight decay, momentum
+and the like, a row whose gradient is zero does not change, so that it can be left out: for SGD and Adagrad, this is
+exact. For optimizers whose slots decay at each step, such as Adam, it is another algorithm ("lazy"), in which a row and
+its slots change only at the steps whose batch has its id. The update itself is Keras's: the optimizer runs on the
+gathered rows of the table and its slots, which are then written back (`row_updates`).
+
+Tables in main memory, with their slots, are there once per process. The distinct ids of a batch are found on the host,
+and their rows are copied to the device. Their gradients come back, and the optimizer updates these rows on the host
+before the next step looks up its own: no row is stale.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Gathers the rows of all replicas, with the gradient of one device."""
+"""Gathers the rows of all replicas, with the gradient of one device: for losses and metrics, and for custom steps.
+
+A compiled loss that couples the rows of a batch is computed on every replica from the rows of all of them; its gradient
+with respect to the replica's own rows is summed over the replicas.
+
+Of the summaries that a step writes with `tf.summary`, TensorFlow writes those of the first replica. A scalar is made
+the mean over all of them, weighted by their rows.
+"""
 
 from __future__ import annotations
 

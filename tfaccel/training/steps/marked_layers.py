@@ -1,4 +1,4 @@
-"""Traces one step with the layers marked by name scopes, so that its cost can be counted by layer."""
+"""Marks the operations of each layer by a name scope, so that a step's cost can be counted, and timed, by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temporary attributes of one object, which methods of its class are replaced, and a function to set one to."""
+"""What is replaced on users' objects: temporary attributes, methods of their own, and an `apply` that is refused."""
 
 from __future__ import annotations
 

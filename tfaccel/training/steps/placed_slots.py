@@ -1,4 +1,16 @@
-"""An optimizer whose slots may each be on one replica: what is summed, who updates, and what the others get."""
+"""Updates with slots that are not on every replica: what is summed, who updates, and what the others get.
+
+The owner of a weight gives its new value to the other replicas: by copies within a process, by broadcasts to others.
+Between workers, weights travel in pieces of some 4 MB, several at a time: larger messages are slower, and take memory.
+Small weights of one owner share a piece; a large one is divided by rows.
+
+Two workers sum gradients where they are needed: each on the worker that updates the weight. An all-reduce gives both
+workers all sums, and moves twice as many bytes. A sum of two is the same to the last bit in either order, so that
+weights are those of the all-reduce.
+
+With slots on the host, gradients travel there, and new weights back. The host's copies of the weights are read from the
+device before each update, so that a weight that something else has changed is never stale.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,9 @@ its files stay as they are. The recomputation repeats the forward pass: it draws
 seed generators advance once), in the same dtype, with the same masks. A layer that keeps another state, such as
 `BatchNormalization`, or a recurrent one, is left as it is. What cannot be repeated is refused by name.
 
+`tf.recompute_grad` does the same, but returns other gradients than the function itself: zeros for a variable that none
+flows to, so that weight decay changes it, and a dense tensor for rows of a table, whose optimizer step is another one.
+
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, https://arxiv.org/abs/1604.06174
 """
 

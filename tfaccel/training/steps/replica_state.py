@@ -1,4 +1,7 @@
-"""State that differs between replicas: seeds, intentionally, and moving statistics, which are averaged before use."""
+"""A model's variables under its strategy: whether they belong to it, and what differs between replicas.
+
+Seeds differ intentionally. Moving statistics are averaged before use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Errors of a graph call, and of the data that workers give it, in the user's terms."""
+"""Errors of a graph call, and of the data that workers give it, in the user's terms.
+
+If a step fails on a replica's rows and not on a whole batch, a number of rows is written into it; `fixed_rows_named`
+names it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The state that a graph captures when it is traced: which weights are trainable, and the optimizer."""
+"""What must hold while a step is traced: the model's state, the tensors of each replica, and what depends on the batch.
+
+`MirroredStrategy` traces each replica in a thread, and switches to the next one whenever a replica waits for all of
+them. The layers are the same Python objects in all threads, so tensors that a replica stored in them before waiting,
+such as added losses, would be replaced by another replica's; `own_tensors` keeps them separate.
+"""
 
 from __future__ import annotations
 
