@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfaccel.errors import DataError, PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import all_layers
-from tfaccel.training.private.private_losses import patch_lock
+from tfaccel.training.private.private_losses import patched
 from tfaccel.training.private.private_random import distribute_global_seeds
 from tfaccel.training.private.private_workers import broadcast_at_once
 from tfaccel.training.steps.embeddings import slots_on_host
@@ -153,18 +153,13 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
 @contextlib.contextmanager
 def _no_gradients() -> Iterator[None]:
     """While tracing to build: makes tapes return zeros, since new variables do not have gradients yet."""
-    original = tf.GradientTape.gradient
 
     def zeros(tape: tf.GradientTape, target: Any, sources: Any, *_: Any, **__: Any) -> Any:
         del tape, target
         return keras.tree.map_structure(lambda source: tf.zeros(tf.shape(source), source.dtype), sources)
 
-    with patch_lock:
-        tf.GradientTape.gradient = zeros
-        try:
-            yield
-        finally:
-            tf.GradientTape.gradient = original
+    with patched(tf.GradientTape, gradient=zeros):
+        yield
 
 
 def _is_built(model: keras.Model) -> bool:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfaccel.errors import PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import variable_index
-from tfaccel.training.private.private_losses import patch_lock
+from tfaccel.training.private.private_losses import patched
 from tfaccel.training.steps.overrides import instance_attributes
 
 _AVERAGES = "_model_variables_moving_average"
@@ -37,14 +37,18 @@ def adam_slots(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[keras.V
 def get_slots(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
     """All slots of a weight that have its shape, in the optimizer's lists by weight."""
     index = variable_index(optimizer, variable)
-    num_variables = len(private_part(optimizer, "_trainable_variables"))
-    lists = [
+    slots = [one[index] for one in _lists_by_weight(optimizer) if isinstance(one[index], keras.Variable)]
+    return [slot for slot in slots if tuple(slot.shape) == tuple(variable.shape)]
+
+
+def _lists_by_weight(optimizer: keras.optimizers.Optimizer) -> list[Sequence[Any]]:
+    """An optimizer's lists with one entry for each weight, but those of the weights and of accumulated gradients."""
+    number = len(trained_variables(optimizer))
+    return [
         one
         for name, one in vars(optimizer).items()
-        if isinstance(one, list | tuple) and len(one) == num_variables and name not in _NO_SLOTS
+        if isinstance(one, list | tuple) and len(one) == number and name not in _NO_SLOTS
     ]
-    slots = [one[index] for one in lists if isinstance(one[index], keras.Variable)]
-    return [slot for slot in slots if tuple(slot.shape) == tuple(variable.shape)]
 
 
 def slots_by_weight(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]]:
@@ -53,13 +57,8 @@ def slots_by_weight(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Va
     Accumulated gradients are no slots: they are sums of a replica's own gradients.
     """
     own = {id(one) for one in optimizer.variables}
-    weights = trained_variables(optimizer)
-    lists = [
-        one
-        for name, one in vars(optimizer).items()
-        if isinstance(one, list | tuple) and len(one) == len(weights) and name not in _NO_SLOTS
-    ]
-    columns = zip(*lists, strict=True) if lists else iter([()] * len(weights))
+    lists = _lists_by_weight(optimizer)
+    columns = zip(*lists, strict=True) if lists else iter([()] * len(trained_variables(optimizer)))
     return [[one for one in column if isinstance(one, keras.Variable) and id(one) in own] for column in columns]
 
 
@@ -264,12 +263,8 @@ def embeddings_built_by(build: Callable[..., None]) -> Iterator[None]:
     def replaced(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
         build(usual, layer, input_shape)
 
-    with patch_lock:
-        kind.build = replaced
-        try:
-            yield
-        finally:
-            kind.build = usual
+    with patched(kind, build=replaced):
+        yield
 
 
 class AbsentSlot:

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfaccel.data.private_pipelines import get_nodes, is_python, is_random
 from tfaccel.tested_versions import private_part
-from tfaccel.training.private.private_losses import patch_lock
+from tfaccel.training.private.private_losses import patched
 
 GROUPS_PER_STRATEGY = 1000
 
@@ -177,13 +177,8 @@ def functions_inlined(where: Callable[[], bool]) -> Iterator[None]:
         with private_part(ag_ctx, "ControlStatusCtx", package="tensorflow")(ag_ctx.Status.ENABLED):
             return converted(python)(*args, **kwargs)
 
-    with patch_lock:
-        before = kind.__call__
-        kind.__call__ = call
-        try:
-            yield
-        finally:
-            kind.__call__ = before
+    with patched(kind, __call__=call):
+        yield
 
 
 @contextlib.contextmanager

@@ -249,18 +249,12 @@ def recomputed(function: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> Any
         return _tensors(returned[0]), gradients
 
     tensors = iter(run(*inputs))
-    leaves = [None if leaf is None else _like(leaf, next(tensors)) for leaf in tf.nest.flatten(returned[0])]
+    leaves = [None if leaf is None else private_api.like(leaf, next(tensors)) for leaf in tf.nest.flatten(returned[0])]
     return tf.nest.pack_sequence_as(returned[0], leaves)
 
 
 def _tensors(outputs: Any) -> list[tf.Tensor]:
     return [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
-
-
-def _like(output: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, with the mask of the output whose values it has."""
-    mask = private_api.keras_mask(output)
-    return tensor if mask is None else private_api.with_mask(tensor, mask)
 
 
 def _after(upstream: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
