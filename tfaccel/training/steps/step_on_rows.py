@@ -15,8 +15,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import CallFeed, GraphBatches
-from tfaccel.data.graph_batches import ArrayBatches, IteratorBatches, augmented_by_replicas, without_optionals
+from tfaccel.data.graph_batches import (
+    ArrayBatches,
+    CallFeed,
+    GraphBatches,
+    IteratorBatches,
+    augmented_by_replicas,
+    without_optionals,
+)
 from tfaccel.errors import DataError, PlanError
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import same_generator_in_all_threads
