@@ -11,8 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.costs.graph_costs import graph_costs
-from tfaccel.costs.graph_rows import layer_scope
+from tfaccel.costs.graph_costs import graph_costs, layer_scope
 from tfaccel.costs.model_cost import StepCost
 from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
