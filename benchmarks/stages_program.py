@@ -85,7 +85,7 @@ def _shares(family: str) -> dict[str, float]:
     """With two stages: the larger one's share of weights and slots, and of operations on their stage's device."""
     from tfaccel.data.sources import ArraySource
     from tfaccel.training.private.private_models import build_model
-    from tfaccel.training.private.private_placement import get_every_slot
+    from tfaccel.training.private.private_slots import get_every_slot
     from tfaccel.training.steps.engine import Engine, EngineOptions
 
     model, x, y = _compiled(family, 4)

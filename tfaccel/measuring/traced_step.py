@@ -17,9 +17,9 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private.private_slots import get_slots, knows
 from tfaccel.training.run.session import built_model
-from tfaccel.training.steps.host_embeddings import get_embeddings
+from tfaccel.training.steps.embeddings import get_embeddings
 from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
-from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
+from tfaccel.training.steps.rematerialized import recomputed_blocks
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,7 @@ def _test_in_place(
     from tfaccel.training.inputs import make_source
     from tfaccel.training.private.private_models import build_model
     from tfaccel.training.steps.engine import Engine, EngineOptions
-    from tfaccel.training.steps.kept_state import kept_state
-    from tfaccel.training.steps.replica_state import separate_seeds
+    from tfaccel.training.steps.replica_state import kept_state, separate_seeds
     from tfaccel.tuning.rate_sweep import RateSweep, tested_optimizer
 
     of_fit = {name: value for name, value in of_fit.items() if name in _OF_DATA}

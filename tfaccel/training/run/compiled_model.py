@@ -16,11 +16,11 @@ from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.own_methods import refuse_own_methods
-from tfaccel.training.private.private_broadcasts import broadcast_at_once
+from tfaccel.training.private.private_workers import broadcast_at_once
 from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.steps.batch_statistics import say_if_accumulated, synchronize_batch_norm
+from tfaccel.training.steps.embeddings import tables_created_on_host
 from tfaccel.training.steps.engine import EngineOptions
-from tfaccel.training.steps.host_embeddings import tables_created_on_host
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_train_step
 
 

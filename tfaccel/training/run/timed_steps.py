@@ -22,8 +22,7 @@ from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_accumulation import why_epochs_differ
 from tfaccel.training.run.compiled_model import engine_options
 from tfaccel.training.run.session import Session
-from tfaccel.training.steps.layer_scopes import layer_names, optimizer_names
-from tfaccel.training.steps.marked_layers import train_step_cost
+from tfaccel.training.steps.marked_layers import layer_names, optimizer_names, train_step_cost
 from tfaccel.training.steps.windows import WindowLength
 
 _MANY_EPOCHS = 1000

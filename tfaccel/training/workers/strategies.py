@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfaccel.errors import ClusterError, PlanError
 from tfaccel.planning.plan import Plan
-from tfaccel.training.private.private_bind import servers_on_loopback
+from tfaccel.training.private.private_workers import servers_on_loopback
 from tfaccel.training.run.result import installed_versions
 from tfaccel.training.workers.lost_worker import get_place
 from tfaccel.training.workers.own_port import host_and_port

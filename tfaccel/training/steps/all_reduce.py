@@ -1,8 +1,12 @@
-"""Sums and means over the replicas inside a step, with the gradient of one device."""
+"""The all-reduce: sums of gradients and other values over all replicas, after their steps or inside of them.
+
+`all_reduce` sums per-replica values between two parts of a step, and is what training on several replicas waits for.
+Inside a step, `sum_over_replicas` and `mean_over_replicas` have the gradient of one device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +20,37 @@ from tfaccel.training.steps.global_batch import (
     gradient_weight,
     zero_if_borrowed,
 )
+from tfaccel.training.steps.replicas import Replicas
+
+
+def all_reduce(replicas: Replicas, values: list[Any], *, pack_bytes: int = 0) -> list[Any]:
+    """Sums each per-replica value over all replicas of all workers, in one packed reduction.
+
+    Must be called in the strategy's cross-replica context.
+
+    Args:
+        replicas: of the model.
+        values: dense tensors and `IndexedSlices`.
+        pack_bytes: size of the packs in which they are reduced; 0 leaves it to TensorFlow.
+    """
+    strategy = replicas.strategy
+    local = [strategy.experimental_local_results(value) for value in values]
+    # TensorFlow's collectives require the same number of slices in each step of a graph call.
+    joined = [replicas.num_workers == 1 and isinstance(parts[0], tf.IndexedSlices) for parts in local]
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=pack_bytes)
+    pairs = [(value, value) for value, join in zip(values, joined, strict=True) if not join]
+
+    def reduce() -> Any:
+        return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options=options)
+
+    reduced = iter((replicas.timed(local, reduce) if pairs else None) or ())
+    return [_joined_slices(parts) if join else next(reduced) for parts, join in zip(local, joined, strict=True)]
+
+
+def _joined_slices(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """The sum of sparse gradients, as the concatenation of their slices."""
+    values = tf.concat([part.values for part in parts], axis=0)
+    return tf.IndexedSlices(values, tf.concat([part.indices for part in parts], axis=0), parts[0].dense_shape)
 
 
 def sum_over_replicas(values: Any) -> Any:

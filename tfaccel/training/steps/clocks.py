@@ -1,4 +1,4 @@
-"""The time that a step waits for the next batch, measured inside the graph.
+"""Times that are measured inside a step's graph: waiting for the next batch, and for reductions over the workers.
 
 A step and the fetch of the next batch run in parallel. The wait is the time from the end of the step until the next
 batch is there. On a CPU the step has ended when all its operations with side effects have: the assignments of weights,
@@ -8,6 +8,10 @@ GPU may then still compute gradients, so this is an upper bound, which `Utilizat
 
 Only operations without outputs and calls of functions are waited for. A control dependency on any other operation would
 keep Grappler from fusing it, and change the last bits of the results.
+
+A reduction starts when its inputs are there, and ends with its results. What is reduced has no consumer that Grappler
+could fuse it with, so the numbers stay the same. On GPUs, operations are only launched at these times, so reductions
+are not measured there.
 """
 
 from __future__ import annotations
@@ -17,16 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.training.steps.replicas import Replicas
-
 _CALLS = ("StatefulPartitionedCall", "While", "If", "Case", "XlaLaunch")
-
-
-def runs_on_gpu(replicas: Replicas) -> bool:
-    """Whether the replicas' steps run on GPUs."""
-    if replicas.is_default:
-        return bool(tf.config.list_logical_devices("GPU"))
-    return "GPU" in replicas.devices[0]
 
 
 class InputClock:
@@ -66,3 +61,43 @@ class InputClock:
                 ended = tf.timestamp()
             with tf.control_dependencies([ended, state[0].has_value()]):
                 return tf.timestamp() - ended
+
+
+class ReduceClock:
+    """Sums the time that the reductions of one worker take. Create it outside of any strategy's scope.
+
+    Attributes:
+        variable: the sum, in seconds.
+    """
+
+    def __init__(self) -> None:
+        with tf.init_scope(), tf.device("/CPU:0"):
+            self.variable = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all reductions so far."""
+        return float(self.variable.numpy())
+
+    def timed(self, inputs: list[Any], reduce: Callable[[], Any]) -> Any:
+        """What `reduce()` returns; the time from when the inputs are there until the results are is added.
+
+        Args:
+            inputs: this worker's tensors, dense or `IndexedSlices`.
+            reduce: reduces them.
+        """
+        if tf.executing_eagerly():
+            return reduce()
+        started = _time_after(inputs)
+        results = reduce()
+        seconds = _time_after(results) - started
+        # By its handle, so that it is none of the graph's variables: a time is no state, which could be compared.
+        tf.raw_ops.AssignAddVariableOp(resource=self.variable.handle, value=seconds)
+        return results
+
+
+def _time_after(values: Any) -> tf.Tensor:
+    """The time at which the values are there."""
+    tensors = [one for one in tf.nest.flatten(values, expand_composites=True) if isinstance(one, tf.Tensor)]
+    with tf.device("/CPU:0"), tf.control_dependencies(tensors):
+        return tf.timestamp()

@@ -5,6 +5,9 @@ its files stay as they are. The recomputation repeats the forward pass: it draws
 seed generators advance once), in the same dtype, with the same masks. A layer that keeps another state, such as
 `BatchNormalization`, or a recurrent one, is left as it is. What cannot be repeated is refused by name.
 
+`tf.recompute_grad` does the same, but returns other gradients than the function itself: zeros for a variable that none
+flows to, so that weight decay changes it, and a dense tensor for rows of a table, whose optimizer step is another one.
+
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, https://arxiv.org/abs/1604.06174
 """
 
@@ -14,7 +17,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -22,10 +25,10 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_calls import state_around_call
+from tfaccel.training.private.private_layers import state_around_call
+from tfaccel.training.private.private_tensorflow import without_recording
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.overrides import instance_attributes
-from tfaccel.training.steps.recomputation import recomputed
 
 logger = logging.getLogger("tfaccel")
 
@@ -202,3 +205,64 @@ def _noting(generator: keras.random.SeedGenerator, seeds: list[Any]) -> Callable
 def _replaying(seeds: list[Any]) -> Callable[..., Any]:
     rest = iter(seeds)
     return lambda ordered=True: next(rest)
+
+
+def recomputed(function: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> Any:
+    """Calls a function that runs once more for its gradient: only its inputs are stored for the backward pass.
+
+    Gradients with respect to the inputs and the variables that the function reads are those of a plain call: None where
+    there is none, and `tf.IndexedSlices` for rows of a variable.
+
+    Args:
+        function: takes the inputs and returns a tensor or a nest of tensors and Nones; the second run must repeat the
+            first one.
+        inputs: tensors.
+
+    Returns:
+        What the function returns, with Keras's masks.
+
+    Example:
+        >>> x, table = tf.constant([2.0]), tf.Variable([[1.0], [3.0]])
+        >>> with tf.GradientTape() as tape:
+        ...     y = recomputed(lambda x: x * tf.gather(table, [1]), [x])
+        >>> tape.gradient(y, table).indices.numpy().tolist()
+        [1]
+    """
+    returned: list[Any] = []
+
+    @tf.custom_gradient
+    def run(*tensors: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
+        with without_recording() if tf.executing_eagerly() else contextlib.nullcontext():
+            returned.append(function(*tensors))
+
+        def gradients(*upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
+            with tf.GradientTape() as tape:
+                late = _after(upstream[0], tensors)
+                tape.watch([tensor for tensor in late if tensor.dtype.is_floating])
+                again = _tensors(function(*late))
+            pairs = [pair for pair in zip(again, upstream, strict=True) if pair[0].dtype.is_floating]
+            targets, given = [target for target, _ in pairs], [gradient for _, gradient in pairs]
+            found = tape.gradient(targets, [*late, *variables], output_gradients=given)
+            of_inputs = [None if one is None else tf.convert_to_tensor(one) for one in found[: len(late)]]
+            return (of_inputs, found[len(late) :]) if variables else of_inputs
+
+        return _tensors(returned[0]), gradients
+
+    tensors = iter(run(*inputs))
+    leaves = [None if leaf is None else private_api.like(leaf, next(tensors)) for leaf in tf.nest.flatten(returned[0])]
+    return tf.nest.pack_sequence_as(returned[0], leaves)
+
+
+def _tensors(outputs: Any) -> list[tf.Tensor]:
+    return [leaf for leaf in tf.nest.flatten(outputs) if leaf is not None]
+
+
+def _after(upstream: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The same values, which depend on `upstream`: compilers neither compute them earlier nor reuse the first run's."""
+    first = tf.reshape(upstream, [-1])[:1]
+    never = tf.reduce_any(tf.math.is_nan(first) & tf.math.is_inf(first))
+    is_number = [tensor.dtype.is_floating or tensor.dtype.is_integer for tensor in tensors]
+    return [
+        tensor + tf.cast(never, tensor.dtype) if number else tensor
+        for tensor, number in zip(tensors, is_number, strict=True)
+    ]
