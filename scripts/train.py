@@ -65,9 +65,9 @@ from tfaccel.scripts.workload_command import run_workload_command
 from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 from tfaccel.training.run.result import TrainResult
+from tfaccel.training.run.run_options import StepRange
 from tfaccel.training.run.run_place import checked_place, resume_on
 from tfaccel.training.run.shown_run import PROGRESS
-from tfaccel.training.run.step_range import StepRange
 
 _GO_ON = "The same command with --resume=auto continues from the newest checkpoint."
 _NO_MFU = (

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import keras
 
-from tfaccel.argument_types import checks_types
 from tfaccel.data import private_adapters
-from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.errors import PlanError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import make_callbacks, run_epochs
-from tfaccel.training.evaluate import engine_evaluate
 from tfaccel.training.fit_plan import apply_plan
 from tfaccel.training.inputs import make_source, prepared_model
-from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
-from tfaccel.training.predict import engine_predict
+from tfaccel.training.own_methods import on_engine
 from tfaccel.training.run.fit_data import FitData
 from tfaccel.training.run.resume import refuse_own_loop, taken_out
 from tfaccel.training.run.resumed_fit import ResumedFit
 from tfaccel.training.steps.engine import EngineOptions, build_before_steps, get_engine
+from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.validation import validation_of_fit
 from tfaccel.training.workers.chief import only_chief_writes
-from tfaccel.training.workers.lost_worker import names_lost_workers
 
-_NOT_OF_KERAS = ("model", "options", "check_rows", "exact_kernels", "replicas", "resume", "others")
+_POLICIES = (None, STOP, SKIP)
 
 
-@names_lost_workers
-@checks_types(WorkloadError)
+def _settled(model: keras.Model, given: dict[str, Any], in_keras_loop: bool) -> None:
+    """Applies the plan where the engine may not make the batches: in a model's own `fit`, or in Keras's loop.
+
+    Raises:
+        PlanError, RunDirError: for arguments of which Keras's loop knows nothing.
+    """
+    if given.get("plan") is not None:
+        prepared_model(model, "fit")
+        size = apply_plan(model, given["plan"], given.get("x"), given.get("batch_size"))[1]
+        given |= {} if size is None else {"batch_size": size}
+    check_policy(given.get("on_nonfinite"), _POLICIES)
+    if not in_keras_loop:
+        return
+    refuse_own_loop(taken_out(given.get("callbacks"))[0], model)
+    if given.get("on_nonfinite") is not None:
+        raise PlanError(
+            f"{type(model).__name__} replaces part of Keras's training loop, which then runs, and cannot look at the "
+            "loss of each step. Leave out `on_nonfinite`, or override train_step instead."
+        )
+
+
+@on_engine(settle=_settled)
 def fit(
     model: keras.Model,
     x: Any = None,
@@ -42,10 +58,10 @@ def fit(
     epochs: int = 1,
     verbose: int | str = "auto",
     callbacks: Any = None,
-    validation_split: float = 0.0,
+    validation_split: float | None = 0.0,
     validation_data: Any = None,
-    shuffle: bool | str = True,
-    class_weight: dict[int, float] | None = None,
+    shuffle: bool | str | None = True,
+    class_weight: Mapping[int, float] | None = None,
     sample_weight: Any = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
@@ -127,56 +143,12 @@ def fit(
     >>> sorted(history.history)
     ['loss']
     """
-    arguments, options = given_arguments(fit, locals()), EngineOptions(fused_kernels=not exact_kernels)
+    options = EngineOptions(fused_kernels=not exact_kernels)
     if plan is not None:
-        prepared_model(model, "fit")
-        options, size = apply_plan(model, plan, x, batch_size)
-        arguments |= {} if size is None else {"batch_size": size}
-    check_policy(on_nonfinite, (None, STOP, SKIP))
+        options, batch_size = apply_plan(model, plan, x, batch_size)
+    check_policy(on_nonfinite, _POLICIES)
     options = replace(options, stop_at_non_finite_loss=on_nonfinite == STOP, leaves_out=on_nonfinite == SKIP)
-    run = partial(_fit, options=options, check_rows=check_rows)
-    if isinstance(model, keras.Model) and overrides(model, "fit"):
-        methods: dict[str, Callable[..., Any]] = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}
-        methods |= {name: partial(methods[name], check_rows=check_rows) for name in ("evaluate", "predict")}
-        history: keras.callbacks.History = call_own_method(model, "fit", arguments, methods)
-        return history
-    return run(model, **arguments)
-
-
-@checks_types(WorkloadError, checks_numbers=True)
-def _fit(
-    model: keras.Model,
-    x: Any = None,
-    y: Any = None,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    verbose: int | str = "auto",
-    callbacks: Any = None,
-    validation_split: float | None = 0.0,
-    validation_data: Any = None,
-    shuffle: bool | str | None = True,
-    class_weight: Mapping[int, float] | None = None,
-    sample_weight: Any = None,
-    initial_epoch: int = 0,
-    steps_per_epoch: int | None = None,
-    validation_steps: int | None = None,
-    validation_batch_size: int | None = None,
-    validation_freq: int | list[int] = 1,
-    *,
-    options: EngineOptions,
-    check_rows: bool,
-) -> keras.callbacks.History:
-    """`keras.Model.fit` on the engine."""
-    replicas = prepared_model(model, "fit")
-    resume, others = taken_out(callbacks)
-    if needs_keras_loop(model, "fit"):
-        refuse_own_loop(resume, model)
-        if options.leaves_out or options.stop_at_non_finite_loss:
-            raise PlanError(
-                f"{type(model).__name__} replaces part of Keras's training loop, which then runs, and cannot look at "
-                "the loss of each step. Leave out `on_nonfinite`, or override train_step instead."
-            )
-        return keras.Model.fit(model, **{name: value for name, value in locals().items() if name not in _NOT_OF_KERAS})
+    replicas, (resume, others) = Replicas(model.distribute_strategy), taken_out(callbacks)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = private_adapters.validation_split(
             (x, y, sample_weight), validation_split

@@ -1,4 +1,4 @@
-"""Models with their own `fit`, `evaluate` or `predict`: the own method runs, and the engine runs the steps.
+"""Who runs `fit`, `evaluate` and `predict`: the engine, or first a model's own method, or Keras's loop.
 
 A class overrides these methods to prepare its data, as KerasHub tasks do, and then calls `super().fit(...)`; a library
 patches `keras.Model.fit` to add a callback, and then calls what it has replaced. Either way, the call of Keras's method
@@ -7,22 +7,28 @@ becomes one of the engine's.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import keras
 
+from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.plan import plan_field_names
+from tfaccel.training.inputs import prepared_model
 from tfaccel.training.private.private_api import changed_class
 from tfaccel.training.private.private_trainer import methods_in_place_of_keras
 from tfaccel.training.steps.overrides import has_own, replaces
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.workers.lost_worker import lost_workers_named
 
 logger = logging.getLogger("tfaccel")
+
+_Body = TypeVar("_Body", bound=Callable[..., Any])
 
 _METHODS = ("fit", "evaluate", "predict")
 _FUNCTIONS = {
@@ -31,7 +37,90 @@ _FUNCTIONS = {
     "predict": ("make_predict_function",),
 }
 _ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
+_OWN = "own"  # the parameter that holds what only a model's own method knows
+_on_engine: dict[str, Callable[..., Any]] = {}  # what runs in place of Keras's method, by name
 _reached: set[tuple[int, str]] = set()  # the models, by id, and the own methods of theirs that have reached the engine
+
+
+def on_engine(
+    settle: Callable[[keras.Model, dict[str, Any], bool], None] = lambda *_: None,
+) -> Callable[[_Body], _Body]:
+    """A decorator: a function stands for the method of `keras.Model` of the same name, and its body is the engine's.
+
+    A model's own method runs if there is one, and its calls of Keras's method reach the body. If the model replaces a
+    part of Keras's loop (`make_train_function` or a similar method), that loop runs in place of the body.
+
+    Args:
+        settle: called with the model, the user's arguments by name and whether it is Keras's loop that runs, before
+            anything else than the body does; may change the arguments.
+    """
+
+    def decorate(body: Any) -> Any:
+        name, signature = body.__name__, inspect.signature(body)
+        checked = checks_types(WorkloadError, checks_numbers=True)(body)
+        of_keras, of_tfaccel = (
+            [one.name for one in signature.parameters.values() if one.kind is kind and one.name != "model"]
+            for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        )
+
+        def given_by_user(model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+            bound = signature.bind(model, *args, **kwargs).arguments
+            given = {**bound, **bound.get(_OWN, {})}
+            return {key: value for key, value in given.items() if key not in ("model", _OWN)}
+
+        def run(model: Any, *args: Any, **kwargs: Any) -> Any:
+            _refuse_unknown(name, signature, kwargs)
+            prepared_model(model, name)
+            if not needs_keras_loop(model, name):
+                return checked(model, *args, **kwargs)
+            given = given_by_user(model, args, kwargs)
+            settle(model, given, True)
+            return getattr(keras.Model, name)(model, **{key: given[key] for key in of_keras if key in given})
+
+        @functools.wraps(body)
+        def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(model, keras.Model):
+                return run(model, *args, **kwargs)
+            with lost_workers_named(model.distribute_strategy):
+                if not overrides(model, name):
+                    return run(model, *args, **kwargs)
+                given = given_by_user(model, args, kwargs)
+                settle(model, given, False)
+                ours = {key: given.pop(key) for key in of_tfaccel if key in given}
+                own = {key: one for key, one in given.items() if key not in of_keras or not is_default(key, one)}
+                return call_own_method(model, name, own, methods_on_engine(name, ours))
+
+        def is_default(key: str, value: Any) -> bool:
+            return value is signature.parameters[key].default
+
+        _on_engine[name] = run
+        return checks_types(WorkloadError)(method)
+
+    return decorate
+
+
+def methods_on_engine(name: str, options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
+    """What stands for Keras's methods while a model's own method of a name runs: `fit` evaluates, and so on.
+
+    Args:
+        name: "fit", "evaluate" or "predict".
+        options: arguments of tfaccel's own, for this one; `check_rows` is passed to the others too.
+    """
+    every = {key: value for key, value in options.items() if key == "check_rows"}
+    names = _METHODS[_METHODS.index(name) :]
+    return {one: functools.partial(_on_engine[one], **(options if one == name else every)) for one in names}
+
+
+def _refuse_unknown(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+    """Raises TypeError for an argument that neither Keras nor tfaccel knows."""
+    known = [one for one in signature.parameters if one != _OWN]
+    odd = next((one for one in given if one not in known), None)
+    if odd is None:
+        return
+    hint = did_you_mean(odd, [one for one in known if one != "model"])
+    if odd in plan_field_names():
+        hint = f" Pass a plan (plan=...), or train with tfaccel.train(build_model, x, y, {odd}=..., run_dir=...)."
+    raise TypeError(f"tfaccel.{name} has no argument {odd!r}.{hint}")
 
 
 def overrides(model: keras.Model, name: str) -> bool:
@@ -111,29 +200,6 @@ def _refusing(plain: type, name: str, method: str) -> Callable[..., Any]:
         )
 
     return refuse
-
-
-def given_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments for the method of `keras.Model` that a function stands for, without those left at their defaults.
-
-    An own method may take fewer, and others, which `own` holds.
-
-    Raises:
-        TypeError: for other arguments, if the model has no method of its own that takes them.
-    """
-    known = inspect.signature(function).parameters
-    own, model, name = arguments["own"], arguments["model"], function.__name__
-    if own and not (isinstance(model, keras.Model) and overrides(model, name)):
-        odd = next(iter(own))
-        hint = did_you_mean(odd, [one for one in known if one not in ("model", "own")])
-        if odd in plan_field_names():
-            hint = f" Pass a plan (plan=...), or train with tfaccel.train(build_model, x, y, {odd}=..., run_dir=...)."
-        raise TypeError(f"tfaccel.{name} has no argument {odd!r}.{hint}")
-    return own | {
-        one.name: arguments[one.name]
-        for one in known.values()
-        if one.kind is one.POSITIONAL_OR_KEYWORD and one.name != "model" and arguments[one.name] is not one.default
-    }
 
 
 def needs_keras_loop(model: keras.Model, name: str) -> bool:

@@ -7,9 +7,8 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import WorkloadError
@@ -26,14 +25,15 @@ from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt
+from tfaccel.training.run.example_inputs import write_example_inputs
 from tfaccel.training.run.plan_of_run import plan_and_origin
 from tfaccel.training.run.refused_run import nothing_left_if_refused
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_config import check_resumable, config_of_run, scaling_of_run
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
+from tfaccel.training.run.run_options import RunOptions, StepRange
 from tfaccel.training.run.run_place import resume_on
 from tfaccel.training.run.shown_run import VERBOSE, ShownRun
-from tfaccel.training.run.step_range import StepRange
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.train_on_workers import train_on_workers
@@ -41,13 +41,6 @@ from tfaccel.training.verdict.trivial_scores import trivial_scores
 from tfaccel.training.workers.agreement import settings_to_agree_on
 from tfaccel.training.workers.own_port import hardware_of_worker
 
-if TYPE_CHECKING:
-    from tfaccel.training.run.train_session import Outcome
-
-_GO_ON = (
-    'Start all workers again with the same command and resume="auto" (--resume=auto): training continues from the '
-    "newest checkpoint in {}."
-)
 # Arguments that the workers which `train` starts are called with as well; the others are sent in another way.
 _SENT = (
     *("plan", "epochs", "seed", "resume", "checkpoint_interval", "keep_checkpoints"),
@@ -197,30 +190,28 @@ def train(
         _give_back(own, directory.model_file)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     check_resumable(workload, directory, on_nonfinite)
+    options = RunOptions(
+        **config,
+        keep_checkpoints=keep_checkpoints,
+        callbacks=callbacks,
+        verbose=verbose,
+        scaling=scaling,
+        profile=steps_to_profile,
+        on_nonfinite=on_nonfinite,
+    )
     with nothing_left_if_refused(directory), directory.in_use(), contextlib.ExitStack() as stack:
         same = settings_to_agree_on(workload, directory.config)
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
-        from tfaccel.training.run.augmentation_place import place_for_run
-        from tfaccel.training.run.input_errors import input_errors_named
-        from tfaccel.training.run.non_finite import trained_without_faults
-        from tfaccel.training.run.run_options import RunOptions
-        from tfaccel.training.run.train_session import TrainSession
-        from tfaccel.training.workers.lost_worker import lost_workers_named
+        # These modules import TensorFlow, which reads the runtime's environment.
+        from tfaccel.training.run.recovery import errors_of_run_named, train_until_done
 
-        stack.enter_context(input_errors_named(workload))
-        stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
-        signals = stack.enter_context(StopSignals(grace))
-        of_run = {**config, "keep_checkpoints": keep_checkpoints, "on_nonfinite": on_nonfinite}
-        asked = RunOptions(**of_run, scaling=scaling, profile=steps_to_profile)
-
-        def begin(plan: Plan, until: tuple[int, int] | None) -> TrainSession:
-            plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)
-            return TrainSession(workload, plan, directory, replace(asked, until=until))
-
-        def run(session: TrainSession) -> Outcome:
-            return session.run(runtime.strategy, callbacks, signals=signals, hardware=hardware, verbose=verbose)
-
-        plan, outcome = trained_without_faults(begin, run, plan, directory, runtime, on_nonfinite=on_nonfinite)
+        stack.enter_context(errors_of_run_named(workload, directory, runtime))
+        of_run: dict[str, Any] = {
+            "runtime": runtime,
+            "hardware": hardware,
+            "signals": stack.enter_context(StopSignals(grace)),
+        }
+        plan, outcome = train_until_done(workload, plan, directory, options, **of_run)
         result = _result(workload, plan, hardware, outcome, directory, started=started, workload_key=workload_key)
         directory.write_raw_input(workload.raw_input)
         directory.write_result(result.to_json())
@@ -298,8 +289,6 @@ def _result(
     workload_key: str,
 ) -> TrainResult:
     """The result of a run that began at `started`, by the clock of `time.perf_counter`; keeps rows for exports."""
-    from tfaccel.training.run.example_inputs import write_example_inputs
-
     wall_seconds, baselines = time.perf_counter() - started, None
     write_example_inputs(directory, workload, plan.global_batch_size)
     if workload.validation_data is not None and directory.writes:

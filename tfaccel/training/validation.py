@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import keras
 
-from tfaccel.training.evaluate import engine_evaluate, run_evaluation
+from tfaccel.training.evaluate import evaluate, evaluate_source, run_evaluation
 from tfaccel.training.inputs import Source, make_source
-from tfaccel.training.own_methods import call_own_method, overrides
-from tfaccel.training.predict import engine_predict
+from tfaccel.training.own_methods import call_own_method, methods_on_engine, needs_keras_loop, overrides
 from tfaccel.training.private import private_models
 from tfaccel.training.private.private_api import CACHED_EVALUATION
 from tfaccel.training.steps.engine import Engine
@@ -73,23 +71,22 @@ class OwnValidation(Validation):
         """Evaluates with the class's own method."""
         if callable(self.source):
             self.source = self.source()
-        source, looks = self.source, engine.checks.looks
+        source, options = self.source, {"check_rows": engine.checks.looks}
+        methods = methods_on_engine("evaluate", options)
 
         def evaluated(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-            uses_held_out = kwargs.pop(CACHED_EVALUATION, False)
-            held_out = source if uses_held_out else None
-            return engine_evaluate(model, *args, **kwargs, held_out=held_out, check_rows=looks)
+            if not kwargs.pop(CACHED_EVALUATION, False) or needs_keras_loop(model, "evaluate"):
+                return methods["evaluate"](model, *args, **kwargs)
+            given = inspect.signature(evaluate).bind(model, *args, **kwargs).arguments
+            given = {name: given[name] for name in ("verbose", "callbacks", "return_dict") if name in given}
+            return evaluate_source(model, source, **given, **options)
 
         takes = inspect.signature(engine.model.evaluate).parameters
         takes_it = CACHED_EVALUATION in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values())
         cached = {CACHED_EVALUATION: True} if takes_it else {}
         arguments = {**self.arguments, "callbacks": container, "return_dict": True, **cached}
-        logs: dict[str, float] = call_own_method(
-            engine.model,
-            "evaluate",
-            arguments,
-            {"evaluate": evaluated, "predict": partial(engine_predict, check_rows=looks)},
-        )
+        methods_of_own = {**methods, "evaluate": evaluated}
+        logs: dict[str, float] = call_own_method(engine.model, "evaluate", arguments, methods_of_own)
         return logs
 
 

@@ -61,6 +61,24 @@ def in_parts(position: dict[str, Any], parts: int) -> dict[str, Any]:
     return {**position, **{name: parts * position[name] for name in ("step_in_epoch", "step")}}
 
 
+def positions(left_out: list[list[int]], accumulation_steps: int) -> frozenset[tuple[int, int]]:
+    """The epochs and steps, from 0, of batches that are left out.
+
+    Args:
+        left_out: epoch, step and accumulation steps of each, as noted in the run directory.
+        accumulation_steps: of the plan, which may since have been multiplied, so that batches are smaller.
+
+    Example:
+        >>> sorted(positions([[0, 3, 1]], 2))
+        [(0, 6), (0, 7)]
+    """
+    found = set()
+    for epoch, step, earlier_steps in left_out:
+        parts = accumulation_steps // earlier_steps
+        found |= {(epoch, step * parts + part) for part in range(parts)}
+    return frozenset(found)
+
+
 def state_in_parts(
     state: dict[str, np.ndarray], model: keras.Model, parts: int, *, num_replicas: int
 ) -> dict[str, np.ndarray]:

@@ -12,7 +12,8 @@ import keras
 from tfaccel.errors import RunDirError
 from tfaccel.training.epochs import non_finite_weight
 from tfaccel.training.run.callback_state import Arrays, callback_states, cut_csv_files, restore_callbacks
-from tfaccel.training.run.checkpoint import bad_weight, read_state
+from tfaccel.training.run.changed_accumulation import state_in_parts
+from tfaccel.training.run.checkpoint import bad_weight, read_state, write_state
 from tfaccel.training.run.checkpoint_writer import CheckpointWriter
 from tfaccel.training.run.outside_variables import OUTSIDE, OutsideVariables
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
@@ -21,6 +22,7 @@ from tfaccel.training.steps.engine import Engine
 _MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
 NOT_OF_MODEL = ("callback/", "data/", OUTSIDE)  # begin the names of arrays that `read_state` does not return
 
+Restored = tuple[dict[str, Any], dict[str, Any]]  # arrays and position of the checkpoint to continue from
 PlaceOfData = Callable[[int], tuple[dict[str, Any], Arrays]]
 
 
@@ -37,7 +39,7 @@ class CheckpointOptions:
         at_begin: whether such a run begins with a checkpoint.
         num_steps, accumulation_steps: optimizer steps of the run, and batches in each, saved with each checkpoint.
         batch_spec: specs of a batch, for which a resumed run's step is traced to find variables outside of the model.
-        restore: puts the model back where the checkpoint was that a run continues from.
+        parts: see `restore_model`.
         place_of_data: returns where the next batch is, after so many steps of the epoch: JSON values, and arrays.
     """
 
@@ -48,8 +50,24 @@ class CheckpointOptions:
     num_steps: int | None = None
     accumulation_steps: int = 1
     batch_spec: Any = None
-    restore: Callable[[], None] | None = None
+    parts: int = 1
     place_of_data: PlaceOfData | None = None
+
+
+def restore_model(engine: Engine, restored: Restored | None, *, parts: int = 1) -> None:
+    """Puts an engine's model back where a checkpoint was; does nothing without one.
+
+    Args:
+        engine, restored: the engine, and the checkpoint.
+        parts: how many batches each batch of the checkpoint is split into from now on.
+    """
+    if restored is None:
+        return
+    arrays, position = restored
+    own = {name: array for name, array in arrays.items() if not name.startswith(NOT_OF_MODEL)}
+    own = state_in_parts(own, engine.model, parts, num_replicas=engine.replicas.num_replicas)
+    write_state(engine.model, engine.replicas, own)
+    engine.left_out.begin_epoch(position.get(LEFT_OUT, 0))
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -71,7 +89,7 @@ class Checkpoints(keras.callbacks.Callback):
         others: list[keras.callbacks.Callback],
         options: CheckpointOptions,
         *,
-        restored: tuple[dict[str, Any], dict[str, Any]] | None,
+        restored: Restored | None,
     ) -> None:
         super().__init__()
         self._options, self._interval = options, options.interval
@@ -139,8 +157,7 @@ class Checkpoints(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Takes back what callbacks do at the begin of a resumed epoch, which they had done before the checkpoint."""
         if self._restored is not None and self._saved == self._position and self._in_epoch:
-            if self._options.restore is not None:
-                self._options.restore()
+            restore_model(self._engine, self._restored, parts=self._options.parts)
             self._restore_callbacks()
 
     def _restore_callbacks(self) -> None:

@@ -8,12 +8,9 @@ made of whole batches: then it is refused.
 from __future__ import annotations
 
 import contextlib
-import gc
-import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
@@ -29,17 +26,9 @@ from tfaccel.training.run.changed_accumulation import why_epochs_differ
 from tfaccel.training.steps.model_parts import has_own_train_step, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
 
-if TYPE_CHECKING:
-    from tfaccel.training.run.run_dir import RunDir
-    from tfaccel.training.run.train_session import Outcome, TrainSession
-    from tfaccel.training.runtime import Runtime
-
-logger = logging.getLogger("tfaccel")
-
 # TensorFlow also raises ResourceExhaustedError for a full disk, too many open files and long messages.
 _SHORT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate|allocating \d+ bytes", re.IGNORECASE)
 _DETAIL = re.compile(r"OOM when allocating tensor with shape\[[\d,]*\]")
-MAX_CANCELLED = 2
 _REMEDIES = (
     "a smaller model, dtype_policy='mixed_bfloat16' or 'mixed_float16' (--dtype_policy), rematerialization=True "
     "(--set=rematerialization=on), or more devices"
@@ -169,65 +158,3 @@ def _what_depends_on_the_batch(model: keras.Model, workload: Workload, plan: Pla
     return what_depends_on_micro_batches(model, replicas, batch, sums_duplicates=sums_duplicates) or why_epochs_differ(
         workload, plan
     )
-
-
-def retry_text(before: Plan, detail: str, place: str, after: Plan) -> str:
-    """The line that is logged when a run continues with smaller batches."""
-    steps = after.accumulation_steps
-    return (
-        f"Out of memory with batches of {before.micro_batch_size} rows per replica ({detail}): training continues "
-        f"{place} with {after.micro_batch_size} rows and accumulation_steps={steps}, so that the global batch stays "
-        f"{after.global_batch_size}. To start with it: {override_flag('accumulation_steps')}={steps}"
-    )
-
-
-def trained_within_memory(
-    begin: Callable[[Plan], TrainSession],
-    run: Callable[[TrainSession], Outcome],
-    plan: Plan,
-    run_dir: RunDir,
-    runtime: Runtime,
-) -> tuple[Plan, Outcome]:
-    """Runs a session; if it runs out of memory, another one continues with smaller batches.
-
-    When memory is short on one of several replicas, TensorFlow may show only that the others were cancelled. Then the
-    steps since the newest checkpoint are repeated, at most twice in a row, to the same results or to the error itself.
-
-    The failed session's model and data are released, whatever its last step has changed. The new one starts from the
-    newest checkpoint of the run, or over, with the same random generators: no example is lost or trained twice.
-
-    Args:
-        begin: makes the session of a plan.
-        run: runs a session.
-        plan: the plan to begin with.
-        run_dir, runtime: the run's directory, and its runtime, entered.
-
-    Returns:
-        The plan that the run ended with, and its outcome.
-
-    Raises:
-        OutOfMemoryError: if the batch may not be split further.
-    """
-    failed: tuple[Plan, str] | None = None
-    num_cancelled = 0
-    while True:
-        session = begin(plan)
-        plan = session.plan
-        if failed is not None:
-            logger.warning(retry_text(*failed, session.place, plan))
-        try:
-            return plan, run(session)
-        except BatchTooLarge as error:
-            failed, plan, num_cancelled = (plan, error.detail), error.plan, 0
-        except StepCancelled as error:
-            failed, num_cancelled = None, num_cancelled + 1
-            if num_cancelled > MAX_CANCELLED:
-                raise error.__cause__ or error from None
-            logger.warning(
-                "A replica was cancelled, because another one had failed; TensorFlow does not say how (often: out of "
-                "memory). The steps since the newest checkpoint are repeated."
-            )
-        del session
-        gc.collect()  # models and their graphs refer to each other
-        run_dir.start_again()
-        runtime.seed_generators()

@@ -8,7 +8,6 @@ import math
 import shutil
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from tfaccel.training.epochs import make_callbacks, run_epochs
 from tfaccel.training.inputs import new_order_seed
 from tfaccel.training.private import private_tensorflow
 from tfaccel.training.run.built_run import built_settings, check_built
-from tfaccel.training.run.checkpoint import checkpoint_of_chief, write_state
+from tfaccel.training.run.checkpoint import checkpoint_of_chief
 from tfaccel.training.run.checkpoint_files import load_newest
-from tfaccel.training.run.checkpoints import NOT_OF_MODEL, CheckpointOptions, Checkpoints
+from tfaccel.training.run.checkpoints import CheckpointOptions, Checkpoints, restore_model
 from tfaccel.training.run.fit_data import FitData
 from tfaccel.training.run.resume import Resume
 from tfaccel.training.run.run_dir import RunDir
@@ -152,7 +151,7 @@ class ResumedFit:
         if self._restored is None:
             return initial_epoch, 0
         arrays, position = self._restored
-        self._write(engine)
+        restore_model(engine, self._restored)
         note_first_step(position["step"])
         epoch, step = position["epoch"], position["step_in_epoch"]
         if position["stopped"] or epoch >= epochs:
@@ -165,11 +164,6 @@ class ResumedFit:
         data.go_to(position["data"], place, epoch=epoch - initial_epoch)
         self._where = f"Training continues in epoch {epoch + 1} after step {step}: {self._directory.path}."
         return epoch, step
-
-    def _write(self, engine: Engine) -> None:
-        arrays = {} if self._restored is None else self._restored[0]
-        own = {name: array for name, array in arrays.items() if not name.startswith(NOT_OF_MODEL)}
-        write_state(engine.model, engine.replicas, own)
 
     def _callbacks(
         self,
@@ -193,7 +187,6 @@ class ResumedFit:
             first_epoch=initial_epoch,
             at_begin=True,
             batch_spec=data.source.batch_spec,
-            restore=partial(self._write, engine),
             place_of_data=data.place,
         )
         self._checkpoints = checkpoints = Checkpoints(self._directory, engine, others, options, restored=self._restored)

@@ -112,12 +112,16 @@ class Session:
         check_batches(self.model, source.batch_spec, of)
         return Validation(source)
 
+    @property
+    def length(self) -> dict[str, int]:
+        """Where `run_epochs` begins and ends."""
+        return {"epochs": self.epochs, "initial_epoch": self.start_epoch, "first_step": self.start.step}
+
     def train(self, callbacks: Sequence[Any] | keras.callbacks.CallbackList) -> keras.callbacks.History:
         """Trains from the start to the end of the last epoch, and evaluates after each one."""
         engine, source, validation = self.engine, self.source, self.validation
         container = make_callbacks(callbacks, engine, source, verbose=0, epochs=self.epochs)
-        place = {"initial_epoch": self.start_epoch, "first_step": self.start.step}
-        return run_epochs(engine, source, container, validation, epochs=self.epochs, **place)
+        return run_epochs(engine, source, container, validation, **self.length)
 
     def close(self) -> None:
         """Releases the data."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfaccel.errors import ClusterError
@@ -31,9 +29,6 @@ _ERRORS = (
     tf.errors.InternalError,
     tf.errors.UnknownError,
 )
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 GO_ON_WITH_FIT = (
     "Start all workers again. To continue where training stopped, use the callback `tfaccel.Resume`, or "
@@ -59,19 +54,6 @@ def lost_workers_named(strategy: tf.distribute.Strategy, go_on: str = GO_ON_WITH
             raise
         place = get_place(strategy.cluster_resolver)
         raise ClusterError(f"{_who(place, str(error.message))} {go_on}") from error
-
-
-def names_lost_workers(function: Callable[Concatenate[keras.Model, P], R]) -> Callable[Concatenate[keras.Model, P], R]:
-    """Decorates a function of a model so that a lost worker raises a `ClusterError` that names it."""
-
-    @functools.wraps(function)
-    def named(model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not isinstance(model, keras.Model):
-            return function(model, *args, **kwargs)
-        with lost_workers_named(model.distribute_strategy):
-            return function(model, *args, **kwargs)
-
-    return named
 
 
 def _who(place: Place | None, message: str) -> str:
