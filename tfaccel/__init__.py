@@ -92,9 +92,9 @@ _PUBLIC_NAMES = {
     "VersionError": "tfaccel.errors",
     "Lars": "tfaccel.training.lars",
     "recipe": "tfaccel.training.recipe",
-    "Count": "tfaccel.training.recipe_options",
-    "DataPath": "tfaccel.training.recipe_options",
-    "Fraction": "tfaccel.training.recipe_options",
+    "Count": "tfaccel.training.recipe",
+    "DataPath": "tfaccel.training.recipe",
+    "Fraction": "tfaccel.training.recipe",
 }
 
 _PUBLIC_PACKAGES = ("layers", "ops")  # as tfaccel.ops.sum_over_replicas, without an import of their own

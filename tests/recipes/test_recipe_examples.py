@@ -17,7 +17,7 @@ MODULES = (
     "tfaccel.reporting.prediction_grid",
     "tfaccel.reporting.comparison_table",
     "tfaccel.training.recipe",
-    "tfaccel.training.recipe_options",
+    "tfaccel.training.recipe",
     "tfaccel.training.schedules",
     "tfaccel.training.training_options",
     "tfaccel.training.rematerialize",

@@ -221,7 +221,7 @@ def test_state_of_a_run_that_accumulates_continues_in_smaller_batches(logical_de
     import tensorflow as tf
 
     from tfaccel import fit
-    from tfaccel.training.run.changed_accumulation import state_in_parts
+    from tfaccel.training.run.changed_run import state_in_parts
     from tfaccel.training.run.checkpoint import read_state, write_state
     from tfaccel.training.steps.model_parts import get_optimizers
     from tfaccel.training.steps.replicas import Replicas
@@ -258,7 +258,7 @@ def test_state_of_a_run_that_accumulates_continues_in_smaller_batches(logical_de
 
 
 def test_batches_of_a_checkpoint_are_never_joined():
-    from tfaccel.training.run.changed_accumulation import parts_per_batch
+    from tfaccel.training.run.changed_run import parts_per_batch
 
     assert parts_per_batch({"step": 4}, 3) == 1  # written before checkpoints said it
     with pytest.raises(RunDirError, match=r"accumulation_steps=2, and can be continued with a multiple of it only"):

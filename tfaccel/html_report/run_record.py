@@ -15,8 +15,7 @@ from tfaccel.html_report.blocks import Picture
 from tfaccel.html_report.texts import get_number
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.run_dir import NO_METRICS
-from tfaccel.training.run.run_identity import RUN_ID
+from tfaccel.training.run.run_dir import NO_METRICS, RUN_ID
 
 POSITION = ("epoch", "step", "seconds")  # keys of a row of metrics.jsonl that say where it stands
 _MAX_EPOCHS = 2**53  # browsers count exactly up to here

@@ -19,7 +19,7 @@ from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.model_scope import get_replicas
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.workers.lone_worker import refuse_lone_worker
+from tfaccel.training.workers.lost_worker import refuse_lone_worker
 
 Source = ArraySource | IteratorSource
 

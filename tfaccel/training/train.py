@@ -25,21 +25,21 @@ from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt
-from tfaccel.training.run.example_inputs import write_example_inputs
-from tfaccel.training.run.plan_of_run import plan_and_origin
-from tfaccel.training.run.refused_run import nothing_left_if_refused
-from tfaccel.training.run.result import TrainResult, installed_versions
-from tfaccel.training.run.run_config import check_resumable, config_of_run, scaling_of_run
-from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
-from tfaccel.training.run.run_options import RunOptions, StepRange
-from tfaccel.training.run.run_place import resume_on
-from tfaccel.training.run.shown_run import VERBOSE, ShownRun
+from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions, write_example_inputs
+from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, nothing_left_if_refused, resume_on
+from tfaccel.training.run.run_options import (
+    RunOptions,
+    StepRange,
+    check_resumable,
+    config_of_run,
+    plan_and_origin,
+    scaling_of_run,
+)
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.train_on_workers import train_on_workers
-from tfaccel.training.verdict.trivial_scores import trivial_scores
-from tfaccel.training.workers.agreement import settings_to_agree_on
-from tfaccel.training.workers.own_port import hardware_of_worker
+from tfaccel.training.verdict.baseline_scores import trivial_scores
+from tfaccel.training.workers.rendezvous import hardware_of_worker, settings_to_agree_on
 
 # Arguments that the workers which `train` starts are called with as well; the others are sent in another way.
 _SENT = (

@@ -23,7 +23,7 @@ from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.exit_status import DONE, INTERRUPTED, RETRY
 from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.run_place import checked_place
+from tfaccel.training.run.run_dir import checked_place
 
 logger = logging.getLogger("tfaccel")
 

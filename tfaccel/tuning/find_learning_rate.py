@@ -19,7 +19,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.private_models import given_compile_arguments
 from tfaccel.planning.workload import Workload
-from tfaccel.training.process_settings import without_unavailable
+from tfaccel.training.runtime import without_unavailable
 from tfaccel.tuning.learning_rate_report import LearningRateReport, LearningRateTest
 
 if TYPE_CHECKING:

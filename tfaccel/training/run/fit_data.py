@@ -22,10 +22,11 @@ from tfaccel.data.resumed_place import ResumedPlace, changed_data
 from tfaccel.data.sources import ArraySource
 from tfaccel.errors import DataError
 from tfaccel.training.inputs import Source
-from tfaccel.training.run.callback_state import Arrays
-from tfaccel.training.run.resume import EXACT, RESTART
+from tfaccel.training.run.checkpoint import Arrays
 
 logger = logging.getLogger("tfaccel")
+
+EXACT, REPLAY, RESTART = DATA_MODES = ("exact", "replay", "restart")
 
 _CHOICE = (
     "The data cannot be resumed exactly. {}. Or choose: tfaccel.Resume(..., data='replay') if you know that they yield "

@@ -25,7 +25,7 @@ from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.augmentation_place import place_for_run
-from tfaccel.training.run.input_errors import input_errors_named
+from tfaccel.training.run.faulty_batch import input_errors_named
 from tfaccel.training.run.out_of_memory import BatchTooLarge, StepCancelled
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.run_options import RunOptions

@@ -1,17 +1,28 @@
-"""`TrainResult`: the outcome of a training run, as saved in `result.json`."""
+"""`TrainResult`: the outcome of a run, as saved in `result.json`; what a run says, and the rows that it keeps."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+from rich.console import Console
+
+from tfaccel.errors import printable
+from tfaccel.files import whole_file
+from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.workload import Workload
 from tfaccel.short_repr import short_repr
-from tfaccel.training.run.performance import Bottleneck, Performance
-from tfaccel.training.run.stragglers import WorkerTimes, straggler
+from tfaccel.training.run.performance import Bottleneck, Performance, WorkerTimes, straggler
+from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 from tfaccel.training.verdict.fit_verdict import FitVerdict, verdict
 
@@ -122,3 +133,90 @@ def installed_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+logger = logging.getLogger("tfaccel")
+
+_FILE = "example_inputs.npz"
+_NUM_ROWS = 4
+_MAX_BYTES = 1 << 24
+
+
+def first_inputs(work: Workload, batch_size: int, *, num_rows: int) -> list[np.ndarray]:
+    """The model's inputs, flattened, for the first rows of the validation data; without any, of the training data."""
+    import keras
+
+    validation = work.validation_data
+    data = work.train_data(batch_size, seed=0, epoch=0) if validation is None else validation(batch_size)
+    inputs = keras.utils.unpack_x_y_sample_weight(next(iter(data)))[0]
+    return [np.asarray(leaf)[:num_rows] for leaf in keras.tree.flatten(inputs)]
+
+
+def write_example_inputs(directory: RunDir, work: Workload, batch_size: int) -> None:
+    """Writes a few rows into a run directory, unless the run is a recipe's, whose data can be read again."""
+    if not directory.writes or any(work.name == recipe.name for recipe in list_recipes()):
+        return
+    try:
+        leaves = [
+            leaf.astype(bytes) if leaf.dtype == object else leaf
+            for leaf in first_inputs(work, batch_size, num_rows=_NUM_ROWS)
+        ]
+    except Exception as error:  # the user's data may raise anything, and be at their end
+        logger.debug("No rows of the data are kept for exports: %s", error)
+        return
+    if sum(leaf.nbytes for leaf in leaves) <= _MAX_BYTES:
+        directory.check_held()
+        with whole_file(directory.path / _FILE) as temporary, temporary.open("wb") as file:
+            np.savez(file, **{str(place): leaf for place, leaf in enumerate(leaves)})  # type: ignore[arg-type]
+
+
+def read_example_inputs(run_dir: Path) -> list[np.ndarray] | None:
+    """The rows that `write_example_inputs` wrote; None if there are none.
+
+    Raises:
+        ValueError, OSError: if the file cannot be read.
+    """
+    if not (run_dir / _FILE).is_file():
+        return None
+    with np.load(run_dir / _FILE, allow_pickle=False) as arrays:
+        return [arrays[str(place)] for place in range(len(arrays.files))]
+
+
+PROGRESS = "progress"  # the value of `verbose` that leaves out plan and result, which the caller shows
+VERBOSE = (0, 1, 2, "auto", PROGRESS)
+
+
+def say(text: str) -> None:
+    """Writes a line on standard error; a terminal breaks it at spaces."""
+    console = Console(file=sys.stderr)
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=not console.is_terminal)
+
+
+class ShownRun:
+    """What `train` says of a run, on the chief.
+
+    Args:
+        verbose: as for `train`.
+        cluster: this process's place in a cluster; None for a single process.
+    """
+
+    def __init__(self, verbose: int | str, cluster: Cluster | None) -> None:
+        self._is_shown = bool(verbose) and (cluster is None or cluster.is_chief)
+        self._is_whole = self._is_shown and verbose != PROGRESS
+
+    def plan(self, plan: Plan, origin: str) -> None:
+        """Says which plan was chosen, and where it comes from."""
+        if self._is_whole:
+            say(f"Plan ({origin}): {plan!r}. Its `reasons` say why.")
+
+    def complete(self, run_dir: Path) -> None:
+        """Says that nothing is left to train."""
+        if self._is_shown:
+            say(f"The run in {run_dir} is complete; there is nothing to train.")
+
+    def result(self, result: TrainResult) -> None:
+        """Says how good the fit is, and where the run is."""
+        if self._is_whole:
+            say(result.verdict.text())
+            files = "model.keras, result.json, metrics.jsonl, tensorboard"
+            say(f"The model and the result are in {result.run_dir}: {files}.")

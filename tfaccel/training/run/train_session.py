@@ -21,25 +21,28 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.training.accumulation import workload_schedule
 from tfaccel.training.epochs import make_callbacks, run_epochs
-from tfaccel.training.run.built_run import built_settings, check_built
-from tfaccel.training.run.changed_accumulation import in_parts, parts_per_batch, positions, step_in_split_epoch
+from tfaccel.training.run.changed_run import (
+    built_settings,
+    check_built,
+    check_same_when_longer,
+    in_parts,
+    parts_per_batch,
+    positions,
+    step_in_split_epoch,
+)
 from tfaccel.training.run.checkpoint import checkpoint_of_chief
 from tfaccel.training.run.checkpoint_files import load_newest
-from tfaccel.training.run.checkpoints import CheckpointOptions, Checkpoints, restore_model
-from tfaccel.training.run.compiled_model import compiled_model, engine_options
+from tfaccel.training.run.checkpoints import CheckpointOptions, Checkpoints, restore_model, warned_unsaved_state
+from tfaccel.training.run.compiled_model import ScaledRates, compiled_model, engine_options
 from tfaccel.training.run.faulty_batch import causes_named
-from tfaccel.training.run.longer_run import check_same_when_longer
-from tfaccel.training.run.memory_check import check_memory, within_memory
-from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
-from tfaccel.training.run.performance import Performance
+from tfaccel.training.run.out_of_memory import check_memory, smaller_batches_if_out_of_memory, within_memory
+from tfaccel.training.run.performance import Performance, WorkerTimes
+from tfaccel.training.run.result import say
 from tfaccel.training.run.run_dir import NO_METRICS, RunDir
 from tfaccel.training.run.run_options import RunOptions
-from tfaccel.training.run.scaled_rates import ScaledRates
-from tfaccel.training.run.session import Session
-from tfaccel.training.run.shown_run import say
+from tfaccel.training.run.session import Session, callbacks_of_workload, refuse_restoring
 from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
-from tfaccel.training.run.stragglers import WorkerTimes
 from tfaccel.training.run.train_callbacks import (
     MetricLines,
     ProfileSteps,
@@ -47,13 +50,11 @@ from tfaccel.training.run.train_callbacks import (
     TensorBoardScalars,
     TrainingProgress,
 )
-from tfaccel.training.run.unsaved_state import warned_unsaved_state
 from tfaccel.training.run.utilization import Utilization
-from tfaccel.training.run.workload_fit import callbacks_of_workload, refuse_restoring
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.engine import EngineOptions
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.workers.chief import only_chief_writes
+from tfaccel.training.workers.lost_worker import only_chief_writes
 
 logger = logging.getLogger("tfaccel")
 
