@@ -41,11 +41,6 @@ from tfaccel.training.train_on_workers import train_on_workers
 from tfaccel.training.verdict.baseline_scores import trivial_scores
 from tfaccel.training.workers.rendezvous import hardware_of_worker, settings_to_agree_on
 
-# Arguments that the workers which `train` starts are called with as well; the others are sent in another way.
-_SENT = (
-    *("plan", "epochs", "seed", "resume", "checkpoint_interval", "keep_checkpoints"),
-    *("profile", "verbose", "learning_rate_scaling", "scaling_warm_up", "on_nonfinite"),
-)
 _NO_RECOMMENDATION = (
     "learning_rate_scaling needs the batch size that the learning rate is meant for, which is not known for a model "
     "and its data. Received: learning_rate_scaling={!r}. Pass tfaccel.Workload.of(build_model, x, y, batch_size=...) "
@@ -170,8 +165,11 @@ def train(
     _check_options(epochs, checkpoint_interval, keep_checkpoints=keep_checkpoints, seed=seed, on_nonfinite=on_nonfinite)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
+    config: dict[str, Any] = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
+    asked = {**config, "keep_checkpoints": keep_checkpoints, "verbose": verbose, "on_nonfinite": on_nonfinite}
     if group is not None:
-        sent = fixed | {name: value for name, value in locals().items() if name in _SENT}
+        scales = {"learning_rate_scaling": learning_rate_scaling, "scaling_warm_up": scaling_warm_up}
+        sent = {**fixed, **asked, **scales, "plan": plan, "resume": resume, "profile": profile}
         result = train_on_workers(group, given, workload, of, run_dir=run_dir, callbacks=callbacks, arguments=sent)
         _give_back(own, Path(result.run_dir, "model.keras"))
         return result
@@ -182,7 +180,6 @@ def train(
         shown.plan(plan, origin)
     workload_key = plan_key(hardware, workload, {})
     scaling = scaling_of_run(workload, plan, learning_rate_scaling, scaling_warm_up)
-    config: dict[str, Any] = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
     directory = RunDir(run_dir, {**config_of_run(workload, plan, scaling), **config}, resume=resume)
     complete = directory.result()
     if complete is not None:
@@ -190,15 +187,7 @@ def train(
         _give_back(own, directory.model_file)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     check_resumable(workload, directory, on_nonfinite)
-    options = RunOptions(
-        **config,
-        keep_checkpoints=keep_checkpoints,
-        callbacks=callbacks,
-        verbose=verbose,
-        scaling=scaling,
-        profile=steps_to_profile,
-        on_nonfinite=on_nonfinite,
-    )
+    options = RunOptions(**asked, callbacks=callbacks, scaling=scaling, profile=steps_to_profile)
     with nothing_left_if_refused(directory), directory.in_use(), contextlib.ExitStack() as stack:
         same = settings_to_agree_on(workload, directory.config)
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
@@ -206,12 +195,9 @@ def train(
         from tfaccel.training.run.recovery import errors_of_run_named, train_until_done
 
         stack.enter_context(errors_of_run_named(workload, directory, runtime))
-        of_run: dict[str, Any] = {
-            "runtime": runtime,
-            "hardware": hardware,
-            "signals": stack.enter_context(StopSignals(grace)),
-        }
-        plan, outcome = train_until_done(workload, plan, directory, options, **of_run)
+        signals = stack.enter_context(StopSignals(grace))
+        where = {"runtime": runtime, "hardware": hardware, "signals": signals}
+        plan, outcome = train_until_done(workload, plan, directory, options, **where)  # type: ignore[arg-type]
         result = _result(workload, plan, hardware, outcome, directory, started=started, workload_key=workload_key)
         directory.write_raw_input(workload.raw_input)
         directory.write_result(result.to_json())
