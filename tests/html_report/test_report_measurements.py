@@ -13,7 +13,7 @@ from report_cases import (
 )
 from report_page import written
 
-from tfaccel import write_report
+from tfaccel import report as write_report
 from tfaccel.errors import ReportError
 from tfaccel.planning.kept_rooflines import keep_roofline
 from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED

@@ -7,7 +7,7 @@ import pytest
 from report_cases import result, write_run, write_search
 from report_page import Page
 
-from tfaccel import write_report
+from tfaccel import report as write_report
 from tfaccel.html_report.figures import COLORS, Bar, Series, bar_figure, line_figure
 from tfaccel.html_report.progress_sections import _MAX_EPOCHS_IN_TABLE
 

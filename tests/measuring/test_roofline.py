@@ -89,7 +89,8 @@ def test_examples():
 
 MEASURED = """
 import json, sys
-from tfaccel import roofline, train
+from tfaccel import train
+from tfaccel.estimates import roofline
 from tfaccel.planning.kept_rooflines import kept_roofline
 from fastest_cases import workload
 

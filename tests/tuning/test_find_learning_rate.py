@@ -13,8 +13,9 @@ import tensorflow as tf
 from learning_rate_models import SHORT, X, Y, build_model, linear_model, small_model
 
 import tfaccel
-from tfaccel import LearningRateReport, LearningRateTest, find_learning_rate
+from tfaccel import LearningRateReport, find_learning_rate
 from tfaccel.errors import DataError, PlanError, WorkloadError
+from tfaccel.options import LearningRateTest
 from tfaccel.planning.plan_cache import keep_plan
 
 

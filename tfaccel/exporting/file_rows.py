@@ -124,7 +124,7 @@ def _not_described(inputs: Mapping[str, Any], is_image: bool) -> str:
     if height is None or height != width or channels not in (1, 3):
         return ""
     return (
-        " For image files, train with a description of them: raw_input=tfaccel.ImageInput(class_names=(...), "
+        " For image files, train with a description of them: raw_input=tfaccel.options.ImageInput(class_names=(...), "
         f'outputs="probabilities", image_size={height}, num_channels={channels}).'
     )
 

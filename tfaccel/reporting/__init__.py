@@ -3,10 +3,7 @@
 Names load their module on first use, since some of these import matplotlib or TensorFlow.
 """
 
-from importlib import import_module
-from typing import Any
-
-from tfaccel.known_names import no_attribute
+from tfaccel.known_names import lazy_names
 
 # Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
@@ -53,14 +50,4 @@ _PUBLIC_NAMES = {
 }
 
 __all__ = sorted(_PUBLIC_NAMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC_NAMES:
-        module, _, original = _PUBLIC_NAMES[name].partition(":")
-        return getattr(import_module(module), original or name)
-    raise no_attribute(__name__, name, __all__)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC_NAMES, __all__)

@@ -25,7 +25,8 @@ from tfaccel.planning.plan_key import plan_key
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt
-from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions, write_example_inputs
+from tfaccel.training.run.example_inputs import write_example_inputs
+from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, nothing_left_if_refused, resume_on
 from tfaccel.training.run.run_options import (
     RunOptions,
