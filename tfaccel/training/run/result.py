@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 import platform
 import sys
 from collections.abc import Mapping
@@ -129,8 +128,6 @@ def installed_versions() -> dict[str, str]:
             found[name] = "not installed"
     return found
 
-
-logger = logging.getLogger("tfaccel")
 
 PROGRESS = "progress"  # the value of `verbose` that leaves out plan and result, which the caller shows
 VERBOSE = (0, 1, 2, "auto", PROGRESS)
