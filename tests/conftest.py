@@ -25,7 +25,7 @@ import pytest
 from forked_python import ForkedPython
 from rings import StoredDurations, chosen
 
-from tfaccel.processes.garbage import collect_less_often, keep_loaded_objects
+from tfaccel.processes.quiet_start import collect_less_often, keep_loaded_objects
 
 NUM_LOGICAL_CPUS = 4
 THREAD_GRACE_SECONDS = 15.0

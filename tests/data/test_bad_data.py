@@ -1,7 +1,5 @@
 """Damaged tables, texts and series: named, or exactly what is damaged is left out, as if it had never been there."""
 
-import doctest
-import importlib
 import re
 
 import numpy as np
@@ -153,12 +151,6 @@ def test_lines_are_left_out_and_lines_that_belong_together_stay_together(tmp_pat
 def test_other_values_are_refused(arguments, message):
     with pytest.raises(DataError, match=re.escape(message)):
         BadData(*arguments)
-
-
-@pytest.mark.parametrize("name", ["bad_data", "csv_rows", "images.image_check", "tables.bad_rows"])
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_commands_that_cannot_leave_anything_out_do_not_advise_it(tmp_path):

@@ -1,8 +1,5 @@
 """Batches of every kind of data: entered at a step, and of a worker's rows, they hold what the epoch holds there."""
 
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 
@@ -126,8 +123,3 @@ def test_several_epochs_follow_each_other(logical_devices, make):
     assert int(together.cardinality()) == len(expected)
     for one, other in zip(expected, leaves(together), strict=True):
         assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_examples():
-    result = doctest.testmod(importlib.import_module("tfaccel.data.batches"))
-    assert (result.failed, result.attempted > 0) == (0, True)

@@ -1,7 +1,5 @@
 """Interactions: which columns are read, how ids become rows of a table, and what is refused by name."""
 
-import doctest
-import importlib
 import json
 import re
 
@@ -247,12 +245,3 @@ def test_hashed_codes_are_those_of_tensorflow(logical_devices):
         expected = tf.strings.to_hash_bucket_strong(texts, num_buckets, key=[0, 0]).numpy()
         assert np.array_equal(hash_buckets(texts, num_buckets), expected)
     assert hash_buckets([], 7).tolist() == []
-
-
-EXAMPLES = ("catalogue", "generated_clicks", "interaction_data", "interaction_options", "interaction_set")
-
-
-@pytest.mark.parametrize("name", [*(f"interactions.{name}" for name in EXAMPLES), "tables.hashing"])
-def test_examples(logical_devices, name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)

@@ -1,7 +1,5 @@
 """Series: the pendulum keeps its energy, files are read or refused, seasons are found, windows do not leak."""
 
-import doctest
-import importlib
 import re
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -226,9 +224,3 @@ def test_order_follows_from_seed_and_epoch(logical_devices):
     assert not np.array_equal(first(0, 0), first(1, 0))
     with pytest.raises(DataError, match=r"A batch takes 4096 windows, but there are 2861 to train on\."):
         batches.train(4096, seed=0, epoch=0)
-
-
-@pytest.mark.parametrize("name", ["series.double_pendulum", "series.seasons", "series.series_set", "series.batches"])
-def test_examples(logical_devices, name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)

@@ -1,8 +1,5 @@
 """Jitter and scaling of windows: the same for seed and epoch, as large as asked for; the future stays as it is."""
 
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 
@@ -57,8 +54,3 @@ def test_what_cannot_be_done_is_refused():
         SeriesAugmentation(jitter=-1.0)
     with pytest.raises(DataError, match=r"no augmentation 'jiter' of a series\. Augmentations: none, jitter\."):
         series_augmentation("jiter")
-
-
-def test_examples(logical_devices):
-    result = doctest.testmod(importlib.import_module("tfaccel.data.series.augmentation"))
-    assert (result.failed, result.attempted > 0) == (0, True)

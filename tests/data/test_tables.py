@@ -1,8 +1,6 @@
 """Tables from files: what is read, what columns are taken for, and what is refused with which words."""
 
 import codecs
-import doctest
-import importlib
 import re
 
 import numpy as np
@@ -305,14 +303,3 @@ def test_kinds_that_users_give():
 def test_columns_of_unequal_length_are_refused():
     with pytest.raises(DataError, match=r"needs columns of one length\. Received, from t: \[1, 2\]"):
         Table("t", (texts("a"), Column("y", np.zeros(2))))
-
-
-EXAMPLES = "tables.table tables.precision tables.notations tables.values tables.dates tables.files tables.column_kinds"
-EXAMPLES += " tables.encoding tables.options tables.report tables.targets tables.features images.class_balance"
-EXAMPLES += " tables.tabular_set tables.tabular_files"
-
-
-@pytest.mark.parametrize("name", EXAMPLES.split())
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)

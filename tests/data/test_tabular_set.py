@@ -1,7 +1,5 @@
 """Tables made ready for training: columns, missing values, rare categories, unequal classes, the split, the batches."""
 
-import doctest
-import importlib
 import json
 import re
 
@@ -397,9 +395,3 @@ def test_batches_follow_from_seed_and_epoch(logical_devices):
     assert [len(labels) for _, labels in tested] == [5, 5, 2]
     with pytest.raises(DataError, match=r"A batch takes 64 rows, but there are 48 to train on\. Use .* at most 48\."):
         TabularBatches(data).train(64, seed=0, epoch=0)
-
-
-@pytest.mark.parametrize("name", ["tables.batches", "tables.layers"])
-def test_examples(logical_devices, name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)

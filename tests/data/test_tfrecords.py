@@ -1,7 +1,5 @@
 """TFRecord files: TensorFlow reads what is written, damage is named, images come out as they went in."""
 
-import doctest
-import importlib
 import io
 import os
 
@@ -226,12 +224,3 @@ def test_test_images_of_unknown_classes_are_refused(tmp_path):
         read_image_set(tmp_path)
     with pytest.raises(DataError, match=r"There is no TFRecord file at .*missing\. Their names end in \.tfrecord\."):
         read_tfrecord_images(os.fspath(tmp_path / "missing"))
-
-
-NAMES = ("class_labels", "images.encoded", "example_message", "tfrecord_files", "images.tfrecords")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)

@@ -1,6 +1,5 @@
 """The limits of a step: what bounds it and its layers, and the real measurement of a small model."""
 
-import doctest
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tfaccel.costs.model_cost import LayerCost, StepCost
-from tfaccel.measuring import roofline_report
 from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan
@@ -80,11 +78,6 @@ def test_ceilings_of_the_plan():
     assert bfloat16.mfu == 0.125
     gpus = replace(FOUND, plan=replace(PLAN, strategy="mirrored", devices=("GPU:0", "GPU:1"), global_batch_size=8))
     assert (gpus.mfu, gpus.bytes_ceiling) == (0.25, 2e10)
-
-
-def test_examples():
-    outcome = doctest.testmod(roofline_report)
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 MEASURED = """

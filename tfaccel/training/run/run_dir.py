@@ -157,7 +157,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             if self.is_longer:  # The result comes first: without it, the shorter run is one that goes on.
                 (self.path / _RESULT_FILE).unlink(missing_ok=True)
-            # The config comes first: without it, a directory with folders is not that of a run; see `run_place`.
+            # The config comes first: without it, a directory with folders is not that of a run; see `checked_place`.
             for name, data in {"config": {**self.config, **known}, **files}.items():
                 write_json(self.path / f"{name}.json", data)
             for folder in folders:
