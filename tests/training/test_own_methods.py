@@ -10,7 +10,7 @@ from replica_models import X, Y, scope_of
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.training.evaluate import evaluate, predict
 from tfaccel.training.fit import fit
-from tfaccel.training.own_methods import refuse_own_methods
+from tfaccel.training.front import refuse_own_methods
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tfaccel.data.dataset_source import DatasetSource
 from tfaccel.data.private_adapters import passes_are_alike
 from tfaccel.data.sources import IteratorSource
-from tfaccel.training.inputs import make_source
+from tfaccel.training.front import make_source
 from tfaccel.training.steps.replicas import Replicas
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

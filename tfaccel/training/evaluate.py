@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.sources import whole_executions
-from tfaccel.training.inputs import Source, checked_callbacks, make_source
-from tfaccel.training.own_methods import on_engine
+from tfaccel.training.front import Source, checked_callbacks, make_source, on_engine
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.steps.engine import Engine, get_engine
 from tfaccel.training.steps.replica_state import average_drifting

@@ -16,8 +16,7 @@ from tfaccel.errors import PlanError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import make_callbacks, run_epochs, validation_of_fit
-from tfaccel.training.inputs import make_source, prepared_model
-from tfaccel.training.own_methods import on_engine
+from tfaccel.training.front import make_source, on_engine, prepared_model
 from tfaccel.training.run.compiled_model import engine_options
 from tfaccel.training.run.fit_data import FitData
 from tfaccel.training.run.resume import ResumedFit, refuse_own_loop, taken_out

@@ -86,8 +86,8 @@ class Runtime:
         self._environment: dict[str, str] = {}
         self._dtype_policy: Any = None
         self._random_states: tuple[Any, Any] | None = None
-        self._name_counters: list[Any] = []
-        self._undo: list[Callable[[], None]] = []
+        self._keeps_names = False
+        self._undo: list[Callable[[], Any]] = []
 
     def __enter__(self) -> Self:
         self._environment = dict(os.environ)
@@ -135,7 +135,9 @@ class Runtime:
         from tfaccel.training.private.private_models import swap_name_counters
 
         counters = swap_name_counters(None)
-        self._name_counters = self._name_counters or [counters]
+        if not self._keeps_names:
+            self._keeps_names = True
+            self._undo.append(lambda: swap_name_counters(counters))
         if self.seed is not None:
             keras.utils.set_random_seed(self.seed)
 
@@ -156,10 +158,7 @@ class Runtime:
             keras.config.set_dtype_policy(self._dtype_policy)
         while self._undo:
             self._undo.pop()()
-        if self._name_counters:
-            from tfaccel.training.private.private_models import swap_name_counters
-
-            swap_name_counters(self._name_counters.pop())
+        self._keeps_names = False
         if self._random_states is not None:
             random.setstate(self._random_states[0])
             np.random.set_state(self._random_states[1])

@@ -1,33 +1,42 @@
-"""`train`: a workload and a plan in, a run directory and a `TrainResult` out."""
+"""`train`: a workload and a plan in, a run directory and a `TrainResult` out; here, or on workers that it starts."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import json
+import logging
 import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import ClusterError, LaunchError, PlanError, RunDirError, WorkloadError
+from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.worker_group import WorkerGroup
+from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.data_places import data_after_model
+from tfaccel.planning.deferred import DeferredItems
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.non_finite_policy import STOP, check_policy
 from tfaccel.planning.option_checks import check_callbacks, check_choice, check_counts, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_key import plan_key
+from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.launched import resume_in_attempt
+from tfaccel.processes.launched import DONE, INTERRUPTED, RETRY, resume_in_attempt
 from tfaccel.training.run.example_inputs import write_example_inputs
 from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions
-from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, nothing_left_if_refused, resume_on
+from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, checked_place, nothing_left_if_refused, resume_on
 from tfaccel.training.run.run_options import (
     RunOptions,
     StepRange,
@@ -38,7 +47,6 @@ from tfaccel.training.run.run_options import (
 )
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.train_on_workers import train_on_workers
 from tfaccel.training.verdict.baseline_scores import trivial_scores
 from tfaccel.training.workers.rendezvous import hardware_of_worker, settings_to_agree_on
 
@@ -303,3 +311,126 @@ def _result(
         proof=outcome.proof,
         left_out_batches=sum(row.get(LEFT_OUT) or 0 for row in directory.rows),
     )
+
+
+logger = logging.getLogger("tfaccel")
+
+_PROGRAM = "tfaccel.training.train_program"
+_RESUME = 'resume="auto" continues from the newest checkpoint.'
+
+
+def train_on_workers(
+    group: WorkerGroup,
+    given: Any,
+    workload: Workload,
+    of: Mapping[str, Any],
+    *,
+    run_dir: str | os.PathLike[str],
+    callbacks: Sequence[Any],
+    arguments: Mapping[str, Any],
+) -> TrainResult:
+    """Trains a workload on workers, and waits for the result.
+
+    Args:
+        group: how many workers, and what starts them.
+        given: what `train` was called with. A name is sent as such, for the workers to make the workload.
+        workload: made from it.
+        of: arguments for that.
+        run_dir: the run directory, which this process must see.
+        callbacks: Keras callbacks, which the workers get copies of.
+        arguments: others of `train`.
+
+    Raises:
+        LaunchError: if the workers cannot be started, or one fails; the message has its last words.
+        ClusterError: if they ended before they were done, and may continue.
+        KeyboardInterrupt: after Ctrl-C, when they have saved a checkpoint.
+        PlanError: for a plan for another number of workers.
+        WorkloadError: for something that cannot be sent to another process.
+    """
+    plan: Plan | None = arguments["plan"]
+    if plan is not None and plan.num_workers != group.num_workers:
+        raise PlanError(
+            f"The plan is for {plan.num_workers} workers. Received: num_workers={group.num_workers}. Leave out the "
+            "plan, for one that suits each worker's machine."
+        )
+    checked_place(run_dir, arguments["resume"])
+    path = local_path(run_dir, RunDirError).absolute()
+    folder = path.with_name(f"{path.name}-logs")
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"The folder for logs {folder} cannot be created: {error.strerror}.") from error
+    task = folder / "task.json"
+    content = _task(given, workload, of, callbacks, folder=folder)
+    write_json(task, {**content, "arguments": {**arguments, "plan": None if plan is None else plan.to_json()}})
+    events: list[str] = []
+
+    def on_event(text: str) -> None:
+        events.append(text)
+        logger.info(text)
+
+    command = [sys.executable, "-m", _PROGRAM, str(task), f"--run_dir={path}"]
+    try:
+        status = group.run(command, folder=folder, on_event=on_event, shows_output=bool(arguments["verbose"]))
+    except LaunchError:
+        if is_new and not any(folder.glob("*.log")):  # no worker has started
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt(_RESUME)
+    if status != DONE:
+        last = "\n".join(events[-2:])
+        if status == RETRY:
+            raise ClusterError(f"{last} {_RESUME} Logs: {folder}")
+        raise LaunchError(f"Training on {group.num_workers} workers failed; logs are in {folder}. {last}")
+    return _read_result(path)
+
+
+def _task(
+    given: Any, workload: Workload, of: Mapping[str, Any], callbacks: Sequence[Any], *, folder: Path
+) -> dict[str, Any]:
+    """What a worker needs to know to train, as JSON; arrays are in a file beside it."""
+    sent, options = (given, dict(of)) if isinstance(given, str) else (workload, {})
+    origin, by_value = Origin.of((given, sent, *callbacks))
+    how: dict[str, Any] = {"by_value": by_value}
+    if isinstance(sent, str):
+        reference = Reference.of(sent, "workload", plain_name="recipe", **how)
+    else:
+        reference = Reference.by_file(sent, "workload", file=folder / "workload.pickle", **how)
+    none = Reference(kind="none")
+    return {
+        "origin": asdict(origin),
+        "workload": asdict(reference),
+        "options": options,
+        "callbacks": asdict(Reference.by_pickle(list(callbacks), "callbacks", **how) if callbacks else none),
+    }
+
+
+def arguments_of_task(file: Path) -> tuple[Workload, dict[str, Any]]:
+    """The workload, and the other arguments of `train`, that a worker was sent.
+
+    Args:
+        file: the task.
+    """
+    task = json.loads(file.read_text())
+    origin = {**task["origin"], "import_paths": tuple(task["origin"]["import_paths"])}
+    Origin(**origin).prepare()
+    reference = Reference(**task["workload"])
+    named = reference.kind in ("recipe", "import")
+    workload = as_workload(reference.import_path() if named else reference.load(), **task["options"])
+    arguments = task["arguments"]
+    plan = arguments.pop("plan")
+    callbacks = DeferredItems(lambda: Reference(**task["callbacks"]).load() or ())
+    return workload, {**arguments, "plan": None if plan is None else Plan.from_json(plan), "callbacks": callbacks}
+
+
+def _read_result(run_dir: Path) -> TrainResult:
+    file = run_dir / "result.json"
+    try:
+        return TrainResult.from_json({**json.loads(file.read_text()), "run_dir": str(run_dir)})
+    except (OSError, ValueError) as error:
+        raise LaunchError(
+            f"The workers are done, but {file} cannot be read here ({error}). The run directory must be on a disk that "
+            "this machine and all workers share."
+        ) from error

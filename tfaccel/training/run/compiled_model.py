@@ -18,7 +18,7 @@ from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate
-from tfaccel.training.own_methods import refuse_own_methods
+from tfaccel.training.front import refuse_own_methods
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_broadcasts import broadcast_at_once
 from tfaccel.training.schedules import ScaledRate

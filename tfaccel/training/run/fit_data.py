@@ -21,7 +21,7 @@ from tfaccel.data.random_states import random_states, set_random_states
 from tfaccel.data.resumed_place import ResumedPlace, changed_data
 from tfaccel.data.sources import ArraySource
 from tfaccel.errors import DataError
-from tfaccel.training.inputs import Source
+from tfaccel.training.front import Source
 from tfaccel.training.run.checkpoint import Arrays
 
 logger = logging.getLogger("tfaccel")

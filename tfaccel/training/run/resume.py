@@ -24,7 +24,7 @@ from tfaccel.planning.option_checks import check_counts
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.processes.launched import end_uncaught_with_status
 from tfaccel.training.epochs import Validation, make_callbacks, run_epochs
-from tfaccel.training.inputs import new_order_seed
+from tfaccel.training.front import new_order_seed
 from tfaccel.training.private import private_tensorflow
 from tfaccel.training.run.changed_run import built_settings, check_built
 from tfaccel.training.run.checkpoint import checkpoint_of_chief
