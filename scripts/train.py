@@ -35,7 +35,7 @@ from typing import Any
 from absl import flags
 from rich.table import Table
 
-from tfaccel.data.epoch_positions import check_one_batch
+from tfaccel.data.epochs import check_one_batch
 from tfaccel.errors import LaunchError, TfaccelError
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.detect import detect_hardware

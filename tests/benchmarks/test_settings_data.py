@@ -9,10 +9,10 @@ from tfaccel.benchmarks import settings_data
 from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
 from tfaccel.benchmarks.settings_data import NUM_FOLDS, get_topics, write_validation
 from tfaccel.data.boxes.digit_scenes import digit_scenes
-from tfaccel.data.images.arrays import read_image_arrays
 from tfaccel.data.images.digits import digits
+from tfaccel.data.images.files import read_image_arrays
 from tfaccel.data.series.series_set import pendulum_series
-from tfaccel.data.tables.tabular_files import embedded_table
+from tfaccel.data.tables.table_data import embedded_table
 from tfaccel.data.texts.documentation import documentation_text
 from tfaccel.data.texts.files import read_text_parts
 from tfaccel.data.texts.pairs import dates_in_words, documentation_summaries

@@ -8,9 +8,8 @@ from damage import flip, skipping
 
 from tfaccel.data import BadData, read_labelled_texts, read_series, read_summaries, read_text_parts, read_translations
 from tfaccel.data.tables.files import read_table
-from tfaccel.data.tables.number_rows import read_number_rows
-from tfaccel.data.tables.options import TableOptions
-from tfaccel.data.tables.tabular_files import read_tabular_set
+from tfaccel.data.tables.table_data import read_number_rows, read_tabular_set
+from tfaccel.data.tables.tabular_set import TableOptions
 from tfaccel.errors import DataError
 
 GOOD = [f"{1.5 * n},{n % 7},{'yes' if n % 2 else 'no'}" for n in range(40)]

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from tfaccel.errors import DataError
-from tfaccel.extras.inspection.checks import balance, copies, memory
-from tfaccel.extras.inspection.findings import Examples
+from tfaccel.extras.inspection.findings import Examples, balance, copies, memory
 from tfaccel.extras.inspection.inspect_data import inspect_data
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfaccel.data import BadData, Catalogue, InteractionData, generated_clicks, read_interactions
-from tfaccel.data.interactions.generated_clicks import generated_tables
+from tfaccel.data.interactions.interaction_data import generated_tables
 from tfaccel.data.tables.encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE
 from tfaccel.data.tables.table import Column
 from tfaccel.errors import DataError
@@ -236,7 +236,7 @@ def test_too_few_generated_clicks_are_refused():
 def test_hashed_codes_are_those_of_tensorflow(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.data.tables.hashing import hash_buckets
+    from tfaccel.data.tables.encoding import hash_buckets
 
     generator = np.random.default_rng(0)
     texts = ["", "a", "7 bytes", "8 bytes!", "x" * 300, "Äffchen 猫"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfaccel.data.cache_choice import CacheOptions
-from tfaccel.data.epoch_positions import epoch_positions, shard_rows
+from tfaccel.data.epochs import Part, shard_rows
 from tfaccel.errors import DataError
 
 
@@ -123,7 +123,7 @@ def test_cached_examples_are_read_once(pipeline, tmp_path, place):
 )
 def test_what_an_epoch_does_not_have_is_refused(options, text):
     with pytest.raises(DataError, match=text):
-        epoch_positions(**{"num_examples": 21, "global_batch_size": 4, "noun": "pieces", **options})
+        Part(**{"global_batch_size": 4, "seed": 0, "epoch": 0, **options}).positions(21, "pieces")
 
 
 def test_batches_can_be_augmented_later(pipeline):

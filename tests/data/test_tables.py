@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 
 from tfaccel.data import BadData
-from tfaccel.data.tables import csv_file
+from tfaccel.data.tables import files
 from tfaccel.data.tables.column_kinds import as_numbers, check_kinds, get_kind, kinds_from_text
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table
@@ -232,7 +232,7 @@ def test_both_ways_of_reading_a_file_agree(tmp_path, seed):
     parts = ["a", '"', '""', ",", "\n", "\r\n", " ", "x\u2028y", '"b,\n"', "NA", "", "\n\n", '"",', ";"]
     content = "u,v\n" + "".join(rng.choice(parts, size=rng.integers(1, 14)))
     path = write(tmp_path / "t.csv", content)
-    text = csv_file._Text.read(path, "utf-8-sig", BadData("skip"))
+    text = files._Text.read(path, "utf-8-sig", BadData("skip"))
     found = text.fields_by_arrow(path)
     bad = BadData("skip", 0.99)
     names, columns, places = text.fields_by_rows(path, bad)

@@ -9,11 +9,10 @@ import pytest
 
 from tfaccel.data.tables.encoding import NumericColumn, TableEncoding
 from tfaccel.data.tables.layers import table_inputs
-from tfaccel.data.tables.options import TableOptions
-from tfaccel.data.tables.precision import check_float32, lost_in_float32
 from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.tabular_files import embedded_table, read_tabular_set
-from tfaccel.data.tables.tabular_set import make_tabular_set
+from tfaccel.data.tables.table_data import embedded_table, read_tabular_set
+from tfaccel.data.tables.tabular_set import TableOptions, make_tabular_set
+from tfaccel.data.tables.targets import check_float32, lost_in_float32
 from tfaccel.errors import DataError
 
 ROWS = 60
@@ -373,7 +372,7 @@ def test_embedded_tables():
 
 
 def test_batches_follow_from_seed_and_epoch(logical_devices):
-    from tfaccel.data.tables.batches import TabularBatches
+    from tfaccel.data.tables.table_data import TabularBatches
 
     def epoch(seed, number):
         found = TabularBatches(data, one_hot=True).train(20, seed=seed, epoch=number).as_numpy_iterator()

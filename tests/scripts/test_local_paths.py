@@ -13,8 +13,7 @@ from tfaccel.data.boxes.coco_files import read_coco
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.series.series_set import read_series
 from tfaccel.data.tables.files import read_table
-from tfaccel.data.texts.files import read_text
-from tfaccel.data.texts.labels import read_labelled_texts
+from tfaccel.data.texts.files import read_labelled_texts, read_text
 from tfaccel.data.tfrecord_files import find_tfrecords
 from tfaccel.errors import TfaccelError
 from tfaccel.extras.inspection.inspect_data import inspect_data

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data import private_adapters
-from tfaccel.data.private_adapters import get_batch_size
+from tfaccel.data import private_pipelines
+from tfaccel.data.private_pipelines import get_batch_size
 from tfaccel.errors import PlanError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
@@ -151,7 +151,7 @@ def fit(
     options = replace(options, stop_at_non_finite_loss=on_nonfinite == STOP, leaves_out=on_nonfinite == SKIP)
     replicas, (resume, others) = Replicas(model.distribute_strategy), taken_out(callbacks)
     if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = private_adapters.validation_split(
+        (x, y, sample_weight), validation_data = private_pipelines.validation_split(
             (x, y, sample_weight), validation_split
         )
     epochs = _capped_epochs(epochs)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.epoch_positions import check_one_batch
+from tfaccel.data.epochs import check_one_batch
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.files import write_json
 from tfaccel.hardware.detect import detect_hardware

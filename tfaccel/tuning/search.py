@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.argument_types import checks_types
-from tfaccel.data.epoch_positions import check_one_batch
+from tfaccel.data.epochs import check_one_batch
 from tfaccel.errors import SearchError
 from tfaccel.files import write_json
 from tfaccel.known_names import suggests_names

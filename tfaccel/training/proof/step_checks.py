@@ -18,8 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.feeds import Feed
-from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.data.graph_batches import Feed
 from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.proof.culprit import make_refusal
@@ -202,7 +201,7 @@ class StepChecks:
         model = self._engine.model
         if kind == "predict" or not has_own_loss(model) or not self._may_gather_loss(kind, data):
             return one_step(feed, step.wait)
-        is_plain = isinstance(feed, IteratorFeed) and type(feed.batches) is IteratorBatches
+        is_plain = isinstance(feed, IteratorFeed) and feed.batches.augment is None
         # A step that fails while it runs has taken batches from its iterator.
         first = IteratorFeed(_only(data, feed.spec)) if is_plain else feed
         try:
