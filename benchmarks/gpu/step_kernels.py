@@ -42,7 +42,7 @@ def traced(plan: dict[str, Any], options: dict[str, Any], pins_memory: bool) -> 
     """Trains some steps under TensorFlow's profiler; runs in a process of its own."""
     import tensorflow as tf
 
-    from tfaccel.costs.private_traces import CPU_PLANE, GPU_PLANE, trace_events
+    from tfaccel.costs.private_graphs import CPU_PLANE, GPU_PLANE, trace_events
     from tfaccel.training.run.timed_steps import TimedSteps
     from tfaccel.training.runtime import Runtime
 

@@ -112,7 +112,7 @@ def fit(
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
         sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq:
             see https://keras.io/api/models/model_training_apis/#fit-method.
-        plan: sets XLA, steps per call, BatchNorm, `sum_duplicate_indices`, `bytes_per_pack` and the batch size.
+        plan: sets XLA, steps per call, BatchNorm, `sum_duplicate_indices`, the packs of gradients and the batch size.
         exact_kernels: use Keras's own operations instead of fused kernels. A plan decides by its `fused_kernels`.
         check_rows: with several replicas, run the first step and some later ones on one device, too, and compare; what
             couples the rows of a batch differs, since each replica sees only its own. False leaves this out.
@@ -288,7 +288,7 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
         model.train_function = None  # otherwise Keras keeps using the old graph
     if plan.steps_per_execution is not None:
         model.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
-    devices = plan.devices if plan.pipeline_stages > 1 else ()  # as this process numbers them
+    devices = plan.devices if plan.devices_per_replica > 1 else ()  # as this process numbers them
     as_keras: dict[str, Any] = {"batches_per_step": 1, "times_input": False, "stop_at_non_finite_loss": False}
     options = replace(engine_options(plan), stage_devices=devices, **as_keras)
     takes_size = not is_dataset and not isinstance(x, keras.utils.PyDataset) and not hasattr(x, "__next__")

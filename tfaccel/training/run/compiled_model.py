@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
 from typing import Any
 
 import keras
@@ -13,7 +12,7 @@ import keras
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.learning_rate_scaling import LearningRateScaling
 from tfaccel.planning.own_model import CompiledByModel, RebuiltModel
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import SETTINGS, Plan
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
@@ -126,14 +125,13 @@ def logical_devices(plan: Plan) -> tuple[str, ...]:
 
 def engine_options(plan: Plan) -> EngineOptions:
     """The engine's options for a plan: its fields of the same names, and what follows from others."""
-    common = {one.name for one in fields(EngineOptions)} & {one.name for one in fields(Plan)}
     return EngineOptions(
-        **{name: getattr(plan, name) for name in common},
+        **{name: getattr(plan, name) for name, setting in SETTINGS.items() if setting.in_engine},
         stop_at_non_finite_loss=True,
         single_steps=plan.steps_per_execution == 1,
         batches_per_step=plan.accumulation_steps,
         times_input=True,
-        stage_devices=logical_devices(plan) if plan.pipeline_stages > 1 else (),
+        stage_devices=logical_devices(plan) if plan.devices_per_replica > 1 else (),
     )
 
 

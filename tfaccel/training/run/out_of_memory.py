@@ -20,9 +20,8 @@ import tensorflow as tf
 from tfaccel.data.given_datasets import GivenDataset, GivenPyDataset
 from tfaccel.errors import OutOfMemoryError, WorkloadError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.placements import SET_BY_YOU
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import Plan, override_flag
 from tfaccel.planning.workload import Workload
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_run import why_epochs_differ
@@ -237,7 +236,7 @@ def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:
         return hardware.memory_bytes // plan.num_local_replicas if hardware.memory_bytes else None
     sizes = [device.memory_bytes for device in hardware.devices if device.name in plan.devices]
     smallest = min((size for size in sizes if size), default=None)
-    return None if smallest is None else smallest * plan.pipeline_stages
+    return None if smallest is None else smallest * plan.devices_per_replica
 
 
 def _count_bytes(variable: Any) -> int:

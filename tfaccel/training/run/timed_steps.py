@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.costs.model_cost import StepCost
-from tfaccel.costs.private_traces import trace_events
+from tfaccel.costs.private_graphs import trace_events
 from tfaccel.costs.trace_times import layer_seconds
 from tfaccel.data.graph_batches import Feed
-from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
+from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.costs.graph_rows import layer_scope
+from tfaccel.costs.graph_costs import layer_scope
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes

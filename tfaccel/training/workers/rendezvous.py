@@ -23,7 +23,7 @@ from tfaccel.errors import ClusterError, ClusterSettingsError, PlanError
 from tfaccel.hardware.cluster import tf_config
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Cluster, Hardware
-from tfaccel.planning.signature import get_signature
+from tfaccel.planning.reference import get_signature
 from tfaccel.planning.workload import Workload
 
 logger = logging.getLogger("tfaccel")

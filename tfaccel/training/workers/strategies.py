@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfaccel.errors import ClusterError, PlanError
+from tfaccel.hardware.doctor import explain
 from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
-from tfaccel.hardware.doctor_examination import explain
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import install_command, tpu_wheel_version
 from tfaccel.planning.plan import Plan
@@ -144,7 +144,7 @@ def make_strategy(plan: Plan, same_on_all: Mapping[str, Any] | None = None) -> t
         return tpu_strategy(plan)
     if plan.strategy == "multi_worker_mirrored":
         return _multi_worker_strategy(plan, same_on_all or {})
-    devices = _logical_devices(plan)[:: plan.pipeline_stages]  # with stages, the first of each replica
+    devices = _logical_devices(plan)[:: plan.devices_per_replica]  # with stages, the first of each replica
     if plan.strategy == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
     operations = tf.distribute.HierarchicalCopyAllReduce() if plan.communication == "hierarchical_copy" else None

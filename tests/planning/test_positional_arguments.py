@@ -1,13 +1,14 @@
 """Compile arguments between model and data, in one piece; in the place of data they are refused with the right call."""
 
 import inspect
+import operator
 
 import numpy as np
 import pytest
 
 import tfaccel
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.data_places import data_after_model
+from tfaccel.planning.positional_arguments import data_after_model
 
 X = np.zeros((6, 2), "float32")
 Y = X[:, 0]
@@ -16,9 +17,9 @@ VERBS = [
     ("find_fastest", {}),
     ("find_batch_size", {}),
     ("find_learning_rate", {}),
-    ("estimate_memory", {}),
-    ("cost_of", {}),
-    ("roofline", {}),
+    ("estimates.estimate_memory", {}),
+    ("estimates.cost_of", {}),
+    ("estimates.roofline", {}),
     ("train", {"run_dir": "run"}),
     ("Workload.of", {}),
 ]
@@ -29,7 +30,7 @@ def compile_args():
 
 
 def verb_of(name):
-    return tfaccel.Workload.of if name == "Workload.of" else getattr(tfaccel, name)
+    return tfaccel.Workload.of if name == "Workload.of" else operator.attrgetter(name)(tfaccel)
 
 
 @data_after_model
@@ -69,7 +70,7 @@ def test_a_workload_of_a_function_calls_it_for_each_use():
 @pytest.mark.parametrize(("name", "options"), VERBS)
 def test_compile_arguments_in_the_place_of_data_are_refused(name, options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    verb, right = verb_of(name), rf"Write {name}\(build_model, compile_args, x, y\)\."
+    verb, right = verb_of(name), rf"Write {name.rpartition('.')[2]}\(build_model, compile_args, x, y\)\."
     dictionary = r"a dictionary of compile arguments \(optimizer, loss\)"
     for data, place in (((X, Y, COMPILE_ARGS), 4), ((X, COMPILE_ARGS), 3), ((COMPILE_ARGS, X, COMPILE_ARGS), 4)):
         with pytest.raises(WorkloadError, match=rf"Received: {dictionary} as argument {place}\. {right}"):

@@ -121,21 +121,21 @@ def num_machines(num_devices: int, interconnect: Interconnect) -> int:
     return math.ceil(num_devices / interconnect.devices_per_machine)
 
 
-def num_packs(tensor_bytes: Sequence[int], bytes_per_pack: int) -> int:
+def num_packs(tensor_bytes: Sequence[int], pack_bytes: int) -> int:
     """The number of messages in which TensorFlow sums gradients.
 
-    With `bytes_per_pack=0` there is one. Otherwise tensors fill packs in their order; a pack is complete once it
-    exceeds `bytes_per_pack`, and tensors are not divided.
+    With `pack_bytes=0` there is one. Otherwise tensors fill packs in their order; a pack is complete once it
+    exceeds `pack_bytes`, and tensors are not divided.
 
     Example:
         >>> num_packs([10, 10, 10, 10], 0), num_packs([10, 10, 10, 10], 15), num_packs([10, 10, 10, 10], 5)
         (1, 2, 4)
     """
-    if not bytes_per_pack or not tensor_bytes:
+    if not pack_bytes or not tensor_bytes:
         return 1
-    packs, filled = 0, bytes_per_pack + 1
+    packs, filled = 0, pack_bytes + 1
     for size in tensor_bytes:
-        if filled > bytes_per_pack:
+        if filled > pack_bytes:
             packs, filled = packs + 1, 0
         filled += size
     return packs
