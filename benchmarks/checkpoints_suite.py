@@ -18,7 +18,7 @@ from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.processes.child import run_program
 from tfaccel.training.run.checkpoint_files import save_checkpoint
-from tfaccel.training.run.checkpoint_writer import CheckpointWriter
+from tfaccel.training.run.checkpoints import CheckpointWriter
 
 CHECKPOINT_FIGURES = ("blocking", "throughput", "resume")
 MAX_BLOCKING, MIN_THROUGHPUT, MAX_LATE_RESUME = 0.3, 0.965, 1.1

@@ -17,7 +17,7 @@ from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.training_programs import FitProgram, HandWrittenLoop, TrainedModel
 from tfaccel.measuring.duel import Program, measure_interleaved
 from tfaccel.measuring.measurement import Measurement
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 
 # Approximate length of the epochs whose end is measured.
 EPOCH_SECONDS = (0.7, 2.2)

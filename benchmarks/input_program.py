@@ -39,7 +39,7 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.run.planned_datasets import with_plan
+from tfaccel.training.run.workload_source import with_plan
 
 FILE_SIZE, IMAGE_SIZE = 256, 128
 _BATCH = 128

@@ -66,7 +66,7 @@ def loss_curves(task: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     import tfaccel
-    from tfaccel.training.fit_plan import plan_of_model
+    from tfaccel.training.fit import plan_of_model
 
     found: dict[str, Any] = {}
     generator = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def _trained(strategy: Any, task: dict[str, Any], setting: str, how: str) -> dic
     import numpy as np
 
     import tfaccel
-    from tfaccel.training.fit_plan import plan_of_model
+    from tfaccel.training.fit import plan_of_model
     from tfaccel.training.steps.replicas import Replicas
     from tfaccel.training.steps.slots import slot_bytes
 

@@ -75,7 +75,7 @@ def _compiled(family: str, k: int) -> tuple[Any, Any, Any]:
 
 
 def _plan(model: Any, stages: int, batch_size: int) -> Any:
-    from tfaccel.training.fit_plan import plan_of_model
+    from tfaccel.training.fit import plan_of_model
 
     devices = tuple(f"CPU:{index}" for index in range(stages))
     return plan_of_model(model, batch_size=batch_size, **{STAGES: stages, "devices": devices})

@@ -18,7 +18,7 @@ from tfaccel.parity.datasets import global_batch_size
 from tfaccel.parity.models import MODELS
 from tfaccel.parity.references import Reference, reference, tolerance_over_roundings
 from tfaccel.parity.training_run import TFACCEL, Trainer, compiled_model, training_run
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 
 
 def run_case(

@@ -22,9 +22,8 @@ from tfaccel.parity.datasets import (
 )
 from tfaccel.parity.models import MODELS
 from tfaccel.parity.optimizers import build_optimizer
-from tfaccel.training.evaluate import evaluate
+from tfaccel.training.evaluate import evaluate, predict
 from tfaccel.training.fit import fit
-from tfaccel.training.predict import predict
 
 Values = dict[str, np.ndarray]
 

@@ -40,7 +40,7 @@ def start_again_if_needed(plan: Plan, measured: Plan | None) -> None:
         measured: the plan that this start has measured, so that the second one need not measure again; or None.
     """
     from tfaccel.planning.plan_environment import get_environment
-    from tfaccel.training.process_settings import unavailable_settings
+    from tfaccel.training.runtime import unavailable_settings
 
     if not unavailable_settings(plan) or not can_start_again():
         return

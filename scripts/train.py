@@ -64,10 +64,9 @@ from tfaccel.scripts.train_flags import (
 from tfaccel.scripts.workload_command import run_workload_command
 from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
-from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.run_place import checked_place, resume_on
-from tfaccel.training.run.shown_run import PROGRESS
-from tfaccel.training.run.step_range import StepRange
+from tfaccel.training.run.result import PROGRESS, TrainResult
+from tfaccel.training.run.run_dir import checked_place, resume_on
+from tfaccel.training.run.run_options import StepRange
 
 _GO_ON = "The same command with --resume=auto continues from the newest checkpoint."
 _NO_MFU = (
@@ -182,7 +181,7 @@ def _chosen_plan(
     workload: Workload, fixed: dict[str, Any], directory: str, values: flags.FlagValues, *, measured: Plan | None
 ) -> tuple[Plan, str]:
     """The plan, if no file gives one, and where it comes from; `measured` is what --autotune has just found."""
-    from tfaccel.training.run.plan_of_run import plan_and_origin
+    from tfaccel.training.run.run_options import plan_and_origin
 
     chosen: dict[str, Any] = {"can_restart": can_start_again(), "measured": measured, **fixed}
     return plan_and_origin(detect_hardware(), workload, directory, resume=resume_in_attempt(values.resume), **chosen)
@@ -212,7 +211,7 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
         scaling_warm_up=values.scaling_warm_up,
         on_nonfinite=values.on_nonfinite,
     )
-    from tfaccel.training.run_recipe import show_on_chief
+    from tfaccel.training.recipe import show_on_chief
 
     return show_on_chief(workload, result)
 

@@ -17,7 +17,7 @@ from tfaccel.processes.launched import launch_date
 from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, get_value
-from tfaccel.training.run.run_place import RESUME
+from tfaccel.training.run.run_dir import RESUME
 
 # Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
 _WORKLOAD_OPTIONS: dict[str, tuple[str | tuple[str, ...], str]] = {

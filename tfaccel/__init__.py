@@ -24,7 +24,7 @@ _PUBLIC_NAMES = {
     "fit": "tfaccel.training.fit",
     "Resume": "tfaccel.training.run.resume",
     "evaluate": "tfaccel.training.evaluate",
-    "predict": "tfaccel.training.predict",
+    "predict": "tfaccel.training.evaluate",
     "train": "tfaccel.training.train",
     "check": "tfaccel.training.check",
     "CheckResult": "tfaccel.training.check",

@@ -11,8 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.planning.placements import STAGES
-from tfaccel.training.fit import fit
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import fit, plan_of_model
 
 _WIDTH, _TINY_WIDTH = 4096, 8
 _TABLE_WIDTH, _NUM_IDS = 64, 16

@@ -10,7 +10,6 @@ from source_tree import Source, aliases, dotted_name, sources
 # and so does a notebook that forks workers.
 RUNTIME_FILES = {
     "tfaccel/training/runtime.py",
-    "tfaccel/training/jax_runtime.py",
     "parity/child.py",
     "tfaccel/processes/fork_server_program.py",
     "tfaccel/launching/notebook_launch.py",

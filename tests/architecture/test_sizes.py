@@ -11,7 +11,7 @@ MAX_PARAMETERS = 7
 
 # fit, evaluate, predict and Workload.of take what Keras takes; train, search and compress whatever a run can be asked
 # for, by keyword.
-LONG_SIGNATURES = {f"tfaccel/training/{name}.py" for name in ("fit", "evaluate", "predict", "train")}
+LONG_SIGNATURES = {f"tfaccel/training/{name}.py" for name in ("fit", "evaluate", "train")}
 LONG_SIGNATURES |= {"tfaccel/planning/workload.py"}
 LONG_SIGNATURES |= {"tfaccel/tuning/search.py", "tfaccel/compressing/compress.py"}
 LONG_SIGNATURES |= {"tfaccel/data/epochs.py"}  # what a workload's train_data may take

@@ -18,8 +18,8 @@ from report_page import digest, written
 
 from tfaccel import report as write_report
 from tfaccel.errors import ReportError, RunDirError
+from tfaccel.training.run.performance import WorkerTimes
 from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.stragglers import WorkerTimes
 
 PERFORMANCE = {
     "learning_rate": 0.1,

@@ -22,7 +22,7 @@ import train_workload
 import tfaccel
 from tfaccel import Plan
 from tfaccel.processes.local_cluster import run_local_cluster
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 
 SECONDS = 900
 OF_RECIPES = {case["name"]: case for case in own_data.CASES}

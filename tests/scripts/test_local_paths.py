@@ -19,9 +19,8 @@ from tfaccel.errors import TfaccelError
 from tfaccel.extras.inspection.inspect_data import inspect_data
 from tfaccel.local_path import local_path
 from tfaccel.scripts.main import main
-from tfaccel.training.recipe_options import data_place
-from tfaccel.training.run.run_dir import RunDir
-from tfaccel.training.run.run_place import checked_place
+from tfaccel.training.recipe import data_place
+from tfaccel.training.run.run_dir import RunDir, checked_place
 
 PLACE = "gs://bucket/run"
 COMMAND_LINES = [

@@ -121,7 +121,7 @@ def test_nothing_is_wrapped_where_there_is_no_terminal(monkeypatch, capsys):
     lines = sys.stdout.getvalue().splitlines()
     assert [line.split()[:2] for line in lines] == [[name, "0.1235"] for name in names]
 
-    from tfaccel.training.run.training_progress import TrainingProgress
+    from tfaccel.training.run.train_callbacks import TrainingProgress
 
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     progress = TrainingProgress(epochs=3, first_epoch=0, steps_of_epoch=2, examples_per_step=8)

@@ -17,7 +17,7 @@ import json, os, sys, types
 sys.modules["tensorflow"] = types.ModuleType("tensorflow")
 from tfaccel.planning.plan import Plan
 from tfaccel.scripts.start_again import can_start_again, carried_plan, has_started_again, start_again_if_needed
-from tfaccel.training.process_settings import unavailable_settings
+from tfaccel.training.runtime import unavailable_settings
 
 plan = Plan.load(sys.argv[1])
 for name in sys.argv[2:]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfaccel
 from tfaccel.errors import PlanError
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.private.private_slots import AbsentSlot
 from tfaccel.training.steps.replicas import Replicas

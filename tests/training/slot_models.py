@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfaccel
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 
 BATCH = 16
 RANDOM = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfaccel
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 
 LAYERS = keras.layers
 NUM_ROWS, BATCH = 44, 4  # 11 batches: the last optimizer step of an epoch with 4 micro-batches goes on in the next

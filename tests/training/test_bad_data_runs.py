@@ -117,7 +117,7 @@ def test_an_image_that_only_decoding_shows_to_be_damaged_is_named(tmp_path, logi
 
     from tfaccel.data import ImageData
     from tfaccel.errors import DataError
-    from tfaccel.training.run.input_errors import input_errors_named
+    from tfaccel.training.run.faulty_batch import input_errors_named
 
     for number in range(8):
         path = tmp_path / "ab"[number % 2] / f"{number}.png"

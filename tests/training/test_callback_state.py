@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfaccel.training.private.private_api import PROFILER_FLAGS
-from tfaccel.training.run.callback_state import callback_states, cut_csv_files, restore_callbacks
+from tfaccel.training.run.checkpoint import callback_states, cut_csv_files, restore_callbacks
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -14,7 +14,7 @@ import pytest
 
 from tfaccel.errors import RunDirError
 from tfaccel.training.run.checkpoint_files import checkpoint_weights, checkpoints, load_newest, save_checkpoint
-from tfaccel.training.run.checkpoint_writer import CheckpointWriter
+from tfaccel.training.run.checkpoints import CheckpointWriter
 
 ARRAYS = {
     "weight/0": np.array([1.5, np.nan, -0.0], "float32"),
@@ -205,7 +205,7 @@ from pathlib import Path
 import numpy as np
 from tfaccel.errors import RunDirError
 from tfaccel.training.run.checkpoint_files import load_newest
-from tfaccel.training.run.checkpoint_writer import CheckpointWriter
+from tfaccel.training.run.checkpoints import CheckpointWriter
 
 logging.basicConfig(stream=sys.stderr, format="%(message)s")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -66,7 +66,7 @@ def test_batches_are_fetched_to_a_device():
     import tensorflow as tf
 
     from tfaccel.data.iterator_feed import IteratorFeed
-    from tfaccel.training.run.planned_datasets import fetched_to
+    from tfaccel.training.run.workload_source import fetched_to
 
     batches = tf.data.Dataset.range(10).map(lambda n: {"a": n, "b": (tf.cast(n, tf.float32), n * 2)}).batch(4)
     feed, seen = IteratorFeed(fetched_to("/CPU:1", batches.prefetch(2))), []
@@ -90,7 +90,7 @@ def test_batches_are_fetched_to_a_device():
 def test_what_a_gpu_cannot_hold_is_not_fetched_there():
     import tensorflow as tf
 
-    from tfaccel.training.run.planned_datasets import fetched_to
+    from tfaccel.training.run.workload_source import fetched_to
 
     texts = tf.data.Dataset.from_tensors(tf.constant(["text"]))
     ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3]]))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfaccel import Plan, fit
 from tfaccel.errors import PlanError
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

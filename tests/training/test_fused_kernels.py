@@ -11,7 +11,7 @@ from keras import layers
 
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 from tfaccel.training.kernels.dense import fused_einsum_dense
 from tfaccel.training.kernels.fused_kernels import LAYER_KERNELS, fused_kernels
 

@@ -12,7 +12,7 @@ from test_row_updates import BATCH, IDS, LAZY, OPTIMIZERS, SIZE, OwnStep, Y, ass
 import tfaccel
 from tfaccel.costs.private_graphs import sent_tensors
 from tfaccel.errors import DataError, PlanError
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

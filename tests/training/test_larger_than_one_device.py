@@ -7,8 +7,8 @@ import tensorflow as tf
 from replica_models import assert_equal, scope_of, trained
 
 from tfaccel.errors import CoupledRowsError
+from tfaccel.training.evaluate import predict
 from tfaccel.training.fit import fit
-from tfaccel.training.predict import predict
 from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

@@ -7,10 +7,8 @@ import tensorflow as tf
 from replica_models import Centred, assert_equal, scope_of, sequential, trained
 
 from tfaccel.errors import CoupledRowsError
-from tfaccel.training.evaluate import evaluate
-from tfaccel.training.fit import fit
-from tfaccel.training.fit_plan import plan_of_model
-from tfaccel.training.predict import predict
+from tfaccel.training.evaluate import evaluate, predict
+from tfaccel.training.fit import fit, plan_of_model
 from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfaccel import Plan, Workload, fit
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
-from tfaccel.training.run.changed_accumulation import why_epochs_differ
+from tfaccel.training.run.changed_run import why_epochs_differ
 from tfaccel.training.steps.replicas import Replicas
 
 layers, losses, optimizers = keras.layers, keras.losses, keras.optimizers

@@ -8,7 +8,7 @@ from test_row_updates import BATCH, IDS, OPTIMIZERS, Y, assert_same
 
 import tfaccel
 from tfaccel.errors import PlanError
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

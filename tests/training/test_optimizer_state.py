@@ -22,7 +22,7 @@ from slot_models import (
 import tfaccel
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import owners_by_size, slot_bytes
 

@@ -66,28 +66,34 @@ def test_steps_are_repeated_when_a_replica_was_cancelled_and_nobody_knows_why(ru
 
 
 @pytest.mark.slow
-def test_error_of_a_replica_that_is_cancelled_again_and_again_is_raised(logical_devices, tmp_path):
+def test_error_of_a_replica_that_is_cancelled_again_and_again_is_raised(logical_devices, tmp_path, monkeypatch):
     import tensorflow as tf
 
-    from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory, trained_within_memory
+    from tfaccel.training.run import recovery
+    from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
     from tfaccel.training.run.run_dir import RunDir
+    from tfaccel.training.run.run_options import RunOptions
     from tfaccel.training.steps.replicas import Replicas
 
     model, work = model_and_work()
     plan = Plan(strategy="mirrored", devices=("CPU:0", "CPU:1"), global_batch_size=8, num_logical_cpus=2)
     strategy, attempts = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), []
 
-    def run(session):
-        attempts.append(session)
-        with smaller_batches_if_out_of_memory(model, work, plan, Replicas(strategy)):
-            raise tf.errors.CancelledError(None, None, "Function was cancelled before it was started")
+    class Cancelled:
+        dropped, place = frozenset(), "from its start"
 
-    def begin(plan):
-        return SimpleNamespace(plan=plan, place="from its start")
+        def __init__(self, *given, **where):
+            attempts.append(given)
 
-    runtime = SimpleNamespace(seed_generators=lambda: None)
+        def run(self):
+            with smaller_batches_if_out_of_memory(model, work, plan, Replicas(strategy)):
+                raise tf.errors.CancelledError(None, None, "Function was cancelled before it was started")
+
+    monkeypatch.setattr(recovery, "TrainSession", Cancelled)
+    where = {"runtime": SimpleNamespace(seed_generators=lambda: None), "hardware": None, "signals": None}
+    directory, options = RunDir(tmp_path / "run", {}), RunOptions(epochs=1, seed=0)
     with pytest.raises(tf.errors.CancelledError, match="before it was started"):
-        trained_within_memory(begin, run, plan, RunDir(tmp_path / "run", {}), runtime)
+        recovery.train_until_done(work, plan, directory, options, **where)
     assert len(attempts) == 3
 
 
@@ -216,7 +222,7 @@ def test_state_of_a_run_that_accumulates_continues_in_smaller_batches(logical_de
     import tensorflow as tf
 
     from tfaccel import fit
-    from tfaccel.training.run.changed_accumulation import state_in_parts
+    from tfaccel.training.run.changed_run import state_in_parts
     from tfaccel.training.run.checkpoint import read_state, write_state
     from tfaccel.training.steps.model_parts import get_optimizers
     from tfaccel.training.steps.replicas import Replicas
@@ -253,7 +259,7 @@ def test_state_of_a_run_that_accumulates_continues_in_smaller_batches(logical_de
 
 
 def test_batches_of_a_checkpoint_are_never_joined():
-    from tfaccel.training.run.changed_accumulation import parts_per_batch
+    from tfaccel.training.run.changed_run import parts_per_batch
 
     assert parts_per_batch({"step": 4}, 3) == 1  # written before checkpoints said it
     with pytest.raises(RunDirError, match=r"accumulation_steps=2, and can be continued with a multiple of it only"):

@@ -8,10 +8,9 @@ import pytest
 from replica_models import X, Y, scope_of
 
 from tfaccel.errors import DataError, PlanError, WorkloadError
-from tfaccel.training.evaluate import evaluate
+from tfaccel.training.evaluate import evaluate, predict
 from tfaccel.training.fit import fit
-from tfaccel.training.own_methods import refuse_own_methods
-from tfaccel.training.predict import predict
+from tfaccel.training.front import refuse_own_methods
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -8,7 +8,7 @@ import pytest
 from tfaccel.errors import WorkloadError
 from tfaccel.training.run.performance import Performance
 from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.step_range import StepRange
+from tfaccel.training.run.run_options import StepRange
 
 HERE = Path(__file__).parent
 KNOWN = {"examples_per_second": 640.0, "step_seconds": 0.05, "peak_memory_bytes": 10**9}
@@ -50,7 +50,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tfaccel import detect_hardware, train
 from tfaccel.planning.machine_ceilings import MachineCeilings, keep_ceilings
-from tfaccel.training.run.run_options import RunOptions
+from tfaccel.training.run.train_session import TrainSession
 from train_workload import plan, workload
 
 folder = Path(sys.argv[1])
@@ -76,10 +76,10 @@ keep_ceilings(detect_hardware(), flat, replace(ceilings, disturbed=("float32",))
 said = []
 logging.getLogger("tfaccel").setLevel("INFO")
 logging.getLogger("tfaccel").addFilter(lambda record: said.append(record.getMessage()) or True)
-own = RunOptions.engine_options
-RunOptions.engine_options = lambda options, plan: replace(own(options, plan), times_input=False)
+own = TrainSession.engine_options
+TrainSession.engine_options = lambda session: replace(own(session), times_input=False)
 found["untimed"] = run("untimed", epochs=2)
-RunOptions.engine_options = own
+TrainSession.engine_options = own
 found["said"] = said[:]
 keep_ceilings(detect_hardware(), flat, ceilings)
 found["slow"] = run("slow", replace(work, train_data=slow), profile="8:9")
@@ -159,8 +159,8 @@ def test_steps_to_profile():
 
 BOUNDARIES = """
 from pathlib import Path
-from tfaccel.training.run.profile_steps import ProfileSteps
-from tfaccel.training.run.step_range import StepRange
+from tfaccel.training.run.train_callbacks import ProfileSteps
+from tfaccel.training.run.run_options import StepRange
 
 profile = ProfileSteps(StepRange(3, 4), Path("unused"), batches_per_step=2, batches_before=0)
 assert [profile.steps_to_boundary(done) for done in (0, 3, 4, 7, 8)] == [4, 1, 4, 1, None]

@@ -16,7 +16,7 @@ from tfaccel.costs.private_graphs import function_graph
 from tfaccel.errors import NonFiniteLossError, PlanError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.planning.placements import stages_rule
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.steps.engine import get_engine
 

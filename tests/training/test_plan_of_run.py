@@ -9,7 +9,7 @@ from tfaccel.hardware.hardware import Cluster, Hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan_cache import keep_plan
 from tfaccel.planning.workload import Workload
-from tfaccel.training.run.plan_of_run import plan_and_origin
+from tfaccel.training.run.run_options import plan_and_origin
 
 MACHINE = Hardware(num_usable_cores=2)
 WORKLOAD = Workload("mine", object, dict, lambda *args, **kwargs: None, global_batch_size=64)

@@ -9,7 +9,7 @@ from tfaccel.planning.plan_environment import installed_allocators
 STATE = """
 import json
 from tfaccel import Plan
-from tfaccel.training.process_settings import unavailable_settings, variables_at_start
+from tfaccel.training.runtime import unavailable_settings, variables_at_start
 plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, memory_allocator="glibc_huge_pages")
 print(json.dumps([variables_at_start(plan), list(unavailable_settings(plan))]))
 """

@@ -10,7 +10,7 @@ from keras import layers
 
 from tfaccel import Plan, fit
 from tfaccel.errors import PlanError
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 from tfaccel.training.rematerialize import rematerialize
 from tfaccel.training.steps.rematerialized import get_blocks, recomputed_blocks
 
@@ -279,7 +279,7 @@ def test_model_that_cannot_be_recomputed_is_refused():
 PEAK = """
 import os, sys, json
 import keras, numpy as np, tfaccel
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 keras.utils.set_random_seed(0)
 hidden = [keras.layers.Dense(256, activation="gelu") for _ in range(12)]
 model = keras.Sequential([keras.Input((256,)), *hidden, keras.layers.Dense(1)])

@@ -12,9 +12,7 @@ import pytest
 from tfaccel.errors import ClusterError
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.local_cluster import free_ports
-from tfaccel.training.workers.agreement import settings_to_agree_on
-from tfaccel.training.workers.own_port import check_own_port
-from tfaccel.training.workers.rendezvous import Place, meet, wait_seconds
+from tfaccel.training.workers.rendezvous import Place, check_own_port, meet, settings_to_agree_on, wait_seconds
 
 
 def met(workers, *, num_workers=3, seconds=30.0, addresses=None):

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfaccel.data.private_pipelines import passes_are_alike
 from tfaccel.data.sources import DatasetSource, IteratorSource
-from tfaccel.training.inputs import make_source
+from tfaccel.training.front import make_source
 from tfaccel.training.steps.replicas import Replicas
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

@@ -21,9 +21,8 @@ from replica_models import (
 )
 
 from tfaccel.errors import CoupledRowsError
-from tfaccel.training.evaluate import evaluate
+from tfaccel.training.evaluate import evaluate, predict
 from tfaccel.training.fit import fit
-from tfaccel.training.predict import predict
 from tfaccel.training.steps.engine import get_engine
 from tfaccel.training.steps.merged_metrics import GATHERED
 

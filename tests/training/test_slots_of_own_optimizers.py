@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfaccel
 from tfaccel.errors import PlanError
-from tfaccel.training.fit_plan import plan_of_model
+from tfaccel.training.fit import plan_of_model
 from tfaccel.training.private.private_slots import shared_variables
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfaccel.errors import RunDirError, TfaccelError
-from tfaccel.training.run.run_place import checked_place
+from tfaccel.training.run.run_dir import checked_place
 from tfaccel.training.run.stop_signals import grace_seconds
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfaccel.processes.local_cluster import run_local_cluster
-from tfaccel.training.run.stragglers import WorkerTimes, straggler
+from tfaccel.training.run.performance import WorkerTimes, straggler
 
 HERE = Path(__file__).parent
 

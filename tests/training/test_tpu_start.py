@@ -13,7 +13,7 @@ from made_up_machine import add_package, make_machine
 from tfaccel import Plan
 from tfaccel.hardware.doctor_child import ProbeResult
 from tfaccel.hardware.machine import Machine
-from tfaccel.training.workers.tpu_start import TpuLibrary, tpu_strategy
+from tfaccel.training.workers.strategies import TpuLibrary, tpu_strategy
 
 folder = Path(sys.argv[2])
 plan = Plan(strategy="tpu", devices=("TPU:0", "TPU:1"), tpu="local", global_batch_size=16)

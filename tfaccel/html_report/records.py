@@ -19,8 +19,7 @@ from tfaccel.html_report.texts import get_number
 from tfaccel.local_path import local_path
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run.run_dir import NO_METRICS
-from tfaccel.training.run.run_identity import RUN_ID
+from tfaccel.training.run.run_dir import NO_METRICS, RUN_ID
 from tfaccel.tuning.objective import Objective, checked_objective
 from tfaccel.tuning.search_result import SearchResult
 from tfaccel.tuning.trial_row import STATUSES, TrialRow, best_row, pareto_front

@@ -25,7 +25,7 @@ from tfaccel.planning.moves import PROCESS_AXES
 from tfaccel.planning.plan_cache import CachedPlan, cached_plan, ignored, keep_plan
 from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.train_command import train_command
-from tfaccel.training.process_settings import unavailable_settings
+from tfaccel.training.runtime import unavailable_settings
 
 logger = logging.getLogger("tfaccel")
 

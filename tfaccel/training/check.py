@@ -123,7 +123,7 @@ def check(
     """
     if isinstance(model, str | os.PathLike):
         return check_script(str(local_path(model, TfaccelError)), num_replicas=replicas, num_steps=steps)
-    from tfaccel.training.inputs import prepared_model
+    from tfaccel.training.front import prepared_model
 
     prepared_model(model, "check")
     batches = _make_batches(x, y, sample_weight, batch_size)

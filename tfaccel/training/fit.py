@@ -1,39 +1,56 @@
-"""`tfaccel.fit`: `Model.fit`, correct and fast under every strategy."""
+"""`tfaccel.fit`: `Model.fit`, correct and fast under every strategy; and what of a plan it applies."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from tfaccel.argument_types import checks_types
 from tfaccel.data import private_pipelines
-from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.data.private_pipelines import get_batch_size
+from tfaccel.errors import PlanError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
-from tfaccel.training.epochs import make_callbacks, run_epochs
-from tfaccel.training.evaluate import engine_evaluate
-from tfaccel.training.fit_plan import apply_plan
-from tfaccel.training.inputs import make_source, prepared_model
-from tfaccel.training.own_methods import call_own_method, given_arguments, needs_keras_loop, overrides
-from tfaccel.training.predict import engine_predict
+from tfaccel.training.epochs import make_callbacks, run_epochs, validation_of_fit
+from tfaccel.training.front import make_source, on_engine, prepared_model
+from tfaccel.training.run.compiled_model import engine_options
 from tfaccel.training.run.fit_data import FitData
-from tfaccel.training.run.resume import refuse_own_loop, taken_out
-from tfaccel.training.run.resumed_fit import ResumedFit
+from tfaccel.training.run.resume import ResumedFit, refuse_own_loop, taken_out
+from tfaccel.training.steps.batch_statistics import synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions, build_before_steps, get_engine
-from tfaccel.training.validation import validation_of_fit
-from tfaccel.training.workers.chief import only_chief_writes
-from tfaccel.training.workers.lost_worker import names_lost_workers
+from tfaccel.training.steps.model_parts import inner_optimizer
+from tfaccel.training.steps.replicas import Replicas, short_name
+from tfaccel.training.workers.lost_worker import only_chief_writes
 
-_NOT_OF_KERAS = ("model", "options", "check_rows", "exact_kernels", "replicas", "resume", "others")
+_POLICIES = (None, STOP, SKIP)
 
 
-@names_lost_workers
-@checks_types(WorkloadError)
+def _settled(model: keras.Model, given: dict[str, Any], in_keras_loop: bool) -> None:
+    """Applies the plan where the engine may not make the batches: in a model's own `fit`, or in Keras's loop.
+
+    Raises:
+        PlanError, RunDirError: for arguments of which Keras's loop knows nothing.
+    """
+    if given.get("plan") is not None:
+        prepared_model(model, "fit")
+        size = apply_plan(model, given["plan"], given.get("x"), given.get("batch_size"))[1]
+        given |= {} if size is None else {"batch_size": size}
+    check_policy(given.get("on_nonfinite"), _POLICIES)
+    if not in_keras_loop:
+        return
+    refuse_own_loop(taken_out(given.get("callbacks"))[0], model)
+    if given.get("on_nonfinite") is not None:
+        raise PlanError(
+            f"{type(model).__name__} replaces part of Keras's training loop, which then runs, and cannot look at the "
+            "loss of each step. Leave out `on_nonfinite`, or override train_step instead."
+        )
+
+
+@on_engine(settle=_settled)
 def fit(
     model: keras.Model,
     x: Any = None,
@@ -42,10 +59,10 @@ def fit(
     epochs: int = 1,
     verbose: int | str = "auto",
     callbacks: Any = None,
-    validation_split: float = 0.0,
+    validation_split: float | None = 0.0,
     validation_data: Any = None,
-    shuffle: bool | str = True,
-    class_weight: dict[int, float] | None = None,
+    shuffle: bool | str | None = True,
+    class_weight: Mapping[int, float] | None = None,
     sample_weight: Any = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
@@ -127,56 +144,12 @@ def fit(
     >>> sorted(history.history)
     ['loss']
     """
-    arguments, options = given_arguments(fit, locals()), EngineOptions(fused_kernels=not exact_kernels)
+    options = EngineOptions(fused_kernels=not exact_kernels)
     if plan is not None:
-        prepared_model(model, "fit")
-        options, size = apply_plan(model, plan, x, batch_size)
-        arguments |= {} if size is None else {"batch_size": size}
-    check_policy(on_nonfinite, (None, STOP, SKIP))
+        options, batch_size = apply_plan(model, plan, x, batch_size)
+    check_policy(on_nonfinite, _POLICIES)
     options = replace(options, stop_at_non_finite_loss=on_nonfinite == STOP, leaves_out=on_nonfinite == SKIP)
-    run = partial(_fit, options=options, check_rows=check_rows)
-    if isinstance(model, keras.Model) and overrides(model, "fit"):
-        methods: dict[str, Callable[..., Any]] = {"fit": run, "evaluate": engine_evaluate, "predict": engine_predict}
-        methods |= {name: partial(methods[name], check_rows=check_rows) for name in ("evaluate", "predict")}
-        history: keras.callbacks.History = call_own_method(model, "fit", arguments, methods)
-        return history
-    return run(model, **arguments)
-
-
-@checks_types(WorkloadError, checks_numbers=True)
-def _fit(
-    model: keras.Model,
-    x: Any = None,
-    y: Any = None,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    verbose: int | str = "auto",
-    callbacks: Any = None,
-    validation_split: float | None = 0.0,
-    validation_data: Any = None,
-    shuffle: bool | str | None = True,
-    class_weight: Mapping[int, float] | None = None,
-    sample_weight: Any = None,
-    initial_epoch: int = 0,
-    steps_per_epoch: int | None = None,
-    validation_steps: int | None = None,
-    validation_batch_size: int | None = None,
-    validation_freq: int | list[int] = 1,
-    *,
-    options: EngineOptions,
-    check_rows: bool,
-) -> keras.callbacks.History:
-    """`keras.Model.fit` on the engine."""
-    replicas = prepared_model(model, "fit")
-    resume, others = taken_out(callbacks)
-    if needs_keras_loop(model, "fit"):
-        refuse_own_loop(resume, model)
-        if options.leaves_out or options.stop_at_non_finite_loss:
-            raise PlanError(
-                f"{type(model).__name__} replaces part of Keras's training loop, which then runs, and cannot look at "
-                "the loss of each step. Leave out `on_nonfinite`, or override train_step instead."
-            )
-        return keras.Model.fit(model, **{name: value for name, value in locals().items() if name not in _NOT_OF_KERAS})
+    replicas, (resume, others) = Replicas(model.distribute_strategy), taken_out(callbacks)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = private_pipelines.validation_split(
             (x, y, sample_weight), validation_split
@@ -231,3 +204,106 @@ def _capped_epochs(epochs: int) -> int:
         warnings.warn(f"Limiting epochs to {cap}", stacklevel=4)
         return int(cap)
     return epochs
+
+
+_STRATEGIES = {
+    "one_device": tf.distribute.OneDeviceStrategy,
+    "multi_worker_mirrored": tf.distribute.MultiWorkerMirroredStrategy,
+    "mirrored": tf.distribute.MirroredStrategy,
+    "tpu": tf.distribute.TPUStrategy,
+}
+
+
+def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan:
+    """The plan that a compiled model was built for, with the given fields replaced.
+
+    Args:
+        model: a compiled model.
+        batch_size: number of examples in a batch over all replicas; the optimizer may accumulate several batches.
+        **fields: fields of `Plan`, such as `sum_duplicate_indices`.
+
+    Raises:
+        PlanError: if the model's strategy does not allow a field.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> plan_of_model(model, batch_size=8, sum_duplicate_indices=True).strategy
+        'none'
+    """
+    replicas = Replicas(model.distribute_strategy)
+    default = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+    devices = tuple(map(short_name, filter(None, replicas.devices))) or (default,)
+    accumulation = _accumulation_steps(model)
+    given: dict[str, Any] = {
+        "strategy": _get_strategy(replicas),
+        "devices": devices,
+        "num_workers": replicas.num_workers,
+        "dtype_policy": model.dtype_policy.name,
+        "jit_compile": bool(model.jit_compile),
+        "global_batch_size": batch_size * accumulation,
+        "accumulation_steps": accumulation,
+    }
+    if devices[0].startswith("CPU"):
+        given["num_logical_cpus"] = len(tf.config.list_logical_devices("CPU"))
+    return Plan(**{**given, **fields})
+
+
+def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -> tuple[EngineOptions, int | None]:
+    """Applies a plan to a compiled model.
+
+    Args:
+        model: a compiled model.
+        plan: the plan. Its threads, memory and data pipeline apply to `tfaccel.train` only, and have no effect here.
+        x, batch_size: as in `Model.fit`.
+
+    Returns:
+        The engine's options, and the batch size.
+
+    Raises:
+        PlanError: if the plan has another strategy, dtype policy or batch size than the model and its data; the message
+            names all differences.
+    """
+    replicas = Replicas(model.distribute_strategy)
+    is_dataset = isinstance(x, tf.data.Dataset)
+    micro_batch = plan.global_batch_size // plan.accumulation_steps
+    there = {
+        "strategy": (plan.strategy, _get_strategy(replicas)),
+        "replicas": (plan.num_replicas, replicas.num_replicas),
+        "dtype_policy": (plan.dtype_policy, model.dtype_policy.name),
+        "accumulation_steps": (plan.accumulation_steps, _accumulation_steps(model)),
+        "batch_size": (micro_batch, (get_batch_size(x) if is_dataset else batch_size) or micro_batch),
+        "augment_on": (plan.augment_on, "host"),
+    }
+    odd = [f"{name} is {mine} in the plan and {found} here" for name, (mine, found) in there.items() if mine != found]
+    if odd:
+        raise PlanError(
+            f"The plan does not match this model, which is already built and compiled: {'; '.join(odd)}. Build the "
+            "model under the plan (`with tfaccel.Runtime(plan) as runtime, runtime.strategy.scope(): ...`), or change "
+            "the plan."
+        )
+    if plan.synchronize_batch_norm:
+        synchronize_batch_norm(model)
+    if model.jit_compile != plan.jit_compile:
+        model.jit_compile = plan.jit_compile
+        model.train_function = None  # otherwise Keras keeps using the old graph
+    if plan.steps_per_execution is not None:
+        model.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
+    devices = plan.devices if plan.devices_per_replica > 1 else ()  # as this process numbers them
+    as_keras: dict[str, Any] = {"batches_per_step": 1, "times_input": False, "stop_at_non_finite_loss": False}
+    options = replace(engine_options(plan), stage_devices=devices, **as_keras)
+    takes_size = not is_dataset and not isinstance(x, keras.utils.PyDataset) and not hasattr(x, "__next__")
+    return options, micro_batch if takes_size else batch_size
+
+
+def _accumulation_steps(model: keras.Model) -> int:
+    """Batches per optimizer step of a compiled model."""
+    optimizer = getattr(model, "optimizer", None)
+    return getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None) or 1
+
+
+def _get_strategy(replicas: Replicas) -> str:
+    """The name that plans use for the strategy."""
+    if replicas.is_default:
+        return "none"
+    kinds = (name for name, kind in _STRATEGIES.items() if isinstance(replicas.strategy, kind))
+    return next(kinds, type(replicas.strategy).__name__)

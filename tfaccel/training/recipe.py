@@ -1,22 +1,33 @@
-"""The decorator `recipe`, which turns a function that returns a workload into a recipe."""
+"""The decorator `recipe`, which turns a function that returns a workload into a recipe; its options, and its runs."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.errors import WorkloadError
+from tfaccel.data.epochs import check_one_batch
+from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.files import write_json
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.hardware import Cluster
+from tfaccel.keras_file import check_members, check_no_code
+from tfaccel.known_names import check_names
+from tfaccel.local_path import local_path
+from tfaccel.planning.candidates import default_plan, taken_fields
+from tfaccel.planning.load_workload import RECIPES_PACKAGE
+from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, shortened
+from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import advice
-from tfaccel.training.recipe_options import bound_options, check_data_options, recorded_options
-from tfaccel.training.run.result import TrainResult
-from tfaccel.training.run_recipe import run_recipe
+from tfaccel.training.run.result import PROGRESS, ShownRun, TrainResult
+from tfaccel.training.train import train
 from tfaccel.training.training_options import TrainingOptions
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 
@@ -213,3 +224,232 @@ class Recipe:
 def _called(value: Any, options: Mapping[str, Any]) -> Any:
     """A value, or the result of a function of some of the options."""
     return value(**{name: options[name] for name in inspect.signature(value).parameters}) if callable(value) else value
+
+
+_COUNT, _FRACTION = "a count", "a fraction"
+
+Count = Annotated[int, _COUNT]
+"""The type of an option that counts something: a whole number of at least 1."""
+
+Fraction = Annotated[float, _FRACTION]
+"""The type of an option that is a fraction: a number from 0 to below 1."""
+
+DataPath = str | os.PathLike[str]
+"""The type of an option that is a file, a folder, or the name of a dataset ("tfds:mnist")."""
+
+_PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a text"),
+}
+
+
+def bound_options(
+    function: Callable[..., Any], given: Mapping[str, Any], *, beside: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The value of each option of a recipe: the given value, or the default.
+
+    Args:
+        function: the recipe's function; its parameters are the options.
+        given: option -> value.
+        beside: parameters that are not options.
+
+    Raises:
+        WorkloadError: if an option is unknown, a required option is missing, or the annotation does not allow a value.
+
+    Example:
+        >>> def workload(*, width: Count = 8, dropout: Fraction = 0.5): ...
+        >>> bound_options(workload, {"width": 3})
+        {'width': 3, 'dropout': 0.5}
+        >>> bound_options(workload, {"width": 0})
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: `width` must be a whole number of at least 1. Received: width=0.
+    """
+    signature = inspect.signature(function).parameters
+    parameters = {name: one for name, one in signature.items() if name not in beside}
+    check_names(given, list(parameters), WorkloadError, "There is no option {!r}.")
+    missing = [name for name, one in parameters.items() if one.default is one.empty and name not in given]
+    if missing:
+        raise WorkloadError(f"`{missing[0]}` has no default. Give {missing[0]}=VALUE.")
+    hints = get_type_hints(function, include_extras=True)
+    options = {name: given.get(name, one.default) for name, one in parameters.items()}
+    for name, value in options.items():
+        _check(name, value, hints.get(name))
+    return options
+
+
+def check_data_options(
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    data_dir_only: tuple[str, ...],
+    bundled_only: tuple[str, ...],
+) -> None:
+    """Refuses an option that would have no effect on the data that were chosen.
+
+    Args:
+        function: the recipe's function; an option that has its default is never refused.
+        options: option -> value, with defaults.
+        data_dir_only: options that apply only where `data_dir` is given.
+        bundled_only: options that apply only where it is not.
+
+    Raises:
+        WorkloadError: for such an option.
+
+    Example:
+        >>> def workload(*, data_dir: str | None = None, target: str | None = None): ...
+        >>> given = {"data_dir": None, "target": "y"}
+        >>> check_data_options(workload, given, data_dir_only=("target",), bundled_only=())  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: `target` is for your own data. Received: target='y' without data_dir. ...
+    """
+    parameters = inspect.signature(function).parameters
+    data_dir = options.get("data_dir")
+    for name in data_dir_only if data_dir is None else bundled_only:
+        if options[name] == parameters[name].default:
+            continue
+        received = f"Received: {name}={shortened(options[name])}"
+        if data_dir is None:
+            raise WorkloadError(
+                f"`{name}` is for your own data. {received} without data_dir. Add data_dir, or leave {name} out."
+            )
+        raise WorkloadError(
+            f"`{name}` is for the bundled data. {received} with data_dir={shortened(str(data_dir))}. Leave one of "
+            "them out."
+        )
+
+
+def recorded_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as JSON values, with paths made absolute, so that they do not depend on the working directory.
+
+    An option is a path if its annotation includes `os.PathLike`; names of datasets ("tfds:mnist") are unchanged.
+
+    Example:
+        >>> def workload(*, data_dir: str | os.PathLike[str] | None = None): ...
+        >>> recorded_options(workload, {"data_dir": "/data/../images"})
+        {'data_dir': '/images'}
+    """
+    hints = get_type_hints(function)
+    return {name: data_place(value) if _is_path(hints.get(name)) else value for name, value in options.items()}
+
+
+def _is_path(hint: Any) -> bool:
+    return any(get_origin(part) is os.PathLike or part is os.PathLike for part in (hint, *get_args(hint)))
+
+
+def _check(name: str, value: Any, hint: Any) -> None:
+    """Raises WorkloadError for a value that the annotation does not allow; annotations not listed here allow any."""
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    if type(None) in get_args(hint) and len(parts) == 1:
+        if value is None:
+            return
+        hint = parts[0]
+    if get_origin(hint) is Literal:
+        check_choice(name, value, get_args(hint))
+    elif _COUNT in getattr(hint, "__metadata__", ()):
+        check_counts(**{name: value})
+    elif _FRACTION in getattr(hint, "__metadata__", ()):
+        check_fractions(**{name: value})
+    elif hint in _PLAIN and type(value) not in _PLAIN[hint][0]:
+        raise WorkloadError(f"`{name}` must be {_PLAIN[hint][1]}. Received: {name}={shortened(value)}.")
+
+
+NAMED_DATA_SETS = ("tfds:", "hf:")
+
+
+def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
+    """The absolute path of a folder or file; the name of a dataset ("tfds:mnist") or None is returned unchanged.
+
+    Example:
+        >>> data_place("tfds:mnist"), data_place("/data/../images"), data_place(None)
+        ('tfds:mnist', '/images', None)
+    """
+    if data_dir is None:
+        return None
+    place = local_path(data_dir, WorkloadError)
+    return str(data_dir) if str(data_dir).startswith(NAMED_DATA_SETS) else os.path.abspath(place)
+
+
+logger = logging.getLogger("tfaccel")
+
+_OF_TRAIN = (
+    "epochs",
+    "seed",
+    "resume",
+    "checkpoint_interval",
+    "keep_checkpoints",
+    "callbacks",
+    "verbose",
+    "learning_rate_scaling",
+    "scaling_warm_up",
+    "on_nonfinite",
+)
+
+
+def run_recipe(
+    make_workload: Callable[..., Workload],
+    *,
+    run_dir: str | os.PathLike[str],
+    plan: Plan | None = None,
+    **options: Any,
+) -> TrainResult:
+    """Trains a recipe's workload, and shows the result on the chief.
+
+    Args:
+        make_workload: the recipe's `workload`.
+        run_dir, plan: as in `tfaccel.train`.
+        options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `keep_checkpoints`, `callbacks`, `verbose`,
+            `learning_rate_scaling`, `scaling_warm_up` and `on_nonfinite` of `tfaccel.train`; fields of the plan, if
+            there is none; all others are passed to the workload.
+
+    Raises:
+        PlanError: for fields of a plan beside a plan, except the same `global_batch_size`.
+    """
+    of_train = {name: options.pop(name) for name in _OF_TRAIN if name in options}
+    batch_size = options.pop("global_batch_size", None)
+    fixed = taken_fields(options, plan)
+    workload = make_workload(**options)
+    if plan is not None and batch_size not in (None, plan.global_batch_size):
+        raise PlanError(
+            f"The plan has a global_batch_size of {plan.global_batch_size}. Received: global_batch_size={batch_size!r}"
+            ". Leave it out, or change the plan."
+        )
+    if plan is None:
+        resized = workload if batch_size is None else replace(workload, global_batch_size=batch_size)
+        plan = default_plan(detect_hardware(), resized, **fixed)
+    check_one_batch(workload.num_train_examples, plan.global_batch_size // plan.accumulation_steps)
+    verbose = of_train.pop("verbose", 1)
+    result = train(workload, plan, run_dir=run_dir, verbose=verbose and PROGRESS, **of_train)
+    result = show_on_chief(workload, result)
+    cluster = result.hardware["cluster"]
+    ShownRun(verbose, None if cluster is None else Cluster.from_json(cluster)).result(result)
+    return result
+
+
+def show_on_chief(workload: Workload, result: TrainResult) -> TrainResult:
+    """Calls `workload.show_result`, if there is one; with several workers, on the chief only.
+
+    Returns:
+        The result with the baselines that `workload.show_result` returned, which are also written to `result.json`.
+
+    Raises:
+        ExportError: if the model in the run directory is refused; see `tfaccel.keras_file`.
+    """
+    if workload.show_result is None:
+        return result
+    cluster = result.hardware["cluster"]
+    if result.plan.num_workers > 1 and cluster is not None and not Cluster.from_json(cluster).is_chief:
+        return result
+    is_bundled = str(getattr(workload.show_result, "__module__", "")).startswith(f"{RECIPES_PACKAGE}.")
+    # A complete run that is shown again may come from anywhere. An own workload decides what its model may hold.
+    (check_no_code if is_bundled else check_members)(Path(result.run_dir) / "model.keras")
+    baselines: BaselineScores | None = workload.show_result(workload, result)
+    if baselines is None:
+        return result
+    result = replace(result, baselines=baselines)
+    write_json(Path(result.run_dir) / "result.json", result.to_json())
+    logger.info("%s", baselines.beside())
+    return result

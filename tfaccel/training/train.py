@@ -1,58 +1,54 @@
-"""`train`: a workload and a plan in, a run directory and a `TrainResult` out."""
+"""`train`: a workload and a plan in, a run directory and a `TrainResult` out; here, or on workers that it starts."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import json
+import logging
 import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import ClusterError, LaunchError, PlanError, RunDirError, WorkloadError
+from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.worker_group import WorkerGroup
+from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.non_finite_policy import STOP, check_policy
 from tfaccel.planning.option_checks import check_callbacks, check_choice, check_counts, check_seed
-from tfaccel.planning.own_model import RebuiltModel
+from tfaccel.planning.own_model import DeferredItems, RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import plan_key
 from tfaccel.planning.positional_arguments import data_after_model
+from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.launched import resume_in_attempt
-from tfaccel.training.run.plan_of_run import plan_and_origin
-from tfaccel.training.run.refused_run import nothing_left_if_refused
-from tfaccel.training.run.result import TrainResult, installed_versions
-from tfaccel.training.run.run_config import check_resumable, config_of_run, scaling_of_run
-from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
-from tfaccel.training.run.run_place import resume_on
-from tfaccel.training.run.shown_run import VERBOSE, ShownRun
-from tfaccel.training.run.step_range import StepRange
+from tfaccel.processes.launched import DONE, INTERRUPTED, RETRY, resume_in_attempt
+from tfaccel.training.run.example_inputs import write_example_inputs
+from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions
+from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, checked_place, nothing_left_if_refused, resume_on
+from tfaccel.training.run.run_options import (
+    RunOptions,
+    StepRange,
+    check_resumable,
+    config_of_run,
+    plan_and_origin,
+    scaling_of_run,
+)
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.train_on_workers import train_on_workers
-from tfaccel.training.verdict.trivial_scores import trivial_scores
-from tfaccel.training.workers.agreement import settings_to_agree_on
-from tfaccel.training.workers.own_port import hardware_of_worker
+from tfaccel.training.verdict.baseline_scores import trivial_scores
+from tfaccel.training.workers.rendezvous import hardware_of_worker, settings_to_agree_on
 
-if TYPE_CHECKING:
-    from tfaccel.training.run.train_session import Outcome
-
-_GO_ON = (
-    'Start all workers again with the same command and resume="auto" (--resume=auto): training continues from the '
-    "newest checkpoint in {}."
-)
-# Arguments that the workers which `train` starts are called with as well; the others are sent in another way.
-_SENT = (
-    *("plan", "epochs", "seed", "resume", "checkpoint_interval", "keep_checkpoints"),
-    *("profile", "verbose", "learning_rate_scaling", "scaling_warm_up", "on_nonfinite"),
-)
 _NO_RECOMMENDATION = (
     "learning_rate_scaling needs the batch size that the learning rate is meant for, which is not known for a model "
     "and its data. Received: learning_rate_scaling={!r}. Pass tfaccel.Workload.of(build_model, x, y, batch_size=...) "
@@ -177,8 +173,11 @@ def train(
     _check_options(epochs, checkpoint_interval, keep_checkpoints=keep_checkpoints, seed=seed, on_nonfinite=on_nonfinite)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
+    config: dict[str, Any] = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
+    asked = {**config, "keep_checkpoints": keep_checkpoints, "verbose": verbose, "on_nonfinite": on_nonfinite}
     if group is not None:
-        sent = fixed | {name: value for name, value in locals().items() if name in _SENT}
+        scales = {"learning_rate_scaling": learning_rate_scaling, "scaling_warm_up": scaling_warm_up}
+        sent = {**fixed, **asked, **scales, "plan": plan, "resume": resume, "profile": profile}
         result = train_on_workers(group, given, workload, of, run_dir=run_dir, callbacks=callbacks, arguments=sent)
         _give_back(own, Path(result.run_dir, "model.keras"))
         return result
@@ -189,7 +188,6 @@ def train(
         shown.plan(plan, origin)
     workload_key = plan_key(hardware, workload, {})
     scaling = scaling_of_run(workload, plan, learning_rate_scaling, scaling_warm_up)
-    config: dict[str, Any] = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
     directory = RunDir(run_dir, {**config_of_run(workload, plan, scaling), **config}, resume=resume)
     complete = directory.result()
     if complete is not None:
@@ -197,30 +195,17 @@ def train(
         _give_back(own, directory.model_file)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     check_resumable(workload, directory, on_nonfinite)
+    options = RunOptions(**asked, callbacks=callbacks, scaling=scaling, profile=steps_to_profile)
     with nothing_left_if_refused(directory), directory.in_use(), contextlib.ExitStack() as stack:
         same = settings_to_agree_on(workload, directory.config)
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
-        from tfaccel.training.run.augmentation_place import place_for_run
-        from tfaccel.training.run.input_errors import input_errors_named
-        from tfaccel.training.run.non_finite import trained_without_faults
-        from tfaccel.training.run.run_options import RunOptions
-        from tfaccel.training.run.train_session import TrainSession
-        from tfaccel.training.workers.lost_worker import lost_workers_named
+        # These modules import TensorFlow, which reads the runtime's environment.
+        from tfaccel.training.run.recovery import errors_of_run_named, train_until_done
 
-        stack.enter_context(input_errors_named(workload))
-        stack.enter_context(lost_workers_named(runtime.strategy, _GO_ON.format(directory.path)))
+        stack.enter_context(errors_of_run_named(workload, directory, runtime))
         signals = stack.enter_context(StopSignals(grace))
-        of_run = {**config, "keep_checkpoints": keep_checkpoints, "on_nonfinite": on_nonfinite}
-        asked = RunOptions(**of_run, scaling=scaling, profile=steps_to_profile)
-
-        def begin(plan: Plan, until: tuple[int, int] | None) -> TrainSession:
-            plan = place_for_run(workload, plan, directory, runtime, epochs=epochs)
-            return TrainSession(workload, plan, directory, replace(asked, until=until))
-
-        def run(session: TrainSession) -> Outcome:
-            return session.run(runtime.strategy, callbacks, signals=signals, hardware=hardware, verbose=verbose)
-
-        plan, outcome = trained_without_faults(begin, run, plan, directory, runtime, on_nonfinite=on_nonfinite)
+        where = {"runtime": runtime, "hardware": hardware, "signals": signals}
+        plan, outcome = train_until_done(workload, plan, directory, options, **where)  # type: ignore[arg-type]
         result = _result(workload, plan, hardware, outcome, directory, started=started, workload_key=workload_key)
         directory.write_raw_input(workload.raw_input)
         directory.write_result(result.to_json())
@@ -298,8 +283,6 @@ def _result(
     workload_key: str,
 ) -> TrainResult:
     """The result of a run that began at `started`, by the clock of `time.perf_counter`; keeps rows for exports."""
-    from tfaccel.training.run.example_inputs import write_example_inputs
-
     wall_seconds, baselines = time.perf_counter() - started, None
     write_example_inputs(directory, workload, plan.global_batch_size)
     if workload.validation_data is not None and directory.writes:
@@ -327,3 +310,126 @@ def _result(
         proof=outcome.proof,
         left_out_batches=sum(row.get(LEFT_OUT) or 0 for row in directory.rows),
     )
+
+
+logger = logging.getLogger("tfaccel")
+
+_PROGRAM = "tfaccel.training.train_program"
+_RESUME = 'resume="auto" continues from the newest checkpoint.'
+
+
+def train_on_workers(
+    group: WorkerGroup,
+    given: Any,
+    workload: Workload,
+    of: Mapping[str, Any],
+    *,
+    run_dir: str | os.PathLike[str],
+    callbacks: Sequence[Any],
+    arguments: Mapping[str, Any],
+) -> TrainResult:
+    """Trains a workload on workers, and waits for the result.
+
+    Args:
+        group: how many workers, and what starts them.
+        given: what `train` was called with. A name is sent as such, for the workers to make the workload.
+        workload: made from it.
+        of: arguments for that.
+        run_dir: the run directory, which this process must see.
+        callbacks: Keras callbacks, which the workers get copies of.
+        arguments: others of `train`.
+
+    Raises:
+        LaunchError: if the workers cannot be started, or one fails; the message has its last words.
+        ClusterError: if they ended before they were done, and may continue.
+        KeyboardInterrupt: after Ctrl-C, when they have saved a checkpoint.
+        PlanError: for a plan for another number of workers.
+        WorkloadError: for something that cannot be sent to another process.
+    """
+    plan: Plan | None = arguments["plan"]
+    if plan is not None and plan.num_workers != group.num_workers:
+        raise PlanError(
+            f"The plan is for {plan.num_workers} workers. Received: num_workers={group.num_workers}. Leave out the "
+            "plan, for one that suits each worker's machine."
+        )
+    checked_place(run_dir, arguments["resume"])
+    path = local_path(run_dir, RunDirError).absolute()
+    folder = path.with_name(f"{path.name}-logs")
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"The folder for logs {folder} cannot be created: {error.strerror}.") from error
+    task = folder / "task.json"
+    content = _task(given, workload, of, callbacks, folder=folder)
+    write_json(task, {**content, "arguments": {**arguments, "plan": None if plan is None else plan.to_json()}})
+    events: list[str] = []
+
+    def on_event(text: str) -> None:
+        events.append(text)
+        logger.info(text)
+
+    command = [sys.executable, "-m", _PROGRAM, str(task), f"--run_dir={path}"]
+    try:
+        status = group.run(command, folder=folder, on_event=on_event, shows_output=bool(arguments["verbose"]))
+    except LaunchError:
+        if is_new and not any(folder.glob("*.log")):  # no worker has started
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt(_RESUME)
+    if status != DONE:
+        last = "\n".join(events[-2:])
+        if status == RETRY:
+            raise ClusterError(f"{last} {_RESUME} Logs: {folder}")
+        raise LaunchError(f"Training on {group.num_workers} workers failed; logs are in {folder}. {last}")
+    return _read_result(path)
+
+
+def _task(
+    given: Any, workload: Workload, of: Mapping[str, Any], callbacks: Sequence[Any], *, folder: Path
+) -> dict[str, Any]:
+    """What a worker needs to know to train, as JSON; arrays are in a file beside it."""
+    sent, options = (given, dict(of)) if isinstance(given, str) else (workload, {})
+    origin, by_value = Origin.of((given, sent, *callbacks))
+    how: dict[str, Any] = {"by_value": by_value}
+    if isinstance(sent, str):
+        reference = Reference.of(sent, "workload", plain_name="recipe", **how)
+    else:
+        reference = Reference.by_file(sent, "workload", file=folder / "workload.pickle", **how)
+    none = Reference(kind="none")
+    return {
+        "origin": asdict(origin),
+        "workload": asdict(reference),
+        "options": options,
+        "callbacks": asdict(Reference.by_pickle(list(callbacks), "callbacks", **how) if callbacks else none),
+    }
+
+
+def arguments_of_task(file: Path) -> tuple[Workload, dict[str, Any]]:
+    """The workload, and the other arguments of `train`, that a worker was sent.
+
+    Args:
+        file: the task.
+    """
+    task = json.loads(file.read_text())
+    origin = {**task["origin"], "import_paths": tuple(task["origin"]["import_paths"])}
+    Origin(**origin).prepare()
+    reference = Reference(**task["workload"])
+    named = reference.kind in ("recipe", "import")
+    workload = as_workload(reference.import_path() if named else reference.load(), **task["options"])
+    arguments = task["arguments"]
+    plan = arguments.pop("plan")
+    callbacks = DeferredItems(lambda: Reference(**task["callbacks"]).load() or ())
+    return workload, {**arguments, "plan": None if plan is None else Plan.from_json(plan), "callbacks": callbacks}
+
+
+def _read_result(run_dir: Path) -> TrainResult:
+    file = run_dir / "result.json"
+    try:
+        return TrainResult.from_json({**json.loads(file.read_text()), "run_dir": str(run_dir)})
+    except (OSError, ValueError) as error:
+        raise LaunchError(
+            f"The workers are done, but {file} cannot be read here ({error}). The run directory must be on a disk that "
+            "this machine and all workers share."
+        ) from error

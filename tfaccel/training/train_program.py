@@ -12,8 +12,7 @@ from pathlib import Path
 
 from tfaccel.errors import TfaccelError
 from tfaccel.processes.launched import DONE, INTERRUPTED, serve_launcher
-from tfaccel.training.train import train
-from tfaccel.training.train_on_workers import arguments_of_task
+from tfaccel.training.train import arguments_of_task, train
 
 
 def main(argv: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_tuner.engine.base_tuner import BaseTuner
 
-from tfaccel.training.run.run_identity import RunIdentity
+from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.hparams import write_experiment, write_session
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions

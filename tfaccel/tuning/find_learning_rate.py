@@ -19,7 +19,7 @@ from tfaccel.planning.plan_cache import chosen_plan
 from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.private_models import given_compile_arguments
 from tfaccel.planning.workload import Workload
-from tfaccel.training.process_settings import without_unavailable
+from tfaccel.training.runtime import without_unavailable
 from tfaccel.tuning.learning_rate_report import LearningRateReport, LearningRateTest
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _of_model(
             "The model is not compiled. Call `model.compile(...)`, or give its arguments beside the data: "
             "find_learning_rate(model, x, y, optimizer='adam', loss='mse')."
         )
-    from tfaccel.training.own_methods import call_own_method, needs_keras_loop, overrides
+    from tfaccel.training.front import call_own_method, needs_keras_loop, overrides
 
     if needs_keras_loop(model, "fit"):
         raise WorkloadError(
@@ -169,7 +169,7 @@ def _test_in_place(
     """Tests a compiled model, and puts its state back."""
     import tensorflow as tf
 
-    from tfaccel.training.inputs import make_source
+    from tfaccel.training.front import make_source
     from tfaccel.training.private.private_models import build_model
     from tfaccel.training.steps.engine import Engine, EngineOptions
     from tfaccel.training.steps.replica_state import kept_state, separate_seeds

@@ -18,7 +18,7 @@ from keras_tuner import oracles
 from threadpoolctl import threadpool_limits
 
 from tfaccel.files import whole_file
-from tfaccel.training.run.run_identity import RunIdentity
+from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.private_keras_tuner import OpenHyperband, OpenOracle, find_place

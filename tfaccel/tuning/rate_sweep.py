@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import DataError, PlanError, WorkloadError
-from tfaccel.training.inputs import Source
+from tfaccel.training.front import Source
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers

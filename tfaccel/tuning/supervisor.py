@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
-from tfaccel.training.run.run_identity import RunIdentity
+from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search_processes import SearchProcesses, WorkerPlaces

@@ -17,7 +17,7 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
-from tfaccel.training.own_methods import refuse_own_methods
+from tfaccel.training.front import refuse_own_methods
 from tfaccel.training.run.compiled_model import compiled_model, with_plan
 from tfaccel.training.steps.overrides import replaces
 from tfaccel.tuning.options import SearchOptions

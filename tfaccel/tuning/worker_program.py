@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from tfaccel.errors import TfaccelError
-from tfaccel.training.run.run_identity import RunIdentity
+from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.device_groups import DeviceGroup
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions

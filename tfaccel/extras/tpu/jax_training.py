@@ -22,10 +22,10 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments, get_run_epochs
 from tfaccel.planning.workload import Workload
-from tfaccel.training.jax_runtime import JaxRuntime
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
+from tfaccel.training.runtime import JaxRuntime
 
 
 def train_on_jax(

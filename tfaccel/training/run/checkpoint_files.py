@@ -24,7 +24,7 @@ import numpy as np
 from tfaccel.data.stored_arrays import check_archive
 from tfaccel.errors import RunDirError
 from tfaccel.files import finite
-from tfaccel.training.run.run_identity import RUN_ID, RunIdentity, read_identity
+from tfaccel.training.run.run_dir import RUN_ID, RunIdentity, read_identity
 
 logger = logging.getLogger("tfaccel")
 

@@ -1,26 +1,174 @@
-"""The callback that saves checkpoints while training goes on, and restores the callbacks' state from one."""
+"""The callback that saves checkpoints while training goes on, in a thread, and restores what they hold."""
 
 from __future__ import annotations
 
+import logging
+import re
 import time
+import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
-from tfaccel.errors import RunDirError
+from tfaccel.errors import RunDirError, WorkloadError
 from tfaccel.training.epochs import non_finite_weight
-from tfaccel.training.run.callback_state import Arrays, callback_states, cut_csv_files, restore_callbacks
-from tfaccel.training.run.checkpoint import bad_weight, read_state
-from tfaccel.training.run.checkpoint_writer import CheckpointWriter
-from tfaccel.training.run.outside_variables import OUTSIDE, OutsideVariables
-from tfaccel.training.run.run_dir import LEFT_OUT, RunDir
+from tfaccel.training.run.changed_run import state_in_parts
+from tfaccel.training.run.checkpoint import (
+    Arrays,
+    bad_weight,
+    callback_states,
+    cut_csv_files,
+    read_state,
+    restore_callbacks,
+    write_state,
+)
+from tfaccel.training.run.checkpoint_files import save_checkpoint
+from tfaccel.training.run.run_dir import LEFT_OUT, RESUME_BY_ARGUMENT, RunDir, RunIdentity
 from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.step_graphs import OnUnsavedState
 
+OUTSIDE = "outside/"  # begins the names of their arrays
+_LARGE_BYTES = 1 << 20
+_REPLICA = "/replica_"
+
+
+class OutsideVariables:
+    """Variables that an engine's training steps read and that belong to no part of the model.
+
+    A closure, a loss or a regularizer may hold such a variable, which a callback moves from epoch to epoch. Only the
+    traced steps know it. Large ones are saved only if something has changed them.
+
+    Args:
+        engine: the engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._num_graphs = 0
+        self._found: dict[str, tf.Variable] = {}
+        self._as_found: dict[str, int] = {}  # checksums of large ones
+
+    def note(self) -> None:
+        """Takes note of the variables that the steps traced so far read."""
+        if self._engine.num_graphs("train") != self._num_graphs:
+            self._num_graphs = self._engine.num_graphs("train")
+            self._add(self._engine.outside_variables())
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Their values, by name."""
+        self.note()
+        values = {name: variable.numpy() for name, variable in self._found.items()}
+        return {
+            f"{OUTSIDE}{name}": value
+            for name, value in values.items()
+            if value.nbytes <= _LARGE_BYTES or zlib.crc32(value.tobytes()) != self._as_found[name]
+        }
+
+    def restore(self, arrays: dict[str, np.ndarray], batch_spec: Any) -> None:
+        """Restores what `arrays` returned, once the callbacks have begun and before the first step is traced.
+
+        Args:
+            arrays: of the checkpoint.
+            batch_spec: specs of a batch, for which the step is traced to find the variables.
+
+        Raises:
+            RunDirError: if the step reads other variables than that of the stopped run.
+        """
+        saved = {name.removeprefix(OUTSIDE): array for name, array in arrays.items() if name.startswith(OUTSIDE)}
+        if not saved:
+            return
+        if not self._found:
+            self._add(self._engine.outside_variables(batch_spec))
+        bases = {_base(name) for name in self._found}
+        odd = next((name for name in saved if _base(name) not in bases), None)
+        for name, variable in self._found.items():
+            value = saved.get(name, saved.get(_base(name)))
+            if value is not None and tuple(value.shape) == tuple(variable.shape):
+                variable.assign(value)
+            elif value is not None:
+                odd = odd or name
+        if odd is not None:
+            raise RunDirError(
+                f"The checkpoint belongs to another script: its training step read the variable {odd!r} of shape "
+                f"{tuple(saved[odd].shape)}, which is no part of the model, and this one reads none such. Create it as "
+                "before, or start over in a new directory."
+            )
+
+    def _add(self, variables: list[tf.Variable]) -> None:
+        known = {id(variable) for variable in self._found.values()}
+        for variable in variables:
+            if id(variable) in known:
+                continue
+            name, _, replica = variable.name.removesuffix(":0").partition(_REPLICA)
+            name, number = re.sub(r"_\d+$", "", name) + (replica and _REPLICA + replica), 1  # Keras counts in a process
+            while (key := f"{name}#{number}") in self._found:
+                number += 1
+            self._found[key] = variable
+            value = variable.numpy()
+            if value.nbytes > _LARGE_BYTES:
+                self._as_found[key] = zlib.crc32(value.tobytes())
+
+
+def _base(name: str) -> str:
+    """The name of the first replica's copy of a variable."""
+    name, _, number = name.partition("#")
+    return f"{name.partition(_REPLICA)[0]}#{number}"
+
+
+_CHOICE = (
+    "The training cannot be resumed exactly. {}. Or choose: tfaccel.Resume(..., state='restart') to begin that state "
+    "anew when training is resumed."
+)
+_WARNING = "If this run is stopped and resumed, its results will differ from those without the stop. {}."
+_EAGER = (
+    "The model was compiled with run_eagerly=True, so its steps are not examined for a state that no checkpoint holds, "
+    "such as that of `tf.random.normal`."
+)
+
+
+def refused_unsaved_state(model: keras.Model, mode: str) -> OnUnsavedState | None:
+    """What the engine of `fit` calls with a `Resume` whose `state` is `mode`; None if nothing needs to be known.
+
+    It raises WorkloadError for a training step, and warns once of an evaluation step, which changes no weight.
+    """
+    if mode != EXACT:
+        return None
+    if model.run_eagerly:
+        logger.warning(_EAGER)
+    warns = warned_unsaved_state()
+
+    def refuse(kind: str, reason: str) -> None:
+        if reason and kind == "train":
+            raise WorkloadError(_CHOICE.format(reason))
+        warns(kind, reason)
+
+    return refuse
+
+
+def warned_unsaved_state() -> OnUnsavedState:
+    """What the engine of `train` calls: it warns once of each reason."""
+    warned: set[str] = set()
+
+    def warn(kind: str, reason: str) -> None:
+        del kind
+        if reason and reason not in warned:
+            warned.add(reason)
+            logger.warning(_WARNING.format(reason))
+
+    return warn
+
+
+EXACT, RESTART = STATE_MODES = ("exact", "restart")  # what becomes of a state that no checkpoint holds
 _MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
 NOT_OF_MODEL = ("callback/", "data/", OUTSIDE)  # begin the names of arrays that `read_state` does not return
 
+Restored = tuple[dict[str, Any], dict[str, Any]]  # arrays and position of the checkpoint to continue from
 PlaceOfData = Callable[[int], tuple[dict[str, Any], Arrays]]
 
 
@@ -37,7 +185,7 @@ class CheckpointOptions:
         at_begin: whether such a run begins with a checkpoint.
         num_steps, accumulation_steps: optimizer steps of the run, and batches in each, saved with each checkpoint.
         batch_spec: specs of a batch, for which a resumed run's step is traced to find variables outside of the model.
-        restore: puts the model back where the checkpoint was that a run continues from.
+        parts: see `restore_model`.
         place_of_data: returns where the next batch is, after so many steps of the epoch: JSON values, and arrays.
     """
 
@@ -48,8 +196,24 @@ class CheckpointOptions:
     num_steps: int | None = None
     accumulation_steps: int = 1
     batch_spec: Any = None
-    restore: Callable[[], None] | None = None
+    parts: int = 1
     place_of_data: PlaceOfData | None = None
+
+
+def restore_model(engine: Engine, restored: Restored | None, *, parts: int = 1) -> None:
+    """Puts an engine's model back where a checkpoint was; does nothing without one.
+
+    Args:
+        engine, restored: the engine, and the checkpoint.
+        parts: how many batches each batch of the checkpoint is split into from now on.
+    """
+    if restored is None:
+        return
+    arrays, position = restored
+    own = {name: array for name, array in arrays.items() if not name.startswith(NOT_OF_MODEL)}
+    own = state_in_parts(own, engine.model, parts, num_replicas=engine.replicas.num_replicas)
+    write_state(engine.model, engine.replicas, own)
+    engine.left_out.begin_epoch(position.get(LEFT_OUT, 0))
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -71,7 +235,7 @@ class Checkpoints(keras.callbacks.Callback):
         others: list[keras.callbacks.Callback],
         options: CheckpointOptions,
         *,
-        restored: tuple[dict[str, Any], dict[str, Any]] | None,
+        restored: Restored | None,
     ) -> None:
         super().__init__()
         self._options, self._interval = options, options.interval
@@ -139,8 +303,7 @@ class Checkpoints(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Takes back what callbacks do at the begin of a resumed epoch, which they had done before the checkpoint."""
         if self._restored is not None and self._saved == self._position and self._in_epoch:
-            if self._options.restore is not None:
-                self._options.restore()
+            restore_model(self._engine, self._restored, parts=self._options.parts)
             self._restore_callbacks()
 
     def _restore_callbacks(self) -> None:
@@ -206,3 +369,89 @@ def _monitored(logs: Mapping[str, Any]) -> dict[str, Any] | None:
     """What decides which checkpoint is the best."""
     name = "val_loss" if "val_loss" in logs else "loss"
     return {"name": name, "direction": "min", "value": float(logs[name])} if name in logs else None
+
+
+logger = logging.getLogger("tfaccel")
+
+MAX_FAILURES = 3
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time.
+
+    If one cannot be written, for example because the disk is full, this is logged, and the earlier ones stay as they
+    are: training goes on, and the next one is tried. After three in a row, training stops.
+
+    Args:
+        folder: the folder of checkpoints.
+        keep: number of the newest checkpoints to keep, besides the best.
+        resume_by: how the user resumes the run, for messages.
+        run: the run, if the folder is in a run directory.
+    """
+
+    def __init__(
+        self, folder: Path, *, keep: int = 2, resume_by: str = RESUME_BY_ARGUMENT, run: RunIdentity | None = None
+    ) -> None:
+        self._folder, self._resume_by = folder, resume_by
+        self._how: dict[str, Any] = {"keep": keep, "run": run}
+        self._is_first = True
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._writing: Future[Path] | None = None
+        self._num_failures = 0
+
+    def write(self, arrays: dict[str, np.ndarray], position: dict[str, Any]) -> None:
+        """Copies the arrays, and begins to write them; first waits for the checkpoint before.
+
+        Args:
+            arrays, position: as for `save_checkpoint`.
+
+        Raises:
+            RunDirError: if three checkpoints in a row could not be written.
+        """
+        self.wait()
+        copies = {name: np.array(array, copy=True) for name, array in arrays.items()}
+        if self._is_first:
+            self._is_first = False
+            size = sum(array.nbytes for array in copies.values()) / 1e6
+            logger.info("A checkpoint holds %.1f MB. While it is written, its copy takes as much memory.", size)
+        self._writing = self._thread.submit(save_checkpoint, self._folder, copies, position, **self._how)
+
+    def wait(self) -> bool:
+        """Waits until the newest checkpoint is written; returns whether it is.
+
+        Raises:
+            RunDirError: if three checkpoints in a row could not be written.
+        """
+        if self._writing is None:
+            return True
+        writing, self._writing = self._writing, None
+        try:
+            writing.result()
+            self._num_failures = 0
+            return True
+        except OSError as error:
+            self._num_failures += 1
+            reason = f"{error.strerror or error}"
+            if not self._folder.parent.is_dir():
+                raise RunDirError(
+                    f"The run directory {self._folder.parent} is gone, so no checkpoint can be written. Training "
+                    "stops. Put it back and resume the run, or start it again in a new one."
+                ) from error
+            if self._num_failures >= MAX_FAILURES:
+                raise RunDirError(
+                    f"{self._num_failures} checkpoints in a row could not be written to "
+                    f"{self._folder}: {reason}. Training stops, and earlier checkpoints are left as they are. Free "
+                    f"space, and resume the run: {self._resume_by}."
+                ) from error
+            logger.warning(
+                f"A checkpoint could not be written to {self._folder}: {reason}. Training goes on, the earlier "
+                f"checkpoints are left as they are, and the next one is tried ({self._num_failures} of {MAX_FAILURES})."
+            )
+            return False
+
+    def close(self) -> None:
+        """Waits for the newest checkpoint, and ends the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()

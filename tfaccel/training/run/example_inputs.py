@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import keras
 import numpy as np
 
 from tfaccel.files import whole_file
@@ -22,6 +21,8 @@ _MAX_BYTES = 1 << 24
 
 def first_inputs(work: Workload, batch_size: int, *, num_rows: int) -> list[np.ndarray]:
     """The model's inputs, flattened, for the first rows of the validation data; without any, of the training data."""
+    import keras
+
     validation = work.validation_data
     data = work.train_data(batch_size, seed=0, epoch=0) if validation is None else validation(batch_size)
     inputs = keras.utils.unpack_x_y_sample_weight(next(iter(data)))[0]

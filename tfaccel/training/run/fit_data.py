@@ -25,11 +25,12 @@ from tfaccel.data.iterator_feed import (
 from tfaccel.data.private_pipelines import buffered_bytes, get_batch_size, known_to_vary, pipeline_classes, runs_python
 from tfaccel.data.sources import ArraySource, DatasetSource
 from tfaccel.errors import DataError
-from tfaccel.training.inputs import Source
-from tfaccel.training.run.callback_state import Arrays
-from tfaccel.training.run.resume import EXACT, RESTART
+from tfaccel.training.front import Source
+from tfaccel.training.run.checkpoint import Arrays
 
 logger = logging.getLogger("tfaccel")
+
+EXACT, REPLAY, RESTART = DATA_MODES = ("exact", "replay", "restart")
 
 _CHOICE = (
     "The data cannot be resumed exactly. {}. Or choose: tfaccel.Resume(..., data='replay') if you know that they yield "

@@ -1,4 +1,4 @@
-"""Out of memory while training: what may be done about it, and the plan with smaller batches.
+"""Out of memory: models that cannot fit are refused, and batches that do not fit become smaller.
 
 The batch of a replica is halved and the accumulation steps are doubled, which keeps the global batch. That computes the
 same mean gradient, except where a model or its data depend on which rows are processed together, or an epoch is not
@@ -8,37 +8,29 @@ made of whole batches: then it is refused.
 from __future__ import annotations
 
 import contextlib
-import gc
-import logging
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfaccel.data.given_datasets import GivenDataset, GivenPyDataset
-from tfaccel.errors import OutOfMemoryError
+from tfaccel.errors import OutOfMemoryError, WorkloadError
+from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan, override_flag
 from tfaccel.planning.workload import Workload
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
-from tfaccel.training.run.changed_accumulation import why_epochs_differ
+from tfaccel.training.run.changed_run import why_epochs_differ
 from tfaccel.training.steps.model_parts import has_own_train_step, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
-
-if TYPE_CHECKING:
-    from tfaccel.training.run.run_dir import RunDir
-    from tfaccel.training.run.train_session import Outcome, TrainSession
-    from tfaccel.training.runtime import Runtime
-
-logger = logging.getLogger("tfaccel")
 
 # TensorFlow also raises ResourceExhaustedError for a full disk, too many open files and long messages.
 _SHORT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate|allocating \d+ bytes", re.IGNORECASE)
 _DETAIL = re.compile(r"OOM when allocating tensor with shape\[[\d,]*\]")
-MAX_CANCELLED = 2
 _REMEDIES = (
     "a smaller model, dtype_policy='mixed_bfloat16' or 'mixed_float16' (--dtype_policy), rematerialization=True "
     "(--set=rematerialization=on), or more devices"
@@ -170,63 +162,94 @@ def _what_depends_on_the_batch(model: keras.Model, workload: Workload, plan: Pla
     )
 
 
-def retry_text(before: Plan, detail: str, place: str, after: Plan) -> str:
-    """The line that is logged when a run continues with smaller batches."""
-    steps = after.accumulation_steps
-    return (
-        f"Out of memory with batches of {before.micro_batch_size} rows per replica ({detail}): training continues "
-        f"{place} with {after.micro_batch_size} rows and accumulation_steps={steps}, so that the global batch stays "
-        f"{after.global_batch_size}. To start with it: {override_flag('accumulation_steps')}={steps}"
-    )
+_WHAT = "weights and gradients"
 
 
-def trained_within_memory(
-    begin: Callable[[Plan], TrainSession],
-    run: Callable[[TrainSession], Outcome],
-    plan: Plan,
-    run_dir: RunDir,
-    runtime: Runtime,
-) -> tuple[Plan, Outcome]:
-    """Runs a session; if it runs out of memory, another one continues with smaller batches.
+@contextlib.contextmanager
+def within_memory(name: str, plan: Plan, hardware: Hardware) -> Iterator[None]:
+    """Stops building a model, inside the strategy's scope, as soon as it exceeds the available memory.
 
-    When memory is short on one of several replicas, TensorFlow may show only that the others were cancelled. Then the
-    steps since the newest checkpoint are repeated, at most twice in a row, to the same results or to the error itself.
-
-    The failed session's model and data are released, whatever its last step has changed. The new one starts from the
-    newest checkpoint of the run, or over, with the same random generators: no example is lost or trained twice.
+    Without this check, the operating system kills the process without a message.
 
     Args:
-        begin: makes the session of a plan.
-        run: runs a session.
-        plan: the plan to begin with.
-        run_dir, runtime: the run's directory, and its runtime, entered.
-
-    Returns:
-        The plan that the run ended with, and its outcome.
+        name: name of the workload.
+        plan, hardware: the devices that hold the model, and their memory.
 
     Raises:
-        OutOfMemoryError: if the batch may not be split further.
+        WorkloadError: at the first variable that does not fit together with its gradient.
+
+    Example:
+        >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=1)
+        >>> try:
+        ...     with within_memory("wide", plan, Hardware(memory_bytes=10_000)):
+        ...         model = keras.Sequential([keras.Input((40,)), keras.layers.Dense(100)])
+        ... except WorkloadError as error:
+        ...     str(error).partition(": ")[0]
+        'The model of wide is too large'
     """
-    failed: tuple[Plan, str] | None = None
-    num_cancelled = 0
-    while True:
-        session = begin(plan)
-        plan = session.plan
-        if failed is not None:
-            logger.warning(retry_text(*failed, session.place, plan))
-        try:
-            return plan, run(session)
-        except BatchTooLarge as error:
-            failed, plan, num_cancelled = (plan, error.detail), error.plan, 0
-        except StepCancelled as error:
-            failed, num_cancelled = None, num_cancelled + 1
-            if num_cancelled > MAX_CANCELLED:
-                raise error.__cause__ or error from None
-            logger.warning(
-                "A replica was cancelled, because another one had failed; TensorFlow does not say how (often: out of "
-                "memory). The steps since the newest checkpoint are repeated."
-            )
-        del session
-        gc.collect()  # models and their graphs refer to each other
-        run_dir.start_again()
-        runtime.seed_generators()
+    room, taken = _bytes_for_a_replica(plan, hardware), 0
+
+    def make(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        nonlocal taken
+        variable = next_creator(**arguments)
+        taken += _count_bytes(variable)
+        if room is not None and taken > room:
+            raise WorkloadError(_message(name, f"{_WHAT} take more than", taken, room, plan))
+        return variable
+
+    with tf.variable_creator_scope(make):
+        yield
+
+
+def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) -> None:
+    """Refuses a built model whose weights, gradients and optimizer state exceed the available memory.
+
+    Activations come on top and are not known in advance, so a model that passes may still be too large.
+
+    Args:
+        model: a built model with its optimizer.
+        name, plan, hardware: as in `within_memory`.
+
+    Raises:
+        WorkloadError: if the model is too large.
+    """
+    room = _bytes_for_a_replica(plan, hardware)
+    optimizer = getattr(model, "optimizer", None)
+    weights = {id(one): _count_bytes(one) for one in model.variables}
+    states = {
+        id(one): _count_bytes(one) for one in (optimizer.variables if optimizer else []) if id(one) not in weights
+    }
+    slots = sum(states.values())
+    on_device = {"sharded": slots // plan.num_replicas, "host": slots if plan.devices[0].startswith("CPU") else 0}
+    needed = sum(weights.values()) + on_device.get(plan.optimizer_state, slots)
+    if room is not None and needed > room:
+        fits = [
+            how for how, size in on_device.items() if sum(weights.values()) + size <= room and plan.strategy != "tpu"
+        ]
+        instead = f", or set optimizer_state={fits[0]!r}" if fits else ""
+        raise WorkloadError(_message(name, f"{_WHAT}, plus optimizer state, take", needed, room, plan, instead))
+
+
+def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:
+    """Memory of the smallest device, times its stages, or each replica's share of a CPU's; None if unknown."""
+    if plan.devices[0].startswith("CPU"):
+        return hardware.memory_bytes // plan.num_local_replicas if hardware.memory_bytes else None
+    sizes = [device.memory_bytes for device in hardware.devices if device.name in plan.devices]
+    smallest = min((size for size in sizes if size), default=None)
+    return None if smallest is None else smallest * plan.devices_per_replica
+
+
+def _count_bytes(variable: Any) -> int:
+    """Size of a variable, and of its gradient if it is trainable."""
+    shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
+    if not shape.is_fully_defined() or dtype.size is None:
+        return 0
+    return int(math.prod(shape.as_list()) * dtype.size * (2 if variable.trainable else 1))
+
+
+def _message(name: str, take: str, needed: int, room: int, plan: Plan, instead: str = "") -> str:
+    each = f" for each of {plan.num_local_replicas} replicas" if plan.num_local_replicas > 1 else ""
+    return (
+        f"The model of {name} is too large: {take} {needed / 2**30:,.1f} GiB, and {plan.devices[0]} has "
+        f"{room / 2**30:,.1f} GiB{each}. Make the model smaller{instead}."
+    )

@@ -1,4 +1,4 @@
-"""The run directory: the files that `train` writes, and a check that it holds no other run."""
+"""The run directory: where a run may start or resume, which run it holds, and the files that `train` writes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import contextlib
 import errno
 import json
 import os
+import shutil
+import uuid
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import RunDirError
+from tfaccel.errors import PlanError, RunDirError, WorkloadError
 from tfaccel.files import write_json, write_json_lines
-from tfaccel.training.run.run_identity import CONFIG_FILE, RUN_ID, RunIdentity, read_config
-from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock
-from tfaccel.training.run.run_place import EXTEND, checked_place
+from tfaccel.hardware.hardware import Cluster
+from tfaccel.known_names import did_you_mean
+from tfaccel.local_path import is_utf8, local_path, shown_path
+from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
 
 _LEFT_OUT_FILE, _RESULT_FILE = "left_out.json", "result.json"
 _EPOCHS = "epochs"
@@ -153,7 +157,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             if self.is_longer:  # The result comes first: without it, the shorter run is one that goes on.
                 (self.path / _RESULT_FILE).unlink(missing_ok=True)
-            # The config comes first: without it, a directory with folders is not that of a run; see `run_place`.
+            # The config comes first: without it, a directory with folders is not that of a run; see `checked_place`.
             for name, data in {"config": {**self.config, **known}, **files}.items():
                 write_json(self.path / f"{name}.json", data)
             for folder in folders:
@@ -268,3 +272,152 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     """The config with `options` flattened to `options.name`."""
     options = {f"options.{name}": value for name, value in config.get("options", {}).items()}
     return {**{name: value for name, value in config.items() if name != "options"}, **options}
+
+
+CONFIG_FILE = "config.json"
+RUN_ID = "run_id"  # the key of the id in the config, and in the header of a checkpoint
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """A run, and the directory that it writes to.
+
+    Attributes:
+        path: the directory.
+        run_id: differs between any two runs, even of the same settings; None for a run of an earlier version.
+    """
+
+    path: Path
+    run_id: str | None = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def holds(self) -> bool:
+        """Whether the directory still holds this run: it may have been moved away, and another run begun there."""
+        try:
+            return read_config(self.path).get(RUN_ID) == self.run_id
+        except RunDirError:
+            return False
+
+    def check(self) -> None:
+        """Raises RunDirError if the directory no longer holds this run; call it before writing or deleting there."""
+        if self.holds():
+            return
+        if not self.path.is_dir():
+            raise RunDirError(
+                f"The run directory {self.path} is gone. Training stops. Put it back and resume the run, or start it "
+                "again in a new one."
+            )
+        raise RunDirError(
+            f"The run directory {self.path} no longer holds this run: it was moved or emptied, and may hold another "
+            "run now. Training stops, and leaves everything there as it is. Resume this run where its directory is "
+            "now, or start it again in a new one."
+        )
+
+    def check_checkpoint(self, place: Path, run_id: str | None) -> None:
+        """Raises RunDirError for a checkpoint that another run has saved."""
+        if run_id != self.run_id:
+            raise RunDirError(
+                f"The checkpoint {place} belongs to another run than {self.path}, which cannot be continued from it. "
+                f"Move {place.name} away, so that an older checkpoint is used, or choose a new run directory."
+            )
+
+
+def read_identity(path: Path) -> RunIdentity | None:
+    """The identity of the run in a directory; None if there is none.
+
+    Raises:
+        RunDirError: if its config cannot be read.
+    """
+    return RunIdentity(path, read_config(path).get(RUN_ID)) if (path / CONFIG_FILE).exists() else None
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config of the run in a directory.
+
+    Raises:
+        RunDirError: if it cannot be read.
+    """
+    file = path / CONFIG_FILE
+    try:
+        found = dict(json.loads(file.read_text()))
+        found["options"] = dict(found.get("options", {}))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
+    return found
+
+
+RESUME = ("never", "auto", "must", "extend")
+EXTEND = RESUME[-1]
+_MUST = 'resume="must" (--resume=must) continues a run'
+_OR_START = 'Check the path, or start the run with resume="auto" (--resume=auto).'
+
+
+def resume_on(cluster: Cluster | None, resume: str) -> str:
+    """`resume` as it applies to this process: only the chief must find a run; the others may not see its files."""
+    return "auto" if resume == "must" and cluster is not None and not cluster.is_chief else resume
+
+
+def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
+    """Checks that a run may start or resume at a path, as far as possible without the run's config.
+
+    Raises:
+        RunDirError: if it is a file, or a directory that holds other files or a run that may not be resumed.
+    """
+    if resume not in RESUME:
+        hint = did_you_mean(resume, RESUME)
+        raise RunDirError(f'`resume` must be "never", "auto", "must" or "extend". Received: resume={resume!r}.{hint}')
+    path = local_path(path, RunDirError)
+    if not is_utf8(path):
+        raise RunDirError(f"The name of the run directory must be UTF-8. Received: {shown_path(path)}.")
+    try:
+        if path.exists() and not path.is_dir():
+            raise RunDirError(f"The run directory is a file: {path}. Give the path of a directory.")
+        is_empty = not path.is_dir() or all(map(_is_left, path.iterdir()))
+    except OSError as error:
+        raise RunDirError(f"The run directory {path} cannot be read: {error.strerror}. Choose another one.") from error
+    there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise RunDirError(f"The run directory {path} cannot be created: {there} is not a writable folder.")
+    if is_empty:
+        if resume == "must":
+            raise RunDirError(f"{_MUST}, and the run directory {path} holds none. {_OR_START}")
+        return path
+    if not (path / CONFIG_FILE).exists():
+        raise RunDirError(f"The run directory {path} is not empty and holds no run of tfaccel. Choose a new directory.")
+    if resume == "never":
+        raise RunDirError(
+            f"The run directory {path} already holds a run. Choose a new one, or resume that run: "
+            'resume="auto" (--resume=auto).'
+        )
+    read_config(path)
+    if resume == "must" and not (path / "result.json").exists() and not any(path.glob("checkpoints/step_*")):
+        raise RunDirError(f"{_MUST}, and the one in {path} was stopped before its first checkpoint. {_OR_START}")
+    return path
+
+
+def _is_left(entry: Path) -> bool:
+    """Whether an entry says nothing of a run: of the lock, or of a run that was killed before it had a config."""
+    if entry.name in ("checkpoints", "tensorboard"):
+        return entry.is_dir() and not any(entry.iterdir())
+    return entry.name.startswith(f".{Path(CONFIG_FILE).stem}-") or own_files([entry.name])
+
+
+@contextlib.contextmanager
+def nothing_left_if_refused(directory: RunDir) -> Iterator[None]:
+    """Removes what a new run has written, if its model or plan is refused before anything is trained.
+
+    Args:
+        directory: of a run that begins within the block, and is unlocked there.
+    """
+    was_there, is_new = directory.path.exists(), directory.writes and not directory.resumes
+    try:
+        yield
+    except (PlanError, WorkloadError):
+        if is_new and directory.is_own() and not directory.rows and not any(directory.checkpoints.glob("*")):
+            for name in ("config.json", "plan.json"):
+                (directory.path / name).unlink(missing_ok=True)
+            for folder in (directory.checkpoints, directory.tensorboard):
+                shutil.rmtree(folder, ignore_errors=True)
+            if not was_there:
+                with contextlib.suppress(OSError):  # something else has written to it
+                    directory.path.rmdir()
+        raise

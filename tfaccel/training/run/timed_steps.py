@@ -19,7 +19,7 @@ from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
-from tfaccel.training.run.changed_accumulation import why_epochs_differ
+from tfaccel.training.run.changed_run import why_epochs_differ
 from tfaccel.training.run.compiled_model import engine_options
 from tfaccel.training.run.session import Session
 from tfaccel.training.steps.marked_layers import layer_names, optimizer_names, train_step_cost

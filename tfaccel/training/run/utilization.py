@@ -16,8 +16,7 @@ from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.machine_ceilings import cached_ceilings, compute_dtype, num_limited_devices
 from tfaccel.planning.plan import Plan
-from tfaccel.training.run.performance import Performance
-from tfaccel.training.run.stragglers import WorkerTimes, straggler
+from tfaccel.training.run.performance import Performance, WorkerTimes, straggler
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.marked_layers import train_step_cost
 from tfaccel.training.steps.replicas import Replicas

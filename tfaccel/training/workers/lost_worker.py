@@ -1,21 +1,22 @@
-"""Replaces the errors of TensorFlow's collectives by one that names the lost worker."""
+"""One of several workers: a lost one is named, a lone one refused, and only the chief writes files."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import os
 import re
 import socket
-from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, ParamSpec, TypeVar
+import tempfile
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import ClusterError
+from tfaccel.errors import ClusterError, PlanError
+from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.workers.own_port import host_and_port
-from tfaccel.training.workers.rendezvous import Place, workers_text
+from tfaccel.training.workers.rendezvous import Place, host_and_port, workers_text
 
 _ANSWER_SECONDS = 2.0
 _COMMUNICATION = re.compile(
@@ -31,9 +32,6 @@ _ERRORS = (
     tf.errors.InternalError,
     tf.errors.UnknownError,
 )
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 GO_ON_WITH_FIT = (
     "Start all workers again. To continue where training stopped, use the callback `tfaccel.Resume`, or "
@@ -59,19 +57,6 @@ def lost_workers_named(strategy: tf.distribute.Strategy, go_on: str = GO_ON_WITH
             raise
         place = get_place(strategy.cluster_resolver)
         raise ClusterError(f"{_who(place, str(error.message))} {go_on}") from error
-
-
-def names_lost_workers(function: Callable[Concatenate[keras.Model, P], R]) -> Callable[Concatenate[keras.Model, P], R]:
-    """Decorates a function of a model so that a lost worker raises a `ClusterError` that names it."""
-
-    @functools.wraps(function)
-    def named(model: keras.Model, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not isinstance(model, keras.Model):
-            return function(model, *args, **kwargs)
-        with lost_workers_named(model.distribute_strategy):
-            return function(model, *args, **kwargs)
-
-    return named
 
 
 def _who(place: Place | None, message: str) -> str:
@@ -111,3 +96,59 @@ def get_place(resolver: Any) -> Place | None:
     if index is None or resolver.task_type not in ("chief", "worker") or len(chiefs) + len(workers) < 2:
         return None
     return Place((*chiefs, *workers), int(index) + (len(chiefs) if resolver.task_type == "worker" else 0))
+
+
+# Attributes of Keras's callbacks that hold output paths.
+_PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "log_dir"}
+
+
+@contextlib.contextmanager
+def only_chief_writes(
+    model: keras.Model, callbacks: list[keras.callbacks.Callback], replicas: Replicas
+) -> Iterator[None]:
+    """On all workers but the chief, makes `model.save` and `save_weights` no-ops and sends logs to a temporary folder.
+
+    All workers still make the same decisions (which epoch is best, when to stop), because their metrics are equal.
+    """
+    if replicas.is_chief:
+        yield
+        return
+    nothing: dict[str, Any] = {"save": _nothing, "save_weights": _nothing}
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfaccel-worker-"))
+        stack.enter_context(instance_attributes(model, nothing))
+        for callback in callbacks:
+            for kind, attribute in _PATHS.items():
+                if isinstance(callback, kind):
+                    path = os.path.join(scratch, os.path.basename(os.fspath(getattr(callback, attribute))))
+                    stack.enter_context(instance_attributes(callback, {attribute: path}))
+            if isinstance(callback, keras.callbacks.BackupAndRestore):
+                stack.enter_context(instance_attributes(callback, {"delete_checkpoint": False}))
+        yield
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    del args, kwargs
+
+
+def refuse_lone_worker(replicas: Replicas) -> None:
+    """Raises PlanError if this is one of several workers, according to `TF_CONFIG`, and the others do not take part.
+
+    Each worker would train a model of its own on all the data, and all of them would write to the same files.
+    """
+    if replicas.num_workers > 1 or not os.environ.get("TF_CONFIG"):
+        return
+    try:
+        place = get_place(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    except ValueError:  # no JSON: nothing that starts workers has set it
+        return
+    if place is None:
+        return
+    found = "no strategy" if replicas.is_default else f"{type(replicas.strategy).__name__}, which knows one worker only"
+    raise PlanError(
+        f"This process is worker {place.index} of {len(place.addresses)} according to TF_CONFIG, as `tfaccel launch` "
+        f"sets it, but the model was built under {found}: each worker would train alone. Create "
+        "`strategy = tf.distribute.MultiWorkerMirroredStrategy()` at the start of the script and build the model in "
+        "`with strategy.scope():`, or use tfaccel.train, which does both. If each worker shall train a model of its "
+        "own, remove TF_CONFIG from the environment first: `del os.environ['TF_CONFIG']`."
+    )

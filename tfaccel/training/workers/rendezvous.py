@@ -7,6 +7,7 @@ for a reply to continue. Then the port is released, and TensorFlow uses it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -15,10 +16,15 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import ClusterError, ClusterSettingsError
-from tfaccel.training.workers.own_port import host_and_port, owner_of_port, port_error
+from tfaccel.errors import ClusterError, ClusterSettingsError, PlanError
+from tfaccel.hardware.cluster import tf_config
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.hardware.hardware import Cluster, Hardware
+from tfaccel.planning.reference import get_signature
+from tfaccel.planning.workload import Workload
 
 logger = logging.getLogger("tfaccel")
 
@@ -281,3 +287,139 @@ def workers_text(place: Place, indices: Sequence[int]) -> str:
     """
     names = [f"worker {index} ({place.addresses[index]})" for index in indices if index < len(place.addresses)]
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+_LISTENS = "0A"  # the state of a socket in /proc/net/tcp
+_SHOWN_CHARACTERS = 120
+
+
+def hardware_of_worker() -> Hardware:
+    """This machine; a worker whose port another process uses is refused at once, before TensorFlow is loaded.
+
+    Raises:
+        ClusterError: if another worker with this task index runs here already, or another program uses the port.
+    """
+    hardware = detect_hardware()
+    place = _index_and_address(hardware.cluster)
+    if place is not None:
+        check_own_port(*place)
+    return hardware
+
+
+def check_own_port(index: int, address: str) -> None:
+    """Checks that no other process listens on the port of a worker.
+
+    Args:
+        index: of the worker.
+        address: its address as host:port.
+
+    Raises:
+        ClusterError: if one does; the message names it where the system allows that.
+    """
+    _, port = host_and_port(address)
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            own.bind(("", port))
+        except OSError as error:
+            owner = owner_of_port(port)
+            if owner is None or owner[0] != os.getpid():  # its own server: this process has trained before
+                raise port_error(index, address, error, owner) from error
+
+
+def port_error(index: int, address: str, error: OSError, owner: tuple[int, str] | None) -> ClusterError:
+    """The error for a worker's port that cannot be used, because of the process `owner_of_port` if that is known."""
+    _, port = host_and_port(address)
+    advice = "Set another port in TF_CONFIG."
+    if error.errno == errno.EADDRINUSE:
+        who = "" if owner is None else f" (process {owner[0]}: {owner[1]})"
+        advice = f"Another worker with this task index, or another program, uses it{who}. Stop it, or set another port "
+        advice += "in TF_CONFIG."
+    return ClusterError(f"Worker {index} cannot listen on its port {port} ({address}): {error.strerror}. {advice}")
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Splits host:port.
+
+    Example:
+        >>> host_and_port("[::1]:2222")
+        ('::1', 2222)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def owner_of_port(port: int) -> tuple[int, str] | None:
+    """The process id and the command of the process that listens on a TCP port; None if that cannot be found out.
+
+    Example:
+        >>> with socket.create_server(("127.0.0.1", 0)) as server:
+        ...     owner_of_port(server.getsockname()[1])[0] == os.getpid()
+        True
+    """
+    wanted = {f"socket:[{inode}]" for inode in _listening_sockets(port)}
+    for folder in Path("/proc").glob("[0-9]*/fd") if wanted else ():
+        with contextlib.suppress(OSError):  # of another user, or it has ended
+            for link in folder.iterdir():
+                if os.readlink(link) in wanted:
+                    command = (folder.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    return int(folder.parent.name), command.strip()[:_SHOWN_CHARACTERS]
+    return None
+
+
+def _listening_sockets(port: int) -> Iterator[str]:
+    """The inodes of the sockets that listen on a port."""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
+
+
+def _index_and_address(cluster: Cluster | None) -> tuple[int, str] | None:
+    """This worker's place; None if it is alone, trains no model, or has no port."""
+    if cluster is None or cluster.num_workers == 1 or cluster.task_type not in ("chief", "worker"):
+        return None
+    if cluster.source == "cloud_tpu":
+        return None
+    try:
+        addresses = tf_config(cluster)["cluster"]["worker"]
+    except PlanError:  # refused later, if the plan has several workers
+        return None
+    index = cluster.task_index + (cluster.num_chiefs if cluster.task_type == "worker" else 0)
+    return index, addresses[index]
+
+
+_DIGITS = 12
+_OWN_PLACES = ("data_dir",)  # options that may differ: each machine has its data where it likes
+
+
+def settings_to_agree_on(workload: Workload, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings and the code of a run by name, which workers compare before they train.
+
+    The code is that of the model, its compile arguments and the augmentation, as a digest; see `get_signature`. The
+    code that reads the data may contain paths, which differ between machines, so the engine compares first batches
+    instead.
+
+    Args:
+        workload: what this worker trains.
+        config: the config of its run directory.
+
+    Example:
+        >>> work = Workload("digits", object, dict, print, global_batch_size=8, options={"width": 4})
+        >>> sorted(settings_to_agree_on(work, {"epochs": 3, "options": {"width": 4}}))
+        ['epochs', 'options.width', 'the code of the model', 'the number of training examples']
+    """
+    options = {f"options.{name}": value for name, value in dict(config.get("options", {})).items()}
+    same = {name: value for name, value in config.items() if name != "options"}
+    same.update({name: value for name, value in options.items() if name.removeprefix("options.") not in _OWN_PLACES})
+    same["the number of training examples"] = workload.num_train_examples
+    same["the code of the model"] = _get_code(workload.build_model, workload.compile_args)
+    if workload.augment is not None:
+        same["the code of the augmentation"] = _get_code(workload.augment)
+    return same
+
+
+def _get_code(*functions: Any) -> str:
+    return " ".join(get_signature(function)[:_DIGITS] for function in functions)

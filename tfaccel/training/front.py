@@ -1,0 +1,387 @@
+"""What `fit`, `evaluate` and `predict` share: who runs them, and their data as a source of global batches.
+
+A class overrides these methods to prepare its data, as KerasHub tasks do, and then calls `super().fit(...)`; a library
+patches `keras.Model.fit` to add a callback, and then calls what it has replaced. Either way, the call of Keras's method
+becomes one of the engine's. A part of Keras's loop that a model replaces (`make_train_function`) runs in that loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import secrets
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import keras
+import tensorflow as tf
+
+from tfaccel.argument_types import checks_types
+from tfaccel.data import private_pipelines
+from tfaccel.data.given_datasets import order_of_keras, random_order
+from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource
+from tfaccel.errors import DataError, PlanError, WorkloadError
+from tfaccel.known_names import did_you_mean
+from tfaccel.planning.plan import plan_field_names
+from tfaccel.training.private import private_api, private_tensorflow
+from tfaccel.training.private.private_api import changed_class
+from tfaccel.training.private.private_trainer import methods_in_place_of_keras
+from tfaccel.training.steps.model_parts import has_own_train_step
+from tfaccel.training.steps.model_scope import get_replicas
+from tfaccel.training.steps.overrides import has_own, replaces
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.workers.lost_worker import lost_workers_named, refuse_lone_worker
+
+logger = logging.getLogger("tfaccel")
+
+_Body = TypeVar("_Body", bound=Callable[..., Any])
+
+_METHODS = ("fit", "evaluate", "predict")
+_FUNCTIONS = {
+    "fit": ("make_train_function", "make_test_function"),
+    "evaluate": ("make_test_function",),
+    "predict": ("make_predict_function",),
+}
+_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
+_OWN = "own"  # the parameter that holds what only a model's own method knows
+_on_engine: dict[str, Callable[..., Any]] = {}  # what runs in place of Keras's method, by name
+_reached: set[tuple[int, str]] = set()  # the models, by id, and the own methods of theirs that have reached the engine
+
+
+def on_engine(
+    settle: Callable[[keras.Model, dict[str, Any], bool], None] = lambda *_: None,
+) -> Callable[[_Body], _Body]:
+    """A decorator: a function stands for the method of `keras.Model` of the same name, and its body is the engine's.
+
+    A model's own method runs if there is one, and its calls of Keras's method reach the body. If the model replaces a
+    part of Keras's loop (`make_train_function` or a similar method), that loop runs in place of the body.
+
+    Args:
+        settle: called with the model, the user's arguments by name and whether it is Keras's loop that runs, before
+            anything else than the body does; may change the arguments.
+    """
+
+    def decorate(body: Any) -> Any:
+        name, signature = body.__name__, inspect.signature(body)
+        checked = checks_types(WorkloadError, checks_numbers=True)(body)
+        of_keras, of_tfaccel = (
+            [one.name for one in signature.parameters.values() if one.kind is kind and one.name != "model"]
+            for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        )
+
+        def given_by_user(model: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+            bound = signature.bind(model, *args, **kwargs).arguments
+            given = {**bound, **bound.get(_OWN, {})}
+            return {key: value for key, value in given.items() if key not in ("model", _OWN)}
+
+        def run(model: Any, *args: Any, **kwargs: Any) -> Any:
+            _refuse_unknown(name, signature, kwargs)
+            prepared_model(model, name)
+            if not needs_keras_loop(model, name):
+                return checked(model, *args, **kwargs)
+            given = given_by_user(model, args, kwargs)
+            settle(model, given, True)
+            return getattr(keras.Model, name)(model, **{key: given[key] for key in of_keras if key in given})
+
+        @functools.wraps(body)
+        def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(model, keras.Model):
+                return run(model, *args, **kwargs)
+            with lost_workers_named(model.distribute_strategy):
+                if not overrides(model, name):
+                    return run(model, *args, **kwargs)
+                given = given_by_user(model, args, kwargs)
+                settle(model, given, False)
+                ours = {key: given.pop(key) for key in of_tfaccel if key in given}
+                own = {key: one for key, one in given.items() if key not in of_keras or not is_default(key, one)}
+                return call_own_method(model, name, own, methods_on_engine(name, ours))
+
+        def is_default(key: str, value: Any) -> bool:
+            return value is signature.parameters[key].default
+
+        _on_engine[name] = run
+        return checks_types(WorkloadError)(method)
+
+    return decorate
+
+
+def methods_on_engine(name: str, options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
+    """What stands for Keras's methods while a model's own method of a name runs: `fit` evaluates, and so on.
+
+    Args:
+        name: "fit", "evaluate" or "predict".
+        options: arguments of tfaccel's own, for this one; `check_rows` is passed to the others too.
+    """
+    every = {key: value for key, value in options.items() if key == "check_rows"}
+    names = _METHODS[_METHODS.index(name) :]
+    return {one: functools.partial(_on_engine[one], **(options if one == name else every)) for one in names}
+
+
+def _refuse_unknown(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+    """Raises TypeError for an argument that neither Keras nor tfaccel knows."""
+    known = [one for one in signature.parameters if one != _OWN]
+    odd = next((one for one in given if one not in known), None)
+    if odd is None:
+        return
+    hint = did_you_mean(odd, [one for one in known if one != "model"])
+    if odd in plan_field_names():
+        hint = f" Pass a plan (plan=...), or train with tfaccel.train(build_model, x, y, {odd}=..., run_dir=...)."
+    raise TypeError(f"tfaccel.{name} has no argument {odd!r}.{hint}")
+
+
+def overrides(model: keras.Model, name: str) -> bool:
+    """Whether a model has another method than `keras.Model` defines."""
+    return replaces(model, keras.Model, name)
+
+
+def call_own_method(
+    model: keras.Model, name: str, arguments: dict[str, Any], engine_methods: dict[str, Callable[..., Any]]
+) -> Any:
+    """Calls a model's own method, with its calls of Keras's methods redirected to the engine.
+
+    If the own method is what calls tfaccel, as in `def fit(self, ...): return tfaccel.fit(self, ...)`, the engine runs.
+
+    Args:
+        model: a model that `overrides` the method.
+        name: "fit", "evaluate" or "predict".
+        arguments: the user's arguments, by name.
+        engine_methods: replacements for the methods of `keras.Model`, by name; each takes the model first.
+
+    Raises:
+        PlanError: with several replicas, if the own method trains without calling Keras's.
+    """
+    plain = type(model)
+
+    def noted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+            _reached.add((id(self), name))
+            with changed_class(self, plain), methods_in_place_of_keras(self, {}):
+                return method(self, *args, **kwargs)
+
+        return call
+
+    methods = {one: noted(method) for one, method in engine_methods.items()}
+    if _is_running(model, name):
+        return methods[name](model, **arguments)
+    several = Replicas(model.distribute_strategy).num_replicas > 1
+    refused = {one: _refusing(plain, name, one) for one in _ON_BATCH} if several else {}
+    base = type("EngineMethods", (keras.Model,), refused)
+    with (
+        changed_class(
+            model, type(plain.__name__, (plain, base), {"__module__": plain.__module__}) if several else plain
+        ),
+        methods_in_place_of_keras(model, methods),
+    ):
+        result = getattr(model, name)(**arguments)
+    reached = (id(model), name) in _reached
+    _reached.discard((id(model), name))
+    if several and not reached:
+        raise PlanError(
+            f"{plain.__name__}.{name} never called super().{name}(...), so its steps ran without the strategy. "
+            f"Call super().{name}(...) to run the steps, or build the model outside of any strategy."
+        )
+    return result
+
+
+def _is_running(model: keras.Model, name: str) -> bool:
+    """Whether a model's own method is among the callers of this thread."""
+    methods = [vars(kind)[name] for kind in type(model).__mro__ if name in vars(kind)]
+    methods += [vars(model)[name]] if has_own(model, name) else []
+    codes = {getattr(one, "__code__", None) for method in methods for one in (method, inspect.unwrap(method))}
+    frame = inspect.currentframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        if frame.f_code in codes and module != "keras" and any(one is model for one in frame.f_locals.values()):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _refusing(plain: type, name: str, method: str) -> Callable[..., Any]:
+    def refuse(self: keras.Model, *_: Any, **__: Any) -> Any:
+        raise PlanError(
+            f"{plain.__name__}.{name} calls {method}, which Keras cannot split over replicas. Received: a model with "
+            f"{Replicas(self.distribute_strategy).num_replicas} replicas. Call super().{name}(...) to run the steps, "
+            "or build the model outside of any strategy."
+        )
+
+    return refuse
+
+
+def needs_keras_loop(model: keras.Model, name: str) -> bool:
+    """Whether Keras's own loop must run, because the class overrides `make_train_function` or a similar method.
+
+    Raises:
+        PlanError: with several replicas, over which such functions cannot be split.
+    """
+    own = [function for function in _FUNCTIONS[name] if overrides(model, function)]
+    if not own:
+        return False
+    replicas = Replicas(model.distribute_strategy)
+    if replicas.num_replicas > 1:
+        raise PlanError(
+            f"{type(model).__name__} overrides {own[0]}, so its steps cannot be split over replicas. Received: a model "
+            f"with {replicas.num_replicas} replicas. Override train_step, test_step or predict_step instead, or build "
+            "the model outside of any strategy."
+        )
+    logger.info("%s overrides %s: Keras's own loop runs its steps.", type(model).__name__, own[0])
+    return True
+
+
+def refuse_own_methods(model: keras.Model, made_by: str) -> None:
+    """Raises WorkloadError for a model with methods of its own that `train` never calls.
+
+    A KerasHub task without a preprocessor has nothing to prepare, and is accepted.
+    """
+    names = (*_METHODS, *_FUNCTIONS["fit"])
+    own = [name for name in names if replaces(model, keras.Model, name, counts_patches=False)]
+    if own and getattr(model, "preprocessor", model) is not None:
+        raise WorkloadError(
+            f"{made_by} returns a {type(model).__name__}, which overrides {', '.join(own)}: tfaccel.train and searches "
+            "read the workload's own data and never call them. Use tfaccel.fit, which does, or prepare the data in the "
+            "workload and return a model without overrides (a KerasHub task with preprocessor=None)."
+        )
+
+
+Source = ArraySource | IteratorSource
+
+_MAX_SEED = 2**31 - 1
+_UNKNOWN_TYPE = "Unrecognized data type"  # how Keras's message begins
+
+
+def make_source(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    replicas: Replicas,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    **others: Any,
+) -> Source:
+    """Creates a source of global batches from any data that `Model.fit` accepts.
+
+    Args:
+        x, y, sample_weight, batch_size: as in `Model.fit`; the batch size is global.
+        replicas: the replicas that share each batch.
+        steps: `steps_per_epoch` (or `validation_steps`, `steps`).
+        others: `shuffle`, `class_weight`, `num_epochs`, the model's `steps_per_execution`, and `order_seed`, for arrays
+            that are shuffled without a global seed.
+
+    Raises:
+        DataError: without data, and for data of an unknown type; or if the dataset is already distributed: its global
+            batches cannot be recovered.
+        WorkloadError: for a batch size below 1.
+    """
+    if x is None or (isinstance(x, list | tuple | dict) and not keras.tree.flatten(x)):
+        raise DataError(f"Received no data: x={x}. Pass arrays, a tf.data.Dataset or a keras.utils.PyDataset as x.")
+    if batch_size is not None and batch_size < 1:
+        raise WorkloadError(f"`batch_size` must be a whole number of at least 1. Received: batch_size={batch_size}.")
+    if isinstance(x, tf.distribute.DistributedDataset):
+        raise DataError(
+            "Received a DistributedDataset. Pass the tf.data.Dataset of global batches that it was made from: tfaccel "
+            "splits each batch over the replicas."
+        )
+    steps = _capped(steps) or None  # Keras treats 0 as None
+    shuffle, steps_per_execution = others.get("shuffle", False), others.get("steps_per_execution", 1)
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "steps": steps,
+        "shuffle": shuffle,
+        "class_weight": others.get("class_weight"),
+    }
+    try:
+        adapter = private_pipelines.data_adapter(x, y, sample_weight, **options)
+    except ValueError as error:
+        if not str(error).startswith(_UNKNOWN_TYPE):
+            raise
+        raise DataError(_unknown_type({"x": x, "y": y, "sample_weight": sample_weight})) from error
+    arrays = private_pipelines.dense_arrays(adapter)
+    num_epochs = others.get("num_epochs", 1)
+    if isinstance(x, tf.data.Dataset) and num_epochs > 1 and steps is None and adapter.num_batches:
+        dataset = adapter.get_tf_dataset()
+        if private_pipelines.passes_are_alike(dataset):  # one iterator for all epochs: the next starts at once
+            return IteratorSource(
+                dataset, num_batches=adapter.num_batches, num_epochs=num_epochs, steps_per_execution=steps_per_execution
+            )
+    if arrays is None:
+        return DatasetSource(adapter, steps_per_epoch=steps, steps_per_execution=steps_per_execution)
+    seed = others.get("order_seed")
+    order = _order_of_rows(arrays, adapter.batch_size, shuffle, replicas, seed) if shuffle else None
+    return ArraySource(
+        arrays, global_batch_size=adapter.batch_size, order=order, steps=steps, steps_per_execution=steps_per_execution
+    )
+
+
+def _unknown_type(given: dict[str, Any]) -> str:
+    """The message for data that holds something else than arrays; Keras's names x whichever it is."""
+    for name, value in given.items():
+        for leaf in keras.tree.flatten(value):
+            if leaf is not None and not hasattr(leaf, "shape"):
+                hint = f" For a list of numbers, pass numpy.array({name})." if isinstance(value, list | tuple) else ""
+                kinds = "arrays, tensors or DataFrames" + (", a tf.data.Dataset or a PyDataset" if name == "x" else "")
+                return f"{_UNKNOWN_TYPE}: `{name}` must be {kinds}. Received: {leaf!r:.100} of {type(leaf)}.{hint}"
+    return f"{_UNKNOWN_TYPE}: x={given['x']!r:.200} of {type(given['x'])}."
+
+
+def checked_callbacks(callbacks: Any) -> Any:
+    """The callbacks of `fit`, `evaluate` or `predict`, as they are.
+
+    Raises:
+        WorkloadError: for something else than callbacks.
+    """
+    for one in keras.tree.flatten(callbacks):
+        if one is not None and (isinstance(one, type) or not hasattr(one, "set_model")):
+            made = f", such as {one.__name__}()" if isinstance(one, type) else ""
+            raise WorkloadError(
+                f"`callbacks` must be a list of keras.callbacks.Callback{made}. Received: {one!r:.200}."
+            )
+    return callbacks
+
+
+def _order_of_rows(
+    arrays: Any, batch_size: int, shuffle: bool | str, replicas: Replicas, order_seed: int | None
+) -> Callable[[int], Any]:
+    """The row order of `Model.fit` if a global seed is set, else a random one; the same on all workers."""
+    num_rows = int(next(array for array in keras.tree.flatten(arrays) if array is not None).shape[0])
+    global_seed = private_tensorflow.global_seed()
+    seed = replicas.same_on_all_workers(lambda: -1 if global_seed is None else global_seed % _MAX_SEED)
+    if seed >= 0:
+        return order_of_keras(num_rows, batch_size, shuffle=shuffle, seed=seed)
+    seed = new_order_seed(replicas) if order_seed is None else order_seed
+    return random_order(num_rows, batch_size, shuffle=shuffle, seed=seed)
+
+
+def new_order_seed(replicas: Replicas) -> int:
+    """A random seed for the order of arrays, the same on all workers."""
+    return replicas.same_on_all_workers(lambda: secrets.randbelow(_MAX_SEED))
+
+
+def prepared_model(model: Any, method: str) -> Replicas:
+    """The replicas of a model, once it is checked to be a Keras 3 model that is compiled as `method` requires."""
+    if not private_api.has_trainer(model):
+        raise TypeError(
+            f"tfaccel.{method} expects a Keras 3 model (keras.Model) first. Received: {model!r} of {type(model)}."
+        )
+    if method != "predict" and not model.compiled:
+        raise ValueError(f"The model is not compiled. Call `model.compile(...)` before `tfaccel.{method}(model, ...)`.")
+    if method == "fit" and model.optimizer is None and not has_own_train_step(model):
+        raise ValueError(
+            "The model was compiled with optimizer=None and cannot be trained. Set an optimizer: "
+            "`model.compile(optimizer='adam', ...)`."
+        )
+    replicas = get_replicas(model)
+    if method == "fit":
+        refuse_lone_worker(replicas)
+    return replicas
+
+
+def _capped(steps: int | None) -> int | None:
+    """`steps`, limited to `keras.config.max_steps_per_epoch()` (for smoke tests of a script)."""
+    cap = keras.config.max_steps_per_epoch()
+    if cap and (not steps or cap < steps):
+        warnings.warn(f"Limiting steps_per_epoch to {cap}", stacklevel=3)
+        return int(cap)
+    return steps
