@@ -29,8 +29,8 @@ from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.private.private_api import changed_class
 from tfaccel.training.private.private_trainer import methods_in_place_of_keras
 from tfaccel.training.steps.model_parts import has_own_train_step
-from tfaccel.training.steps.model_scope import get_replicas
 from tfaccel.training.steps.overrides import has_own, replaces
+from tfaccel.training.steps.replica_state import get_replicas
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.workers.lost_worker import lost_workers_named, refuse_lone_worker
 
