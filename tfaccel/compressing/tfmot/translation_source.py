@@ -303,22 +303,38 @@ def _add_calls(
     calls: list[Call], model: keras.Model, inputs: Sequence[Tensor], prefix: str = "", training: Any = None
 ) -> list[Tensor]:
     """Appends the calls of a model that is called with these tensors; returns those of its outputs."""
+    if isinstance(model, keras.Sequential):  # its graph has operations for masks as well, which its layers make again
+        tensors = list(inputs)
+        for layer in model.layers:
+            arguments = (tensors[0] if len(tensors) == 1 else tensors,)
+            tensors = _add_call(calls, layer, f"{prefix}{layer.name}", arguments, {}, training) or [
+                Tensor(len(calls) - 1, 0)
+            ]
+        return tensors
     graph = get_graph(model)
     values = {id(symbol): tensor for symbol, tensor in zip(graph.inputs, inputs, strict=True)}
     for node in get_nodes(graph):
         args, kwargs = node.arguments.fill_in(values)
-        operation, path = node.operation, f"{prefix}{node.operation.name}"
-        in_training = training if kwargs.get("training") is None else kwargs["training"]
-        if _is_opened(operation):
-            given = _get_inputs(get_graph(operation), args[0] if args else kwargs["inputs"])
-            outputs = _add_calls(calls, operation, given, f"{path}/", in_training)
-        else:
-            if in_training is not None and isinstance(operation, keras.layers.Layer):
-                kwargs = {**kwargs, "training": in_training}
-            outputs = [Tensor(len(calls), index) for index in range(len(node.outputs))]
-            calls.append(Call(path, operation, args, kwargs))
+        path = f"{prefix}{node.operation.name}"
+        outputs = _add_call(calls, node.operation, path, args, kwargs, training)
+        if outputs is None:
+            outputs = [Tensor(len(calls) - 1, index) for index in range(len(node.outputs))]
         values |= {id(symbol): tensor for symbol, tensor in zip(node.outputs, outputs, strict=True)}
     return [values[id(symbol)] for symbol in graph.outputs]
+
+
+def _add_call(
+    calls: list[Call], operation: Any, path: str, args: Any, kwargs: dict[str, Any], training: Any
+) -> list[Tensor] | None:
+    """Appends the call of an operation, or those of a model; returns the tensors of a model's outputs."""
+    in_training = training if kwargs.get("training") is None else kwargs["training"]
+    if _is_opened(operation):
+        given = _get_inputs(get_graph(operation), args[0] if args else kwargs["inputs"])
+        return _add_calls(calls, operation, given, f"{path}/", in_training)
+    if in_training is not None and isinstance(operation, keras.layers.Layer):
+        kwargs = {**kwargs, "training": in_training}
+    calls.append(Call(path, operation, args, kwargs))
+    return None
 
 
 def _get_inputs(graph: keras.Model, given: Any) -> list[Tensor]:
