@@ -13,7 +13,7 @@ from tfaccel.benchmarks.fault_launch import Launch, get_result, launch, read_lin
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
 from tfaccel.benchmarks.faults_program import EPOCHS, NUM_ROWS, NUM_VALIDATION_ROWS
 from tfaccel.data import write_tfrecords
-from tfaccel.processes.exit_status import DONE, PERMANENT
+from tfaccel.processes.launched import DONE, PERMANENT
 
 _NUM_IMAGES, _SIZE = 60, 8
 _TRAIN = ("train", "--recipe=image_classification", "--epochs=1", "--augmentation=none", "--global_batch_size=16")

@@ -13,9 +13,8 @@ from tfaccel.benchmarks.fault_launch import PROGRAM, are_whole
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, NotPossibleHere, Trial
 from tfaccel.benchmarks.fault_rows_workers import OPTIONS
 from tfaccel.benchmarks.ray_cluster import NODE, two_nodes
-from tfaccel.extras.cluster.cluster_job import ClusterJob
+from tfaccel.extras.cluster.cluster_job import ClusterJob, RayOptions
 from tfaccel.extras.cluster.ray_engine import run_on_ray
-from tfaccel.extras.cluster.ray_options import RayOptions
 
 _LIMIT_SECONDS = 600.0
 _POLL_SECONDS = 0.1

@@ -16,7 +16,7 @@ from tfaccel.benchmarks.fault_launch import PROGRAM, launch
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
 from tfaccel.benchmarks.fault_rows_workers import OPTIONS, judged
 from tfaccel.processes.child import Child
-from tfaccel.processes.exit_status import DONE
+from tfaccel.processes.launched import DONE
 from tfaccel.processes.local_cluster import cluster_environments
 
 _LIMIT_SECONDS = 300.0

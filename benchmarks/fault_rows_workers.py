@@ -12,7 +12,7 @@ from typing import Any
 from tfaccel.benchmarks.cut_program import launch_and_cut
 from tfaccel.benchmarks.fault_launch import Injection, Launch, Running, get_result, launch, send
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
-from tfaccel.processes.exit_status import PERMANENT
+from tfaccel.processes.launched import PERMANENT
 
 OPTIONS = {"pause": 0.1}
 _LARGE = {"pause": 0.1, "width": 700, "depth": 3}  # checkpoints of 12 MB

@@ -2,7 +2,7 @@
 
     python -m tfaccel.benchmarks.plain_program '{"recipe": "image_classification", "max_trials": 16, "epochs": 9, ...}'
 
-Models, batches and their order are those of `tfaccel tune` with the same seed; they are trained by `Model.fit`. It
+Models, batches and their order are those of `tfaccel search` with the same seed; they are trained by `Model.fit`. It
 writes on standard output, as JSON, the best score and the hyperparameters of each trial.
 """
 

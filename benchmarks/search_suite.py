@@ -1,4 +1,4 @@
-"""The benchmark of searches: `tfaccel tune` with two workers, interleaved with plain Keras Tuner on the same trials."""
+"""The benchmark of searches: `tfaccel search` with two workers, interleaved with Keras Tuner on the same trials."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def run_search_suite(names: Sequence[str], options: SuiteOptions) -> Report:
     for name in names:
         epochs, metric, tolerance = SEARCHES[name]
         epochs = max(3, round(epochs * options.scale))
-        windows: dict[str, list[Window]] = {"Keras Tuner": [], "tfaccel tune": []}
+        windows: dict[str, list[Window]] = {"Keras Tuner": [], "tfaccel search": []}
         found: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for repetition in range(options.repetitions):
             options.progress(f"{name}: Keras Tuner, {repetition + 1} of {options.repetitions}")
             plain, plain_window = _plain(name, epochs, metric)
-            options.progress(f"{name}: tfaccel tune, {repetition + 1} of {options.repetitions}")
+            options.progress(f"{name}: tfaccel search, {repetition + 1} of {options.repetitions}")
             ours, our_window = _ours(name, epochs, metric)
             windows["Keras Tuner"].append(plain_window)
-            windows["tfaccel tune"].append(our_window)
+            windows["tfaccel search"].append(our_window)
             found.append((plain, ours))
             _check_same_trials(plain, ours)
         steps = NUM_TRIALS * epochs
@@ -68,7 +68,7 @@ def run_search_suite(names: Sequence[str], options: SuiteOptions) -> Report:
 def _figures(
     name: str, windows: dict[str, list[Window]], found: list[tuple[dict[str, Any], dict[str, Any]]], tolerance: float
 ) -> list[Figure]:
-    pairs = list(zip(windows["tfaccel tune"], windows["Keras Tuner"], strict=True))
+    pairs = list(zip(windows["tfaccel search"], windows["Keras Tuner"], strict=True))
     ratios = tuple(own.wall_seconds / plain.wall_seconds for own, plain in pairs)
     apart = max(abs(plain["best"] - ours["best"]["score"]) for plain, ours in found)
     overheads = tuple(trial_overhead(ours["rows"]) for _, ours in found)
@@ -77,7 +77,7 @@ def _figures(
     return [
         Figure(
             name=name,
-            quantity=f"time tfaccel tune --parallel={PARALLEL} / Keras Tuner, {NUM_TRIALS} trials",
+            quantity=f"time tfaccel search --parallel={PARALLEL} / Keras Tuner, {NUM_TRIALS} trials",
             values=ratios,
             at_most=MAX_TIME,
             loss_difference=apart,
@@ -88,7 +88,7 @@ def _figures(
         Figure(name=name, quantity="seconds of a trial's epochs", values=trial_seconds),
         Figure(name=name, quantity="best score, Keras Tuner", values=tuple(plain["best"] for plain, _ in found)),
         Figure(
-            name=name, quantity="best score, tfaccel tune", values=tuple(ours["best"]["score"] for _, ours in found)
+            name=name, quantity="best score, tfaccel search", values=tuple(ours["best"]["score"] for _, ours in found)
         ),
     ]
 

@@ -13,8 +13,8 @@ import numpy as np
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
-from tfaccel.data.tables.options import TableOptions
-from tfaccel.data.tables.tabular_files import read_tabular_set
+from tfaccel.data.tables.table_data import read_tabular_set
+from tfaccel.data.tables.tabular_set import TableOptions
 from tfaccel.errors import TfaccelError
 
 TABLES_FIGURES = ("csv", "parquet")

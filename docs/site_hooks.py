@@ -26,7 +26,9 @@ SEVERAL_ARGUMENTS = re.compile(r"^([ ]+)((?:\w+,\s+)+\w+):\s+(.+(?:\n\1[ ]+.+)*)
 
 def public_names(package: str) -> dict[str, str]:
     """Public name -> the module that defines it, with its name there if that is another one, of a package."""
-    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+    place = ROOT / package.replace(".", "/")
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     names: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_PUBLIC_NAMES":
@@ -57,7 +59,7 @@ def _help_of(command: str) -> str:
 
 def _defined(match: re.Match[str]) -> str:
     package, name = match.groups()
-    module, _, original = public_names(package)[name].partition(":")
+    module, _, original = public_names(package).get(name, package).partition(":")
     return (
         f'::: {module}.{original or name}\n    options:\n      heading: "{package}.{name}"\n      toc_label: "{name}"'
     )

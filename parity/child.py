@@ -26,7 +26,7 @@ from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement, c
 from tfaccel.parity.run_case import run_case
 from tfaccel.parity.shared_references import SharedReferences
 from tfaccel.processes.connection import end_with_parent
-from tfaccel.processes.garbage import keep_loaded_objects
+from tfaccel.processes.quiet_start import keep_loaded_objects
 from tfaccel.training.runtime import split_cpu
 
 GPU_PART_MEBIBYTES = 3072  # of each logical GPU: tiny models, but TensorFlow's libraries take memory too

@@ -28,7 +28,7 @@ _WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 _CHILD = """
 import sys
-from tfaccel.processes.garbage import collect_less_often
+from tfaccel.processes.quiet_start import collect_less_often
 
 collect_less_often()
 from tfaccel.parity.child import main

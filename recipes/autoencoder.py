@@ -88,17 +88,17 @@ def build_model(examples: Any, *, latent_size: int, width: int, dropout: float, 
 def workload(
     *,
     # folder or `.npz` file of images, or CSV or Parquet file; None for the digits
-    data_dir: tfaccel.DataPath | None = None,
+    data_dir: tfaccel.options.DataPath | None = None,
     # height and width to resize images to, in pixels; None to choose from the data
     image_size: int | None = None,
     encoding: str = "utf-8",  # text encoding of a CSV file
-    latent_size: tfaccel.Count = 8,  # size of the latent vector
+    latent_size: tfaccel.options.Count = 8,  # size of the latent vector
     # filters of the first convolution; all other layers, including those for tables, scale with it
-    width: tfaccel.Count = 32,
-    dropout: tfaccel.Fraction = 0.0,  # dropout rate of both networks
+    width: tfaccel.options.Count = 32,
+    dropout: tfaccel.options.Fraction = 0.0,  # dropout rate of both networks
     remat: bool = False,  # recompute the activations of both networks in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The data are checked here; images are decoded when first used."""
     examples = data.ExampleData(

@@ -96,23 +96,25 @@ def num_halvings(images: Any) -> int:
 @tfaccel.recipe(optimizer="adam", learning_rate=1e-3, schedule="constant", weight_decay=0.0, ema=True)
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # folder of images; None for the digits
+    data_dir: tfaccel.options.DataPath | None = None,  # folder of images; None for the digits
     # height and width to resize images to, in pixels; None to choose from the data
     image_size: int | None = None,
-    latent_size: tfaccel.Count = 32,  # size of the noise vector
+    latent_size: tfaccel.options.Count = 32,  # size of the noise vector
     # filters of both networks at full image size, a multiple of 8; doubled with each halving
-    width: tfaccel.Count = 32,
-    dropout: tfaccel.Fraction = 0.2,  # dropout rate of the discriminator
-    label_smoothing: tfaccel.Fraction = 0.1,  # the discriminator's target for real images is 1 minus this
+    width: tfaccel.options.Count = 32,
+    dropout: tfaccel.options.Fraction = 0.2,  # dropout rate of the discriminator
+    label_smoothing: tfaccel.options.Fraction = 0.1,  # the discriminator's target for real images is 1 minus this
     remat: bool = False,  # recompute the activations of the generator in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The images are checked here and decoded when first used."""
     if width % GROUPS:
-        raise tfaccel.WorkloadError(f"`width` must be a multiple of {GROUPS}. Received: width={width}.")
+        raise tfaccel.errors.WorkloadError(f"`width` must be a multiple of {GROUPS}. Received: width={width}.")
     if training.early_stopping is not None:
-        raise tfaccel.WorkloadError("A GAN has no validation loss for early stopping. Leave `early_stopping` out.")
+        raise tfaccel.errors.WorkloadError(
+            "A GAN has no validation loss for early stopping. Leave `early_stopping` out."
+        )
     images = (
         data.digit_images(image_size)
         if data_dir is None
@@ -161,7 +163,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     gan = tfaccel.layers.ConditionalGan  # importing it registers the class, so that Keras can load the model
     model = keras.models.load_model(run_dir / "model.keras", compile=False)
     if not isinstance(model, gan):
-        raise tfaccel.WorkloadError(f"{run_dir / 'model.keras'} is not a ConditionalGan.")
+        raise tfaccel.errors.WorkloadError(f"{run_dir / 'model.keras'} is not a ConditionalGan.")
     inputs, labels = tfaccel.layers.sample_inputs(model.generator, 100)
     made = model.generator.predict(inputs, verbose=0)
     train, test = work.data.real_images("train"), work.data.real_images("test")

@@ -73,12 +73,12 @@ def build_model(images: Any, *, width: int, num_blocks: int, remat: bool) -> Any
 @tfaccel.recipe(not_recorded=("cache",))
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # folder, file or dataset name, see above; None for the digits
+    data_dir: tfaccel.options.DataPath | None = None,  # folder, file or dataset name, see above; None for the digits
     # height and width to resize images to, in pixels; None to choose from the data
     image_size: int | None = None,
-    width: tfaccel.Count = 32,  # filters of the first stage; each later stage doubles them
-    num_blocks: tfaccel.Count = 1,  # residual blocks per stage
-    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
+    width: tfaccel.options.Count = 32,  # filters of the first stage; each later stage doubles them
+    num_blocks: tfaccel.options.Count = 1,  # residual blocks per stage
+    label_smoothing: tfaccel.options.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     # augmentation of training images: small random rotations, zooms and shifts (moves), none,
     # or moves followed by a batch augmentation; see `tfaccel.data.ImageData`
     augmentation: Literal["moves", "none", "flip", "crop", "randaugment", "mixup", "cutmix", "cutout"] = "moves",
@@ -86,7 +86,7 @@ def workload(
     cache: Literal["auto", "memory", "disk", "none"] = "auto",
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The images are checked here and decoded when first used."""
     images = (

@@ -78,17 +78,17 @@ def build_model(images: Any, *, width: int, dropout: float, remat: bool) -> Any:
 def workload(
     *,
     # folder in COCO format, see above; None for digits on clutter
-    data_dir: tfaccel.DataPath | None = None,
+    data_dir: tfaccel.options.DataPath | None = None,
     # side of the square that your images are fitted into, a multiple of 16 pixels; None for 128
-    image_size: tfaccel.Count | None = None,
+    image_size: tfaccel.options.Count | None = None,
     # digits of the test scenes: the test split, or, for choosing settings, a fifth of the training split
     # (validation), which is then excluded from training
     test_part: Literal["test", "validation"] = "test",
-    width: tfaccel.Count = 32,  # filters at half the image size; all other layers scale with it
-    dropout: tfaccel.Fraction = 0.0,  # dropout rate before the output layers
+    width: tfaccel.options.Count = 32,  # filters at half the image size; all other layers scale with it
+    dropout: tfaccel.options.Fraction = 0.0,  # dropout rate before the output layers
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. Images and boxes are read and checked here."""
     reporting.check_coco_library()

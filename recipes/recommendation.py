@@ -84,11 +84,11 @@ def build_model(name: str, clicks: Any, *, width: int, num_layers: int, dropout:
 def workload(
     *,
     # CSV or Parquet file, or folder with the tables train and test; None for clicks drawn with known probabilities
-    data_dir: tfaccel.DataPath | None = None,
+    data_dir: tfaccel.options.DataPath | None = None,
     model: Literal["two_tower", "dcn"] = "two_tower",  # two towers, or a deep and cross network
-    num_users: tfaccel.Count = 1000,  # users of the generated clicks
-    num_items: tfaccel.Count = 500,  # items of the generated clicks
-    num_interactions: tfaccel.Count = 250_000,  # generated rows, of which a fifth is for testing
+    num_users: tfaccel.options.Count = 1000,  # users of the generated clicks
+    num_items: tfaccel.options.Count = 500,  # items of the generated clicks
+    num_interactions: tfaccel.options.Count = 250_000,  # generated rows, of which a fifth is for testing
     user_column: str = "user",  # column with the ids of users
     item_column: str = "item",  # column with the ids of items
     label_column: str = "click",  # column with the labels: 0 and 1, or ratings
@@ -99,15 +99,16 @@ def workload(
     # categorical, date and ignored; or the same as a dictionary
     column_kinds: str | dict[str, str] = "",
     encoding: str = "utf-8",  # text encoding of a CSV file
-    min_rows: tfaccel.Count = 5,  # ids in fewer training rows share the row of unknown ids
-    num_buckets: tfaccel.Count | None = None,  # rows that ids are hashed into, in each table; None for a row for each
-    width: tfaccel.Count = 32,  # numbers in a row of a table, and outputs of a tower
-    num_layers: tfaccel.Count = 1,  # layers of each tower, or cross layers
-    dropout: tfaccel.Fraction = 0.2,  # dropout rate of embedded ids and features
-    id_dropout: tfaccel.Fraction = 0.01,  # fraction of ids replaced by the unknown id in training
+    min_rows: tfaccel.options.Count = 5,  # ids in fewer training rows share the row of unknown ids
+    num_buckets: tfaccel.options.Count
+    | None = None,  # rows that ids are hashed into, in each table; None for a row for each
+    width: tfaccel.options.Count = 32,  # numbers in a row of a table, and outputs of a tower
+    num_layers: tfaccel.options.Count = 1,  # layers of each tower, or cross layers
+    dropout: tfaccel.options.Fraction = 0.2,  # dropout rate of embedded ids and features
+    id_dropout: tfaccel.options.Fraction = 0.01,  # fraction of ids replaced by the unknown id in training
     remat: bool = False,  # recompute the activations of dense layers in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The interactions are read and checked here."""
     rows = {"min_rows": min_rows, "num_buckets": num_buckets}
@@ -181,7 +182,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     )
 
 
-def recommend(run_dir: tfaccel.DataPath, user: str, count: int = 10) -> list[tuple[str, float]]:
+def recommend(run_dir: tfaccel.options.DataPath, user: str, count: int = 10) -> list[tuple[str, float]]:
     """The items that a user most probably clicks on, best first, with their probabilities, by a finished run's model.
 
     A new user gets what suits users without history. Raises DataError if a file is missing, or `count` is below 1.

@@ -84,23 +84,23 @@ def build_model(series: Any, model: str, *, window: int, horizon: int, width: in
 def workload(
     *,
     # CSV or Parquet file with one row per time step; None for a double pendulum
-    data_dir: tfaccel.DataPath | None = None,
+    data_dir: tfaccel.options.DataPath | None = None,
     # column with the time stamps: strictly increasing numbers or dates
     time_column: str | None = None,
     target: str | None = None,  # column to forecast, or several separated by commas; None for all
     encoding: str = "utf-8",  # text encoding of a CSV file
     # encoder of the past: a gated recurrent unit or temporal convolutions
     model: Literal["gru", "convolution"] = "convolution",
-    window: tfaccel.Count = 64,  # past rows that the model sees
-    horizon: tfaccel.Count = 24,  # rows to forecast
-    width: tfaccel.Count = 48,  # units of the GRU layers, or filters of the convolutions
-    dropout: tfaccel.Fraction = 0.0,  # dropout rate of the hidden layers
+    window: tfaccel.options.Count = 64,  # past rows that the model sees
+    horizon: tfaccel.options.Count = 24,  # rows to forecast
+    width: tfaccel.options.Count = 48,  # units of the GRU layers, or filters of the convolutions
+    dropout: tfaccel.options.Fraction = 0.0,  # dropout rate of the hidden layers
     # none, or random jitter and scaling of the past (jitter); see `tfaccel.data.SeriesData`
     augmentation: Literal["none", "jitter"] = "none",
     # recompute the activations of each convolution block in the backward pass: less memory, more time
     remat: bool = False,
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The series is read and checked here."""
     if data_dir is None:

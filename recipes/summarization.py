@@ -61,18 +61,18 @@ def build_model(num_tokens: int, lengths: tuple[int, int], **blocks: Any) -> Any
 def workload(
     *,
     # CSV or Parquet file; None for entries of CPython's documentation, whose first sentence serves as the summary
-    data_dir: tfaccel.DataPath | None = None,
-    num_words: tfaccel.Count = 100,  # max tokens of a document; the rest is cut off
-    width: tfaccel.Count = 64,  # width of the Transformer blocks
-    num_blocks: tfaccel.Count = 1,  # Transformer blocks of the encoder, and of the decoder
-    dropout: tfaccel.Fraction = 0.3,  # dropout rate inside the model
-    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target spread evenly over all words
+    data_dir: tfaccel.options.DataPath | None = None,
+    num_words: tfaccel.options.Count = 100,  # max tokens of a document; the rest is cut off
+    width: tfaccel.options.Count = 64,  # width of the Transformer blocks
+    num_blocks: tfaccel.options.Count = 1,  # Transformer blocks of the encoder, and of the decoder
+    dropout: tfaccel.options.Fraction = 0.3,  # dropout rate inside the model
+    label_smoothing: tfaccel.options.Fraction = 0.0,  # fraction of the target spread evenly over all words
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     document_column: str = "document",  # column with the documents
     summary_column: str = "summary",  # column with their summaries
     encoding: str = "utf-8",  # text encoding of a CSV file
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The documents are read and checked here."""
     if data_dir is None:
@@ -132,7 +132,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
 
 
 def summarize(
-    run_dir: tfaccel.DataPath, texts: Sequence[str], *, beam_size: int = 4, length_penalty: float = 1.0
+    run_dir: tfaccel.options.DataPath, texts: Sequence[str], *, beam_size: int = 4, length_penalty: float = 1.0
 ) -> list[str]:
     """Summarizes each text, in lowercase, with the model of a finished run; see `tfaccel.layers.BeamSearch`."""
     # No bigram appears twice in a summary.

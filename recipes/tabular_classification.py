@@ -62,7 +62,7 @@ def workload(
     *,
     # scikit-learn table to use if `data_dir` is None
     data: Literal["breast_cancer", "wine"] = "breast_cancer",
-    data_dir: tfaccel.DataPath | None = None,  # CSV or Parquet file, or folder with the tables train and test
+    data_dir: tfaccel.options.DataPath | None = None,  # CSV or Parquet file, or folder with the tables train and test
     target: str | None = None,  # column to predict
     # column kinds that override the detected ones, as NAME=KIND,NAME=KIND with the kinds numeric, categorical, date
     # and ignored; or the same as a dictionary
@@ -70,13 +70,13 @@ def workload(
     encoding: str = "utf-8",  # text encoding of a CSV file
     # equal weights for all classes (balanced) or all rows (none); auto: balanced if class sizes differ more than 3-fold
     class_weights: Literal["auto", "balanced", "none"] = "auto",
-    width: tfaccel.Count = 64,  # units per hidden layer
-    num_layers: tfaccel.Count = 2,  # number of hidden layers
-    dropout: tfaccel.Fraction = 0.3,  # dropout rate of the hidden layers
-    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
+    width: tfaccel.options.Count = 64,  # units per hidden layer
+    num_layers: tfaccel.options.Count = 2,  # number of hidden layers
+    dropout: tfaccel.options.Fraction = 0.3,  # dropout rate of the hidden layers
+    label_smoothing: tfaccel.options.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     remat: bool = False,  # recompute the activations of each layer in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The table is read and checked here."""
     reading = {"target": target, "column_kinds": column_kinds, "encoding": encoding, "class_weights": class_weights}

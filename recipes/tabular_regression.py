@@ -57,18 +57,18 @@ def build_model(table: Any, *, width: int, num_layers: int, dropout: float, rema
 def workload(
     *,
     # CSV or Parquet file, or folder with the tables train and test; None for the diabetes table
-    data_dir: tfaccel.DataPath | None = None,
+    data_dir: tfaccel.options.DataPath | None = None,
     target: str | None = None,  # column to predict
     # column kinds that override the detected ones, as NAME=KIND,NAME=KIND with the kinds numeric, categorical, date
     # and ignored; or the same as a dictionary
     column_kinds: str | dict[str, str] = "",
     encoding: str = "utf-8",  # text encoding of a CSV file
-    width: tfaccel.Count = 64,  # units per hidden layer
-    num_layers: tfaccel.Count = 2,  # number of hidden layers
-    dropout: tfaccel.Fraction = 0.3,  # dropout rate of the hidden layers
+    width: tfaccel.options.Count = 64,  # units per hidden layer
+    num_layers: tfaccel.options.Count = 2,  # number of hidden layers
+    dropout: tfaccel.options.Fraction = 0.3,  # dropout rate of the hidden layers
     remat: bool = False,  # recompute the activations of each layer in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The table is read and checked here."""
     reading = {"target": target, "column_kinds": column_kinds, "encoding": encoding}

@@ -73,18 +73,18 @@ def workload(
     *,
     # CSV or Parquet file, or folder with one subfolder of text files per class; None for passages of CPython's
     # documentation, labeled by chapter group
-    data_dir: tfaccel.DataPath | None = None,
+    data_dir: tfaccel.options.DataPath | None = None,
     model: Literal["embedding", "lstm", "transformer"] = "embedding",  # architecture
-    num_words: tfaccel.Count = 100,  # max tokens of a text; the rest is cut off
-    dropout: tfaccel.Fraction = 0.5,  # dropout rate inside the model
-    token_dropout: tfaccel.Fraction = 0.4,  # fraction of tokens replaced by the unknown token in training
-    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
+    num_words: tfaccel.options.Count = 100,  # max tokens of a text; the rest is cut off
+    dropout: tfaccel.options.Fraction = 0.5,  # dropout rate inside the model
+    token_dropout: tfaccel.options.Fraction = 0.4,  # fraction of tokens replaced by the unknown token in training
+    label_smoothing: tfaccel.options.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
     text_column: str = "text",  # column with the texts, in a table
     label_column: str = "label",  # column with their classes
     encoding: str = "utf-8",  # text encoding of a CSV file
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The texts are read and checked here."""
     if data_dir is None:
@@ -128,7 +128,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     return reporting.text_class_scores(result.final["accuracy"], train, test)
 
 
-def classify(run_dir: tfaccel.DataPath, texts: Sequence[str]) -> list[str]:
+def classify(run_dir: tfaccel.options.DataPath, texts: Sequence[str]) -> list[str]:
     """Classifies each text with the model of a finished run; raises DataError if its files are missing."""
     import json
 

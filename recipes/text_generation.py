@@ -56,15 +56,15 @@ def build_model(name: str, *, num_tokens: int, num_layers: int, remat: bool, **s
 @tfaccel.recipe(adamw_learning_rate=lambda model: LEARNING_RATES[model], global_clipnorm=1.0)
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # text file; None for CPython's documentation
+    data_dir: tfaccel.options.DataPath | None = None,  # text file; None for CPython's documentation
     model: Literal["lstm", "transformer"] = "lstm",  # architecture
-    width: tfaccel.Count = 128,  # width of the model's layers
-    num_layers: tfaccel.Count = 2,  # number of LSTM layers or Transformer blocks
-    dropout: tfaccel.Fraction = 0.1,  # dropout rate inside the model
-    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target spread evenly over all characters
+    width: tfaccel.options.Count = 128,  # width of the model's layers
+    num_layers: tfaccel.options.Count = 2,  # number of LSTM layers or Transformer blocks
+    dropout: tfaccel.options.Fraction = 0.1,  # dropout rate inside the model
+    label_smoothing: tfaccel.options.Fraction = 0.0,  # fraction of the target spread evenly over all characters
     remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The text is read and checked here."""
     if data_dir is None:  # the two splits share no topic
@@ -117,7 +117,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
 
 
 def generate(
-    run_dir: tfaccel.DataPath,
+    run_dir: tfaccel.options.DataPath,
     prompt: str,
     *,
     num_characters: int = 400,
@@ -128,7 +128,7 @@ def generate(
 ) -> str:
     """Continues a prompt of at least one character with the model of a finished run."""
     if not prompt:
-        raise tfaccel.DataError("A prompt must have at least one character.")
+        raise tfaccel.errors.DataError("A prompt must have at least one character.")
     sampling = tfaccel.layers.Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     model, (vocabulary,) = tfaccel.layers.load_text_model(run_dir, "vocabulary")
     writer = tfaccel.layers.TokenWriter(model.get_layer("writer"))

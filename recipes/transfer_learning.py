@@ -69,7 +69,7 @@ def build_model(images: Any, backbone: Any, *, head_width: int, dropout: float) 
 @tfaccel.recipe(learning_rate_factor=lambda pretrained: RATE_FACTORS[pretrained])
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # folder of images; None for the digits 5 to 9
+    data_dir: tfaccel.options.DataPath | None = None,  # folder of images; None for the digits 5 to 9
     # height and width to resize images to, in pixels; None for the backbone's default
     image_size: int | None = None,
     # digits, a network of keras.applications (MobileNetV2 ...), or the path of a `.keras` file
@@ -79,20 +79,22 @@ def workload(
     head_width: int = 0,  # units of a hidden layer in the new head; 0 for none
     # number of stages of the backbone; they are unfrozen one after another, the one nearest the head first, and each
     # deeper one trains at half the learning rate of the one before
-    num_stages: tfaccel.Count = 2,
+    num_stages: tfaccel.options.Count = 2,
     # train the backbone's dense layers and convolutions by low-rank updates (LoRA) of this rank instead of all
     # their weights; None for no LoRA
-    lora_rank: tfaccel.Count | None = None,
+    lora_rank: tfaccel.options.Count | None = None,
     baseline: bool = True,  # also train the same network from scratch, for comparison
-    dropout: tfaccel.Fraction = 0.2,  # dropout rate of the features
-    label_smoothing: tfaccel.Fraction = 0.1,  # fraction of the target spread evenly over all classes
+    dropout: tfaccel.options.Fraction = 0.2,  # dropout rate of the features
+    label_smoothing: tfaccel.options.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     remat: bool = False,  # recompute the activations of the backbone in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The images are checked here and decoded when first used."""
     if head_width < 0:
-        raise tfaccel.WorkloadError(f"`head_width` must be a whole number of at least 0. Received: {head_width=}.")
+        raise tfaccel.errors.WorkloadError(
+            f"`head_width` must be a whole number of at least 0. Received: {head_width=}."
+        )
     network = find_backbone(backbone)
     if data_dir is None:
         size = network.size_of_images(image_size, default=8)

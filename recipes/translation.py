@@ -51,16 +51,16 @@ def build_model(num_tokens: tuple[int, int], lengths: tuple[int, int], **blocks:
 @tfaccel.recipe(adamw_learning_rate=3e-3, global_clipnorm=1.0)
 def workload(
     *,
-    data_dir: tfaccel.DataPath | None = None,  # folder with source.txt and target.txt; None for dates
+    data_dir: tfaccel.options.DataPath | None = None,  # folder with source.txt and target.txt; None for dates
     unit: Literal["characters", "words"] = "characters",  # unit of a token, in both languages
-    max_length: tfaccel.Count = 128,  # max tokens of a source or target text; the rest is cut off
-    width: tfaccel.Count = 64,  # width of the Transformer blocks
-    num_blocks: tfaccel.Count = 2,  # Transformer blocks of the encoder, and of the decoder
-    dropout: tfaccel.Fraction = 0.0,  # dropout rate inside the model
-    label_smoothing: tfaccel.Fraction = 0.0,  # fraction of the target spread evenly over all tokens
+    max_length: tfaccel.options.Count = 128,  # max tokens of a source or target text; the rest is cut off
+    width: tfaccel.options.Count = 64,  # width of the Transformer blocks
+    num_blocks: tfaccel.options.Count = 2,  # Transformer blocks of the encoder, and of the decoder
+    dropout: tfaccel.options.Fraction = 0.0,  # dropout rate inside the model
+    label_smoothing: tfaccel.options.Fraction = 0.0,  # fraction of the target spread evenly over all tokens
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """Builds the workload. The texts are read and checked here."""
     pairs = data.dates_in_words() if data_dir is None else data.read_translations(data_dir, bad_data=bad_data)
@@ -122,7 +122,7 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
 
 
 def translate(
-    run_dir: tfaccel.DataPath, texts: Sequence[str], *, beam_size: int = 4, length_penalty: float = 0.6
+    run_dir: tfaccel.options.DataPath, texts: Sequence[str], *, beam_size: int = 4, length_penalty: float = 0.6
 ) -> list[str]:
     """Translates each text with the model of a finished run; see `tfaccel.layers.BeamSearch`."""
     from tfaccel.layers import BeamSearch, load_text_model

@@ -16,7 +16,7 @@
 Suites: `engine` (overhead of `tfaccel.fit` compared with a custom training loop and with `Model.fit`, and fused kernels
 compared with Keras's operations; CPU only, about sixteen minutes on two cores), `recipes` (trains each recipe to its
 stated result with `tfaccel.train`, with `Model.fit` and Keras's defaults, and with `Model.fit` and the recipe's
-settings; one to ten minutes per recipe), `search` (`tfaccel tune` with two workers, and plain Keras Tuner on the same
+settings; one to ten minutes per recipe), `search` (`tfaccel search` with two workers, and plain Keras Tuner on the same
 trials; ten minutes per repetition), `samplers` (30 trials of an MLP with Optuna's own loop and with `tfaccel.search`,
 TPE and Bayesian; each repetition uses one seed and takes three minutes; needs the extra `optuna`), `compress` (the
 image recipe in int8 and with 80 % sparsity: size, accuracy and latency compared with float32, two minutes; and the
@@ -26,7 +26,7 @@ reload; six minutes), `memory` (the estimate of `tfaccel estimate-memory` and th
 families; half a minute per repetition of each), `scaling` (predicted step times of two workers beside measured ones,
 each worker on one core, a minute and a half per repetition; and predicted efficiencies beside published ones),
 `settings` (each recipe's settings and neighboring ones, on held-out training data, never on test data; hours for all
-recipes), `choice` (for seven kinds of models: the plan that `tfaccel autotune` chooses, the best plan of an exhaustive
+recipes), `choice` (for seven kinds of models: the plan that `tfaccel find-fastest` chooses, the best plan of a full
 sweep of the same space, and `Model.fit` with its defaults, in turn, and what choosing costs; and the input pipeline for
 JPEG images; about seven minutes per kind of model), `peers` (the chosen plan, native PyTorch, and Keras on JAX, in
 turn; about six minutes per kind of model; needs `pip install torch==2.13.0` and `pip install jax==0.10.2`, and leaves

@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import TfaccelError
-from tfaccel.extras.tpu.generations import parse_tpu
-from tfaccel.extras.tpu.readiness import StepSource, check_tpu_readiness
+from tfaccel.extras.tpu.readiness import StepSource, check_tpu_readiness, parse_tpu
 from tfaccel.hardware.doctor import examine
 from tfaccel.hardware.doctor_check import Check
 from tfaccel.hardware.doctor_examination import Examination

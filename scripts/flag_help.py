@@ -19,7 +19,7 @@ _GROUPS = {
     "What to train": "recipe workload data_dir on_bad_data max_bad_fraction",
     "Training (auto: the recipe's choice)": _TRAINING,
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
-    "Devices and speed (auto: measured by `tfaccel autotune`, or the rules of `tfaccel plan`)": _PLAN,
+    "Devices and speed (auto: measured by `tfaccel find-fastest`, or the rules of `tfaccel plan`)": _PLAN,
     "The tested rates": "min_learning_rate max_learning_rate num_steps spacing smoothing divergence_factor",
     "The run": "run_dir resume checkpoint_interval keep_checkpoints on_nonfinite num_workers engine address profile",
     "Output": "picture json quiet",

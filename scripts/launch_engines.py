@@ -9,11 +9,9 @@ from typing import Any
 from absl import flags
 
 from tfaccel.errors import LaunchError
-from tfaccel.extras.cluster.cluster_job import ClusterJob
-from tfaccel.extras.cluster.kubernetes_manifest import kubernetes_manifest
-from tfaccel.extras.cluster.kubernetes_options import KubernetesOptions
+from tfaccel.extras.cluster.cluster_job import ClusterJob, RayOptions
+from tfaccel.extras.cluster.kubernetes_manifest import KubernetesOptions, kubernetes_manifest
 from tfaccel.extras.cluster.ray_engine import run_on_ray
-from tfaccel.extras.cluster.ray_options import RayOptions
 from tfaccel.extras.cluster.slurm_script import SlurmOptions, slurm_script
 from tfaccel.known_names import did_you_mean
 from tfaccel.processes.child import ProcessError, run_program

@@ -8,22 +8,22 @@ import sys
 from importlib import import_module
 
 from tfaccel.known_names import did_you_mean
-from tfaccel.processes.garbage import collect_less_often
+from tfaccel.processes.quiet_start import collect_less_often
 
 COMMANDS = {
     "env": "describe this machine and installation, to paste into a bug report",
     "doctor": "check imports, every device and XLA; suggest a remedy for each problem",
     "plan": "print the candidate plans for a recipe on this (or another) machine, with every reason",
-    "autotune": "measure plans on this machine, and pick the fastest one that computes the same",
+    "find-fastest": "measure plans on this machine, and pick the fastest one that computes the same",
     "estimate-memory": "estimate the memory that training takes, and the largest batch that fits",
     "find-batch-size": "find the largest batch that fits into memory, and the fastest one, by training some steps",
-    "lr-find": "test a range of learning rates, and suggest one",
+    "find-learning-rate": "test a range of learning rates, and suggest one",
     "estimate-scaling": "predict speed, efficiency and cost on more devices",
     "roofline": "measure how close a workload comes to the limits of this machine, by layer",
     "recipes": "list the ready training recipes",
     "train": "train a recipe or your own workload",
     "launch": "run a training command as several workers, and start them again when one is lost",
-    "tune": "search for the best hyperparameters, with parallel trials",
+    "search": "search for the best hyperparameters, with parallel trials",
     "report": "write one HTML page about runs: curves, speed, plan, pictures, trials, compressed variants",
     "compress": "make smaller variants of a run's model, compare them, and pick one",
     "export": "export a trained model for deployment: SavedModel, LiteRT, ONNX, each compared with the model",
@@ -34,6 +34,9 @@ COMMANDS = {
     "test": "test parity: N replicas must match one device",
     "benchmark": "measure tfaccel's speed and overhead compared with plain Keras and a custom training loop",
 }
+
+# What three commands were called in version 0.1; those names still work, until version 0.3.
+OLD_NAMES = {"autotune": "find-fastest", "lr-find": "find-learning-rate", "tune": "search"}
 
 
 def usage() -> str:
@@ -54,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
         import tfaccel
 
         return _printed(f"tfaccel {tfaccel.__version__}", 0)
-    name = argv[1]
+    name = OLD_NAMES.get(argv[1], argv[1])
+    if name != argv[1]:
+        print(f"`tfaccel {argv[1]}` is now `tfaccel {name}`; use that name.", file=sys.stderr)
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS)
         print(f"tfaccel: unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)

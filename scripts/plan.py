@@ -69,7 +69,9 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
             table_console().print(_memory_table(plans[0], ways))
         measured = _measured_plan(values, hardware, workload, fixed)
         if measured is not None:
-            text = "`tfaccel train` with these flags does not use plan 1, but the one that `tfaccel autotune` measured"
+            text = (
+                "`tfaccel train` with these flags does not use plan 1, but the one that `tfaccel find-fastest` measured"
+            )
             table_console().print(Text(f"{text}: {measured}"))
         if values.write is not None:
             table_console().print(Text(f"Plan 1 is written to {values.write}"))

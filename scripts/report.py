@@ -2,8 +2,8 @@
 
     tfaccel report runs/digits
     tfaccel report runs/digits runs/wider --output=digits.html         # several runs side by side
-    tfaccel report runs/search                                         # a search of `tfaccel tune`
-    tfaccel report runs/digits --autotune_report=autotune.json         # with the plans that `tfaccel autotune` measured
+    tfaccel report runs/search                                         # a search of `tfaccel search`
+    tfaccel report runs/digits --autotune_report=autotune.json     # with the plans that `tfaccel find-fastest` measured
 
 It shows the verdict, learning curves, throughput, memory and utilization, the plan with its reasons, the measured
 plans, the recipe's pictures, the trials of a search, compressed variants, and the machine, as far as the directories
@@ -23,8 +23,8 @@ _FLAGS: dict[str, Flag] = {
     "output": ("report.html", "the HTML file to write; an earlier one is replaced"),
     "autotune_report": (
         str,
-        "a file of `tfaccel autotune --report=FILE`; without it, the measurements kept in TFACCEL_CACHE are shown if "
-        "they chose a run's plan",
+        "a file of `tfaccel find-fastest --report=FILE`; without it, the measurements kept in TFACCEL_CACHE are shown "
+        "if they chose a run's plan",
     ),
     "roofline": (
         str,

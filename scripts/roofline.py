@@ -71,7 +71,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     else:
         _print(found)
     if values.write is not None:  # last: without matrix products, it is refused
-        from tfaccel.reporting.roofline_picture import save_roofline_picture
+        from tfaccel.reporting.charts import save_roofline_picture
 
         save_roofline_picture(values.write, found)
     return 0

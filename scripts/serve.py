@@ -26,6 +26,7 @@ from absl import flags
 from tfaccel.compressing.litert.archive import is_litert_file
 from tfaccel.errors import ServeError, VersionError
 from tfaccel.exporting.load_model import ModelPlace
+from tfaccel.extras.serving.model_config import ModelConfig, VersionPolicy, read_model_configs
 from tfaccel.extras.serving.options import ServeOptions
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags
@@ -79,7 +80,7 @@ def _main(values: flags.FlagValues) -> int:
         raise VersionError(f"The server needs {', '.join(missing)}. Install: pip install 'tfaccel[serve]'")
     settings = {name: values[name].value for name in _OPTIONS} | {"allowed_origins": tuple(values.allowed_origins)}
     options = ServeOptions(**settings, allow_file_operations=values.allow_file_operations)
-    from tfaccel.extras.serving.address import check_address
+    from tfaccel.extras.serving.http_protocol import check_address
 
     check_address(options.host, options.port)
     if options.grpc_port is not None:
@@ -90,9 +91,7 @@ def _main(values: flags.FlagValues) -> int:
     place = chosen_place(values)
     quiet_tensorflow()
     with shown_log(program="serve"), _served(place, values.modules) as path:
-        from tfaccel.extras.serving.model_config import ModelConfig
         from tfaccel.extras.serving.server import serve
-        from tfaccel.extras.serving.version_policy import VersionPolicy
 
         policy = VersionPolicy(latest=options.max_versions)
         serve([ModelConfig(place.name, path, policy)], options, on_ready=_say)
@@ -104,8 +103,6 @@ def _serve_configured(file: Path, options: ServeOptions, values: flags.FlagValue
     if given:
         raise ServeError(f"Give --model_config_file or --{given[0]}. Received: both.")
     quiet_tensorflow()
-    from tfaccel.extras.serving.model_config import read_model_configs
-
     configs = read_model_configs(file)
     with shown_log(program="serve"):
         from tfaccel.extras.serving.server import serve

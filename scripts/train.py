@@ -2,7 +2,7 @@
 
     tfaccel train --recipe=image_classification                        # writes runs/image_classification-DATE
     tfaccel train --recipe=image_classification --run_dir=runs/digits
-    tfaccel train --recipe=image_classification --autotune             # measures plans first, as `tfaccel autotune`
+    tfaccel train --recipe=image_classification --autotune             # measures plans first, as `tfaccel find-fastest`
     tfaccel train --workload=my_project.digits:workload --epochs=5 --run_dir=runs/mine
     tfaccel train --recipe=image_classification --run_dir=runs/digits --resume=auto    # continues a stopped run
     tfaccel train --recipe=image_classification --profile=30:40    # a trace of these steps for TensorBoard's profiler
@@ -35,7 +35,7 @@ from typing import Any
 from absl import flags
 from rich.table import Table
 
-from tfaccel.data.epoch_positions import check_one_batch
+from tfaccel.data.epochs import check_one_batch
 from tfaccel.errors import LaunchError, TfaccelError
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.detect import detect_hardware
@@ -47,8 +47,8 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import launch_date, resume_in_attempt
-from tfaccel.scripts.autotune import autotune
 from tfaccel.scripts.command import table_console
+from tfaccel.scripts.find_fastest import measured_plans
 from tfaccel.scripts.launch import check_num_workers
 from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.plan_table import choices_table
@@ -168,7 +168,7 @@ def _what_to_train(
     measures = values.autotune and not continues
     if measures and not has_started_again():
         options = {**workload_options(values, parameters), **fixed}
-        measured = autotune(reference_of_workload(values), options, quiet=values.quiet).plan
+        measured = measured_plans(reference_of_workload(values), options, quiet=values.quiet).plan
     origin = f"from {values.plan}"
     if plan is None:
         plan, origin = _chosen_plan(workload, fixed, directory, values, measured=measured)

@@ -66,7 +66,7 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("run_dir", None, text, **own)
     flags.DEFINE_string("plan", None, "JSON file with the plan; other flags override its fields", **own)
     flags.DEFINE_bool(
-        "autotune", False, "measure plans first, and train with the fastest (see `tfaccel autotune`)", **own
+        "autotune", False, "measure plans first, and train with the fastest (see `tfaccel find-fastest`)", **own
     )
     text = "seed of the initial weights, dropout and the order of the data"
     flags.DEFINE_integer("seed", 0, text, lower_bound=0, upper_bound=MAX_SEED, **own)

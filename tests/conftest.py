@@ -23,41 +23,12 @@ from typing import Any
 
 import pytest
 from forked_python import ForkedPython
+from rings import StoredDurations, chosen
 
-from tfaccel.processes.garbage import collect_less_often, keep_loaded_objects
+from tfaccel.processes.quiet_start import collect_less_often, keep_loaded_objects
 
 NUM_LOGICAL_CPUS = 4
 THREAD_GRACE_SECONDS = 15.0
-
-# The files that take longest run first, so that pytest's processes end at about the same time.
-LONGEST_FIRST = (
-    "parity/test_parity.py",
-    "training/test_optimizer_state.py",
-    "training/test_pipeline_stages.py",
-    "training/test_as_keras.py",
-    "training/test_fused_recurrent.py",
-    "training/test_host_embeddings.py",
-    "world/test_world_models.py",
-    "world/test_keras_trainer.py",
-    "scripts/test_train.py",
-    "recipes/test_text_recipes.py",
-    "tpu/test_tpu_readiness.py",
-    "recipes/test_notebooks.py",
-    "training/test_resume.py",
-    "training/test_train_verb.py",
-    "recipes/test_tabular_recipes.py",
-    "recipes/test_gan.py",
-    "recipes/test_object_detection.py",
-    "recipes/test_autoencoder.py",
-    "recipes/test_sequence_forecasting.py",
-    "recipes/test_transfer_learning.py",
-    "recipes/test_image_classification.py",
-    "scripts/test_doctor.py",
-    "scripts/test_test_command.py",
-    "parity/test_run_cases.py",
-    "training/test_engine.py",
-    "training/test_whole_step.py",
-)
 
 # Environment that would make a test's outcome depend on the machine it runs on: clusters, other backends, compilers.
 FOREIGN_NAMES = re.compile(
@@ -80,9 +51,13 @@ NAMES_SET_BY_IMPORTS = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--quick", action="store_true", help="leave out the functions that take longest; see rings.py")
+    parser.addoption("--store-durations", action="store_true", help="write how long functions take to durations.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--store-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(StoredDurations())
     collect_less_often()  # importing and tracing create many objects that stay
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell starts in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests send it to their children
@@ -95,17 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=place_in_run)
-    if config.getoption("--all"):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if not item.get_closest_marker("slow")]
-
-
-def place_in_run(item: pytest.Item) -> int:
-    name = "/".join(item.path.parts[-2:])
-    return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
+    items[:], left = chosen(items, config)
+    config.hook.pytest_deselected(items=left)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,16 +1,18 @@
 """tfaccel: train Keras 3 models correctly and fast on every TensorFlow strategy.
 
 Importing this package does not import TensorFlow; the modules of the names below are imported on first use.
+More names are in `tfaccel.options`, `tfaccel.estimates`, `tfaccel.serving`, `tfaccel.optimizers` and `tfaccel.errors`.
 """
 
+import warnings
 from importlib import import_module
 from typing import Any
 
-from tfaccel.known_names import no_attribute
+from tfaccel.known_names import lazy_names
 
 __version__ = "0.1.0"
 
-# Public name -> the module that defines it.
+# Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
     "Hardware": "tfaccel.hardware.hardware",
     "detect_hardware": "tfaccel.hardware.detect",
@@ -28,87 +30,51 @@ _PUBLIC_NAMES = {
     "CheckResult": "tfaccel.training.check",
     "find_fastest": "tfaccel.measuring.find_fastest",
     "find_learning_rate": "tfaccel.tuning.find_learning_rate",
-    "LearningRateTest": "tfaccel.tuning.learning_rate_report",
     "LearningRateReport": "tfaccel.tuning.learning_rate_report",
-    "estimate_memory": "tfaccel.measuring.estimate_memory",
-    "MemoryEstimate": "tfaccel.measuring.memory_estimate",
     "find_batch_size": "tfaccel.measuring.find_batch_size",
     "notebook_launch": "tfaccel.launching.notebook_launch",
-    "BatchOptions": "tfaccel.measuring.batch_options",
     "BatchReport": "tfaccel.measuring.batch_report",
-    "MeasureOptions": "tfaccel.measuring.measure_options",
-    "estimate_scaling": "tfaccel.extras.estimates.estimate_scaling",
-    "ScalingOptions": "tfaccel.extras.estimates.scaling",
-    "ScalingEstimate": "tfaccel.extras.estimates.scaling",
-    "Interconnect": "tfaccel.extras.estimates.interconnect",
-    "compare_devices": "tfaccel.extras.estimates.compare_devices",
-    "DeviceComparison": "tfaccel.extras.estimates.device_comparison",
-    "GpuAssumptions": "tfaccel.extras.estimates.device_comparison",
-    "ComparisonOptions": "tfaccel.extras.estimates.compare_devices",
     "Report": "tfaccel.measuring.report",
-    "cost_of": "tfaccel.measuring.cost_of",
-    "ModelCost": "tfaccel.costs.model_cost",
-    "StepCost": "tfaccel.costs.model_cost",
-    "roofline": "tfaccel.measuring.roofline",
-    "Roofline": "tfaccel.measuring.roofline_report",
-    "Performance": "tfaccel.training.run.performance",
     "export": "tfaccel.exporting.export",
     "search": "tfaccel.tuning.search",
-    "write_report": "tfaccel.html_report.write_report",
     "compress": "tfaccel.compressing.compress",
     "TrainResult": "tfaccel.training.run.result",
-    "Device": "tfaccel.hardware.hardware",
-    "TrainingOptions": "tfaccel.training.training_options",
     "ExportResult": "tfaccel.exporting.export_result",
     "SearchResult": "tfaccel.tuning.search_result",
     "CompressResult": "tfaccel.compressing.comparison.gate",
-    "ImageInput": "tfaccel.data.raw_input",
-    "TextInput": "tfaccel.data.raw_input",
-    "TableInput": "tfaccel.data.raw_input",
     "Run": "tfaccel.exporting.load_run",
     "load_run": "tfaccel.exporting.load_run",
     "distill": "tfaccel.compressing.distillation",
     "serve": "tfaccel.extras.serving.server",
-    "ModelConfig": "tfaccel.extras.serving.model_config",
-    "ServeOptions": "tfaccel.extras.serving.options",
     "TfaccelError": "tfaccel.errors",
-    "PlanError": "tfaccel.errors",
-    "HardwareError": "tfaccel.errors",
-    "DataError": "tfaccel.errors",
-    "CoupledRowsError": "tfaccel.errors",
-    "RunDirError": "tfaccel.errors",
-    "WorkloadError": "tfaccel.errors",
-    "ClusterError": "tfaccel.errors",
-    "ClusterSettingsError": "tfaccel.errors",
-    "LaunchError": "tfaccel.errors",
-    "CompressionError": "tfaccel.errors",
-    "ExportError": "tfaccel.errors",
-    "ServeError": "tfaccel.errors",
-    "SearchError": "tfaccel.errors",
-    "ReportError": "tfaccel.errors",
-    "NonFiniteLossError": "tfaccel.errors",
-    "RunStopped": "tfaccel.errors",
-    "OutOfMemoryError": "tfaccel.errors",
-    "VersionError": "tfaccel.errors",
-    "Lars": "tfaccel.training.lars",
     "recipe": "tfaccel.training.recipe",
-    "Count": "tfaccel.training.recipe_options",
-    "DataPath": "tfaccel.training.recipe_options",
-    "Fraction": "tfaccel.training.recipe_options",
+    "report": "tfaccel.html_report.write_report:write_report",
 }
 
-_PUBLIC_PACKAGES = ("layers", "ops")  # as tfaccel.ops.sum_over_replicas, without an import of their own
+# Found as tfaccel.ops.sum_over_replicas, say, without an import of their own.
+_PUBLIC_MODULES = ("errors", "estimates", "layers", "ops", "optimizers", "options", "serving")
+
+# Where names are now that were here in version 0.1; those still work, until version 0.3.
+_MOVED_TO = ("errors", "estimates", "optimizers", "options", "serving")
 
 __all__ = ["__version__", *sorted(_PUBLIC_NAMES)]
+_get_public, __dir__ = lazy_names("tfaccel", _PUBLIC_NAMES, __all__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC_NAMES:
-        return getattr(import_module(_PUBLIC_NAMES[name]), name)
-    if name in _PUBLIC_PACKAGES:
+    if name in _PUBLIC_MODULES:
         return import_module(f"tfaccel.{name}")
-    raise no_attribute("tfaccel", name, __all__)
+    found = "tfaccel.report" if name == "write_report" else _moved(name)
+    if found is None:
+        return _get_public(name)
+    warnings.warn(f"tfaccel.{name} is now {found}; use that name.", DeprecationWarning, stacklevel=2)
+    module, _, new = found.rpartition(".")
+    return getattr(import_module(module), new)
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+def _moved(name: str) -> str | None:
+    """The present name of one that was here."""
+    if name in _PUBLIC_NAMES or name.startswith("_"):
+        return None
+    modules = (f"tfaccel.{one}" for one in _MOVED_TO)
+    return next((f"{one}.{name}" for one in modules if name in dir(import_module(one))), None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import pkgutil
 import re
 import sys
 import zipfile
@@ -44,8 +46,12 @@ def check_keras_file(path: Path, *, modules: Iterable[str] = ()) -> None:
             code, or uses a class that is not from Keras, tfaccel or `modules`.
     """
     entries = check_no_code(path)
-    for module in sorted({str(entry["module"]) for entry in entries if entry.get("module")}):
-        _check_module(module, path, tuple(modules))
+    named: dict[str, set[str]] = {}
+    for entry in entries:
+        if entry.get("module"):
+            named.setdefault(str(entry["module"]), set()).add(str(entry.get("registered_name")))
+    for module, classes in sorted(named.items()):
+        _check_module(module, classes, path, tuple(modules))
 
 
 def check_no_code(path: Path) -> list[dict[str, Any]]:
@@ -71,7 +77,7 @@ def check_no_code(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
+def _check_module(module: str, classes: set[str], path: Path, modules: tuple[str, ...]) -> None:
     package = module.partition(".")[0]
     if package in _FREE_PACKAGES or any(module == own or module.startswith(f"{own}.") for own in modules):
         return
@@ -79,6 +85,8 @@ def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
+            if _are_elsewhere(classes, module.rpartition(".")[0]):
+                return
             raise ExportError(f"{path} needs {module}, which this version of tfaccel does not have: {error}") from error
         return
     if package in sys.stdlib_module_names:
@@ -87,6 +95,16 @@ def _check_module(module: str, path: Path, modules: tuple[str, ...]) -> None:
         f"{path} names a class of the module {module!r}, which is not imported for a file that may come from anywhere. "
         f"If you trust that module, name it: --modules={module}"
     )
+
+
+def _are_elsewhere(classes: set[str], package: str) -> bool:
+    """Whether classes of a module that an earlier version had are registered by other modules of its package."""
+    from keras.saving import get_registered_object
+
+    with contextlib.suppress(ImportError):
+        for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            importlib.import_module(found.name)
+    return all(get_registered_object(name) is not None for name in classes)
 
 
 def check_members(path: Path) -> None:

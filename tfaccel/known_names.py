@@ -5,7 +5,8 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
 _Named = TypeVar("_Named", bound=Callable[..., Any])
@@ -51,6 +52,31 @@ def no_attribute(module: str, name: str, public: Collection[str]) -> AttributeEr
     """
     hint = did_you_mean(name, public)
     return AttributeError(f"module {module!r} has no attribute {name!r}.{hint} Public names: {', '.join(public)}.")
+
+
+def lazy_names(
+    module: str, names: Mapping[str, str], public: list[str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """A module's `__getattr__` and `__dir__`, which import what defines a public name on its first use.
+
+    Args:
+        module: the name of the module.
+        names: public name -> the module that defines it, and after a colon its name there if that differs.
+        public: what `dir` of the module lists.
+
+    Example:
+        >>> find, names = lazy_names("here", {"Plan": "tfaccel.planning.plan"}, ["Plan"])
+        >>> find("Plan").__name__, names()
+        ('Plan', ['Plan'])
+    """
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise no_attribute(module, name, public)
+        source, _, original = names[name].partition(":")
+        return getattr(import_module(source), original or name)
+
+    return find, lambda: sorted(public)
 
 
 def suggests_names(named: _Named) -> _Named:

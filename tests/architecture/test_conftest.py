@@ -1,20 +1,21 @@
 """The guards and fixtures of tests/conftest.py do what they promise."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
-from conftest import LONGEST_FIRST
+from rings import QUICK_SECONDS, known_durations
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
 
 
 def run_pytest(run_python, folder, tests, *options):
     """Runs pytest with the project's conftest on a file of tests, in a child process; returns its output."""
-    for file in (CONFTEST, CONFTEST.with_name("forked_python.py")):
+    for file in (CONFTEST, CONFTEST.with_name("forked_python.py"), CONFTEST.with_name("rings.py")):
         shutil.copy(file, folder)
     (folder / "test_it.py").write_text(tests)
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\nfilterwarnings = error\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  slow\n  quick\nfilterwarnings = error\n")
     return run_python("pytest", "-p", "no:cacheprovider", "-rA", *options, cwd=folder, check=False, fresh=True).stdout
 
 
@@ -82,14 +83,33 @@ def test_slow_tests_run_with_all_only(run_python, tmp_path):
     assert "2 passed" in run_pytest(run_python, tmp_path, tests, "--all")
 
 
-def test_files_that_take_longest_are_there_and_run_first(run_python, tmp_path):
-    missing = [name for name in LONGEST_FIRST if not (CONFTEST.parent / name).is_file()]
-    assert missing == []
-    for name in (*LONGEST_FIRST[:2], "data/test_short.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("def test_it(): pass\n")
+def test_files_that_take_longest_run_first_and_long_functions_are_left_out(run_python, tmp_path):
+    seconds = {"test_b.py::test_long": QUICK_SECONDS, "test_b.py::test_kept": QUICK_SECONDS, "test_b.py::test_it": 0.5}
+    (tmp_path / "durations.json").write_text(json.dumps(seconds))
+    (tmp_path / "test_a.py").write_text("def test_it(): pass\n")
+    (tmp_path / "test_b.py").write_text(
+        "import pytest\ndef test_long(): pass\n@pytest.mark.quick\ndef test_kept(): pass\n"
+        "@pytest.mark.parametrize('n', [1])\ndef test_it(n): pass\n"
+    )
+    names = "test_b.py::test_long test_b.py::test_kept test_b.py::test_it[1] test_a.py::test_it test_it.py::test_it"
     output = run_pytest(run_python, tmp_path, "def test_it(): pass\n", "--collect-only", "-q")
-    assert output.split()[:3] == [f"{name}::test_it" for name in (*LONGEST_FIRST[:2], "data/test_short.py")]
+    assert output.split()[:5] == names.split()
+    output = run_pytest(run_python, tmp_path, "def test_it(): pass\n", "--collect-only", "-q", "--quick")
+    assert output.split()[:4] == names.split()[1:]
+
+
+def test_durations_are_stored(run_python, tmp_path):
+    tests = "import time\ndef test_long(): time.sleep(0.3)\ndef test_short(): pass\n"
+    (tmp_path / "durations.json").write_text('{"test_other.py::test_it": 2.0}')
+    assert "2 passed" in run_pytest(run_python, tmp_path, tests, "--store-durations")
+    stored = json.loads((tmp_path / "durations.json").read_text())
+    assert list(stored) == ["test_it.py::test_long", "test_other.py::test_it"]
+    assert 0.3 <= stored["test_it.py::test_long"] < 5
+
+
+def test_stored_functions_exist():
+    files = {name.partition("::")[0] for name in known_durations()}
+    assert [name for name in files if not (CONFTEST.parent / name).is_file()] == []
 
 
 def test_foreign_environment_is_removed(run_python, tmp_path, monkeypatch):

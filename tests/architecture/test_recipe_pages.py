@@ -8,7 +8,9 @@ import pytest
 from source_tree import Source, sources
 
 MAX_LINES, MAX_MEDIAN_LINES, MAX_NAMES = 200, 170, 8
-PUBLIC_PACKAGES = ("tfaccel.data", "tfaccel.layers", "tfaccel.reporting")
+PUBLIC_PACKAGES = tuple(
+    f"tfaccel.{name}" for name in ("data", "errors", "layers", "optimizers", "options", "reporting")
+)
 
 
 def pages():
@@ -30,7 +32,7 @@ def is_public(name: str) -> bool:
     package, _, last = name.rpartition(".")
     if name == "tfaccel" or name in PUBLIC_PACKAGES:
         return True
-    return package in ("tfaccel", *PUBLIC_PACKAGES) and last in importlib.import_module(package).__all__
+    return package in ("tfaccel", *PUBLIC_PACKAGES) and last in dir(importlib.import_module(package))
 
 
 def names_used(source: Source) -> set[str]:

@@ -1,11 +1,10 @@
 """The benchmark of choices: its space, its figures, what it keeps, and a very short run."""
 
-import doctest
 import json
 
 import pytest
 
-from tfaccel.benchmarks import choice_suite, family_stages, input_figures, plan_sweep, synthetic_data, timed_race
+from tfaccel.benchmarks import choice_suite, family_stages, plan_sweep, synthetic_data
 from tfaccel.benchmarks.choice_tasks import FAMILIES, workload
 from tfaccel.benchmarks.plan_sweep import speed, sweep_space
 from tfaccel.benchmarks.report import Report
@@ -19,11 +18,6 @@ from tfaccel.planning.plan import Plan
 HARDWARE = Hardware(num_usable_cores=2, cpu_features=("AVX2", "AVX512F", "AVX512_BF16"))
 REFERENCE = Plan(strategy="none", devices=("CPU:0",), global_batch_size=128)
 XLA = Plan(strategy="none", devices=("CPU:0",), global_batch_size=128, jit_compile=True)
-
-
-@pytest.mark.parametrize("module", [choice_suite, family_stages, input_figures, plan_sweep, synthetic_data, timed_race])
-def test_examples(module):
-    assert doctest.testmod(module).failed == 0
 
 
 def test_the_bounds_are_those_of_find_fastest():

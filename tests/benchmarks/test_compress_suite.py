@@ -1,6 +1,5 @@
 """The benchmark of `compress`: its figures by name, and what QAT wins back."""
 
-import doctest
 import json
 
 import pytest
@@ -17,12 +16,6 @@ from tfaccel.scripts.benchmark import COMPRESS_FIGURE_NAMES, chosen_figures
 def result(name, accuracy, failure=""):
     variant = Variant(name=name, method=name, path=f"{name}.tflite")
     return VariantResult(variant=variant, metrics={"accuracy": accuracy}, failure=failure)
-
-
-def test_examples():
-    outcome = doctest.testmod(qat_suite)
-    assert outcome.attempted > 0
-    assert outcome.failed == 0
 
 
 def test_figures_are_found_by_name():

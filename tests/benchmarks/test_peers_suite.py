@@ -1,6 +1,5 @@
 """The benchmark of peers: the same models in each framework, what is left out, and its figures."""
 
-import doctest
 import importlib.util
 
 import pytest
@@ -14,11 +13,6 @@ from tfaccel.errors import TfaccelError
 from tfaccel.measuring.candidate import CandidateWindow
 
 OPTIONS = SuiteOptions(repetitions=1, progress=lambda text: None)
-
-
-@pytest.mark.parametrize("module", [peer_programs, peers_suite])
-def test_examples(module):
-    assert doctest.testmod(module).failed == 0
 
 
 def test_torch_runs_in_every_way():

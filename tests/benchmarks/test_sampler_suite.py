@@ -1,14 +1,7 @@
 """The benchmark of what chooses trials: its figures compare the same seeds."""
 
-import doctest
-
 from tfaccel.benchmarks import sampler_suite
 from tfaccel.scripts.benchmark import chosen_figures
-
-
-def test_examples():
-    outcome = doctest.testmod(sampler_suite)
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 def test_figures_compare_the_same_seeds():

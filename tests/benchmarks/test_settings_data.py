@@ -1,19 +1,18 @@
 """What settings are chosen by: training data alone, split as the recipe splits its data, which it reads itself."""
 
-import doctest
 import re
 
 import numpy as np
 import pytest
 
-from tfaccel.benchmarks import recipe_settings, settings_data, settings_suite
+from tfaccel.benchmarks import settings_data
 from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
 from tfaccel.benchmarks.settings_data import NUM_FOLDS, get_topics, write_validation
 from tfaccel.data.boxes.digit_scenes import digit_scenes
-from tfaccel.data.images.arrays import read_image_arrays
 from tfaccel.data.images.digits import digits
+from tfaccel.data.images.files import read_image_arrays
 from tfaccel.data.series.series_set import pendulum_series
-from tfaccel.data.tables.tabular_files import embedded_table
+from tfaccel.data.tables.table_data import embedded_table
 from tfaccel.data.texts.documentation import documentation_text
 from tfaccel.data.texts.files import read_text_parts
 from tfaccel.data.texts.pairs import dates_in_words, documentation_summaries
@@ -28,12 +27,6 @@ from tfaccel.recipes import (
     transfer_learning,
     translation,
 )
-
-
-@pytest.mark.parametrize("module", [recipe_settings, settings_data, settings_suite])
-def test_examples(module):
-    outcome = doctest.testmod(module)
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 def get_rows(*parts):

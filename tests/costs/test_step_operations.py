@@ -1,8 +1,5 @@
 """Operations of a training step, counted from its graph, beside closed formulas for models of many kinds."""
 
-import doctest
-import importlib
-
 import pytest
 
 from tfaccel import Workload
@@ -129,8 +126,3 @@ def test_loops_branches_and_functions_of_one_s_own(logical_devices):
         counted(lambda x: tf.while_loop(lambda y: tf.reduce_sum(y) < 9, lambda y: (y @ y,), (x,)), (3, 3))
     with pytest.raises(WorkloadError, match=r"matmul cannot be counted: its shape \(None, 3\) depends on the data\."):
         counted(lambda x: x @ tf.zeros((3, 2)), (None, 3))
-
-
-def test_examples(logical_devices):
-    outcome = doctest.testmod(importlib.import_module("tfaccel.costs.graph_operations"))
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.boxes.boxed_images import NO_OBJECT
+from tfaccel.data.boxes.box_data import NO_OBJECT
 from tfaccel.data.boxes.coco_files import read_coco
 from tfaccel.errors import DataError
 

@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tfaccel.data.images.decoding import decoded, pixels
 from tfaccel.data.images.files import read_image_set
-from tfaccel.data.images.image_check import check_image
+from tfaccel.data.images.image_check import check_image, decoded, pixels
 from tfaccel.data.images.image_data import ImageData
 from tfaccel.data.raw_input import ImageInput
 from tfaccel.errors import DataError

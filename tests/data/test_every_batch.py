@@ -19,13 +19,13 @@ def images(augmentation):
 
 def gan():
     from tfaccel.data import digit_images
-    from tfaccel.data.images.gan_data import GanData
+    from tfaccel.data.images.generative_data import GanData
 
     return GanData(digit_images(), 4)
 
 
 def autoencoder():
-    from tfaccel.data.example_data import ExampleData
+    from tfaccel.data.images.generative_data import ExampleData
 
     return ExampleData(latent_size=3)
 

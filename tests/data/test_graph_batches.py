@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tfaccel.data.graph_batches import (
     ArrayBatches,
-    AugmentedBatches,
     IteratorBatches,
     augmented_by_replicas,
     without_optionals,
@@ -108,19 +107,19 @@ def added_and_counted(batch):
 
 def test_rows_are_augmented_when_they_are_asked_for():
     batch = tf.range(6) * 10, tf.range(6)
-    by_row = AugmentedBatches(augment=added_and_counted)
+    by_row = IteratorBatches(augment=added_and_counted)
     assert by_row.num_rows(batch) == 6
     assert [part.numpy().tolist() for part in by_row.rows(batch, 2, 4)] == [[22, 33], [2, 2]]
     assert [part.numpy().tolist() for part in by_row.rows(batch)] == [[0, 11, 22, 33, 44, 55], [6] * 6]
-    whole = AugmentedBatches(augment=added_and_counted, mixes_rows=True)
+    whole = IteratorBatches(augment=added_and_counted, mixes_rows=True)
     assert [part.numpy().tolist() for part in whole.rows(batch, 2, 4)] == [[22, 33], [6, 6]]
-    own = AugmentedBatches(num_global_rows=8, first_row=2, augment=added_and_counted)
+    own = IteratorBatches(num_global_rows=8, first_row=2, augment=added_and_counted)
     assert [part.numpy().tolist() for part in own.rows(batch, 4, 6)] == [[22, 33], [2, 2]]
 
 
 def test_rows_divided_on_the_host_are_augmented_by_the_replicas():
-    own = AugmentedBatches(num_global_rows=8, first_row=2, augment=added_and_counted)
+    own = IteratorBatches(num_global_rows=8, first_row=2, augment=added_and_counted)
     assert augmented_by_replicas(own) == (IteratorBatches(8, 2), added_and_counted)
-    for batches in (AugmentedBatches(augment=added_and_counted, mixes_rows=True), IteratorBatches()):
+    for batches in (IteratorBatches(augment=added_and_counted, mixes_rows=True), IteratorBatches()):
         same, augment = augmented_by_replicas(batches)
         assert (same, augment(3)) == (batches, 3)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tfaccel.data.epochs import Part
 from tfaccel.data.images.digits import digits
 from tfaccel.errors import DataError
 
@@ -23,7 +24,10 @@ def read(batches, name, *, seed=0, epoch=0, augmentation=None):
     from tfaccel.data.images.augmentation import ImageAugmentation
 
     augmentation = augmentation or ImageAugmentation(name, digits())
-    return [np.stack(part) for part in zip(*augmentation.apply(batches, seed=seed, epoch=epoch), strict=True)]
+    return [
+        np.stack(part)
+        for part in zip(*augmentation.apply(batches, Part(global_batch_size=16, seed=seed, epoch=epoch)), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

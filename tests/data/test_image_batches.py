@@ -9,8 +9,8 @@ from PIL import Image
 from tfaccel.data.cache_choice import CacheOptions
 from tfaccel.data.images.digits import digits
 from tfaccel.data.images.files import read_image_set
+from tfaccel.data.images.image_data import ImageMoves
 from tfaccel.data.images.image_set import ImageSet, ImageSplit
-from tfaccel.data.images.moves import ImageMoves
 from tfaccel.errors import DataError
 
 STILL = ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)
@@ -34,7 +34,7 @@ def numbered(num_images=10, *, size=8, dtype=np.uint8):
 @pytest.fixture
 def batches(logical_devices):
     """A function from an image set to its batches."""
-    from tfaccel.data.images.batches import ImageBatches
+    from tfaccel.data.images.image_data import ImageBatches
 
     return lambda images, moves=STILL, **options: ImageBatches(images, moves, **options)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfaccel.data.images.moves import ImageMoves
+from tfaccel.data.images.image_data import ImageMoves
 
 
 def transforms(num_images=1000, *, image_size=8, **amounts):

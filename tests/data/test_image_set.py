@@ -5,8 +5,9 @@ import sys
 import numpy as np
 import pytest
 
+from tfaccel.data.class_labels import split_rows
 from tfaccel.data.images.digits import digits
-from tfaccel.data.images.image_set import check_image_size, split_rows
+from tfaccel.data.images.image_set import check_image_size
 from tfaccel.errors import DataError
 
 

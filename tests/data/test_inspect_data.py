@@ -1,7 +1,5 @@
 """Inspection of tables, images and texts: faults that were planted are found, and sound data are left in peace."""
 
-import doctest
-import importlib
 import re
 
 import numpy as np
@@ -9,8 +7,7 @@ import pytest
 from PIL import Image
 
 from tfaccel.errors import DataError
-from tfaccel.extras.inspection.checks import balance, copies, memory
-from tfaccel.extras.inspection.findings import Examples
+from tfaccel.extras.inspection.findings import Examples, balance, copies, memory
 from tfaccel.extras.inspection.inspect_data import inspect_data
 
 
@@ -263,18 +260,6 @@ def test_progress_is_told(tmp_path):
     inspect_data(tmp_path / "t.csv", target="kind", progress=lambda *what: told.append(what))
     assert ("Columns", 0, 6) in told
     assert told[-1] == ("Labels, by cross-validation", 0, 1)
-
-
-NAMES = (
-    "inspection.inspect_data inspection.checks inspection.folders inspection.outliers inspection.table"
-    " inspection.target inspection.texts inspection.label_errors tables.dates"
-)
-
-
-@pytest.mark.parametrize("name", NAMES.split())
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)
 
 
 def test_names_that_would_move_the_cursor_are_escaped(tmp_path, capsys):

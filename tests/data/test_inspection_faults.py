@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from tfaccel.errors import DataError
 from tfaccel.extras.inspection.inspect_data import inspect_data
-from tfaccel.extras.inspection.outliers import outliers
+from tfaccel.extras.inspection.table import outliers
 
 
 def found(report):

@@ -1,7 +1,5 @@
 """Interactions: which columns are read, how ids become rows of a table, and what is refused by name."""
 
-import doctest
-import importlib
 import json
 import re
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfaccel.data import BadData, Catalogue, InteractionData, generated_clicks, read_interactions
-from tfaccel.data.interactions.generated_clicks import generated_tables
+from tfaccel.data.interactions.interaction_data import generated_tables
 from tfaccel.data.tables.encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE
 from tfaccel.data.tables.table import Column
 from tfaccel.errors import DataError
@@ -238,7 +236,7 @@ def test_too_few_generated_clicks_are_refused():
 def test_hashed_codes_are_those_of_tensorflow(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.data.tables.hashing import hash_buckets
+    from tfaccel.data.tables.encoding import hash_buckets
 
     generator = np.random.default_rng(0)
     texts = ["", "a", "7 bytes", "8 bytes!", "x" * 300, "Äffchen 猫"]
@@ -247,12 +245,3 @@ def test_hashed_codes_are_those_of_tensorflow(logical_devices):
         expected = tf.strings.to_hash_bucket_strong(texts, num_buckets, key=[0, 0]).numpy()
         assert np.array_equal(hash_buckets(texts, num_buckets), expected)
     assert hash_buckets([], 7).tolist() == []
-
-
-EXAMPLES = ("catalogue", "generated_clicks", "interaction_data", "interaction_options", "interaction_set")
-
-
-@pytest.mark.parametrize("name", [*(f"interactions.{name}" for name in EXAMPLES), "tables.hashing"])
-def test_examples(logical_devices, name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)

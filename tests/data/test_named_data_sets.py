@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tfaccel.data.images.files import read_image_set
-from tfaccel.data.texts.labels import read_labelled_texts
+from tfaccel.data.texts.files import read_labelled_texts
 from tfaccel.errors import DataError
 
 TEXTS = ["good", "bad", "fine", "awful", "great", "poor"]
@@ -24,8 +24,7 @@ def png(value):
 def pixels(logical_devices):
     """A function from an image set to the label and the value of each image, those to train on first."""
     from tfaccel.data.cache_choice import CacheOptions
-    from tfaccel.data.images.batches import ImageBatches
-    from tfaccel.data.images.moves import ImageMoves
+    from tfaccel.data.images.image_data import ImageBatches, ImageMoves
 
     def pairs(part):
         rows = part.unbatch().as_numpy_iterator()
@@ -216,7 +215,7 @@ def test_named_data_sets_are_read_without_tensorflow(tfds_folder, hugging_face, 
     code = """
 import sys
 from tfaccel.data.images.files import read_image_set
-from tfaccel.data.texts.labels import read_labelled_texts
+from tfaccel.data.texts.files import read_labelled_texts
 read_image_set("tfds:made_up_images")
 read_labelled_texts(sys.argv[1])
 sys.exit("tensorflow" in sys.modules)

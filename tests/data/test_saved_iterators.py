@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.data.iterator_feed import IteratorFeed
+from tfaccel.data.iterator_feed import IteratorFeed, ResumedPlace
 from tfaccel.data.private_pipelines import buffered_bytes, known_to_vary, runs_python
-from tfaccel.data.resumed_place import ResumedPlace
 from tfaccel.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

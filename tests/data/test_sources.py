@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.data.dataset_source import DatasetSource
-from tfaccel.data.row_orders import order_of_keras, random_order
-from tfaccel.data.sources import ArraySource, IteratorSource, repeated
+from tfaccel.data.given_datasets import order_of_keras, random_order
+from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource, repeated
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

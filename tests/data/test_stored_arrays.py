@@ -1,6 +1,5 @@
 """Arrays from files: nothing is unpickled, and what would not fit is refused before it is read."""
 
-import doctest
 import io
 import re
 import zipfile
@@ -8,7 +7,6 @@ import zipfile
 import numpy as np
 import pytest
 
-from tfaccel.data import stored_arrays
 from tfaccel.data.stored_arrays import check_archive, read_arrays
 
 
@@ -66,7 +64,3 @@ def test_arrays_that_do_not_fit_are_refused_before_they_are_unpacked(tmp_path):
     ):
         check_archive(file, max_bytes=2**20)
     assert read_arrays(tmp_path / "bomb.npz")["zeros"].sum() == 0
-
-
-def test_example():
-    assert doctest.testmod(stored_arrays).failed == 0

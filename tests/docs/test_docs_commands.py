@@ -27,7 +27,7 @@ PAGES_WITH_RUNS = [page for page in pages() if any(block.runs for block in block
 BASE_RUN = "tfaccel train --recipe=image_classification --run_dir=runs/digits"
 SHORTER = {
     "train": "--epochs=1",
-    "tune": "--epochs=1 --max_trials=2",
+    "search": "--epochs=1 --max_trials=2",
     "compress": "--latency_seconds=0.1 --max_metric_drop=1.0",
 }
 # Stands for the command, and adds the flags that make a run short.

@@ -40,6 +40,13 @@ def keras_file(tmp_path):
     return write
 
 
+def test_a_class_is_found_where_this_version_has_it(keras_file):
+    moved = dense(module="tfaccel.models.token_loss", class_name="TokenCrossentropy")
+    check_keras_file(keras_file(make_model({**moved, "registered_name": "tfaccel>TokenCrossentropy"})))
+    with pytest.raises(ExportError, match=r"needs tfaccel.models.token_loss, which this version of tfaccel does not"):
+        check_keras_file(keras_file(make_model({**moved, "registered_name": "tfaccel>Unknown"})))
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [

@@ -113,7 +113,7 @@ def test_characters_in_the_graph_are_those_of_training():
 def test_images_in_the_graph_are_those_of_training(tmp_path):
     import tensorflow as tf
 
-    from tfaccel.data.images.batches import decoder
+    from tfaccel.data.images.image_data import decoder
     from tfaccel.data.images.image_set import ImageSet
     from tfaccel.exporting.preprocessing import preprocessing
 

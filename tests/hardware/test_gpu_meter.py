@@ -1,11 +1,9 @@
 """The utilization of GPUs, with a made-up driver in place of NVIDIA's."""
 
-import doctest
 from types import SimpleNamespace
 
 from made_up_machine import make_machine
 
-from tfaccel.hardware import gpu_meter
 from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
 
 
@@ -60,8 +58,3 @@ def test_gpu_that_does_not_report(tmp_path):
     without = GpuMeter(("GPU-0",), machine=make_machine(tmp_path))
     without.sample()
     assert without.mean() is None
-
-
-def test_examples():
-    outcome = doctest.testmod(gpu_meter)
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)

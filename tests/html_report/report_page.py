@@ -5,7 +5,7 @@ import hashlib
 import json
 from html.parser import HTMLParser
 
-from tfaccel import write_report
+from tfaccel import report as write_report
 
 
 class Page(HTMLParser):

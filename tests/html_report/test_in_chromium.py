@@ -9,7 +9,7 @@ from chromium import Browser, executable
 from PIL import Image
 from report_cases import ATTACK, PLAN, autotune_report, roofline_data, write_comparison, write_run, write_search
 
-from tfaccel import write_report
+from tfaccel import report as write_report
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs Chromium: apt-get install chromium")
 

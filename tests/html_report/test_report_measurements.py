@@ -13,7 +13,7 @@ from report_cases import (
 )
 from report_page import written
 
-from tfaccel import write_report
+from tfaccel import report as write_report
 from tfaccel.errors import ReportError
 from tfaccel.planning.kept_rooflines import keep_roofline
 from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
@@ -42,7 +42,7 @@ def test_candidates_of_a_file_and_none(tmp_path):
         ({**data, "candidates": []}, "ValueError candidate 1 of 0 was chosen"),
     ):
         (tmp_path / "autotune.json").write_text(json.dumps(damage))
-        with pytest.raises(ReportError, match=f"is not a report of `tfaccel autotune --report=FILE`: {error}"):
+        with pytest.raises(ReportError, match=f"is not a report of `tfaccel find-fastest --report=FILE`: {error}"):
             write_report(run, autotune_report=tmp_path / "autotune.json")
     with pytest.raises(ReportError, match=r"Cannot read the autotune report 'nowhere.json': No such file"):
         write_report(run, autotune_report="nowhere.json")
@@ -83,7 +83,7 @@ def test_kept_candidates_are_known_by_the_reasons_of_the_plan(tmp_path, cache):
     assert (number, "The measurements that chose the plan are not kept here" in text) == (0, True)
     number, text = shown(gains, {"jit_compile": "The model is small."})
     assert number == 0
-    assert "No measured candidates are kept for digits. `tfaccel autotune` measures." in text
+    assert "No measured candidates are kept for digits. `tfaccel find-fastest` measures." in text
     decided = {**gains, "augment_on": "Measured here: a step takes 1 ms on the device and 2 ms on the host."}
     assert shown({**gains, "augment_on": AUGMENT_ON_UNMEASURED}, decided, augment_on="device")[0] == 1
     assert shown({**gains, "augment_on": "You set it."}, decided, augment_on="device")[0] == 0

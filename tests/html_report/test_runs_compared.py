@@ -7,7 +7,7 @@ import pytest
 from report_cases import result, write_run, write_search
 from report_page import Page
 
-from tfaccel import write_report
+from tfaccel import report as write_report
 from tfaccel.html_report.figures import COLORS, Bar, Series, bar_figure, line_figure
 from tfaccel.html_report.progress_sections import _MAX_EPOCHS_IN_TABLE
 
@@ -202,7 +202,7 @@ def test_pictures_of_a_search_are_in_its_section(finished, tmp_path):
     (search / "importance.png").write_bytes(source.read_bytes())
     (search / "parallel_coordinates.png").write_bytes(b"GIF89a")
     page = written(tmp_path, search)
-    assert [one["alt"] for one in page.all("img")] == ["importance, drawn by `tfaccel tune` in search"]
+    assert [one["alt"] for one in page.all("img")] == ["importance, drawn by `tfaccel search` in search"]
     assert page.html.index('<section id="search"') < page.html.index("<img ")
     assert "search: The picture parallel_coordinates.png is left out: cannot identify image file" in page.text
 

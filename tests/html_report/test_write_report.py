@@ -16,7 +16,7 @@ from report_cases import (
 )
 from report_page import digest, written
 
-from tfaccel import write_report
+from tfaccel import report as write_report
 from tfaccel.errors import ReportError, RunDirError
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.stragglers import WorkerTimes

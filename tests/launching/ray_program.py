@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 
 from tfaccel.benchmarks.ray_cluster import NODE, two_nodes
-from tfaccel.extras.cluster.cluster_job import ClusterJob
+from tfaccel.extras.cluster.cluster_job import ClusterJob, RayOptions
 from tfaccel.extras.cluster.ray_engine import run_on_ray
-from tfaccel.extras.cluster.ray_options import RayOptions
 
 PROGRAM = Path(__file__).with_name("cluster_training.py")
 

@@ -9,9 +9,8 @@ import yaml
 
 from tfaccel.errors import LaunchError
 from tfaccel.extras.cluster.cluster_job import ClusterJob
-from tfaccel.extras.cluster.kubernetes_manifest import kubernetes_manifest, kubernetes_objects
-from tfaccel.extras.cluster.kubernetes_options import KubernetesOptions
-from tfaccel.processes.exit_status import can_be_retried
+from tfaccel.extras.cluster.kubernetes_manifest import KubernetesOptions, kubernetes_manifest, kubernetes_objects
+from tfaccel.processes.launched import can_be_retried
 
 ODD_WORDS = (
     "a b",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfaccel.extras.cluster.ray_board import Board, News, WorkerEnd
+from tfaccel.extras.cluster.ray_worker import Board, News, WorkerEnd
 
 
 def test_each_attempt_has_addresses_of_its_own():

@@ -16,9 +16,8 @@ import pytest
 from cluster_training import get_layer_weights, outcome
 
 from tfaccel.errors import LaunchError
-from tfaccel.extras.cluster.cluster_job import ClusterJob
+from tfaccel.extras.cluster.cluster_job import ClusterJob, RayOptions
 from tfaccel.extras.cluster.ray_engine import run_on_ray
-from tfaccel.extras.cluster.ray_options import RayOptions
 
 HERE = Path(__file__).parent
 JOB = ClusterJob(command=("true",), num_workers=2)

@@ -14,8 +14,8 @@ import contextlib, json, os, time
 from pathlib import Path
 import ray
 from tfaccel.extras.cluster.cluster_job import ClusterJob
-from tfaccel.extras.cluster.ray_connection import connected
-from tfaccel.extras.cluster.ray_fork_server import RayForkServer
+from tfaccel.extras.cluster.ray_engine import connected
+from tfaccel.extras.cluster.ray_workers import RayForkServer
 
 stack = contextlib.ExitStack()
 stack.enter_context(connected(ClusterJob(command=("true",), num_workers=1), None))

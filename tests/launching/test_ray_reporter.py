@@ -12,8 +12,7 @@ import types
 import pytest
 
 from tfaccel.extras.cluster import ray_worker
-from tfaccel.extras.cluster.ray_board import Board, WorkerEnd
-from tfaccel.extras.cluster.ray_reports import RunReports
+from tfaccel.extras.cluster.ray_worker import Board, RunReports, WorkerEnd
 
 POLL_SECONDS = 0.002
 

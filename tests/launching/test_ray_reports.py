@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tfaccel.extras.cluster.ray_reports import RunReports, put_back
+from tfaccel.extras.cluster.ray_worker import RunReports, put_back
 
 
 @pytest.fixture

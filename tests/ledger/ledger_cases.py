@@ -211,7 +211,7 @@ def search(space: str, algorithm: str, folder: Path) -> dict[str, Any]:
 
 def learning_rate(folder: Path) -> dict[str, Any]:
     """A learning-rate range test of a workload."""
-    test = tfaccel.LearningRateTest(num_steps=16, max_learning_rate=0.01, divergence_factor=None)
+    test = tfaccel.options.LearningRateTest(num_steps=16, max_learning_rate=0.01, divergence_factor=None)
     report = tfaccel.find_learning_rate(train_workload.workload(), test=test, plan=on_cpus(1))
     return line([report.learning_rates, report.losses])
 
@@ -233,7 +233,7 @@ def estimates(folder: Path) -> dict[str, Any]:
     """Counts of a model's operations, and of a step's bytes; without the memory of the process, which is measured."""
     from tfaccel.measuring.estimate_memory import estimate_memory
 
-    cost = tfaccel.cost_of("tabular_classification").to_json()
+    cost = tfaccel.estimates.cost_of("tabular_classification").to_json()
     memory = estimate_memory("tabular_classification", batch_sizes=(64,), global_batch_size=32).to_json()
     sizes = [batch for batch in memory["batches"] if batch["replica_batch_size"] in (32, 64)]
     return line([cost, [{name: value for name, value in one.items() if name != "total_bytes"} for one in sizes]])

@@ -1,7 +1,5 @@
 """The search for a batch size, with processes that end as they are told: what is a lack of memory, and what is not."""
 
-import doctest
-import importlib
 import json
 import re
 from pathlib import Path
@@ -119,9 +117,3 @@ def test_what_bounds_the_search_is_named():
         batch_bound(two, BatchOptions(), 7)
     with pytest.raises(PlanError, match=r"must be at least accumulation_steps=4\. Received: max_replica_batch_size=3"):
         batch_bound(two, BatchOptions(max_replica_batch_size=3), 50)
-
-
-@pytest.mark.parametrize("name", ["batch_options", "timed_child", "candidate_program"])
-def test_examples(name):
-    outcome = doctest.testmod(importlib.import_module(f"tfaccel.measuring.{name}"))
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)

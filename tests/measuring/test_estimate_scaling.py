@@ -22,7 +22,9 @@ T4 = Device(kind="GPU", index=0, model="Tesla T4")
 WORKLOAD = Workload("made_up", object, dict, list, global_batch_size=64)
 START = """
 import json
-from tfaccel import ComparisonOptions, Device, Hardware, Interconnect, ScalingOptions, compare_devices, estimate_scaling
+from tfaccel import Hardware
+from tfaccel.estimates import ComparisonOptions, Interconnect, ScalingOptions, compare_devices, estimate_scaling
+from tfaccel.options import Device
 from tfaccel.errors import TfaccelError
 
 LINK = Interconnect(name="slow", machine_latency_seconds=0.01, machine_bytes_per_second=1e6)

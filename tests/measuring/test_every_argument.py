@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tfaccel
-from tfaccel import Hardware, Plan, ServeOptions, TfaccelError, Workload
+from tfaccel import Hardware, Plan, TfaccelError, Workload
+from tfaccel.serving import ServeOptions
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -55,11 +56,12 @@ WRONG = {
     "None": Wrong(None, ("None", "= None")),
     "class": Wrong(Foreign, TAKES_FUNCTIONS),
 }
-PUBLIC = [
-    name
-    for name in tfaccel.__all__
-    if callable(getattr(tfaccel, name)) and not name.endswith((*RETURNED, *LEFT_OUT, "Error", "Stopped"))
-]
+PUBLIC = {
+    name: getattr(module, name)
+    for module in (tfaccel, tfaccel.estimates, tfaccel.options, tfaccel.optimizers, tfaccel.serving)
+    for name in module.__all__
+    if callable(getattr(module, name)) and not name.endswith((*RETURNED, *LEFT_OUT, "Error", "Stopped"))
+}
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def calls(function, given):
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_wrong_types_are_refused_by_name(name, given):
-    function = getattr(tfaccel, name)
+    function = PUBLIC[name]
     raw = []
     for described, arguments in calls(function, given):
         try:

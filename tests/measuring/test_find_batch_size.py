@@ -11,7 +11,8 @@ HERE = Path(__file__).parent
 MIB = 2**20
 PROGRAM = """
 import json, sys
-from tfaccel import BatchOptions, find_batch_size
+from tfaccel import find_batch_size
+from tfaccel.options import BatchOptions
 from tfaccel.errors import TfaccelError
 try:
     report = find_batch_size(f"memory_cases:{sys.argv[1]}", search=BatchOptions(**json.loads(sys.argv[2])))

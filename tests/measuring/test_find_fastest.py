@@ -128,7 +128,7 @@ from my_models import build_model
 
 if __name__ == "__main__":
     x = np.ones((64, 4))
-    measure = tfaccel.MeasureOptions(max_candidates=1)
+    measure = tfaccel.options.MeasureOptions(max_candidates=1)
     print(tfaccel.find_fastest(build_model, x, x[:, :1], loss="mse", measure=measure).stopped_because)
 """)
     environment = {**os.environ, "TFACCEL_CACHE": str(tmp_path / "cache")}

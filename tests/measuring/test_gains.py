@@ -1,11 +1,9 @@
 """Gains of moves: undone moves give theirs to those that undid them."""
 
-import doctest
 from dataclasses import replace
 
 import pytest
 
-from tfaccel.measuring import gains as gains_module
 from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.gains import Gains
 from tfaccel.measuring.measure_options import MeasureOptions
@@ -69,7 +67,3 @@ def report(**changes):
 )
 def test_a_kept_report_serves_searches_that_are_no_wider(changes, left_out, covers):
     assert report(**changes).covers(MeasureOptions(budget_seconds=60, max_candidates=4), left_out) is covers
-
-
-def test_examples():
-    assert doctest.testmod(gains_module).failed == 0

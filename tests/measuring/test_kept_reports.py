@@ -72,7 +72,7 @@ from fastest_cases import X, Y, build_model
 
 keras.config.set_dtype_policy("mixed_bfloat16")
 model = build_model()
-measure = tfaccel.MeasureOptions(max_candidates=3)
+measure = tfaccel.options.MeasureOptions(max_candidates=3)
 report = tfaccel.find_fastest(model, X, Y, batch_size=32, measure=measure)
 result = tfaccel.train(model, X, Y, batch_size=32, epochs=1, run_dir=sys.argv[1], verbose=0)
 print(json.dumps([report.to_json(), result.plan.to_json()]))

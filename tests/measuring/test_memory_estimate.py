@@ -180,7 +180,8 @@ def test_a_model_of_one_batch_size(logical_devices):
 
 
 def test_bad_requests():
-    from tfaccel import estimate_memory, find_batch_size
+    from tfaccel import find_batch_size
+    from tfaccel.estimates import estimate_memory
     from tfaccel.measuring.batch_options import BatchOptions
 
     with pytest.raises(PlanError, match=r"head_room must be a number from 0 to below 1\. Received: head_room=1"):
@@ -196,7 +197,8 @@ def test_bad_requests():
 
 
 def test_targets_without_inputs_are_refused():
-    from tfaccel import estimate_memory, find_batch_size, find_fastest, find_learning_rate, roofline
+    from tfaccel import find_batch_size, find_fastest, find_learning_rate
+    from tfaccel.estimates import estimate_memory, roofline
 
     for verb in (estimate_memory, find_batch_size, find_fastest, find_learning_rate, roofline):
         with pytest.raises(WorkloadError, match=r"y is the target of x\. Received: y without x\. Pass both"):

@@ -1,15 +1,8 @@
 """Simulated steps beside what can be worked out by hand: last uses, results in place, loops, updates, batch sizes."""
 
-import doctest
-import importlib
-
 import pytest
 
 MIB = 2**20
-MODULES = (
-    *("memory_allocator", "memory_estimate", "step_program", "step_simulation", "recomputed_segments", "batch_report"),
-    *("step_estimate", "candidate_program"),
-)
 
 
 def simulated(function, *shapes):
@@ -119,11 +112,3 @@ def test_the_program_of_any_batch_size_follows_from_two(logical_devices):
     assert simulate(sizes.of(500)) == simulate(program(500))
     with pytest.raises(KeyError):
         TracedSizes({64: sizes.programs[64]}).of(65)
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_of_the_modules_run(logical_devices, name):
-    module = importlib.import_module(f"tfaccel.measuring.{name}")
-    found = doctest.testmod(module, extraglobs={"Plan": importlib.import_module("tfaccel.planning.plan").Plan})
-    assert found.failed == 0
-    assert found.attempted > 0

@@ -12,7 +12,7 @@ from tfaccel.tuning.search_processes import worker_places
 
 @pytest.mark.parametrize("given", [None, 3, [], {}, object()])
 def test_what_is_no_path_is_refused(given):
-    for read, error in ((tfaccel.load_run, TfaccelError), (tfaccel.write_report, TfaccelError)):
+    for read, error in ((tfaccel.load_run, TfaccelError), (tfaccel.report, TfaccelError)):
         with pytest.raises(error, match=r"A path must be a text or a pathlib.Path. Received: "):
             read(given)
     for error in (RunDirError, ReportError):
@@ -23,33 +23,33 @@ def test_what_is_no_path_is_refused(given):
 @pytest.mark.parametrize("given", [3, object(), "1"])
 def test_what_is_no_list_is_refused(given):
     with pytest.raises(PlanError, match=r"batch_sizes must be a list, such as \[1, 2, 4\]. Received: batch_sizes="):
-        tfaccel.estimate_memory("image_classification", batch_sizes=given)
+        tfaccel.estimates.estimate_memory("image_classification", batch_sizes=given)
     with pytest.raises(PlanError, match=r"replicas must be a list, such as \[1, 2, 4\]. Received: replicas="):
-        tfaccel.estimate_scaling("image_classification", replicas=given)
+        tfaccel.estimates.estimate_scaling("image_classification", replicas=given)
 
 
 def test_what_is_no_model_and_no_hardware_is_refused():
     with pytest.raises(TypeError, match=r"tfaccel.check expects a Keras 3 model"):
         tfaccel.check(3)
     with pytest.raises(HardwareError, match=r"`hardware` must be a tfaccel.Hardware, or None. Received: 3"):
-        tfaccel.compare_devices("image_classification", hardware=3)
+        tfaccel.estimates.compare_devices("image_classification", hardware=3)
 
 
 WORKLOAD = "image_classification"
 WRONG = [
-    ("find_fastest", (WORKLOAD,), {}, "measure", "a tfaccel.MeasureOptions, or None"),
+    ("find_fastest", (WORKLOAD,), {}, "measure", "a tfaccel.options.MeasureOptions, or None"),
     ("find_fastest", (WORKLOAD,), {}, "hardware", "a tfaccel.Hardware, or None"),
     ("find_fastest", (WORKLOAD,), {}, "progress", "a tfaccel.measuring.measure_options.SearchProgress, or None"),
-    ("find_batch_size", (WORKLOAD,), {}, "search", "a tfaccel.BatchOptions, or None"),
+    ("find_batch_size", (WORKLOAD,), {}, "search", "a tfaccel.options.BatchOptions, or None"),
     ("find_batch_size", (WORKLOAD,), {}, "on_trial", "a function"),
-    ("find_learning_rate", (WORKLOAD,), {}, "test", "a tfaccel.LearningRateTest, or None"),
+    ("find_learning_rate", (WORKLOAD,), {}, "test", "a tfaccel.options.LearningRateTest, or None"),
     ("find_learning_rate", (WORKLOAD,), {}, "on_step", "a function"),
     ("find_learning_rate", (WORKLOAD,), {}, "plan", "a tfaccel.Plan, such as .*, or None"),
     ("roofline", (WORKLOAD,), {}, "on_progress", "a function"),
     ("roofline", (WORKLOAD,), {}, "measure_again", "True or False"),
     ("estimate_memory", (WORKLOAD,), {}, "hardware", "a tfaccel.Hardware, or None"),
-    ("estimate_scaling", (WORKLOAD,), {}, "interconnect", "a tfaccel.Interconnect, or None"),
-    ("estimate_scaling", (WORKLOAD,), {}, "assume", "a tfaccel.ScalingOptions, or None"),
+    ("estimate_scaling", (WORKLOAD,), {}, "interconnect", "a tfaccel.estimates.Interconnect, or None"),
+    ("estimate_scaling", (WORKLOAD,), {}, "assume", "a tfaccel.estimates.ScalingOptions, or None"),
     ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "plan", "a tfaccel.Plan, such as .*, or None"),
     ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "engine_options", "a dict, or None"),
     ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "callbacks", "a list of Keras callbacks"),
@@ -60,7 +60,7 @@ WRONG = [
     ("search", (WORKLOAD,), {"run_dir": "nowhere"}, "retrain", "True or False"),
     ("notebook_launch", (), {}, "function", "a function"),
     ("detect_hardware", (), {}, "machine", "a tfaccel.hardware.machine.Machine, or None"),
-    ("serve", ([],), {}, "options", "a tfaccel.ServeOptions"),
+    ("serve", ([],), {}, "options", "a tfaccel.serving.ServeOptions"),
 ]
 
 
@@ -74,14 +74,14 @@ def test_what_is_of_another_type_is_refused_by_name(verb, arguments, others, nam
 @pytest.mark.parametrize("given", ["60", [1], 0, float("nan"), True])
 def test_what_is_no_time_is_refused(given):
     with pytest.raises(PlanError, match=r"`limit_seconds` must be a number above 0. Received: limit_seconds="):
-        tfaccel.roofline(WORKLOAD, limit_seconds=given)
+        tfaccel.estimates.roofline(WORKLOAD, limit_seconds=given)
     with pytest.raises(PlanError, match=r"`step_seconds` must be a number above 0. Received: step_seconds="):
-        tfaccel.estimate_scaling(WORKLOAD, step_seconds=given)
+        tfaccel.estimates.estimate_scaling(WORKLOAD, step_seconds=given)
 
 
 MISSPELLED = {
-    "spacing": (lambda: tfaccel.LearningRateTest(spacing="exponental"), "'exponential'"),
-    "algorithm": (lambda: tfaccel.ScalingOptions(algorithm="hierarchicl"), "'hierarchical'"),
+    "spacing": (lambda: tfaccel.options.LearningRateTest(spacing="exponental"), "'exponential'"),
+    "algorithm": (lambda: tfaccel.estimates.ScalingOptions(algorithm="hierarchicl"), "'hierarchical'"),
     "compress": (lambda: tfaccel.compress("run", method=["float16"]), "'methods'"),
     "ops": (lambda: importlib.import_module("tfaccel.ops").sum_over_replica, "'sum_over_replicas'"),
 }

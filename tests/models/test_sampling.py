@@ -47,7 +47,7 @@ def test_impossible_sampling_is_refused(options, message):
 
 
 def test_writer_with_its_state_writes_what_the_whole_model_would(logical_devices):
-    from tfaccel.models.language_model import TransformerLanguageModel
+    from tfaccel.models.transformer import TransformerLanguageModel
 
     layer = TransformerLanguageModel(11, max_length=8, width=32, num_blocks=1)
     layer(np.zeros((1, 8), "int32"))
@@ -70,7 +70,7 @@ def test_writer_with_its_state_writes_what_the_whole_model_would(logical_devices
 
 
 def test_seed_decides_what_is_written(logical_devices):
-    from tfaccel.models.language_model import LstmLanguageModel
+    from tfaccel.models.transformer import LstmLanguageModel
 
     layer = LstmLanguageModel(30, width=8, num_layers=1)
     layer(np.zeros((1, 8), "int32"))

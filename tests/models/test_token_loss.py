@@ -8,7 +8,7 @@ import pytest
 def test_loss_is_that_of_one_hot_labels(logical_devices, label_smoothing):
     import keras
 
-    from tfaccel.models.token_loss import TokenCrossentropy
+    from tfaccel.models.losses import TokenCrossentropy
 
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(2, 3, 5)).astype("float32")

@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tfaccel.models.attention import Attention
-from tfaccel.models.language_model import LstmLanguageModel, TransformerLanguageModel
 from tfaccel.models.sequence_to_sequence import sequence_to_sequence
-from tfaccel.models.transformer import TransformerBlock
+from tfaccel.models.transformer import Attention, LstmLanguageModel, TransformerBlock, TransformerLanguageModel
 
 LANGUAGE_MODELS = [
     lambda: TransformerLanguageModel(11, max_length=7, width=64, num_blocks=2, dropout=0.5),

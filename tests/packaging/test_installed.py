@@ -35,7 +35,8 @@ def test_every_module_imports_and_every_public_name_is_there(run_python):
         """
 import importlib, os, pkgutil, tfaccel
 found = [module.name for module in pkgutil.walk_packages(tfaccel.__path__, "tfaccel.")]
-for package in ("tfaccel.recipes", "tfaccel.scripts"):  # In an editable install they lie outside the package's folder.
+# In an editable install these lie outside the package's folder.
+for package in ("tfaccel.recipes", "tfaccel.scripts", "tfaccel.parity"):
     path = importlib.import_module(package).__path__
     found += [package, *(module.name for module in pkgutil.walk_packages(path, package + "."))]
 of_torch = ("torch_models", "torch_program")  # no extra has PyTorch

@@ -18,7 +18,7 @@ calls = [
     lambda: tfaccel.search("tabular_classification", run_dir=f"{folder}/search", max_trials=1),
     lambda: tfaccel.compress(f"{folder}/run", methods="float16"),
     lambda: tfaccel.export(f"{folder}/run", ["litert"], out=f"{folder}/out"),
-    lambda: tfaccel.write_report(f"{folder}/run", output=f"{folder}/report.html"),
+    lambda: tfaccel.report(f"{folder}/run", output=f"{folder}/report.html"),
 ]
 for call in calls:
     try:

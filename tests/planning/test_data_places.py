@@ -135,12 +135,12 @@ again = tfaccel.train(build_model, scheduled, x, y, batch_size=16, epochs=3, ver
 assert again.history["loss"] == losses["scheduled"]
 
 for given in (together, without_schedule):
-    assert tfaccel.cost_of(build_model, given, x, y).num_parameters == 3
+    assert tfaccel.estimates.cost_of(build_model, given, x, y).num_parameters == 3
     assert tfaccel.find_learning_rate(build_model, given, x, y, batch_size=16).suggestion
 model = build_model()
 model.compile("adam", "mae")
 before = model.get_weights()
-test = tfaccel.LearningRateTest(num_steps=20)
+test = tfaccel.options.LearningRateTest(num_steps=20)
 given = (together, without_schedule)
 reports = [tfaccel.find_learning_rate(model, one, x, y, batch_size=16, test=test) for one in given]
 assert [one.optimizer for one in reports] == ["SGD", "SGD"]
@@ -164,7 +164,7 @@ def compile_args(num_steps):
 if __name__ == "__main__":
     x = np.ones((64, 2), "float32")
     y = x[:, 0]
-    measure = tfaccel.MeasureOptions(max_candidates=1)
+    measure = tfaccel.options.MeasureOptions(max_candidates=1)
     for given in (compile_args, {"optimizer": "sgd", "loss": "mse"}):
         report = tfaccel.find_fastest(build_model, given, x, y, measure=measure)
         assert report.plan.dtype_policy == "float32" and not report.from_cache

@@ -107,7 +107,7 @@ def test_a_stale_plan_is_ignored_with_one_line(imported, caplog, monkeypatch, re
     (record,) = caplog.records
     assert record.message.startswith(f"The plan in {file} is stale, and is not used; measured on 2")
     assert reason in record.message
-    assert record.message.endswith(". `tfaccel autotune` measures again.")
+    assert record.message.endswith(". `tfaccel find-fastest` measures again.")
 
 
 def test_an_entry_for_something_else_is_ignored(imported, cache, caplog):

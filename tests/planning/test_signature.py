@@ -1,12 +1,10 @@
 """Signatures of functions: the same in every process, and another one wherever something else may be computed."""
 
-import doctest
 import functools
 import sys
 
 import pytest
 
-from tfaccel.planning import signature
 from tfaccel.planning.signature import get_signature
 
 SOURCE = """
@@ -201,7 +199,3 @@ def test_every_process_gives_the_same(made, run_python, tmp_path):
         run_python(code, env={"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": seed}, fresh=True).stdout for seed in "123"
     }
     assert outputs == {get_signature(made().enclosing(8)) + "\n"}
-
-
-def test_examples():
-    assert doctest.testmod(signature) == (0, 5)

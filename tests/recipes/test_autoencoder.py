@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from tfaccel.data.images.digits import digits
-from tfaccel.data.images.unlabelled import UnlabelledImages, UnlabelledRows
-from tfaccel.data.tables.number_rows import NumberRows
+from tfaccel.data.images.generative_data import UnlabelledImages, UnlabelledRows
+from tfaccel.data.tables.table_data import NumberRows
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.recipes import autoencoder as recipe
 

@@ -11,8 +11,7 @@ from own_texts import write_own_texts
 from tfaccel.data import documentation_passages, documentation_text
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.recipes import summarization, text_classification, text_generation, translation
-from tfaccel.reporting.summary_scores import summary_scores
-from tfaccel.reporting.text_baselines import text_bit_scores, text_class_scores
+from tfaccel.reporting.texts import summary_scores, text_bit_scores, text_class_scores
 
 RECIPES = [text_classification, text_generation, translation, summarization]
 PROGRAM = Path(__file__).with_name("text_recipe_runs.py").read_text()

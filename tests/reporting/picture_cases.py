@@ -12,19 +12,18 @@ from tfaccel.measuring.roofline_report import Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
-from tfaccel.reporting.box_picture import box_figure
-from tfaccel.reporting.confusion_picture import confusion_figure
-from tfaccel.reporting.curve_picture import curve_figure
-from tfaccel.reporting.forecast_picture import Forecast, forecast_figure
-from tfaccel.reporting.image_grid import image_grid_figure
-from tfaccel.reporting.importance_picture import importance_figure
-from tfaccel.reporting.latent_map import latent_figure
-from tfaccel.reporting.learning_rate_picture import learning_rate_figure
-from tfaccel.reporting.parallel_coordinates_picture import parallel_coordinates_figure
-from tfaccel.reporting.prediction_grid import prediction_figure
-from tfaccel.reporting.roofline_picture import roofline_figure
-from tfaccel.reporting.scatter_picture import scatter_figure
-from tfaccel.reporting.size_metric_picture import SizedForm, size_metric_figure
+from tfaccel.reporting.charts import (
+    SizedForm,
+    confusion_figure,
+    curve_figure,
+    learning_rate_figure,
+    roofline_figure,
+    scatter_figure,
+    size_metric_figure,
+)
+from tfaccel.reporting.forecasts import Forecast, forecast_figure
+from tfaccel.reporting.image_pictures import box_figure, image_grid_figure, latent_figure, prediction_figure
+from tfaccel.reporting.search_charts import importance_figure, parallel_coordinates_figure
 
 LONG = ("square", "circle", "a rather long name of a class", "WWWWWWWWWWWWWWWWWWWWWW", "猫", "price in $ and $")
 IMAGES = np.random.default_rng(0).random((24, 8, 8, 1))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tfaccel.errors import DataError
-from tfaccel.reporting.anomalies import save_anomalies
-from tfaccel.reporting.latent_map import two_main_directions
+from tfaccel.reporting.image_pictures import two_main_directions
+from tfaccel.reporting.tables import save_anomalies
 
 
 def test_main_directions_are_those_of_the_widest_spread():

@@ -1,27 +1,10 @@
 """What needs no network: it predicts well where there is something to be predicted, and takes what recipes give it."""
 
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 
-from tfaccel.reporting.density_baselines import gaussian_samples, mixture_log_likelihood
-from tfaccel.reporting.text_baselines import central_sentence, text_bit_scores, text_class_scores
-from tfaccel.reporting.translation_baselines import parsed_dates
-
-NAMES = ("density_baselines", "forecast_baselines", "recognised_samples", "text_baselines", "translation_baselines")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_examples(name):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.reporting.{name}"))
-    assert (result.failed, result.attempted > 0) == (0, True)
-
-
-def test_examples_with_images(logical_devices):
-    result = doctest.testmod(importlib.import_module("tfaccel.reporting.class_baselines"))
-    assert (result.failed, result.attempted > 0) == (0, True)
+from tfaccel.reporting.samples import gaussian_samples, mixture_log_likelihood
+from tfaccel.reporting.texts import central_sentence, parsed_dates, text_bit_scores, text_class_scores
 
 
 def test_text_is_predicted_from_what_stood_before():

@@ -1,15 +1,14 @@
 """Detection without a network: it finds digits, takes few and odd images, and is left out with a word why."""
 
 import dataclasses
-import doctest
 
 import numpy as np
 import pytest
 
-from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedSplit
+from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedSplit
 from tfaccel.data.boxes.digit_scenes import digit_scenes
-from tfaccel.reporting import detection_baselines, oriented_gradients
-from tfaccel.reporting.detection_baselines import NAME, Windows, detection_scores, window_detections
+from tfaccel.reporting import detections
+from tfaccel.reporting.detections import NAME, Windows, detection_scores, window_detections
 
 NAMES = tuple("0123456789")
 
@@ -22,11 +21,6 @@ def scenes():
 
 def part(split, num_images):
     return BoxedSplit(*(getattr(split, field.name)[:num_images] for field in dataclasses.fields(split)))
-
-
-def test_examples():
-    outcome = doctest.testmod(oriented_gradients)
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 @pytest.mark.slow
@@ -52,7 +46,7 @@ def test_boxes_lie_in_the_image_and_the_surest_come_first(scenes):
 def test_windows_reach_over_the_edges():
     corners = np.array([[0.0, 0, 20, 20], [44, 44, 64, 64], [10, 10, 34, 34]])
     windows = Windows.around(corners, image_size=64)
-    overlaps = detection_baselines._overlaps(corners, windows.boxes).max(axis=1)
+    overlaps = detections._overlaps(corners, windows.boxes).max(axis=1)
     assert (overlaps > 0.6).all()
 
 
@@ -71,7 +65,7 @@ def test_few_images_with_colours_and_empty_ones_are_taken():
 def test_left_out_with_the_reason(monkeypatch, caplog, limit):
     split = split_of([[[0, 0, 0, 0]]] * 2, [[NO_OBJECT]] * 2)
     if limit:
-        monkeypatch.setattr(detection_baselines, "MAX_DECISIONS", limit)
+        monkeypatch.setattr(detections, "MAX_DECISIONS", limit)
     with caplog.at_level("INFO", logger="tfaccel"):
         assert detection_scores(0.0, split, split, class_names=("a",)).baselines == {}
     reason = "1 classes in 2 test images would take minutes" if limit else "no window fits an object"

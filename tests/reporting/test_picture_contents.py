@@ -5,18 +5,11 @@ import pytest
 from matplotlib.colors import to_hex
 from picture_cases import DATES, IMAGES, boxes, confusions, forecasts, forms, found, trials
 
-from tfaccel.reporting.box_picture import box_figure
-from tfaccel.reporting.confusion_picture import confusion_figure
-from tfaccel.reporting.curve_picture import curve_figure
-from tfaccel.reporting.forecast_picture import Forecast, forecast_figure
-from tfaccel.reporting.image_grid import image_grid_figure
-from tfaccel.reporting.importance_picture import importance_figure
-from tfaccel.reporting.latent_map import latent_figure
-from tfaccel.reporting.learning_rate_picture import learning_rate_figure
-from tfaccel.reporting.parallel_coordinates_picture import parallel_coordinates_figure
-from tfaccel.reporting.picture_files import BLUE, GREEN, ORANGE, RED
-from tfaccel.reporting.prediction_grid import prediction_figure, shown_rows
-from tfaccel.reporting.scatter_picture import scatter_figure
+from tfaccel.reporting.charts import confusion_figure, curve_figure, learning_rate_figure, scatter_figure
+from tfaccel.reporting.figures import BLUE, GREEN, ORANGE, RED
+from tfaccel.reporting.forecasts import Forecast, forecast_figure
+from tfaccel.reporting.image_pictures import box_figure, image_grid_figure, latent_figure, prediction_figure, shown_rows
+from tfaccel.reporting.search_charts import importance_figure, parallel_coordinates_figure
 
 
 def test_predictions_name_the_true_class_and_wrong_ones_come_first():

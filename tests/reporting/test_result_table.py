@@ -3,7 +3,7 @@
 import contextlib
 import io
 
-from tfaccel.reporting.result_table import show_table, show_text
+from tfaccel.reporting.tables import show_table, show_text
 
 
 def test_table_is_aligned(capsys):

@@ -58,7 +58,7 @@ def test_jupyter_shows_the_same_fields_as_a_table():
 
 
 @pytest.mark.parametrize(
-    "name", ["html_report.write_report:WrittenReport", "data.inspection.findings:InspectionReport"]
+    "name", ["html_report.write_report:WrittenReport", "extras.inspection.findings:InspectionReport"]
 )
 def test_what_other_functions_return_is_short_too(name):
     module, _, kind = name.partition(":")

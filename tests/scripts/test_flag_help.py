@@ -33,7 +33,7 @@ def test_flags_stand_in_groups(train_help):
     training = group(text, "Training (auto: the recipe's choice)")
     assert training["epochs"].endswith("(default: 60)")
     assert training["remat"].endswith("(default: false)")
-    plan = group(text, "Devices and speed (auto: measured by `tfaccel autotune`, or the rules of `tfaccel plan`)")
+    plan = group(text, "Devices and speed (auto: measured by `tfaccel find-fastest`, or the rules of `tfaccel plan`)")
     assert plan["global_batch_size"].endswith("(default: 32)")
     assert "default" not in plan["strategy"]
     assert "default: 'auto'" not in text
@@ -44,7 +44,15 @@ def test_flags_stand_in_groups(train_help):
 
 
 def test_every_command_that_builds_a_workload_takes_its_options(run_python):
-    names = ("plan", "autotune", "estimate-memory", "find-batch-size", "lr-find", "roofline", "estimate-scaling")
+    names = (
+        "plan",
+        "find-fastest",
+        "estimate-memory",
+        "find-batch-size",
+        "find-learning-rate",
+        "roofline",
+        "estimate-scaling",
+    )
     code = (
         "from tfaccel.scripts import main\n"
         f"for name in {names}:\n"

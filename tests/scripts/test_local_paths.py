@@ -13,8 +13,7 @@ from tfaccel.data.boxes.coco_files import read_coco
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.series.series_set import read_series
 from tfaccel.data.tables.files import read_table
-from tfaccel.data.texts.files import read_text
-from tfaccel.data.texts.labels import read_labelled_texts
+from tfaccel.data.texts.files import read_labelled_texts, read_text
 from tfaccel.data.tfrecord_files import find_tfrecords
 from tfaccel.errors import TfaccelError
 from tfaccel.extras.inspection.inspect_data import inspect_data
@@ -29,14 +28,14 @@ COMMAND_LINES = [
     "train --recipe=tabular_regression --run_dir={}",
     "train --recipe=tabular_regression --data_dir={} --run_dir=run",
     "train --recipe=tabular_regression --plan={} --run_dir=run",
-    "tune --recipe=tabular_regression --run_dir={}",
-    "autotune --recipe=tabular_regression --write={}",
-    "autotune --recipe=tabular_regression --report={}",
+    "search --recipe=tabular_regression --run_dir={}",
+    "find-fastest --recipe=tabular_regression --write={}",
+    "find-fastest --recipe=tabular_regression --report={}",
     "plan --recipe=tabular_regression --write={}",
     "plan --recipe=tabular_regression --hardware={}",
     "estimate-memory --recipe=tabular_regression --out={}",
     "find-batch-size --recipe=tabular_regression --out={}",
-    "lr-find --recipe=tabular_regression --picture={}.png",
+    "find-learning-rate --recipe=tabular_regression --picture={}.png",
     "roofline --recipe=tabular_regression --report={}",
     "launch --num_workers=2 --log_dir={} -- true",
     "compress --run_dir={}",
@@ -84,8 +83,8 @@ def test_addresses_are_no_paths(tmp_path, monkeypatch, capsys):
         lambda place: tfaccel.export(place, out="out"),
         lambda place: tfaccel.compress(place),
         lambda place: tfaccel.load_run(place),
-        lambda place: tfaccel.write_report(place),
-        lambda place: tfaccel.Interconnect.load(place),
+        lambda place: tfaccel.report(place),
+        lambda place: tfaccel.estimates.Interconnect.load(place),
         data.Catalogue.load,
         data.Vocabulary.load,
         data.read_interactions,
@@ -101,7 +100,7 @@ def test_addresses_are_no_paths(tmp_path, monkeypatch, capsys):
         teacher_file,
         tfaccel.check,
         OutcomeFolder,
-        lambda place: tfaccel.write_report("run", output=place),
+        lambda place: tfaccel.report("run", output=place),
         lambda place: tfaccel.Plan.load(place),
         lambda place: tfaccel.Hardware.load(place),
         inspect_data,

@@ -124,7 +124,7 @@ def test_help_of_test_needs_no_environment(tmp_path):
     for name in ("test", "environment"):
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
     asked = subprocess.run([tmp_path / "scripts/test", "--help"], capture_output=True, text=True, check=True)
-    assert "./scripts/test [--all] [arguments of pytest]" in asked.stdout
+    assert "./scripts/test [--full | --all] [arguments of pytest]" in asked.stdout
     assert not (tmp_path / ".venv").exists()
 
 

@@ -92,7 +92,7 @@ def test_says_that_a_measured_plan_is_used_instead(plan, folder, monkeypatch):
     assert "does not use plan 1" not in plan(OURS)[1]
     machine, work = detect_hardware(), load_workload(OURS.partition("=")[2])
     file = keep_plan(machine, work, {}, default_plan(machine, work, jit_compile=True), speedup=2.0, report={})
-    assert f"does not use plan 1, but the one that `tfaccel autotune` measured: {file}" in plan(OURS)[1]
+    assert f"does not use plan 1, but the one that `tfaccel find-fastest` measured: {file}" in plan(OURS)[1]
     assert "does not use plan 1" not in plan(OURS, "--xla=off")[1]
     assert "does not use plan 1" not in plan(OURS, "--hardware=gpus.json")[1]
 

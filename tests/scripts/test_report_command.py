@@ -31,9 +31,9 @@ def test_what_commands_write_is_reported(run_python, tmp_path):
         )
 
     tfaccel("train", RECIPE, "--epochs=3", "--run_dir=run", "--quiet")
-    tfaccel("tune", RECIPE, "--epochs=1", "--max_trials=2", "--run_dir=search")
+    tfaccel("search", RECIPE, "--epochs=1", "--max_trials=2", "--run_dir=search")
     tfaccel("compress", "--run_dir=run", "--methods=dynamic", "--latency_seconds=0.1", "--max_metric_drop=1", "--quiet")
-    tfaccel("autotune", RECIPE, "--max_candidates=2", "--report=autotune.json", "--quiet")
+    tfaccel("find-fastest", RECIPE, "--max_candidates=2", "--report=autotune.json", "--quiet")
     done = tfaccel("report", "run", "search", "--autotune_report=autotune.json", "--output=all.html", "--json")
     report = json.loads(done.stdout)
     assert report["problems"] == []

@@ -1,6 +1,5 @@
 """What `tfaccel benchmark settings` reads and shows."""
 
-import doctest
 from dataclasses import asdict
 
 import pytest
@@ -9,13 +8,7 @@ from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
 from tfaccel.benchmarks.settings_suite import SettingScores, SettingTrial
 from tfaccel.errors import TfaccelError
 from tfaccel.files import write_json
-from tfaccel.scripts import settings_table
 from tfaccel.scripts.settings_table import chosen_recipes, make_row, print_settings, read_trials
-
-
-def test_examples():
-    outcome = doctest.testmod(settings_table)
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 def test_recipes_are_chosen_by_name():

@@ -264,12 +264,12 @@ def test_the_plan_that_autotune_measures_is_trained(train, tmp_path, monkeypatch
         trained.append(plan)
         raise TfaccelError("This is all.")
 
-    monkeypatch.setattr(train_command, "autotune", measure)
+    monkeypatch.setattr(train_command, "measured_plans", measure)
     monkeypatch.setattr(train_command, "_train", stop)
     status, out, _ = train("--workload=lines_to_measure:workload", "--autotune", "--run_dir=run")
     sys.modules.pop("lines_to_measure", None)
     assert (status, [plan.jit_compile for plan in trained]) == (2, [True])
-    assert f"({'measured by `tfaccel autotune`, ' if can_keep else 'measured now, but not kept'}" in out
+    assert f"({'measured by `tfaccel find-fastest`, ' if can_keep else 'measured now, but not kept'}" in out
 
 
 def test_workload_without_epochs_of_its_own_needs_them(train, tmp_path):

@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from tfaccel.extras.serving.batcher import Batcher, Work
-from tfaccel.extras.serving.request_error import RequestError
+from tfaccel.extras.serving.messages import RequestError
+from tfaccel.extras.serving.servable import Batcher, Work
 
 
 class Model:

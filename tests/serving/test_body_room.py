@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from tfaccel.extras.serving.messages import BodyRoom, Request
-from tfaccel.extras.serving.request_error import RequestError
+from tfaccel.extras.serving.messages import BodyRoom, Request, RequestError
 
 MAX_BYTES = 1000
 

@@ -6,8 +6,7 @@ import pytest
 from tfaccel.errors import ExportError
 from tfaccel.exporting.comparison import largest_difference
 from tfaccel.exporting.fresh_process import _plain
-from tfaccel.extras.serving.json_text import predictions
-from tfaccel.extras.serving.request_error import RequestError
+from tfaccel.extras.serving.messages import RequestError, predictions
 
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128])

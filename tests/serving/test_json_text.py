@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tfaccel.extras.serving.json_text import predictions, read_json, write_json
-from tfaccel.extras.serving.request_error import RequestError
+from tfaccel.extras.serving.messages import RequestError, predictions, read_json, write_json
 
 
 def test_numbers_come_back_as_they_went():

@@ -8,12 +8,11 @@ import pytest
 from running_server import build, wait_for
 
 from tfaccel.errors import ServeError
+from tfaccel.extras.serving.messages import RequestError
 from tfaccel.extras.serving.metrics import Metrics
-from tfaccel.extras.serving.model_config import ModelConfig, read_model_configs
+from tfaccel.extras.serving.model_config import ModelConfig, VersionPolicy, read_model_configs
 from tfaccel.extras.serving.models import Models
 from tfaccel.extras.serving.options import ServeOptions
-from tfaccel.extras.serving.request_error import RequestError
-from tfaccel.extras.serving.version_policy import VersionPolicy
 
 ONE = """model_config_list: {
   config: { name: "one", base_path: "one", model_platform: "tensorflow",

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from tfaccel.extras.serving.request_error import RequestError
+from tfaccel.extras.serving.messages import RequestError
 from tfaccel.extras.serving.request_inputs import InputSpec, read_examples, read_inputs
 
 PIXELS = {"pixels": InputSpec("pixels", (None, 2, 1), np.dtype("float32"))}

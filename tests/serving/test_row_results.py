@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tfaccel.data.raw_input import RawInput
-from tfaccel.extras.serving.request_error import RequestError
-from tfaccel.extras.serving.row_results import classes_of_rows, one_value_a_row
+from tfaccel.extras.serving.messages import RequestError
+from tfaccel.extras.serving.models import classes_of_rows, one_value_a_row
 
 LOGITS = {"logits": np.array([[0.0, 0.0], [np.log(3.0), 0.0]])}
 

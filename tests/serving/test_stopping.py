@@ -12,13 +12,12 @@ import pytest
 from running_server import NAME, PREDICT, ROW, Server, build, wait_for
 
 from tfaccel.errors import ServeError
-from tfaccel.extras.serving.app import App
 from tfaccel.extras.serving.messages import BodyRoom
 from tfaccel.extras.serving.metrics import Metrics
 from tfaccel.extras.serving.model_config import ModelConfig
 from tfaccel.extras.serving.models import Models
 from tfaccel.extras.serving.options import ServeOptions
-from tfaccel.extras.serving.server import serve
+from tfaccel.extras.serving.server import App, serve
 
 BODY = json.dumps({"instances": [ROW]}).encode()
 SLOW = {"signature_name": "slow", "instances": [ROW]}

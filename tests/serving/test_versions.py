@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tfaccel.errors import ServeError
-from tfaccel.extras.serving.request_error import RequestError
-from tfaccel.extras.serving.version_policy import VersionPolicy
+from tfaccel.extras.serving.messages import RequestError
+from tfaccel.extras.serving.model_config import VersionPolicy
 from tfaccel.extras.serving.versions import Versions, VersionState
 
 

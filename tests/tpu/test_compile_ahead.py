@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from made_up_machine import add_package, make_machine
 
-from tfaccel.extras.tpu.compile_ahead import (
+from tfaccel.extras.tpu.readiness import (
+    GENERATIONS,
+    STEP_PROGRAM,
     AheadOfTime,
     check_ahead_of_time,
     compiler_refusal,
     largest_batch_check,
     memory_check,
+    parse_tpu,
 )
-from tfaccel.extras.tpu.generations import GENERATIONS, parse_tpu
-from tfaccel.extras.tpu.readiness import STEP_PROGRAM
 from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
 from tfaccel.hardware.doctor_examination import Examination
 from tfaccel.hardware.machine import Machine

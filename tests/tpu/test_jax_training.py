@@ -46,7 +46,7 @@ warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning
 import keras, numpy as np, tensorflow as tf
 import tfaccel
 from tfaccel.extras.tpu.jax_training import train_on_jax
-from tfaccel.extras.tpu.model_parallel import model_parallel
+from tfaccel.extras.tpu.jax_training import model_parallel
 
 rng = np.random.default_rng(0)
 x, y, models = rng.normal(size=(96, 20)).astype("float32"), rng.integers(0, 4, 96), []
@@ -129,7 +129,7 @@ def test_weights_and_slots_are_divided_among_devices(run_python, tmp_path):
 
 
 def test_dividing_weights_needs_jax(logical_devices):
-    from tfaccel.extras.tpu.model_parallel import model_parallel
+    from tfaccel.extras.tpu.jax_training import model_parallel
 
     with (
         pytest.raises(PlanError, match=r"which ignores `keras\.distribution`"),

@@ -1,6 +1,6 @@
 import pytest
 
-from tfaccel.extras.tpu.largest_batch import MAX_TRIALS, Trial, largest_batch, memory_part
+from tfaccel.extras.tpu.readiness import MAX_TRIALS, Trial, largest_batch, memory_part
 
 
 def search(limit, *, known=64, highest=65536, tells=False, silent_from=10**9):

@@ -1,7 +1,7 @@
 import pytest
 
 from tfaccel.errors import HardwareError
-from tfaccel.extras.tpu.generations import GENERATIONS, GIBIBYTE, parse_tpu
+from tfaccel.extras.tpu.readiness import GENERATIONS, GIBIBYTE, parse_tpu
 
 
 def test_a_generation_with_and_without_its_number_of_cores():

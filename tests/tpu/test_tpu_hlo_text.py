@@ -1,6 +1,6 @@
 import pytest
 
-from tfaccel.extras.tpu.hlo_text import find_in_program, padding_waste
+from tfaccel.extras.tpu.graph_findings import find_in_program, padding_waste
 
 PROGRAM = """
 ENTRY main {

@@ -1,8 +1,15 @@
 import pytest
 
-from tfaccel.extras.tpu.finding import KINDS, Finding
-from tfaccel.extras.tpu.graph_findings import Node, find_in_nodes, place_finder
-from tfaccel.extras.tpu.lint_checks import batch_checks, lint_checks, replica_batch_check
+from tfaccel.extras.tpu.graph_findings import (
+    KINDS,
+    Finding,
+    Node,
+    batch_checks,
+    find_in_nodes,
+    lint_checks,
+    place_finder,
+    replica_batch_check,
+)
 
 
 def checks_of(*findings, refusal=""):

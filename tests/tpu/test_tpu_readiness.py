@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.extras.tpu.compile_ahead import compiler_refusal
-from tfaccel.extras.tpu.readiness import STEP_PROGRAM, step_checks
+from tfaccel.extras.tpu.readiness import STEP_PROGRAM, compiler_refusal, step_checks
 from tfaccel.hardware.doctor_child import ProbeProcess
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.recipe_list import list_recipes

@@ -102,7 +102,7 @@ class Runs:
             "weights": weights,
             "history": result.history,
             "left_out": [row.get("left_out") for row in rows],
-            "total": json.loads((where / "result.json").read_text())["left_out_batches"],
+            "total": result.left_out_batches,
         }
 
     def error(self, name: str, made: Workload, placement: str = "none", **options: Any) -> dict[str, Any]:

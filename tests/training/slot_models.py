@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "Adagrad": lambda: optimizers.Adagrad(0.1),
     "Adamax": lambda: optimizers.Adamax(0.01),
     "ScheduleFreeAdamW": lambda: optimizers.ScheduleFreeAdamW(0.01),
-    "Lars": lambda: tfaccel.Lars(0.5, weight_decay=1e-3),
+    "Lars": lambda: tfaccel.optimizers.Lars(0.5, weight_decay=1e-3),
     "global_clipnorm": lambda: optimizers.Adam(0.01, global_clipnorm=0.1),
     "EMA": lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
     "EMA at the end": lambda: optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9),

@@ -65,7 +65,7 @@ def stopped(run_dir: Path, where: str, name: str, **options: Any) -> list[Any]:
     """How a run was stopped, and its checkpoints."""
     try:
         run(run_dir, where, name, **options)
-    except (tfaccel.RunStopped, KeyboardInterrupt) as error:
+    except (tfaccel.errors.RunStopped, KeyboardInterrupt) as error:
         left = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
         return [type(error).__name__, str(error).replace(str(run_dir), "RUN"), left]
     return ["nothing", "", []]

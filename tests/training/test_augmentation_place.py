@@ -61,11 +61,13 @@ def workload(augment=added, *, on_host=None):
     def train_data(global_batch_size, *, seed, epoch, start_step=0, shard=None, augmented=True):
         import tensorflow as tf
 
-        from tfaccel.data.epoch_positions import epoch_positions
+        from tfaccel.data.epochs import Part
 
         generator = np.random.default_rng([seed, epoch])
         x, noise = generator.normal(size=(2, NUM_ROWS, 3)).astype("float32")
-        places = epoch_positions(NUM_ROWS, global_batch_size, start_step=start_step, shard=shard)
+        places = Part(
+            global_batch_size=global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard
+        ).positions(NUM_ROWS)
         arrays = (x[places], x[places].sum(-1, keepdims=True)), noise[places]
         batches = tf.data.Dataset.from_tensor_slices(arrays)
         return batches.map(lambda *batch: (on_host or augment)(batch)) if augmented else batches

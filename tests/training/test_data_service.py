@@ -130,9 +130,9 @@ def test_what_data_workers_cannot_repeat_is_refused_before_training(tf):
 
 
 def test_large_arrays_are_refused(tf, monkeypatch):
-    from tfaccel.extras.data_service import sendable
+    from tfaccel.extras.data_service import data_service
 
-    monkeypatch.setattr(sendable, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(data_service, "MAX_BYTES", 1 << 20)
     rows = tf.data.Dataset.from_tensor_slices(np.zeros((1 << 19,), np.float32)).batch(4)
     refused(rows, "it holds 2 MiB of arrays, which would be sent to each worker in every epoch; at most 1 MiB are.")
 

@@ -20,9 +20,13 @@ def train_data(global_batch_size, *, seed, epoch, start_step=0, shard=None, augm
     """Batches of the numbers from 0 to 10; the augmentation adds 0.5 to each."""
     import tensorflow as tf
 
-    from tfaccel.data.epoch_positions import epoch_positions
+    from tfaccel.data.epochs import Part
 
-    places = epoch_positions(11, global_batch_size, start_step=start_step, shard=shard).astype(np.float32)
+    places = (
+        Part(global_batch_size=global_batch_size, seed=seed, epoch=epoch, start_step=start_step, shard=shard)
+        .positions(11)
+        .astype(np.float32)
+    )
     batches = tf.data.Dataset.from_tensor_slices((places, np.full_like(places, 0.5)))
     return batches.map(lambda *batch: added(batch)) if augmented else batches
 
@@ -49,7 +53,7 @@ def get_rows(replicas, *, mixes_rows=False, **options):
 
 
 def test_a_worker_reads_and_augments_its_own_rows():
-    from tfaccel.data.resumed_place import ResumedPlace
+    from tfaccel.data.iterator_feed import ResumedPlace
 
     expected = [[2.5, 3.5], [6.5, 7.5]]
     assert get_rows(ALONE) == (expected, (4,), None)

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from tfaccel import PlanError
+from tfaccel.errors import PlanError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method:UserWarning"),

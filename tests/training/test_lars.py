@@ -28,7 +28,7 @@ def by_the_paper(weight, gradients, *, nesterov, adapted=True, decay=DECAY):
 
 def lars(**options):
     chosen = {"momentum": MOMENTUM, "trust_coefficient": TRUST, "weight_decay": DECAY, "epsilon": EPSILON}
-    return tfaccel.Lars(**{"learning_rate": RATE, **chosen, **options})
+    return tfaccel.optimizers.Lars(**{"learning_rate": RATE, **chosen, **options})
 
 
 def variables():
@@ -130,4 +130,4 @@ def test_a_model_trains_and_goes_on_after_it_was_saved(logical_devices, tmp_path
 )
 def test_values_out_of_range_are_refused(logical_devices, options, message):
     with pytest.raises(WorkloadError, match=message):
-        tfaccel.Lars(**options)
+        tfaccel.optimizers.Lars(**options)

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tfaccel import DataError, OutOfMemoryError, Plan, RunDirError
+from tfaccel import Plan
+from tfaccel.errors import DataError, OutOfMemoryError, RunDirError
 from tfaccel.planning.placements import SET_BY_YOU
 
 HERE = Path(__file__).parent

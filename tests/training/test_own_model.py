@@ -121,9 +121,11 @@ def test_fields_of_the_plan_are_arguments_of_train(logical_devices, tmp_path):
     assert {dict(plan.reasons)[name] for name in chosen} == {SET_BY_YOU}
     again = tfaccel.train(build_model, x, x[:, :1], **data, **chosen, resume="must")
     assert again.plan == plan
-    with pytest.raises(tfaccel.WorkloadError, match=r"batch_size=8, global_batch_size=16\. Leave out batch_size"):
+    with pytest.raises(
+        tfaccel.errors.WorkloadError, match=r"batch_size=8, global_batch_size=16\. Leave out batch_size"
+    ):
         tfaccel.train(build_model, x, x[:, :1], **data, **chosen, batch_size=8)
-    with pytest.raises(tfaccel.WorkloadError, match=r"optimizer identifier: adamm\. Did you mean 'adam'"):
+    with pytest.raises(tfaccel.errors.WorkloadError, match=r"optimizer identifier: adamm\. Did you mean 'adam'"):
         tfaccel.train(build_model, x, x[:, :1], **{**data, "optimizer": "adamm", "run_dir": tmp_path / "other"})
 
 

@@ -1,13 +1,10 @@
 """What `train` reports of its own speed, that it changes no weight, and the traces of its steps."""
 
-import doctest
 import json
 from pathlib import Path
 
 import pytest
 
-import tfaccel.training.run.performance
-import tfaccel.training.run.step_range
 from tfaccel.errors import WorkloadError
 from tfaccel.training.run.performance import Performance
 from tfaccel.training.run.result import TrainResult
@@ -175,9 +172,3 @@ assert profile.steps_to_boundary(0) == 3
 
 def test_graph_calls_end_where_a_trace_begins_and_ends(run_python):
     run_python(BOUNDARIES)
-
-
-@pytest.mark.parametrize("module", [tfaccel.training.run.performance, tfaccel.training.run.step_range])
-def test_examples(module):
-    outcome = doctest.testmod(module)
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)

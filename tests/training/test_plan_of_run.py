@@ -70,7 +70,7 @@ def test_where_a_plan_comes_from_is_said(tmp_path):
 
     assert chosen() == (RULES, "by rules; --autotune measures")
     file = measured({"complete": True})
-    assert chosen() == (MEASURED, f"measured by `tfaccel autotune`, {file}")
+    assert chosen() == (MEASURED, f"measured by `tfaccel find-fastest`, {file}")
     measured({"complete": False})
     assert chosen() == (MEASURED, f"measured by a search that was interrupted (--autotune goes on with it), {file}")
     own = tmp_path / "plan.json"
@@ -86,7 +86,7 @@ def test_a_plan_that_was_measured_just_now_need_not_be_kept(tmp_path, monkeypatc
         return plan_and_origin(MACHINE, WORKLOAD, tmp_path, resume=resume, measured=MEASURED)
 
     file = measured()
-    assert chosen() == (MEASURED, f"measured by `tfaccel autotune`, {file}")
+    assert chosen() == (MEASURED, f"measured by `tfaccel find-fastest`, {file}")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path / "file"))
     assert measured() is None

@@ -35,16 +35,16 @@ from tfaccel.reporting import BaselineScores
 def workload(
     *,
     unit: Literal["small", "large"] = "small",
-    width: tfaccel.Count = 8,
-    depth: tfaccel.Count | None = None,
-    dropout: tfaccel.Fraction = 0.5,
+    width: tfaccel.options.Count = 8,
+    depth: tfaccel.options.Count | None = None,
+    dropout: tfaccel.options.Fraction = 0.5,
     scale: float = 2.0,
     shift: int = 0,
     title: str = "bits",
     folded: bool = False,
     cache: str = "auto",
     data_dir: str | os.PathLike[str] | None = None,
-    training: tfaccel.TrainingOptions,
+    training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:
     """What this recipe trains.
 
@@ -55,7 +55,7 @@ def workload(
     bits = np.eye(2, dtype="float32")[np.arange(32) % 2]
 
     def batches():
-        from tfaccel.data.texts.batches import TextBatches
+        from tfaccel.data.texts.text_data import TextBatches
 
         return TextBatches(train=(bits, bits), test=(bits[:8], bits[:8]))
 
@@ -141,7 +141,7 @@ def test_options_that_can_be_are_taken(own):
 
 def test_a_recipe_without_training_options_refuses_them():
     @tfaccel.recipe()
-    def workload(*, width: tfaccel.Count, kind: Literal["a"] = "a") -> tfaccel.Workload:
+    def workload(*, width: tfaccel.options.Count, kind: Literal["a"] = "a") -> tfaccel.Workload:
         return tfaccel.Workload("bare", object, dict, print, global_batch_size=width)
 
     assert workload(width=3).options == {"width": 3, "kind": "a"}

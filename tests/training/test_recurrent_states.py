@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfaccel
-from tfaccel import RunDirError
+from tfaccel.errors import RunDirError
 from tfaccel.training.run.checkpoint import _rows_for, read_state, write_state
 from tfaccel.training.steps.model_parts import untracked_variables
 from tfaccel.training.steps.replicas import Replicas
@@ -86,6 +86,6 @@ def test_a_checkpoint_without_states_is_refused(logical_devices):
 def test_a_learning_rate_test_puts_the_states_back(logical_devices, num_replicas):
     model, _ = made(num_replicas)
     before = states(trained(model))
-    tfaccel.find_learning_rate(model, X, Y, batch_size=ROWS, test=tfaccel.LearningRateTest(num_steps=14))
+    tfaccel.find_learning_rate(model, X, Y, batch_size=ROWS, test=tfaccel.options.LearningRateTest(num_steps=14))
     for one, other in zip(before, states(model), strict=True):
         np.testing.assert_array_equal(one, other)

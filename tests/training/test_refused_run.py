@@ -22,7 +22,7 @@ found = {}
 def train(name, optimizer="adam", **options):
     try:
         tfaccel.train(build(optimizer), x, y, plan=plan, run_dir=folder / name, epochs=2, verbose=0, **options)
-    except (tfaccel.PlanError, KeyboardInterrupt) as error:
+    except (tfaccel.errors.PlanError, KeyboardInterrupt) as error:
         found[name] = type(error).__name__
     path = folder / name
     return sorted(one.name for one in path.iterdir() if not one.name.startswith(".")) if path.exists() else None
@@ -30,7 +30,7 @@ def train(name, optimizer="adam", **options):
 class Stops(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 1:
-            raise tfaccel.PlanError("in the second epoch")
+            raise tfaccel.errors.PlanError("in the second epoch")
 
 found["new folder"], found["empty folder"] = train("new"), train("there")
 found["begun"] = train("begun", "sgd", callbacks=[Stops()])

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tfaccel import Plan, PlanError, fit
+from tfaccel import Plan, fit
+from tfaccel.errors import PlanError
 from tfaccel.training.fit_plan import plan_of_model
 from tfaccel.training.rematerialize import rematerialize
 from tfaccel.training.steps.recomputed_blocks import get_blocks, recomputed_blocks

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.data.dataset_source import DatasetSource
-from tfaccel.data.private_adapters import passes_are_alike
-from tfaccel.data.sources import IteratorSource
+from tfaccel.data.private_pipelines import passes_are_alike
+from tfaccel.data.sources import DatasetSource, IteratorSource
 from tfaccel.training.inputs import make_source
 from tfaccel.training.steps.replicas import Replicas
 

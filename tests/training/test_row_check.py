@@ -225,6 +225,11 @@ def test_rows_are_gathered_where_replicas_have_none():
     assert_equal(trained(make, 4, batches(X, Y, batch_size=3)), trained(make, 0, batches(X, Y, batch_size=3)))
 
 
+def test_a_loss_may_need_more_rows_than_a_replica_has():
+    third = sequential(loss=lambda y, p: tf.reduce_mean(tf.gather((y - p) ** 2, [0, 2])))  # fails while it runs
+    assert_equal(trained(third, 4, batches(X, Y)), trained(third, 0, batches(X, Y)))
+
+
 @pytest.mark.slow
 def test_dropout_and_noise_do_not_count_as_coupling():
     noisy = sequential(

@@ -414,7 +414,8 @@ def test_training_stops_when_its_directory_is_another_runs(run_python, tmp_path)
     child = run_python(
         f"""
 import keras, os, pathlib
-from tfaccel import RunDirError, train
+from tfaccel import train
+from tfaccel.errors import RunDirError
 from tfaccel.training.run.run_dir import RunDir
 from train_workload import plan, workload
 

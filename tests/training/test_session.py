@@ -1,7 +1,6 @@
 """`Session`: what puts a run together explains the same faults wherever it is used, and makes no part too early."""
 
 import contextlib
-import doctest
 
 import keras
 import numpy as np
@@ -11,7 +10,6 @@ import tensorflow as tf
 import tfaccel
 from tfaccel import Plan, Workload
 from tfaccel.errors import WorkloadError
-from tfaccel.training.run import session as session_module
 from tfaccel.training.run.augmentation_place import place_augmentation
 from tfaccel.training.run.session import Session
 from tfaccel.training.runtime import Runtime
@@ -87,8 +85,3 @@ def test_validation_data_are_checked_for_every_run():
     message = r"^validation_data of workload 'rows' returns inputs of shape \(8, 2\)"
     with opened(workload(validation_data=wrong)) as session, pytest.raises(WorkloadError, match=message):
         session.train([])
-
-
-def test_example():
-    result = doctest.testmod(session_module)
-    assert (result.failed, result.attempted > 0) == (0, True)

@@ -33,7 +33,7 @@ def source(logical_devices):
 
 
 def at(step):
-    from tfaccel.data.resumed_place import ResumedPlace
+    from tfaccel.data.iterator_feed import ResumedPlace
 
     return ResumedPlace(step=step, batches=step)
 

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from tfaccel import LearningRateTest
+from tfaccel.options import LearningRateTest
 
 X = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
 Y = X @ np.array([[1.0], [-2.0], [0.5], [0.0]], "float32")

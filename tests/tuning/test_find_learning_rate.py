@@ -1,8 +1,6 @@
 """The learning-rate range test: its rates, the models and data that it takes, and what it refuses."""
 
 import dataclasses
-import doctest
-import importlib
 import json
 import math
 
@@ -13,8 +11,9 @@ import tensorflow as tf
 from learning_rate_models import SHORT, X, Y, build_model, linear_model, small_model
 
 import tfaccel
-from tfaccel import LearningRateReport, LearningRateTest, find_learning_rate
+from tfaccel import LearningRateReport, find_learning_rate
 from tfaccel.errors import DataError, PlanError, WorkloadError
+from tfaccel.options import LearningRateTest
 from tfaccel.planning.plan_cache import keep_plan
 
 
@@ -195,10 +194,3 @@ def test_values_out_of_range_are_refused(options, message):
     with pytest.raises(WorkloadError) as raised:
         LearningRateTest(**options)
     assert message in str(raised.value)
-
-
-@pytest.mark.parametrize("module", ["learning_rate_report", "learning_rate_curve", "find_learning_rate"])
-def test_examples(logical_devices, module):
-    result = doctest.testmod(importlib.import_module(f"tfaccel.tuning.{module}"))
-    assert result.failed == 0
-    assert result.attempted > 0

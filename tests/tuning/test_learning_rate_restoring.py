@@ -41,7 +41,7 @@ KINDS = {
     "number": (False, lambda: keras.optimizers.Adam(0.01)),
     "schedule": (False, lambda: keras.optimizers.SGD(falling(), momentum=0.9, use_ema=True)),
     "two replicas": (True, lambda: keras.optimizers.Adam(falling(), gradient_accumulation_steps=2, clipnorm=1.0)),
-    "lars": (True, lambda: tfaccel.Lars(2.0)),
+    "lars": (True, lambda: tfaccel.optimizers.Lars(2.0)),
 }
 
 

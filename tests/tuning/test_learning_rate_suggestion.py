@@ -11,8 +11,9 @@ import tensorflow as tf
 from learning_rate_models import SHORT, X, Y, linear_model
 
 import tfaccel
-from tfaccel import LearningRateReport, LearningRateTest, find_learning_rate
+from tfaccel import LearningRateReport, find_learning_rate
 from tfaccel.errors import DataError
+from tfaccel.options import LearningRateTest
 from tfaccel.tuning.learning_rate_curve import SmoothedLoss, suggestion
 
 

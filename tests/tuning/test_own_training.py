@@ -1,8 +1,5 @@
 """What a fit or run_trial of one's own is called with, and what executions of a trial make together."""
 
-import doctest
-import importlib
-
 import numpy as np
 import pytest
 import search_cases
@@ -103,11 +100,6 @@ def test_a_class_that_cannot_run_trials_is_refused(logical_devices):
         with pytest.raises(SearchError, match=message):
             check_tuner(given)
     check_tuner(keras_tuner.RandomSearch)
-
-
-def test_examples(logical_devices):
-    outcome = doctest.testmod(importlib.import_module("tfaccel.tuning.trial_run"))
-    assert (outcome.failed, outcome.attempted > 0) == (0, True)
 
 
 def test_objectives_of_keras_tuner_are_taken(logical_devices):

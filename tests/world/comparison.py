@@ -32,7 +32,7 @@ import tfaccel
 from tfaccel.errors import TfaccelError
 from tfaccel.parity.compare import largest_difference
 from tfaccel.parity.training_run import Trainer, Values
-from tfaccel.processes.garbage import keep_loaded_objects
+from tfaccel.processes.quiet_start import keep_loaded_objects
 from tfaccel.training.steps.model_parts import get_optimizers
 
 HERE = Path(__file__).parent

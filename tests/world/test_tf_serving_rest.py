@@ -9,12 +9,12 @@ import tensorflow as tf
 from rest_models import write_counter, write_half_plus, write_nest
 from rest_points import HALF, POINTS, post
 
-from tfaccel.extras.serving.app import App
 from tfaccel.extras.serving.messages import BodyRoom
 from tfaccel.extras.serving.metrics import Metrics
 from tfaccel.extras.serving.model_config import read_model_configs
 from tfaccel.extras.serving.models import Models
 from tfaccel.extras.serving.options import ServeOptions
+from tfaccel.extras.serving.server import App
 
 CONFIG = """
 model_config_list {
@@ -87,7 +87,7 @@ def test_point(ask, name):
 def test_grpc_gives_what_rest_gives(ask):
     from tensorflow_serving.apis import predict_pb2
 
-    from tfaccel.extras.serving.grpc_methods import GrpcMethods
+    from tfaccel.extras.serving.grpc_server import GrpcMethods
 
     request = predict_pb2.PredictRequest()
     request.model_spec.name, request.model_spec.version_label = "half", "stable"

@@ -27,7 +27,7 @@ from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
 from tfaccel.compressing.variant_maker import KERAS_FLOAT, VariantMaker
 from tfaccel.errors import CompressionError, VersionError
 from tfaccel.hardware.detect import detect_hardware
-from tfaccel.reporting.size_metric_picture import SizedForm, save_size_metric_picture
+from tfaccel.reporting.charts import SizedForm, save_size_metric_picture
 from tfaccel.training.run.result import installed_versions
 
 

@@ -3,70 +3,57 @@
 The names below load their module on first use, since some modules import TensorFlow.
 """
 
-from importlib import import_module
-from typing import Any
-
-from tfaccel.known_names import no_attribute
+from tfaccel.known_names import lazy_names
 
 # Public name -> the module that defines it, followed by its name there if that differs.
 _PUBLIC_NAMES = {
     "Augmentation": "tfaccel.data.pipeline",
-    "Batches": "tfaccel.data.batches",
+    "Batches": "tfaccel.data.epochs",
     "BadData": "tfaccel.data.bad_data",
     "BoxData": "tfaccel.data.boxes.box_data",
-    "Catalogue": "tfaccel.data.interactions.catalogue",
+    "Catalogue": "tfaccel.data.interactions.interaction_set",
     "CacheOptions": "tfaccel.data.cache_choice",
-    "ExampleData": "tfaccel.data.example_data",
-    "GanData": "tfaccel.data.images.gan_data",
-    "ImageBatches": "tfaccel.data.images.batches",
+    "ExampleData": "tfaccel.data.images.generative_data",
+    "GanData": "tfaccel.data.images.generative_data",
+    "ImageBatches": "tfaccel.data.images.image_data",
     "ImageData": "tfaccel.data.images.image_data",
     "ImageInput": "tfaccel.data.raw_input",
-    "ImageMoves": "tfaccel.data.images.moves",
+    "ImageMoves": "tfaccel.data.images.image_data",
     "InteractionData": "tfaccel.data.interactions.interaction_data",
     "Pipeline": "tfaccel.data.pipeline",
     "SeriesData": "tfaccel.data.series.series_data",
     "TableData": "tfaccel.data.tables.table_data",
-    "TextBatches": "tfaccel.data.texts.batches",
+    "TextBatches": "tfaccel.data.texts.text_data",
     "TextData": "tfaccel.data.texts.text_data",
     "TextInput": "tfaccel.data.raw_input",
-    "TextPieces": "tfaccel.data.texts.batches",
+    "TextPieces": "tfaccel.data.texts.text_data",
     "Vocabulary": "tfaccel.data.texts.vocabulary",
     "dates_in_words": "tfaccel.data.texts.pairs",
     "digit_images": "tfaccel.data.images.digits:digits",
-    "documentation_passages": "tfaccel.data.texts.labels",
+    "documentation_passages": "tfaccel.data.texts.files",
     "documentation_summaries": "tfaccel.data.texts.pairs",
     "documentation_text": "tfaccel.data.texts.documentation",
     "encode_pairs": "tfaccel.data.texts.pairs",
     "encode_pairs_to_copy": "tfaccel.data.texts.pairs",
-    "few_digit_images": "tfaccel.data.images.few_digits:few_digits",
-    "first_sentence": "tfaccel.data.texts.sentences",
-    "generated_clicks": "tfaccel.data.interactions.generated_clicks:generated_clicks",
+    "few_digit_images": "tfaccel.data.images.digits:few_digits",
+    "first_sentence": "tfaccel.data.texts.documentation",
+    "generated_clicks": "tfaccel.data.interactions.interaction_data:generated_clicks",
     "pendulum_series": "tfaccel.data.series.series_set",
     "read_coco": "tfaccel.data.boxes.coco_files",
     "read_image_set": "tfaccel.data.images.files",
     "read_interactions": "tfaccel.data.interactions.interaction_set",
-    "read_labelled_texts": "tfaccel.data.texts.labels",
+    "read_labelled_texts": "tfaccel.data.texts.files",
     "read_series": "tfaccel.data.series.series_set",
     "read_summaries": "tfaccel.data.texts.pairs",
     "read_text_parts": "tfaccel.data.texts.files",
     "read_translations": "tfaccel.data.texts.pairs",
     "scenes_of_digits": "tfaccel.data.boxes.digit_scenes:digit_scenes",
-    "season_length": "tfaccel.data.series.seasons",
-    "seasonal_naive": "tfaccel.data.series.seasons",
+    "season_length": "tfaccel.data.series.series_set",
+    "seasonal_naive": "tfaccel.data.series.series_set",
     "split_text": "tfaccel.data.texts.vocabulary",
     "unknown_words": "tfaccel.data.texts.pairs",
     "write_tfrecords": "tfaccel.data.tfrecord_files",
 }
 
 __all__ = sorted(_PUBLIC_NAMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC_NAMES:
-        module, _, original = _PUBLIC_NAMES[name].partition(":")
-        return getattr(import_module(module), original or name)
-    raise no_attribute(__name__, name, __all__)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC_NAMES, __all__)

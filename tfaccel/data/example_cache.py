@@ -1,4 +1,4 @@
-"""A cache of decoded examples: as tensors in memory, or as memory-mapped files."""
+"""A cache of decoded examples: as tensors in memory, filled as they are first read, or as memory-mapped files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.cache_choice import CacheChoice, CacheOptions, choose_cache
-from tfaccel.data.memory_cache import MemoryCache, Reader
-from tfaccel.data.ordered_map import ordered_map
+from tfaccel.data.epochs import Reader, ordered_map
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.machine import Machine
@@ -138,18 +138,6 @@ class ExampleCache:
         return read
 
 
-def gathered(arrays: Any) -> Reader:
-    """A function from row numbers to rows of a nest of arrays, which become tensors in host memory.
-
-    Example:
-        >>> gathered(np.array([5, 6, 7]))(tf.constant([2, 0])).numpy().tolist()
-        [7, 5]
-    """
-    with tf.device("/CPU:0"):
-        tensors = tf.nest.map_structure(tf.constant, arrays)
-    return lambda rows: tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), tensors)
-
-
 def _new_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
     """A memory-mapped array with preallocated disk space: writing to a full disk would kill the process."""
     array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
@@ -181,3 +169,68 @@ def _free_disk_bytes(folder: Path) -> int:
     """Free disk space for a folder that exists or can be created; 0 if it is not writable."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free if there.is_dir() and os.access(there, os.W_OK) else 0
+
+
+class MemoryCache:
+    """Keeps the examples of a function that reads them by row number in host memory.
+
+    An example is decoded when it is first read, so nothing delays the first batch of an epoch; later reads copy it.
+    Calls may run in parallel; two that read the same new example at once both decode it.
+
+    Args:
+        read: `read(rows)` takes row numbers (an int64 tensor of shape (num_rows,)) and returns a nest of tensors with
+            as many rows. It is traced.
+        specs: the `tf.TensorSpec` of one example, in the nest that `read` returns.
+        num_examples: total number of rows.
+
+    Example:
+        >>> cache = MemoryCache(lambda rows: rows / 2, specs=tf.TensorSpec([], tf.float64), num_examples=9)
+        >>> cache.read(tf.constant([3, 8], tf.int64)).numpy().tolist()
+        [1.5, 4.0]
+        >>> cache.num_kept
+        2
+    """
+
+    def __init__(self, read: Reader, *, specs: Any, num_examples: int) -> None:
+        self._decode = read
+        with ThreadPoolExecutor(1) as pool:  # strategies' scopes hold in their thread only, and these are not mirrored
+            self._is_kept, self._examples = pool.submit(_variables, specs, num_examples).result()
+
+    @property
+    def num_kept(self) -> int:
+        """The number of examples in memory."""
+        return int(tf.math.count_nonzero(self._is_kept))
+
+    @tf.autograph.experimental.do_not_convert
+    def read(self, rows: tf.Tensor) -> Any:
+        """The examples with these row numbers. It can be traced."""
+        missing = tf.boolean_mask(rows, ~tf.gather(self._is_kept, rows))
+        done = tf.cond(tf.size(missing) > 0, lambda: self._keep(missing), lambda: missing)
+        with tf.control_dependencies([done]):
+            return tf.nest.map_structure(lambda variable: tf.gather(variable, rows), self._examples)
+
+    def _keep(self, rows: tf.Tensor) -> tf.Tensor:
+        """Decodes examples and keeps them; returns their rows."""
+        parts = zip(tf.nest.flatten(self._examples), tf.nest.flatten(self._decode(rows)), strict=True)
+        written = [_write(variable, rows, part) for variable, part in parts]
+        with tf.control_dependencies(written):  # marked only when all parts of an example are there
+            marked = _write(self._is_kept, rows, tf.ones_like(rows, tf.bool))
+        with tf.control_dependencies([marked]):
+            return tf.identity(rows)
+
+
+def _variables(specs: Any, num_examples: int) -> tuple[tf.Variable, Any]:
+    def new(spec: tf.TensorSpec) -> tf.Variable:
+        empty = tf.raw_ops.Empty(shape=[num_examples, *spec.shape], dtype=spec.dtype)  # the memory is taken as it fills
+        return tf.Variable(empty, trainable=False)
+
+    with tf.device("/CPU:0"):
+        return tf.Variable(tf.zeros([num_examples], tf.bool), trainable=False), tf.nest.map_structure(new, specs)
+
+
+def _write(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> tf.Operation | None:
+    """Writes rows of a variable; returns the operation in a graph."""
+    operation: tf.Operation | None = tf.raw_ops.ResourceScatterUpdate(
+        resource=variable.handle, indices=rows, updates=values
+    )
+    return operation

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.given_datasets import GivenDataset, GivenPyDataset, random_order, row_batches
+from tfaccel.data.private_pipelines import data_adapter, dense_arrays
 from tfaccel.errors import DataError
 
 ACCEPTED = "arrays (or dictionaries and lists of arrays), data frames, a tf.data.Dataset, or a keras.utils.PyDataset"
-
-DATASET = "tf.data.Dataset"  # what a `GivenDataset` is called
 
 
 def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
@@ -40,12 +40,8 @@ def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any)
     """
     kind: Any = None
     if _is_a("tensorflow", "data.Dataset", x):
-        from tfaccel.data.given_datasets import GivenDataset
-
         kind = GivenDataset
     elif _is_a("keras", "utils.PyDataset", x):
-        from tfaccel.data.given_datasets import GivenPyDataset
-
         kind = GivenPyDataset
     elif inspect.isgenerator(x) or hasattr(x, "__next__"):
         raise DataError(
@@ -148,8 +144,6 @@ class GivenArrays:
         return self._batches([np.arange(self.num_examples)], global_batch_size, static=False)
 
     def _order(self, global_batch_size: int, seed: int, epoch: int) -> np.ndarray:
-        from tfaccel.data.row_orders import random_order
-
         if not self._shuffle:
             return np.arange(self.num_examples)
         return random_order(self.num_examples, global_batch_size, shuffle=self._shuffle, seed=seed)(epoch)
@@ -157,8 +151,6 @@ class GivenArrays:
     def _batches(self, passes: list[np.ndarray], global_batch_size: int, *, static: bool) -> Any:
         import keras
         import tensorflow as tf
-
-        from tfaccel.data.row_orders import row_batches
 
         arrays = self.tensors
 
@@ -173,8 +165,6 @@ class GivenArrays:
     @functools.cached_property
     def tensors(self) -> Any:
         """The batches' structure with all rows in each tensor, converted by Keras's data adapter."""
-        from tfaccel.data.private_adapters import data_adapter, dense_arrays
-
         try:
             adapter = data_adapter(
                 *self._parts.values(),

@@ -1,22 +1,28 @@
-"""A user's `tf.data.Dataset` or `PyDataset` as the training data of a workload."""
+"""A user's `tf.data.Dataset` or `PyDataset` as the training data of a workload, and the row orders of arrays."""
 
 from __future__ import annotations
 
 import weakref
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
-import tensorflow as tf
 
-from tfaccel.data.given_data import DATASET
-from tfaccel.data.private_adapters import data_adapter, get_batch_size, passes_are_alike
-from tfaccel.data.private_pipelines import known_to_vary, runs_python
+from tfaccel.data.private_pipelines import data_adapter, get_batch_size, known_to_vary, passes_are_alike, runs_python
 from tfaccel.errors import DataError
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+
+DATASET = "tf.data.Dataset"  # what a `GivenDataset` is called
 
 # Dataset -> its passes in this process: iterators of a `tf.data.Dataset`, epochs of a `PyDataset`.
 _times_begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+_MAX_SEED = 2**31 - 1  # as in `tf.random.set_seed`
 
 
 class GivenDataset:
@@ -38,6 +44,8 @@ class GivenDataset:
     num_examples: int | None = None
 
     def __init__(self, dataset: tf.data.Dataset, *, shuffle: Any = True, class_weight: Any = None) -> None:
+        import tensorflow as tf
+
         del shuffle
         self._class_weight = class_weight
         self._source = dataset
@@ -110,6 +118,8 @@ class GivenPyDataset:
     not_resumable = ""
 
     def __init__(self, dataset: keras.utils.PyDataset, *, shuffle: bool = True, class_weight: Any = None) -> None:
+        import keras
+
         self._dataset = dataset
         self._shuffle = shuffle
         self._class_weight = class_weight
@@ -125,6 +135,8 @@ class GivenPyDataset:
     @property
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed, as far as the first batch shows."""
+        import keras
+
         checksum = 0
         for leaf in keras.tree.flatten(self._first):
             checksum = checksum if leaf is None else zlib.crc32(np.ascontiguousarray(leaf).tobytes(), checksum)
@@ -151,6 +163,8 @@ class GivenPyDataset:
     @property
     def _has_hooks(self) -> bool:
         """Whether the batches may change from epoch to epoch."""
+        import keras
+
         own, plain = type(self._dataset), keras.utils.PyDataset
         return own.on_epoch_end is not plain.on_epoch_end or own.on_epoch_begin is not plain.on_epoch_begin
 
@@ -160,6 +174,9 @@ class GivenPyDataset:
         return self._batches(np.arange(self.num_batches))
 
     def _batches(self, numbers: np.ndarray) -> tf.data.Dataset:
+        import keras
+        import tensorflow as tf
+
         flat = [leaf for leaf in keras.tree.flatten(self._first) if leaf is not None]
 
         def batch(number: Any) -> list[np.ndarray]:
@@ -200,9 +217,73 @@ def _as_tuple(batch: Any) -> tuple[Any, ...]:
 
 
 def _array(leaf: Any) -> Any:
+    import keras
+
     array = np.asarray(leaf)
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
 
 
 def _named(class_weight: Any) -> Any:
     return class_weight and {str(name): float(weight) for name, weight in class_weight.items()}
+
+
+def order_of_keras(num_rows: int, batch_size: int, *, shuffle: bool | str, seed: int) -> Callable[[int], np.ndarray]:
+    """The row order of `Model.fit` after `tf.random.set_seed(seed)`: the same in every pass.
+
+    Args:
+        num_rows: rows of the arrays.
+        batch_size: rows of a batch.
+        shuffle: "batch" (inside each batch) or True (all rows).
+        seed: the global seed, as of `keras.utils.set_random_seed`.
+    """
+    import tensorflow as tf
+
+    if num_rows == 0:
+        return lambda _: np.zeros(0, np.int64)
+    size = batch_size if shuffle == "batch" else num_rows
+    seeds = (seed % _MAX_SEED, 0)
+    first, second = (0, _MAX_SEED) if seeds == (0, 0) else seeds
+
+    def shuffled(rows: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.RandomShuffle(value=rows, seed=first, seed2=second)
+
+    with tf.device("/CPU:0"):
+        rows = row_batches(np.arange(num_rows, dtype=np.int64), size).map(shuffled).rebatch(num_rows)
+        order: np.ndarray = rows.get_single_element().numpy()
+    return lambda _: order
+
+
+def row_batches(rows: np.ndarray, batch_size: int, *, drop_remainder: bool = False) -> tf.data.Dataset:
+    """The row numbers of each batch. One slice each: to batch single numbers takes a microsecond for every row.
+
+    Args:
+        rows: int64, in the order of a pass.
+        batch_size: rows of a batch.
+        drop_remainder: whether to leave out a last batch that is smaller, and so give batches a static shape.
+
+    Example:
+        >>> [batch.tolist() for batch in row_batches(np.arange(5), 2).as_numpy_iterator()]
+        [[0, 1], [2, 3], [4]]
+    """
+    import tensorflow as tf
+
+    full = len(rows) // batch_size * batch_size
+    batches = tf.data.Dataset.from_tensor_slices(rows[:full].reshape(-1, batch_size))
+    if drop_remainder:
+        return batches
+    return batches.concatenate(tf.data.Dataset.from_tensors(rows[full:]).take(int(full < len(rows))))
+
+
+def random_order(num_rows: int, batch_size: int, *, shuffle: bool | str, seed: int) -> Callable[[int], np.ndarray]:
+    """An order that differs in every pass and depends only on seed and pass; arguments as in `order_of_keras`."""
+
+    def order(number: int) -> np.ndarray:
+        rows = np.arange(num_rows, dtype=np.int64)
+        generator = np.random.default_rng([seed, number])
+        if shuffle != "batch":
+            return generator.permutation(rows)
+        return np.concatenate(
+            [generator.permutation(rows[first : first + batch_size]) for first in range(0, num_rows, batch_size)]
+        )
+
+    return order

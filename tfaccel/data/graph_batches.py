@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import GraphBatches
 from tfaccel.errors import DataError
+
+_UNEVEN_ROWS = "The components of a batch have different numbers of rows"
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,15 @@ class IteratorBatches:
     Attributes:
         num_global_rows: rows of every global batch if the iterator yields only this worker's rows; else None.
         first_row: index in the global batch of the first row that the iterator yields.
+        augment: turns the rows that the iterator yields into rows of a training batch, where they are used: on a
+            replica's device; None if they are such rows.
+        mixes_rows: `augment` needs all rows of the global batch.
     """
 
     num_global_rows: int | None = None
     first_row: int = 0
+    augment: Callable[[Any], Any] | None = None
+    mixes_rows: bool = False
 
     def start(self, arguments: Any) -> Any:
         """The loop state before the first step."""
@@ -124,29 +130,13 @@ class IteratorBatches:
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
         """Rows `start` to `stop` of the global batch, which the iterator must yield; by default all that it yields."""
         if start is None:
-            return batch
+            return batch if self.augment is None else self.augment(batch)
+        if self.augment is not None and self.mixes_rows:
+            return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), self.augment(batch))
         first, last = start - self.first_row, stop - self.first_row
         with tf.device("/CPU:0"):
-            return keras.tree.map_structure(lambda a: _slice_rows(a, first, last), batch)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AugmentedBatches(IteratorBatches):
-    """Batches from a `tf.data` iterator that are augmented where their rows are used: on a replica's device.
-
-    Attributes:
-        augment: turns the rows that the iterator yields into rows of a training batch.
-        mixes_rows: `augment` needs all rows of the global batch.
-    """
-
-    augment: Callable[[Any], Any]
-    mixes_rows: bool = False
-
-    def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
-        """Rows `start` to `stop` of the global batch, augmented; by default all that the iterator yields."""
-        if not self.mixes_rows or start is None:
-            return self.augment(super().rows(batch, start, stop))
-        return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), self.augment(batch))
+            own = keras.tree.map_structure(lambda a: _slice_rows(a, first, last), batch)
+        return own if self.augment is None else self.augment(own)
 
 
 def augmented_by_replicas(batches: GraphBatches) -> tuple[GraphBatches, Callable[[Any], Any]]:
@@ -154,8 +144,8 @@ def augmented_by_replicas(batches: GraphBatches) -> tuple[GraphBatches, Callable
 
     For steps whose batches are split on the host. If augmentation needs more than a replica's rows, it happens there.
     """
-    if isinstance(batches, AugmentedBatches) and not batches.mixes_rows:
-        return IteratorBatches(batches.num_global_rows, batches.first_row), batches.augment
+    if isinstance(batches, IteratorBatches) and batches.augment is not None and not batches.mixes_rows:
+        return replace(batches, augment=None), batches.augment
     return batches, lambda data: data
 
 
@@ -163,9 +153,6 @@ def without_optionals(batch: Any) -> Any:
     """A batch (or its specs) with None in place of the empty optionals of a generator's adapter."""
     empty = (tf.experimental.Optional, tf.OptionalSpec)
     return keras.tree.map_structure(lambda a: None if isinstance(a, empty) else a, batch)
-
-
-_UNEVEN_ROWS = "The components of a batch have different numbers of rows"
 
 
 def _num_rows(leaf: Any) -> Any:
@@ -202,3 +189,63 @@ def _slice_rows(value: Any, start: Any, stop: Any) -> Any:
         size = tf.concat([[tf.cast(stop - start, tf.int64)], shape[1:]], axis=0)
         return tf.sparse.slice(value, begin, size)
     return value[start:stop]
+
+
+class GraphBatches(Protocol):
+    """Global batches inside a graph; see `tfaccel.data.graph_batches`. A batch is what `fetch` returns."""
+
+    def start(self, arguments: Any) -> Any:
+        """The loop state before the first step."""
+
+    def has_next(self, state: Any) -> tf.Tensor:
+        """Whether there is another batch."""
+
+    def fetch(self, arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
+        """The global batch of one step, and the next loop state."""
+
+    def num_rows(self, batch: Any) -> int | tf.Tensor:
+        """Rows of the global batch: an int where it is known while tracing."""
+
+    def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
+        """Rows `start` to `stop` of the global batch; all rows by default."""
+
+    def with_checked_rows(self, batch: Any, num_replicas: int) -> Any:
+        """The batch, after checking that its components have equally many rows."""
+
+
+class CallFeed(Protocol):
+    """What one graph call needs of a feed."""
+
+    @property
+    def batches(self) -> GraphBatches:
+        """How batches are fetched and split."""
+
+    @property
+    def spec(self) -> Any:
+        """The specs of any of its batches."""
+
+    def signature(self, *, any_rows: bool = False) -> Any:
+        """Specs of the arguments, for batches of any size with `any_rows`; None if an iterator's type is enough."""
+
+    def arguments(self, num_steps: int) -> tuple[Any, int]:
+        """Arguments of the next graph call, and the maximum number of its steps."""
+
+    def finished(self, num_steps: int, state: Any) -> None:
+        """Takes note of the steps that a graph call ran, and of the loop state that it ended with."""
+
+
+class Feed(CallFeed, Protocol):
+    """The batches of one epoch."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every batch has been used."""
+
+    def drop(self) -> None:
+        """Passes over the next batch."""
+
+    def peek(self) -> Any:
+        """The next batch, as a nest of tensors, without using it."""
+
+    def fingerprint(self) -> int | None:
+        """A checksum of the first batch, once, if workers could read different data; else None."""

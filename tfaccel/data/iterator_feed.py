@@ -3,21 +3,95 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 import zlib
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.graph_batches import IteratorBatches, without_optionals
+from tfaccel.errors import DataError
 
 logger = logging.getLogger("tfaccel")
-
 MAX_STATE_BYTES = 1 << 25  # of an iterator, in a checkpoint
 _FAILS = 2  # the policy for pipelines with a state that cannot be saved
 _SECONDS_BETWEEN_LINES = 30.0
 _UNREADABLE = (tf.errors.OpError, ValueError, TypeError)
+
+_NUMPY = "MT19937"  # the only kind that NumPy's global generator has, unless a script replaces it
+
+
+def changed_data(difference: str) -> DataError:
+    """The error for data that are not those of the run which continues."""
+    return DataError(
+        f"The data are not those of the stopped run: {difference}. Pass the same data, with the same order and random "
+        "numbers; or start over in another directory."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumedPlace:
+    """A place in a dataset at which training continues.
+
+    Attributes:
+        step: steps of the epoch that are done.
+        batches: batches of the iterator that were used: more than `step` if it continues across epochs.
+        state: of the iterator; None if it was not saved, so that these batches are read again.
+        next_checksum: of the batch at this place; None if it is unknown, or there was none.
+        saved_by: describes the reader that saved state and checksum, which fit no other one.
+    """
+
+    step: int = 0
+    batches: int = 0
+    state: dict[str, np.ndarray] | None = None
+    next_checksum: int | None = None
+    saved_by: str = ""
+
+    def feed(self, dataset: Any, batches: IteratorBatches | None = None) -> IteratorFeed:
+        """The feed of a dataset from this place on; arguments as for `IteratorFeed`.
+
+        Raises:
+            DataError: if the batch at this place is another one than it was.
+        """
+        feed = self._opened(dataset, batches)
+        if self.next_checksum is not None and feed.checksum_of_next() != self.next_checksum:
+            raise changed_data(f"the batch after step {self.step} of the epoch differs")
+        return feed
+
+    def _opened(self, dataset: Any, batches: IteratorBatches | None) -> IteratorFeed:
+        if self.state is not None:
+            try:
+                feed = IteratorFeed(dataset, batches, state=self.state)
+                feed.num_used = self.batches
+                return feed
+            except ValueError as error:
+                logger.warning("The saved position in the dataset cannot be used: %.300s", error)
+        feed = IteratorFeed(dataset, batches)
+        feed.read_again(self.batches)
+        return feed
+
+    @classmethod
+    def of(cls, restored: tuple[dict[str, np.ndarray], dict[str, Any]] | None) -> Self:
+        """The place that a checkpoint of `train` says; the begin without one.
+
+        Args:
+            restored: arrays and position of the checkpoint.
+        """
+        if restored is None:
+            return cls()
+        arrays, position = restored
+        step, place = position["step_in_epoch"], position.get("data", {})
+        state = {name: arrays[f"data/{name}"] for name in ("iterator", "next") if f"data/{name}" in arrays}
+        return cls(
+            step=step,
+            batches=step,
+            state=state or None,
+            next_checksum=place.get("next"),
+            saved_by=place.get("reading", ""),
+        )
 
 
 class IteratorFeed:
@@ -150,3 +224,36 @@ class IteratorFeed:
                 seconds,
             )
         return num_batches
+
+
+def random_states() -> dict[str, np.ndarray]:
+    """The states of `random` and `numpy.random`, as arrays.
+
+    Example:
+        >>> before = random_states()
+        >>> first = random.random(), np.random.rand()
+        >>> set_random_states(before)
+        >>> (random.random(), np.random.rand()) == first
+        True
+    """
+    _, words, gauss = random.getstate()
+    found: dict[str, np.ndarray] = {
+        "python": np.array(words, np.uint32),
+        "python_gauss": np.array([gauss is not None, gauss or 0.0], np.float64),
+    }
+    state: Any = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = state
+    if kind == _NUMPY:
+        found["numpy"] = np.array(keys, np.uint32)
+        found["numpy_gauss"] = np.array([position, has_gauss, cached], np.float64)
+    return found
+
+
+def set_random_states(states: dict[str, np.ndarray]) -> None:
+    """Sets what `random_states` returned."""
+    has_next, following = states["python_gauss"]
+    random.setstate((3, tuple(int(word) for word in states["python"]), float(following) if has_next else None))
+    before: Any = np.random.get_state(legacy=True)
+    if "numpy" in states and before[0] == _NUMPY:
+        position, has_gauss, cached = states["numpy_gauss"]
+        np.random.set_state((_NUMPY, states["numpy"], int(position), int(has_gauss), float(cached)))

@@ -1,26 +1,21 @@
-"""Input pipelines: shuffled by index, read in parallel, cached where they fit, batched and augmented.
-
-Everything random about an epoch (its order, and the numbers that augment each example) is drawn by NumPy from seed and
-epoch, and belongs to a position in the epoch. So an epoch is the same in any process, can start at any step without
-reading what comes before, and can be sharded: each worker reads only its own rows of every batch.
-"""
+"""Input pipelines: shuffled by index, read in parallel, cached where they fit, batched and augmented."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfaccel.data.cache_choice import CacheOptions
-from tfaccel.data.epoch_positions import Every, Shard, epoch_positions
-from tfaccel.data.example_cache import ExampleCache, Reader
-from tfaccel.data.ordered_map import ordered_map, untuned
+from tfaccel.data.epochs import Epochs, Part, Reader, ordered_map
 from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 AUTOMATIC = CacheOptions()
 
@@ -40,7 +35,7 @@ class Augmentation:
     apply: Callable[[Any, Any], Any]
 
 
-class Pipeline:
+class Pipeline(Epochs):
     """Batches of examples that are read by row number.
 
     Args:
@@ -54,6 +49,7 @@ class Pipeline:
         noun: what examples are called in messages.
 
     Example:
+        >>> import tensorflow as tf
         >>> pipeline = Pipeline(
         ...     lambda rows: 10 * rows, num_examples=6, cache=None,
         ...     augmentation=Augmentation(lambda generator, count: generator.integers(0, 9, count), tf.add),
@@ -84,54 +80,22 @@ class Pipeline:
         self._noun = noun
         self._traced: dict[tuple[int, bool, bool], Callable[..., Any]] = {}
 
-    def train(
-        self,
-        global_batch_size: int,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        shard: Shard | None = None,
-        augmented: bool = True,
-        num_epochs: int = 1,
-        every: Every | None = None,
-    ) -> tf.data.Dataset:
-        """Full batches of an epoch; each epoch drops different leftover examples.
+    def get_batches(self, part: Part) -> tf.data.Dataset:
+        """The batches of a part of the training data; for data workers without a cache, which belongs to one process.
 
-        All batches have the same shape, for XLA and so that every replica gets an equal share.
-
-        Args:
-            global_batch_size: examples in a batch, over all workers.
-            seed, epoch: determine the content of the epoch.
-            start_step: index of the first batch; those before it are not read.
-            shard: (index, count): only the rows of worker `index` out of `count` in each batch; None for all.
-            augmented: if False, yield batches for `augment`, to be augmented later; no effect without an augmentation.
-            num_epochs: number of consecutive epochs, starting with `epoch`; `start_step` counts in the first.
-                Preparing epochs of a few steps one by one takes as long as training on them.
-            every: (index, count): only every `count`-th batch, from the `index`-th after `start_step` on, as data
-                workers prepare them; without a cache, which other processes do not have. None for all batches.
-
-        Raises:
-            DataError: if there are too few examples for one batch, the step or shard is out of range, or batches for
-                data workers must be cached.
+        With `augmented=False`, they are batches for `augment`; this has no effect without an augmentation.
         """
-        positions = epoch_positions(
-            self._num_examples,
-            global_batch_size,
-            start_step=start_step,
-            shard=shard,
-            noun=self._noun,
-            num_epochs=num_epochs,
-            every=every,
-        )
-        numbers = joined([self._numbers(seed, epoch + i) for i in range(num_epochs)])
+        import tensorflow as tf
+
+        positions = part.positions(self._num_examples, self._noun)
+        numbers = part.drawn(self._numbers)
         with tf.device("/CPU:0"):
             steps = tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda array: array[positions], numbers))
-        return ordered_map(steps, self._batch(positions.shape[1], steps.element_spec, augmented, every is None))
+        batch = self._batch(positions.shape[1], steps.element_spec, part.augmented, part.every is None)
+        return ordered_map(steps, batch)
 
-    def _numbers(self, seed: int, epoch: int) -> tuple[Any, ...]:
+    def _numbers(self, generator: np.random.Generator) -> tuple[Any, ...]:
         """Everything random about an epoch, by position: the example, and the numbers that augment it."""
-        generator = np.random.default_rng([seed, epoch])
         numbers: tuple[Any, ...] = (generator.permutation(self._num_examples),)
         if self._augmentation is not None:
             numbers += (self._augmentation.draw(generator, self._num_examples),)
@@ -147,11 +111,15 @@ class Pipeline:
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """All examples in order, without augmentation; the last batch may be smaller."""
+        import tensorflow as tf
+
         return ordered_map(tf.data.Dataset.range(self._num_examples).batch(global_batch_size), self._prepared)
 
     @functools.cached_property
     def _prepared(self) -> Reader:
         """Reads and prepares examples; the cache is created on first access, outside of any graph."""
+        from tfaccel.data.example_cache import ExampleCache
+
         read = self._source
         if self._cache is not None:
             read = ExampleCache(read, num_examples=self._num_examples, options=self._cache, noun=self._noun).read
@@ -173,6 +141,8 @@ class Pipeline:
 
     def _batch(self, num_rows: int, specs: tuple[Any, ...], augmented: bool, cached: bool) -> Callable[..., Any]:
         """The function that makes a training batch, traced once rather than in every epoch."""
+        import tensorflow as tf
+
         prepared = self._prepared if cached else self._uncached
         key = num_rows, augmented, cached
         if key not in self._traced:
@@ -183,28 +153,3 @@ class Pipeline:
 
             self._traced[key] = tf.function(batch, autograph=False).get_concrete_function(*specs)
         return self._traced[key]
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Concatenates nests of arrays.
-
-    Example:
-        >>> joined([(np.arange(2),), (np.arange(3),)])[0].tolist()
-        [0, 1, 0, 1, 2]
-    """
-    return parts[0] if len(parts) == 1 else tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
-
-
-def array_batches(arrays: Any, positions: np.ndarray) -> tf.data.Dataset:
-    """Batches of in-memory arrays that are in the order of an epoch; no function runs on them.
-
-    Args:
-        arrays: a nest of arrays with a row for each position in the epoch.
-        positions: the positions that make up each batch, as returned by `epoch_positions`.
-
-    Example:
-        >>> [batch.tolist() for batch in array_batches(np.arange(5), epoch_positions(5, 2)).as_numpy_iterator()]
-        [[0, 1], [2, 3]]
-    """
-    with tf.device("/CPU:0"):
-        return untuned(tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(lambda a: a[positions], arrays)))

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -20,8 +20,7 @@ import tensorflow as tf
 
 from tfaccel.data.given_data import checksum_of_rows
 from tfaccel.data.graph_batches import ArrayBatches, without_optionals
-from tfaccel.data.iterator_feed import IteratorFeed
-from tfaccel.data.resumed_place import ResumedPlace
+from tfaccel.data.iterator_feed import IteratorFeed, ResumedPlace
 
 Place = dict[str, Any]  # where the next batch of a source is, as JSON values
 
@@ -117,7 +116,7 @@ def whole_executions(num_steps: int, steps_per_execution: int) -> int:
 
 
 class ArrayFeed:
-    """One pass over an `ArraySource`, or the rest of it after `num_used` batches."""
+    """One pass over an `ArraySource`, or the rest of it after `num_used` batches; or several epochs in memory."""
 
     def __init__(self, source: ArraySource, order: np.ndarray, num_used: int = 0) -> None:
         self._source = source
@@ -127,18 +126,45 @@ class ArrayFeed:
         with tf.device("/CPU:0"):
             self._full = tf.constant(order[: self._num_full * size].reshape(self._num_full, size))
             self._last = tf.constant(order[self._num_full * size :].reshape(1, -1))
-        self._num_batches = self._num_full + (1 if self._last.shape[1] else 0)
-        self.batches = ArrayBatches(has_partial_batch=self._num_batches > self._num_full)
+        self._end = self._num_full + (1 if self._last.shape[1] else 0)
+        self.batches = ArrayBatches(has_partial_batch=self._end > self._num_full)
         self.spec = source.batch_spec  # of any batch
         if not self.batches.has_partial_batch:
             self.spec = keras.tree.map_structure(
                 lambda spec: None if spec is None else tf.TensorSpec([size, *spec.shape[1:]], spec.dtype), self.spec
             )
 
+    @classmethod
+    def of_rows(cls, arrays: Any, order: np.ndarray, global_batch_size: int) -> Self:
+        """The batches of one or several consecutive epochs whose rows are in memory, so that no iterator or thread
+        delays the next step.
+
+        Args:
+            arrays: nest of tensors with one row for each example.
+            order: the row numbers of the epochs, int64. Only one epoch may end with a smaller batch.
+            global_batch_size: rows of each batch.
+        """
+        return cls(ArraySource(arrays, global_batch_size=global_batch_size), order)
+
+    @classmethod
+    def of_dataset(cls, dataset: tf.data.Dataset, global_batch_size: int) -> Self:
+        """The epochs in a dataset of a known number of full, dense batches of equal shape. It is read at once."""
+        with tf.device("/CPU:0"):
+            batches = dataset.batch(int(dataset.cardinality())).get_single_element()
+            rows = tf.nest.map_structure(lambda a: tf.reshape(a, [-1, *a.shape[2:]]), batches)
+        return cls.of_rows(rows, np.arange(tf.nest.flatten(rows)[0].shape[0], dtype=np.int64), global_batch_size)
+
+    def begin(self, num_batches: int) -> None:
+        """Starts an epoch of `num_batches`."""
+        self._end = self.num_used + num_batches
+
     @property
     def exhausted(self) -> bool:
-        """Whether every batch has been used."""
-        return self.num_used >= self._num_batches
+        """Whether every batch of the epoch has been used."""
+        return self.num_used >= self._end
+
+    def take_iterator(self) -> None:
+        """None: there is no iterator to release."""
 
     def signature(self, *, any_rows: bool = False) -> Any:
         """Argument specs for arrays of any length, so that one traced graph serves them all.
@@ -152,7 +178,7 @@ class ArrayFeed:
     def arguments(self, num_steps: int) -> tuple[Any, int]:
         """Arguments of the next graph call, and the maximum number of its steps (batches of equal size only)."""
         if self.num_used < self._num_full:
-            count = min(num_steps, self._num_full - self.num_used)
+            count = min(num_steps, self._num_full - self.num_used, self._end - self.num_used)
             return (self._source.arrays, self._full, tf.constant(self.num_used, tf.int64)), count
         return (self._source.arrays, self._last, tf.constant(0, tf.int64)), 1
 
@@ -173,6 +199,22 @@ class ArrayFeed:
     def fingerprint(self) -> int | None:
         """A checksum of all arrays (below 2**31), once; their order depends on a seed that all workers share."""
         return self._source.fingerprint()
+
+
+def num_bytes_of_batch(batch_spec: Any, global_batch_size: int) -> int:
+    """The size of a batch; 0 if it is unknown, or if batches are not dense numbers of fixed shape.
+
+    Example:
+        >>> num_bytes_of_batch((tf.TensorSpec([8, 3], tf.float32), tf.TensorSpec([8], tf.int64)), 8)
+        160
+        >>> num_bytes_of_batch(tf.TensorSpec([None, 3], tf.float32), 8)
+        0
+    """
+    specs = tf.nest.flatten(batch_spec)
+    dense = all(isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string for spec in specs)
+    if not dense or not all(spec.shape.is_fully_defined() and spec.shape[:1] == [global_batch_size] for spec in specs):
+        return 0
+    return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
 
 
 class IteratorSource:
@@ -264,3 +306,105 @@ def repeated(dataset: tf.data.Dataset, num_epochs: int) -> tf.data.Dataset:
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return dataset.repeat(num_epochs).with_options(options)
+
+
+class DatasetSource(IteratorSource):
+    """A dataset whose iterators are created when `Model.fit` would create them, and equally many.
+
+    The order of a shuffled dataset depends on how many iterators were created from it before. Keras creates one when
+    an epoch begins and another one after its last batch, which it uses only if `steps_per_epoch` is given.
+
+    Args:
+        adapter: Keras's data adapter, which is notified when an epoch begins and ends.
+        steps_per_epoch: steps of one epoch; the iterator then continues across epochs.
+        steps_per_execution: that of the compiled model; an epoch consists of whole executions.
+    """
+
+    def __init__(self, adapter: Any, *, steps_per_epoch: int | None = None, steps_per_execution: int = 1) -> None:
+        super().__init__(
+            adapter.get_tf_dataset(), num_batches=adapter.num_batches, steps_per_execution=steps_per_execution
+        )
+        self.steps_per_epoch = steps_per_epoch
+        self._adapter = adapter
+        self._made_ahead: Any = None  # the iterator created after the last batch
+        self._steps_seen = 0  # of the current iterator, in whole executions
+        self._num_made = 0  # iterators of the dataset, since training began
+        self.first_iterator: Any = None  # after `go_to`: the first one of the run, if the next feed is not its first
+
+    def reset(self) -> None:
+        """Makes the next feed start over; call it before training and before each evaluation."""
+        self.close()
+        self.num_batches = self._adapter.num_batches
+        self._steps_seen = 0
+        self._adapter.on_epoch_end()
+
+    def feed(self) -> IteratorFeed:
+        """The batches of the next epoch."""
+        resumed, self._resumed = self._resumed, None
+        with self.around_feed():
+            self._adapter.on_epoch_begin()
+            feed = self._opened(resumed)
+        steps = self.steps_per_epoch or self.num_batches
+        self.epoch_limit = whole_executions(steps, self.steps_per_execution) if steps else None
+        if self.epoch_limit and self.num_batches:
+            left = whole_executions(self.num_batches - self._steps_seen, self.steps_per_execution)
+            self.epoch_limit = min(self.epoch_limit, left)
+        done = 0 if resumed is None else resumed.step
+        feed.begin(None if self.epoch_limit is None else self.epoch_limit - done)
+        return feed
+
+    def _opened(self, resumed: ResumedPlace | None) -> IteratorFeed:
+        """The feed of the last iterator if it continues, or of a new one."""
+        if resumed is not None:
+            self._feed = resumed.feed(self._dataset)
+            self._num_made += 1
+            return self._feed
+        if self.steps_per_epoch is None or (self._feed is None and self._made_ahead is None):
+            self.close()
+            self._steps_seen = 0
+        if self._feed is None:
+            self._num_made += self._made_ahead is None
+            self._feed = IteratorFeed(self._dataset if self._made_ahead is None else self._made_ahead)
+            self._made_ahead = None
+        return self._feed
+
+    def place(self, step: int) -> Place:
+        """Where the next batch is, after `step` steps of the epoch, for `go_to`."""
+        is_open = self._feed is not None or (self._made_ahead is not None and self.steps_per_epoch is not None)
+        return {
+            "iterators": self._num_made - is_open,
+            "seen": self._steps_seen,
+            "batches": 0 if self._feed is None else self._feed.num_used,
+            "num_batches": self.num_batches,
+        }
+
+    def go_to(self, place: Place, resumed: ResumedPlace) -> None:
+        """Makes the next feed continue at a place, with as many iterators created before it as there were."""
+        made = [iter(self._dataset) for _ in range(place["iterators"])]
+        self.first_iterator = made[0] if made else None
+        self._num_made = place["iterators"]
+        self._steps_seen, self.num_batches = place["seen"], place["num_batches"]
+        super().go_to(place, resumed)
+
+    def epoch_end(self, num_steps: int, *, stopped: bool = False) -> None:
+        """Call it after the last step of an epoch, with its number of steps and whether a callback ended it."""
+        if stopped:  # Keras then leaves the epoch unfinished, and the workers of a `PyDataset` running
+            workers = getattr(self._adapter, "enqueuer", None)
+            if workers is not None:
+                workers.stop()
+            return
+        seen = self._steps_seen + whole_executions(num_steps, self.steps_per_execution)
+        if self.epoch_limit is None or seen - self._steps_seen < self.epoch_limit:  # Keras requests one more execution
+            self.num_batches = seen + self.steps_per_execution if self.num_batches is None else self.num_batches
+            self.close()
+        elif self.num_batches and seen >= self.num_batches:
+            self.close()
+            self._made_ahead, seen = iter(self._dataset), 0
+            self._num_made += 1
+        self._steps_seen = seen
+        self._adapter.on_epoch_end()
+
+    def close(self) -> None:
+        """Releases the iterators."""
+        super().close()
+        self._made_ahead = None

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.csv_rows import get_codec
 from tfaccel.data.folder_files import counted, files_below, unlisted
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
-from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
-from tfaccel.data.tables.gaps import find_gaps
+from tfaccel.data.tables.encoding import find_gaps
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, get_codec, read_table
 from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
 from tfaccel.exporting.json_lines import (
@@ -124,7 +123,7 @@ def _not_described(inputs: Mapping[str, Any], is_image: bool) -> str:
     if height is None or height != width or channels not in (1, 3):
         return ""
     return (
-        " For image files, train with a description of them: raw_input=tfaccel.ImageInput(class_names=(...), "
+        " For image files, train with a description of them: raw_input=tfaccel.options.ImageInput(class_names=(...), "
         f'outputs="probabilities", image_size={height}, num_channels={channels}).'
     )
 

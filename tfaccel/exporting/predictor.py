@@ -16,7 +16,7 @@ from tfaccel.exporting.load_model import ModelPlace, load_keras_model, served_mo
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, read_notes, version_folders
 from tfaccel.exporting.saved_model_session import SavedModelSession
 from tfaccel.exporting.signatures import DEFAULT, RAW, input_specs, make_signatures
-from tfaccel.reporting.class_scores import softmax
+from tfaccel.reporting.classes import softmax
 
 
 class Predictor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.data.images.decoding import decoded
+from tfaccel.data.images.image_check import decoded
 from tfaccel.data.raw_input import ImageInput, TextInput
 from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, UNKNOWN, Vocabulary
 

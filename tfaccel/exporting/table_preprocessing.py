@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfaccel.data.tables.column_kinds import NUMERIC
-from tfaccel.data.tables.dates import HOUR_GROUP, MINUTE_GROUP, PATTERNS, get_parts, is_valid
 from tfaccel.data.tables.encoding import (
+    HASH_KEY,
     MISSING_CODE,
     NUM_SPECIAL_CODES,
     OTHER_CODE,
@@ -19,8 +19,7 @@ from tfaccel.data.tables.encoding import (
     NumericColumn,
     TableEncoding,
 )
-from tfaccel.data.tables.hashing import HASH_KEY
-from tfaccel.data.tables.values import MISSING, NO_VALUE
+from tfaccel.data.tables.values import HOUR_GROUP, MINUTE_GROUP, MISSING, NO_VALUE, PATTERNS, get_parts, is_valid
 
 _MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # texts that mean a missing value, as in files
 _SPACES = r"[\s\v\p{Z}\x{1c}-\x{1f}\x{85}]+"

@@ -1,16 +1,20 @@
-"""The sections at the top and at the end: verdicts and final figures, runs compared, and where they were trained."""
+"""The sections of outcomes: verdicts and final figures, runs and variants compared, and where they were trained."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tfaccel.compressing.comparison.gate import CompressResult
+from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes, sensitivity_cells
+from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.errors import SearchError
-from tfaccel.html_report.blocks import Block, Card, Cards, Message, Section, Table
-from tfaccel.html_report.found_records import Records
-from tfaccel.html_report.run_record import RunRecord
+from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Bar, bar_figure
+from tfaccel.html_report.page import Block, Card, Cards, Chart, LegendEntry, Message, Table
+from tfaccel.html_report.records import Records, RunRecord
 from tfaccel.html_report.texts import (
     NONE,
     bytes_text,
@@ -33,7 +37,7 @@ _ON_TRAINING = " (training)"
 _MAX_METRICS = 4  # shown as cards; the table of final metrics has all
 
 
-def summary_section(records: Records) -> Section:
+def summary_blocks(records: Records) -> list[Block]:
     """The verdict and the main figures of each run, and what could not be read."""
     blocks: list[Block] = []
     if len(records.runs) == 1:
@@ -54,7 +58,7 @@ def summary_section(records: Records) -> Section:
         blocks.append(Message(lines=tuple(comparison.result.summary()), badge=f"compressed {comparison.name}"))
     if records.problems:
         blocks.append(Message(lines=records.problems, tone="warning", badge="left out"))
-    return Section(anchor="summary", title="Summary", blocks=blocks)
+    return blocks
 
 
 def _not_completed(trials: Sequence[TrialRow]) -> str:
@@ -121,10 +125,10 @@ def _scaling(run: RunRecord) -> list[str]:
     return [f"Peak learning rate: {plain_number(before)}, scaled to {plain_number(after)} {sizes} ({rule} rule)."]
 
 
-def comparison_section(runs: Sequence[RunRecord]) -> Section:
+def comparison_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """Several runs side by side: their outcomes, and the settings that differ. Empty for one run."""
     if len(runs) < 2:
-        return Section(anchor="runs", title="Runs compared")
+        return []
     blocks: list[Block] = [_outcomes(runs)]
     rows = list(_differences("", [_settings(run) for run in runs]))
     if rows:
@@ -134,7 +138,7 @@ def comparison_section(runs: Sequence[RunRecord]) -> Section:
         blocks.append(Table(caption=caption, headings=headings, rows=tuple(rows[:_MAX_DIFFERENCES])))
     else:
         blocks.append(Message(lines=("All settings of these runs are the same.",), tone="quiet"))
-    return Section(anchor="runs", title="Runs compared", blocks=blocks)
+    return blocks
 
 
 def _outcomes(runs: Sequence[RunRecord]) -> Table:
@@ -235,9 +239,9 @@ def _setting(value: Any) -> str:
     return text if len(text) <= _MAX_SETTING else f"{text[: _MAX_SETTING - 1]}…"
 
 
-def settings_section(runs: Sequence[RunRecord]) -> Section:
+def settings_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """The options that each run was started with."""
-    blocks = []
+    blocks: list[Block] = []
     for run in runs:
         options = run.config.get("options")
         rows = {
@@ -253,10 +257,10 @@ def settings_section(runs: Sequence[RunRecord]) -> Section:
                     folded=True,
                 )
             )
-    return Section(anchor="options", title="Options", blocks=blocks)
+    return blocks
 
 
-def environment_section(runs: Sequence[RunRecord]) -> Section:
+def environment_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """The machine and the versions of each run; runs of the same environment share a column."""
     columns: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:
@@ -264,7 +268,7 @@ def environment_section(runs: Sequence[RunRecord]) -> Section:
             rows = (*_machine(run.result.hardware), *sorted(_texts(run.result.versions).items()))
             columns.setdefault(rows, []).append(run.name)
     if not columns:
-        return Section(anchor="environment", title="Environment")
+        return []
     found = [dict(rows) for rows in columns]
     names = list(dict.fromkeys(name for one in found for name in one))
     headings = [", ".join(of) if len(columns) > 1 else "value" for of in columns.values()]
@@ -273,7 +277,7 @@ def environment_section(runs: Sequence[RunRecord]) -> Section:
         headings=("property", *headings),
         rows=tuple((name, *(one.get(name, NONE) for one in found)) for name in names),
     )
-    return Section(anchor="environment", title="Environment", blocks=(table,))
+    return [table]
 
 
 def _machine(hardware: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -302,3 +306,70 @@ def _device(device: Mapping[str, Any]) -> str:
 
 def _texts(versions: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(version) for name, version in versions.items()}
+
+
+_VARIANT_COLORS = {"the float model": MUTED, "selected": GOOD, "within the limit": COLORS[0], "outside the limit": BAD}
+
+
+def compress_blocks(result: CompressResult) -> list[Block]:
+    """Sizes and latencies of compressed variants, and the table of `tfaccel compress`."""
+    blocks: list[Block] = [Message(lines=tuple(result.summary()))]
+    measured = [one for one in result.results if not one.failure and one.size_bytes]
+    if measured:
+        sizes = [one.size_bytes / 1000 for one in measured]
+        blocks.append(_variant_chart(result, measured, sizes, title="File size", unit="kB"))
+    timed = [one for one in measured if math.isfinite(one.best_seconds)]
+    if timed:
+        times = [one.best_seconds * 1e3 for one in timed]
+        blocks.append(_variant_chart(result, timed, times, title="Latency of one example", unit="ms"))
+    better = "lower" if result.lower_is_better else "higher"
+    headings = tuple(name.replace("METRIC", result.metric).replace("-\n", "").replace("\n", " ") for name in HEADINGS)
+    blocks.append(
+        Table(
+            caption=f"{result.metric} ({better} is better) on {result.held_out}",
+            headings=headings,
+            rows=tuple(tuple(cells(result, one)) for one in result.results),
+            numeric=frozenset(range(1, len(HEADINGS) - 1)),
+            strong=frozenset((row, 0) for row, one in enumerate(result.results) if one is result.winner),
+        )
+    )
+    notes = tuple(line for one in result.results for line in get_notes(result, one))
+    if notes:
+        blocks.append(Message(lines=notes, tone="quiet"))
+    if result.sensitivity:
+        blocks.append(
+            Table(
+                caption="Sensitivity of each layer alone in int8, highest first",
+                headings=("layer", f"{result.metric} drop", "output change", "operations"),
+                rows=tuple(tuple(sensitivity_cells(cost)) for cost in result.sensitivity),
+                numeric=frozenset({1, 2}),
+            )
+        )
+    return blocks
+
+
+def _variant_chart(
+    result: CompressResult, measured: Sequence[VariantResult], figures: Sequence[float], *, title: str, unit: str
+) -> Chart:
+    """A bar for each variant, with its metric beside its name."""
+    bars, legend = [], {}
+    for one, figure in zip(measured, figures, strict=True):
+        state = _variant_state(result, one)
+        legend[state] = LegendEntry(label=state, color=_VARIANT_COLORS[state], shape="dot")
+        label = f"{one.variant.name}: {result.metric} {result.value(one):.4f}"
+        bars.append(Bar(label=label, value=figure, color=_VARIANT_COLORS[state], text=result.verdict(one)))
+    said = "; ".join(f"{bar.label}, {bar.value:.4g} {unit}" for bar in bars)
+    return Chart(
+        title=title,
+        description=f"{said}.",
+        figure=bar_figure(bars, x_title=unit),
+        legend=tuple(legend.values()),
+    )
+
+
+def _variant_state(result: CompressResult, one: VariantResult) -> str:
+    if result.is_float(one):
+        return "the float model"
+    if one is result.winner:
+        return "selected"
+    return "within the limit" if result.is_within(one) else "outside the limit"

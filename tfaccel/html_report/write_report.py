@@ -11,21 +11,24 @@ from typing import Any
 
 from tfaccel.errors import ReportError
 from tfaccel.files import write_text
-from tfaccel.html_report.blocks import Block, Chart, Section
-from tfaccel.html_report.compress_section import compress_sections
 from tfaccel.html_report.figures import check_plotly
-from tfaccel.html_report.found_records import Records, find_records
-from tfaccel.html_report.page import page
-from tfaccel.html_report.plan_sections import candidate_section, plan_section, read_autotune_report
-from tfaccel.html_report.progress_sections import curve_section, system_section
-from tfaccel.html_report.roofline_section import RooflineRecord, read_roofline, roofline_section
-from tfaccel.html_report.run_record import RunRecord
-from tfaccel.html_report.search_section import search_sections
+from tfaccel.html_report.page import Block, Chart, Section, page
+from tfaccel.html_report.plan_sections import (
+    RooflineRecord,
+    candidate_blocks,
+    plan_blocks,
+    read_autotune_report,
+    read_roofline,
+    roofline_blocks,
+)
+from tfaccel.html_report.progress_sections import curve_blocks, search_blocks, system_blocks
+from tfaccel.html_report.records import Records, RunRecord, find_records
 from tfaccel.html_report.summary_sections import (
-    comparison_section,
-    environment_section,
-    settings_section,
-    summary_section,
+    comparison_blocks,
+    compress_blocks,
+    environment_blocks,
+    settings_blocks,
+    summary_blocks,
 )
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
@@ -73,14 +76,14 @@ def write_report(
 ) -> WrittenReport:
     """Writes one HTML page about runs: verdict, learning curves, throughput, plan, measured candidates, pictures.
 
-    The page needs no network and no other file. A directory of `tfaccel tune` adds its trials, one of `tfaccel
+    The page needs no network and no other file. A directory of `tfaccel search` adds its trials, one of `tfaccel
     compress` its variants. Several runs stand side by side. What a directory does not hold is left out; what is
     damaged is left out and named on the page. Needs `pip install 'tfaccel[report]'`.
 
     Args:
         *run_dirs: directories that `train`, `search` or `compress` wrote. A directory given twice is shown once.
         output: the file to write, which replaces an earlier one.
-        autotune_report: a file of `tfaccel autotune --report=FILE`, whose candidates are shown; None for those that
+        autotune_report: a file of `tfaccel find-fastest --report=FILE`, whose candidates are shown; None for those that
             are kept in TFACCEL_CACHE, if they chose a run's plan.
         roofline: a file of `tfaccel roofline --report=FILE`; None for those that are kept in TFACCEL_CACHE, if they
             are of a run's workload, plan and machine.
@@ -95,7 +98,7 @@ def write_report(
         Traceback (most recent call last):
         ...
         tfaccel.errors.RunDirError: There is no run directory 'no/such/run'. One holds config.json and metrics.jsonl \
-(written by `tfaccel train`), search.json or trials.jsonl (`tfaccel tune`), or the report.json of `tfaccel compress`.
+(written by `tfaccel train`), search.json or trials.jsonl (`tfaccel search`), or the report.json of `tfaccel compress`.
     """
     target = checked_output(output)
     records = find_records(run_dirs)
@@ -124,31 +127,45 @@ def report_sections(records: Records, autotune: Report | None, limits: RooflineR
         limits: the roofline to show; None for those that are kept.
     """
     runs = records.runs
-    return [
-        summary_section(records),
-        comparison_section(runs),
-        curve_section(runs),
-        *search_sections(records.searches),
-        *compress_sections(records.comparisons),
-        _picture_section(runs),
-        system_section(runs),
-        plan_section(runs),
-        candidate_section(runs, autotune),
-        roofline_section(runs, limits),
-        settings_section(runs),
-        environment_section(runs),
+    found: list[tuple[str, str, Sequence[Block]]] = [
+        ("summary", "Summary", summary_blocks(records)),
+        ("runs", "Runs compared", comparison_blocks(runs)),
+        ("curves", "Learning curves", curve_blocks(runs)),
+        *_one_each("search", "Search", "Search {}", [(one.name, search_blocks(one)) for one in records.searches]),
+        *_one_each(
+            "compressed",
+            "Compressed variants",
+            "Compressed variants of {}",
+            [(one.name, compress_blocks(one.result)) for one in records.comparisons],
+        ),
+        ("pictures", "Pictures", _picture_blocks(runs)),
+        ("speed", "Speed and utilization", system_blocks(runs)),
+        ("plan", "Plan", plan_blocks(runs)),
+        ("candidates", "Measured candidates", candidate_blocks(runs, autotune)),
+        ("roofline", "Roofline", roofline_blocks(runs, limits)),
+        ("options", "Options", settings_blocks(runs)),
+        ("environment", "Environment", environment_blocks(runs)),
     ]
+    return [Section(anchor=anchor, title=title, blocks=blocks) for anchor, title, blocks in found]
 
 
-def _picture_section(runs: Sequence[RunRecord]) -> Section:
+def _one_each(
+    anchor: str, title: str, title_of_one: str, named: Sequence[tuple[str, Sequence[Block]]]
+) -> list[tuple[str, str, Sequence[Block]]]:
+    """A section for each search or comparison, with its name if there are several."""
+    if len(named) == 1:
+        return [(anchor, title, named[0][1])]
+    return [(f"{anchor}-{number}", title_of_one.format(name), blocks) for number, (name, blocks) in enumerate(named, 1)]
+
+
+def _picture_blocks(runs: Sequence[RunRecord]) -> list[Block]:
     """What the recipes drew."""
     several = sum(bool(run.pictures) for run in runs) > 1
-    blocks: list[Block] = [
+    return [
         replace(picture, title=f"{run.name}: {picture.title}") if several else picture
         for run in runs
         for picture in run.pictures
     ]
-    return Section(anchor="pictures", title="Pictures", blocks=blocks)
 
 
 def _titles(records: Records) -> tuple[str, str]:

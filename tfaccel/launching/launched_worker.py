@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from tfaccel.launching.worker_places import WorkerPlace, visible_gpus
 from tfaccel.processes import heartbeat
@@ -21,7 +20,6 @@ _ERROR = re.compile(r"(?:tfaccel[\w.]*\.\w+|tfaccel [\w-]+): (.+)")  # as Python
 _KEPT_LINES = 400
 _SHOWN_LINES = 60
 _SHOWN_WITHOUT_TRACEBACK = 15
-_READER_SECONDS = 2.0
 _on_screen = threading.Lock()
 
 
@@ -47,7 +45,7 @@ class LaunchedWorker(Child):
         self, command: Sequence[str], place: WorkerPlace, *, environment: Environment, folder: Path, shows: bool = True
     ) -> None:
         self.place = place
-        self._shows = shows
+        self._shows, self._screens = shows, {"stdout": sys.stdout, "stderr": sys.stderr}
         self.ended_at: float | None = None
         self._heartbeat = folder / f".heartbeat-{place.index}"
         self._heartbeat.unlink(missing_ok=True)
@@ -65,21 +63,18 @@ class LaunchedWorker(Child):
             log=folder / f"worker-{place.index}.log",
             stdin=NO_INPUT,
         )
-        streams = (self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)
-        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in streams]
-        for reader in self._readers:
-            reader.start()
+        self.read_lines(self._keep, "stdout", "stderr")
 
-    def _read(self, source: IO[str], screen: IO[str]) -> None:
-        for line in source:
-            with _on_screen:
-                self._output.write(line.encode())
-                self._output.flush()
-                if screen is sys.stderr:
-                    self._errors.append(line)
-                if self._shows:
-                    screen.write(f"[{self.place.index}] {line}")
-                    screen.flush()
+    def _keep(self, pipe: str, line: str) -> None:
+        with _on_screen:
+            self._output.write(line.encode())
+            self._output.flush()
+            if pipe == "stderr":
+                self._errors.append(line)
+            if self._shows:
+                screen = self._screens[pipe]
+                screen.write(f"[{self.place.index}] {line}")
+                screen.flush()
 
     @property
     def status(self) -> int | None:
@@ -98,13 +93,10 @@ class LaunchedWorker(Child):
         if self.status is None:
             self.process.send_signal(number)
 
-    def end(self, *, grace_seconds: float = 0.0) -> None:
-        """Ends it with all that it started, and reads the rest of its output."""
-        self.kill(grace_seconds=grace_seconds)
-        for reader in self._readers:  # a process that it left behind may hold the pipe
-            reader.join(_READER_SECONDS)
+    def close(self) -> None:
+        """Closes its pipes and its log, and forgets its signs of life."""
         with _on_screen:
-            self.close()
+            super().close()
         self._heartbeat.unlink(missing_ok=True)
 
     def last_words(self) -> str:

@@ -1,8 +1,9 @@
-"""Runs a command as several workers of this machine, and starts all of them again when one is lost."""
+"""Runs a command as several workers of this machine, watches them, and starts all of them again when one is lost."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import signal
 import threading
@@ -10,15 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.launching.attempt import Attempt, Outcome
-from tfaccel.launching.found_command import found_command
-from tfaccel.launching.launch_options import LaunchOptions
-from tfaccel.launching.worker_places import worker_places
-from tfaccel.processes.exit_status import DONE, INTERRUPTED, PERMANENT, RETRY
+from tfaccel.launching.launched_worker import LaunchedWorker
+from tfaccel.launching.worker_places import LaunchOptions, WorkerPlace, found_command, worker_places
+from tfaccel.processes import heartbeat
+from tfaccel.processes.child import Environment
+from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, PERMANENT, RETRY, STARTED, can_be_retried
+from tfaccel.processes.local_cluster import cluster_environments
 
 logger = logging.getLogger("tfaccel")
 
@@ -61,10 +62,7 @@ def launch_local(
         cores_per_worker=options.cores_per_worker,
         gpus_per_worker=options.gpus_per_worker,
     )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"The folder for logs {folder} cannot be created: {error.strerror}.") from error
+    make_log_folder(folder)
     started = time.strftime("%Y%m%d-%H%M%S")
     failures = _Failures(options.max_restarts)
     while True:
@@ -79,7 +77,8 @@ def launch_local(
             number=number,
             started=started,
         )
-        with _signals_passed_on(attempt, options.grace_seconds) as received:
+        received: list[int] = []
+        with signals_noted(functools.partial(_pass_on, attempt, options.grace_seconds, received)):
             outcome = attempt.outcome()
         if outcome.status == DONE:
             return DONE
@@ -91,6 +90,18 @@ def launch_local(
             if outcome.last_words:
                 on_event(f"The end of the output of worker {outcome.worker}:\n{outcome.last_words}")
             return decision.status
+
+
+def make_log_folder(folder: Path) -> None:
+    """Creates the folder for the workers' logs.
+
+    Raises:
+        LaunchError: if it cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"The folder for logs {folder} cannot be created: {error.strerror}.") from error
 
 
 @dataclass(frozen=True)
@@ -137,31 +148,193 @@ def _status_after(number: int, outcome: Outcome) -> int:
     return INTERRUPTED
 
 
-@contextlib.contextmanager
-def _signals_passed_on(attempt: Attempt, grace_seconds: float) -> Iterator[list[int]]:
-    """Passes SIGTERM and Ctrl-C on to the workers; ends them after the grace time, or at the second signal.
-
-    Yields:
-        The signals that were received.
-    """
-    received: list[int] = []
-
-    def pass_on(number: int, frame: Any) -> None:
-        received.append(number)
-        if len(received) > 1:
-            attempt.kill()
-            return
-        attempt.tell(number)
-        timer = threading.Timer(grace_seconds, attempt.kill)
-        timer.daemon = True
-        timer.start()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
+def _pass_on(attempt: Attempt, grace_seconds: float, received: list[int], number: int) -> None:
+    """Passes a signal on to the workers, and ends them after the grace time; at the second signal, at once."""
+    received.append(number)
+    if len(received) > 1:
+        attempt.kill()
         return
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    attempt.tell(number)
+    timer = threading.Timer(grace_seconds, attempt.kill)
+    timer.daemon = True
+    timer.start()
+
+
+@contextlib.contextmanager
+def signals_noted(note: Callable[[int], None]) -> Iterator[None]:
+    """Within the block, calls `note` with SIGTERM and Ctrl-C instead of ending; no-op outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda number, frame: note(number)) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+_POLL_SECONDS = 0.05
+# For the other workers to end by themselves, with what they have to say: if the first one did nothing but lose another
+# one, the cause is still to come.
+_OTHERS_SECONDS, _CAUSE_SECONDS = 1.0, 4.0
+_ENDING_SECONDS = 5.0  # for a worker that has raised an exception to end
+_MISSED_BEATS = 4  # make a worker suspect when another one has lost it
+_HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Args:
+        status: `DONE`, the exit status of the worker that failed first, or `RETRY` for one that fell silent.
+        worker: its index; None if all are done, or ended because they were told to.
+        cause: what happened to it, in a sentence; empty if all are done.
+        last_words: the end of its output.
+        step: the last step that any worker had finished; None if none had.
+    """
+
+    status: int
+    worker: int | None = None
+    cause: str = ""
+    last_words: str = ""
+    step: int | None = None
+
+    @property
+    def can_be_retried(self) -> bool:
+        """Whether another attempt may succeed."""
+        return can_be_retried(self.status)
+
+
+class Attempt:
+    """Starts all workers of a command, and watches them until they have ended.
+
+    Args:
+        command: program and arguments, the same for all.
+        places: their cores and GPUs.
+        options: how they are treated.
+        folder: for their logs.
+        number: 1 for the first attempt.
+        started: when the first attempt began, as text.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        places: Sequence[WorkerPlace],
+        options: LaunchOptions,
+        *,
+        folder: Path,
+        number: int,
+        started: str,
+    ) -> None:
+        self._silence_seconds = options.silence_seconds
+        self._told: int | None = None
+        self._killed = False
+        self.workers: list[LaunchedWorker] = []
+        marks = {ATTEMPT: str(number), STARTED: started, **(_HIDDEN_GPUS if options.gpus_per_worker == 0 else {})}
+        clusters: Sequence[Environment] = [{"TF_CONFIG": None}]
+        if len(places) > 1:
+            clusters = cluster_environments(len(places))
+        try:
+            for place, cluster in zip(places, clusters, strict=True):
+                environment = {**marks, **cluster}
+                self.workers.append(
+                    LaunchedWorker(command, place, environment=environment, folder=folder, shows=options.shows_output)
+                )
+        except BaseException:
+            self._end()
+            raise
+
+    def tell(self, number: int) -> None:
+        """Passes a signal on to all workers."""
+        self._told = number
+        for worker in self.workers:
+            worker.signal(number)
+
+    def kill(self) -> None:
+        """Ends all workers at once; `outcome` returns."""
+        self._killed = True
+
+    def outcome(self) -> Outcome:
+        """Waits for the end of all workers. When one fails, the others are ended: they would wait for it forever."""
+        try:
+            while any(worker.status is None for worker in self.workers) and not self._killed:
+                failed = [worker for worker in self.workers if worker.status not in (None, DONE)]
+                if failed and self._told is None:
+                    self._wait_for_others()
+                    return self._of_failure()
+                silent = self._silent(self._silence_seconds)
+                if silent is not None and self._told is None:
+                    return self._of_silence(*silent)
+                time.sleep(_POLL_SECONDS)
+            if self._told is None and all(worker.status == DONE for worker in self.workers):
+                return Outcome(DONE)
+            return self._of_failure() if self._told is None else self._of_signal()
+        finally:
+            self._end()
+
+    def _wait_for_others(self) -> None:
+        """Lets the other workers notice: the one that failed first may have noticed another one's failure."""
+        began = time.monotonic()
+        while any(worker.status is None for worker in self.workers):
+            ended = [worker.status for worker in self.workers if worker.status not in (None, DONE)]
+            limit = _CAUSE_SECONDS if all(status == RETRY for status in ended) else _OTHERS_SECONDS
+            if time.monotonic() - began > limit:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _of_failure(self) -> Outcome:
+        ended = [worker for worker in self.workers if worker.status not in (None, DONE)]
+        causes = [worker for worker in ended if worker.status != RETRY]  # the others only lost a worker
+        silent = self._silent(_MISSED_BEATS * heartbeat.SECONDS)
+        if silent is not None and all((worker.status or 0) < 0 for worker in causes):  # TensorFlow may abort the others
+            return self._of_silence(*silent)
+        first = min(causes or ended, key=lambda worker: worker.ended_at or 0.0)
+        index, step = first.place.index, self._last_step()
+        self._end()
+        said = first.last_sentence() if first.status == RETRY else ""
+        cause = f"Worker {index} of {len(self.workers)} {first.how_it_ended()}{f': {said}' if said else '.'}"
+        return Outcome(first.status or 0, index, cause, first.last_words(), step)
+
+    def _silent(self, limit_seconds: float) -> tuple[LaunchedWorker, float] | None:
+        """The worker that has been silent for longer, and for how long."""
+        for worker in self.workers:
+            beat = worker.last_heartbeat() if worker.status is None else None
+            if beat is not None:
+                limit = min(_ENDING_SECONDS, limit_seconds) if beat.has_failed else limit_seconds
+                if beat.age_seconds > limit:
+                    return worker, beat.age_seconds
+        return None
+
+    def _of_silence(self, worker: LaunchedWorker, seconds: float) -> Outcome:
+        index, beat = worker.place.index, worker.last_heartbeat()
+        doing = f", while {beat.phase}" if beat is not None else ""
+        fault = f"has given no sign of life for {seconds:.0f} seconds{doing}"
+        has_failed = beat is not None and beat.has_failed  # TensorFlow waits for the other workers
+        if has_failed:
+            fault = f"raised an exception, and did not end within {seconds:.0f} s"
+        cause = f"Worker {index} of {len(self.workers)} {fault}."
+        step = self._last_step()
+        self._end()
+        return Outcome(PERMANENT if has_failed else RETRY, index, cause, worker.last_words(), step)
+
+    def _of_signal(self) -> Outcome:
+        """After a signal: done if all are; otherwise the status with which all ended, or the signal."""
+        statuses = {worker.status for worker in self.workers if worker.status is not None}
+        self._end()
+        if statuses == {DONE}:
+            return Outcome(DONE)
+        number = self._told or signal.SIGKILL
+        return Outcome(statuses.pop() if len(statuses) == 1 else -number, cause="The workers were told to stop.")
+
+    def _last_step(self) -> int | None:
+        beats = [worker.last_heartbeat() for worker in self.workers]
+        return max((beat.step for beat in beats if beat is not None and beat.step is not None), default=None)
+
+    def _end(self) -> None:
+        for worker in self.workers:
+            worker.end()

@@ -15,6 +15,7 @@ from tfaccel.argument_types import checks_types
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import suggests_names
+from tfaccel.launching.private_tensorflow import has_started
 from tfaccel.launching.worker_places import WorkerPlace, visible_gpus, worker_places
 from tfaccel.planning.option_checks import check_counts
 from tfaccel.processes.child import how_it_ended
@@ -85,8 +86,6 @@ def notebook_launch(
 
 
 def _check_not_started() -> None:
-    from tfaccel.launching.private_tensorflow import has_started
-
     if has_started():
         raise LaunchError(
             "TensorFlow has already started in this notebook, and its threads do not survive the start of workers. "

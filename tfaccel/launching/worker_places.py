@@ -1,15 +1,55 @@
-"""Which cores and GPUs each worker of a machine gets."""
+"""What workers of a machine run, how they are launched, and which cores and GPUs each of them gets."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
 
 MAX_WORKERS_PER_CORE = 16
+DEFAULT_GRACE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How to launch workers on this machine.
+
+    Args:
+        num_workers: how many.
+        max_restarts: how often all of them are started again, at most.
+        cores_per_worker, gpus_per_worker: see `worker_places`.
+        grace_seconds: how long they may take to stop after SIGTERM or Ctrl-C.
+        silence_seconds: a worker without a sign of life for this long counts as lost.
+        shows_output: show the workers' output; it is kept in logs in any case.
+
+    Raises:
+        LaunchError: for a number out of range.
+    """
+
+    num_workers: int
+    max_restarts: int = 3
+    cores_per_worker: int | None = None
+    gpus_per_worker: int | None = None
+    grace_seconds: float = DEFAULT_GRACE_SECONDS
+    silence_seconds: float = 20.0
+    shows_output: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_workers", 1), ("max_restarts", 0), ("cores_per_worker", 1), ("gpus_per_worker", 0)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise LaunchError(f"{name} must be a whole number of at least {least}. Received: {name}={value!r}.")
+        for name in ("grace_seconds", "silence_seconds"):
+            if not getattr(self, name) > 0:
+                raise LaunchError(
+                    f"{name} must be a number of seconds above 0. Received: {name}={getattr(self, name)}."
+                )
 
 
 @dataclass(frozen=True)
@@ -98,3 +138,22 @@ def visible_gpus(place: WorkerPlace) -> dict[str, str]:
         return {}
     visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in place.gpus)}
+
+
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_ADVICE = "Give it after `--`, such as `-- python train.py`, or `-- tfaccel train --recipe=image_classification`."
+
+
+def found_command(command: Sequence[str]) -> str:
+    """The path of a command's program.
+
+    Raises:
+        LaunchError: if the program does not exist, or it is Python and the script does not.
+    """
+    program = shutil.which(command[0]) if command else None
+    if program is None:
+        raise LaunchError(f"The command to launch was not found: {command[0] if command else ''!r}. {_ADVICE}")
+    script = next(iter(command[1:]), "")
+    if _PYTHON.fullmatch(Path(command[0]).name) and script.endswith(".py") and not Path(script).is_file():
+        raise LaunchError(f"The script to launch was not found: {script!r}. {_ADVICE}")
+    return program

@@ -3,10 +3,7 @@
 Names load their module on first use, since these import TensorFlow.
 """
 
-from importlib import import_module
-from typing import Any
-
-from tfaccel.known_names import no_attribute
+from tfaccel.known_names import lazy_names
 
 # Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
@@ -14,17 +11,17 @@ _PUBLIC_NAMES = {
     "ConditionalGan": "tfaccel.models.conditional_gan",
     "CopyingDecoder": "tfaccel.models.sequence_to_sequence",
     "GeneratorAverage": "tfaccel.models.conditional_gan",
-    "LstmLanguageModel": "tfaccel.models.language_model",
-    "QuantileLoss": "tfaccel.models.quantile_loss",
+    "LstmLanguageModel": "tfaccel.models.transformer",
+    "QuantileLoss": "tfaccel.models.losses",
     "SampleJudge": "tfaccel.models.sample_judge",
     "Sampling": "tfaccel.models.sampling",
     "TextDecoder": "tfaccel.models.sequence_to_sequence",
     "TextEncoder": "tfaccel.models.sequence_to_sequence",
-    "TokenCrossentropy": "tfaccel.models.token_loss",
+    "TokenCrossentropy": "tfaccel.models.losses",
     "TokenEmbedding": "tfaccel.models.transformer",
     "TokenWriter": "tfaccel.models.sampling",
     "TransformerBlock": "tfaccel.models.transformer",
-    "TransformerLanguageModel": "tfaccel.models.language_model",
+    "TransformerLanguageModel": "tfaccel.models.transformer",
     "bernoulli_cost": "tfaccel.models.variational",
     "bounds": "tfaccel.models.variational",
     "column_inputs": "tfaccel.data.tables.layers",
@@ -33,8 +30,8 @@ _PUBLIC_NAMES = {
     "find_backbone": "tfaccel.models.backbones",
     "known_tokens": "tfaccel.models.sequence_to_sequence",
     "layer_stages": "tfaccel.training.staged_optimizer",
-    "load_text_model": "tfaccel.models.text_run",
-    "median_absolute_error": "tfaccel.models.quantile_loss",
+    "load_text_model": "tfaccel.models.sequence_to_sequence",
+    "median_absolute_error": "tfaccel.models.losses",
     "normal_cost": "tfaccel.models.variational",
     "prepared_backbone": "tfaccel.models.backbones",
     "read_detections": "tfaccel.models.centre_detector",
@@ -46,14 +43,4 @@ _PUBLIC_NAMES = {
 }
 
 __all__ = sorted(_PUBLIC_NAMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC_NAMES:
-        module, _, original = _PUBLIC_NAMES[name].partition(":")
-        return getattr(import_module(module), original or name)
-    raise no_attribute(__name__, name, __all__)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC_NAMES, __all__)

@@ -17,9 +17,6 @@ from tfaccel.local_path import local_path
 if TYPE_CHECKING:
     import keras
 
-if TYPE_CHECKING:
-    import keras
-
 DIGITS = "digits"
 DIGITS_FILE = Path(__file__).with_name("digits_backbone.keras")
 DIGITS_CONVOLUTIONS = ((32, 1), (48, 1), (64, 2), (96, 1))  # filters and strides of the digits backbone

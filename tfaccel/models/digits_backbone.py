@@ -13,9 +13,8 @@ import keras
 import numpy as np
 from keras import layers
 
-from tfaccel.data.images.batches import ImageBatches
-from tfaccel.data.images.few_digits import few_digits
-from tfaccel.data.images.moves import ImageMoves
+from tfaccel.data.images.digits import few_digits
+from tfaccel.data.images.image_data import ImageBatches, ImageMoves
 from tfaccel.models.backbones import DIGITS_CONVOLUTIONS
 
 DIGITS_SEEN = range(5)

@@ -1,14 +1,17 @@
-"""Encoder and decoder of sequence-to-sequence models, optionally copying tokens from the source."""
+"""Encoder and decoder of sequence-to-sequence models, optionally copying tokens, and loading of finished text runs."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import keras
 from keras import ops
 
-from tfaccel.models.attention import causal_mask
-from tfaccel.models.transformer_stack import TransformerStack
+from tfaccel.data.texts.vocabulary import Vocabulary
+from tfaccel.errors import RunDirError
+from tfaccel.local_path import local_path
+from tfaccel.models.transformer import TransformerStack, causal_mask
 
 _MIN_PROBABILITY = 1e-9
 
@@ -209,3 +212,18 @@ def sequence_to_sequence(
         decoder = CopyingDecoder(num_tokens[1], max_length=lengths[1], num_copied=num_copied, **blocks, name="decoder")
     known = source if num_copied is None else known_tokens(source, num_tokens[0])
     return keras.Model({"source": source, "written": written}, decoder(written, encoder(known), source))
+
+
+def load_text_model(run_dir: str | os.PathLike[str], *vocabularies: str) -> tuple[keras.Model, list[Vocabulary]]:
+    """Loads `model.keras` and the named vocabularies.
+
+    Args:
+        run_dir: folder of the run.
+        vocabularies: names of JSON files in it, without the extension.
+
+    Raises:
+        DataError: if a vocabulary is missing or invalid.
+    """
+    folder = local_path(run_dir, RunDirError)
+    found = [Vocabulary.load(folder / f"{name}.json") for name in vocabularies]
+    return keras.models.load_model(folder / "model.keras", compile=False), found

@@ -1,4 +1,4 @@
-"""Transformer blocks for encoders and decoders, and token embeddings."""
+"""Transformer blocks with reusable keys and values, token embeddings, and language models for text generation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,73 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfaccel.models.attention import Attention
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class Attention(keras.layers.Layer):
+    """Multi-head attention.
+
+    `keras.layers.MultiHeadAttention` computes keys and values inside its call; here they are available separately, so
+    that text can be generated token by token without recomputing the prefix.
+
+    Args:
+        num_heads: number of heads; it must divide the width of the inputs.
+
+    Reference:
+        Vaswani et al., Attention is all you need, 2017, https://arxiv.org/abs/1706.03762
+
+    Example:
+        >>> layer = Attention(num_heads=2)
+        >>> layer(ops.ones((1, 3, 8)), ops.ones((1, 5, 8))).shape
+        TensorShape([1, 3, 8])
+    """
+
+    def __init__(self, num_heads: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.num_heads = num_heads
+
+    def build(self, x_shape: Any, context_shape: Any = None) -> None:
+        """Builds the four projections; the context must be as wide as the inputs."""
+        del context_shape
+        width = x_shape[-1]
+        if width % self.num_heads:
+            raise ValueError(f"`num_heads` must divide the width. Received: num_heads={self.num_heads}, width={width}.")
+        for name in ("query", "key", "value"):
+            heads = (None, self.num_heads, width // self.num_heads)
+            layer = keras.layers.EinsumDense("abc,cde->abde", heads, bias_axes="de", dtype=self.dtype_policy, name=name)
+            layer.build((None, None, width))
+            setattr(self, f"{name}_projection", layer)
+        self.output_projection = keras.layers.EinsumDense(
+            "abde,dec->abc", (None, width), bias_axes="c", dtype=self.dtype_policy, name="output"
+        )
+        self.output_projection.build((None, None, self.num_heads, width // self.num_heads))
+
+    def keys_and_values(self, context: Any) -> tuple[Any, Any]:
+        """Keys and values of a context, each of shape (batch, length, num_heads, head_width)."""
+        return self.key_projection(context), self.value_projection(context)
+
+    def attend(self, x: Any, keys: Any, values: Any, mask: Any = None) -> Any:
+        """Attends from `x` to keys. `mask` is True where allowed and broadcasts to (batch, 1, queries, keys)."""
+        found = ops.dot_product_attention(self.query_projection(x), keys, values, mask=mask)
+        return self.output_projection(found)
+
+    def call(self, x: Any, context: Any, attention_mask: Any = None) -> Any:
+        """Attends from `x`, of shape (batch, length, width), to a context of shape (batch, context_length, width)."""
+        return self.attend(x, *self.keys_and_values(context), mask=attention_mask)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config for `from_config`."""
+        return {**super().get_config(), "num_heads": self.num_heads}
+
+
+def causal_mask(length: int) -> Any:
+    """True where a position may attend: to itself and earlier ones; shape (1, 1, length, length).
+
+    Example:
+        >>> ops.convert_to_numpy(causal_mask(3))[0, 0].astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    positions = ops.arange(length)
+    return (positions[:, None] >= positions[None, :])[None, None]
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
@@ -170,6 +236,196 @@ class TransformerBlock(keras.layers.Layer):
         """The shape of the input."""
         del context_shape
         return x_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config for `from_config`."""
+        return {**super().get_config(), **self._settings}
+
+
+class TransformerStack(keras.layers.Layer):
+    """Base class with the sublayers `embedding`, `blocks` and `norm`.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        max_length: max length of a text, in tokens.
+        width: width of the blocks.
+        num_blocks: number of blocks.
+        dropout: dropout rate.
+        remat: recompute the activations of each block in the backward pass.
+        **kwargs: arguments of `keras.layers.Layer`.
+    """
+
+    has_context = False  # whether the blocks attend to an encoder's output
+
+    def __init__(
+        self,
+        num_tokens: int,
+        *,
+        max_length: int,
+        width: int,
+        num_blocks: int,
+        dropout: float = 0.0,
+        remat: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.num_tokens, self.max_length, self.width = num_tokens, max_length, width
+        self._settings: dict[str, Any] = {
+            "num_tokens": num_tokens,
+            "max_length": max_length,
+            "width": width,
+            "num_blocks": num_blocks,
+            "dropout": dropout,
+            "remat": remat,
+        }
+        policy = self.dtype_policy
+        self.embedding = TokenEmbedding(
+            num_tokens, max_length=max_length, width=width, dropout=dropout, dtype=policy, name="embedding"
+        )
+        block: dict[str, Any] = {
+            "num_heads": heads(width),
+            "has_context": self.has_context,
+            "dropout": dropout,
+            "remat": remat,
+        }
+        self.blocks = [TransformerBlock(**block, dtype=policy, name=f"block_{n}") for n in range(num_blocks)]
+        self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
+
+    def build_parts(self, tokens_shape: Any, *more: keras.layers.Layer) -> None:
+        """Builds all sublayers for tokens of shape (batch, length), and the layers in `more`."""
+        self.embedding.build(tokens_shape)
+        for part in (*self.blocks, self.norm, *more):
+            part.build((*tokens_shape, self.width))
+
+    def room(self, batch_size: int) -> list[tuple[Any, Any]]:
+        """An empty cache of keys and values for each block's `step`."""
+        return [block.room(batch_size, self.max_length, self.width) for block in self.blocks]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config for `from_config`."""
+        return {**super().get_config(), **self._settings}
+
+
+def heads(width: int) -> int:
+    """The number of attention heads for a width: one per 32 units if that divides it, otherwise one.
+
+    Example:
+        >>> heads(128)
+        4
+    """
+    return width // 32 if width >= 32 and width % 32 == 0 else 1
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class TransformerLanguageModel(TransformerStack):
+    """A decoder-only Transformer with a context of `max_length` positions.
+
+    The arguments are those of `TransformerStack`.
+
+    Example:
+        >>> TransformerLanguageModel(10, max_length=4, width=8, num_blocks=1)(ops.zeros((2, 4), "int32")).shape
+        TensorShape([2, 4, 10])
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Logits stay float32 under mixed precision: 16 bits are too coarse for the loss.
+        self.logits = keras.layers.Dense(self.num_tokens, dtype="float32", name="logits")
+
+    def build(self, input_shape: Any) -> None:
+        """Builds all sublayers."""
+        self.build_parts(input_shape, self.logits)
+
+    def call(self, tokens: Any, training: bool | None = None) -> Any:
+        """Logits (float32) of the token that follows each one, of shape (batch, length, num_tokens)."""
+        x, mask = self.embedding(tokens, training=training), causal_mask(tokens.shape[1])
+        for block in self.blocks:
+            x = block(x, attention_mask=mask, training=training)
+        return self.logits(self.norm(x))
+
+    def start(self, batch_size: int) -> Any:
+        """The initial state for `step`."""
+        return self.room(batch_size)
+
+    def step(self, tokens: Any, position: Any, state: Any) -> tuple[Any, Any]:
+        """Logits after one more token per row, of shape (batch, num_tokens), and the new state.
+
+        Args:
+            tokens: token ids, of shape (batch,).
+            position: their position in the sequence, below `max_length`.
+            state: from the previous step.
+        """
+        x, kept = self.embedding(tokens[:, None], first_position=position), []
+        for block, old in zip(self.blocks, state, strict=True):
+            x, new = block.step(x, old, position)
+            kept.append(new)
+        return self.logits(self.norm(x))[:, 0], kept
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the tokens, plus the size of the vocabulary."""
+        return (*input_shape, self.num_tokens)
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
+class LstmLanguageModel(keras.layers.Layer):
+    """Stacked LSTM layers.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        width: units per layer.
+        num_layers: number of LSTM layers.
+        dropout: dropout rate after each LSTM layer.
+
+    Example:
+        >>> LstmLanguageModel(10, width=8, num_layers=2)(ops.zeros((2, 4), "int32")).shape
+        TensorShape([2, 4, 10])
+    """
+
+    max_length = None  # unlimited context
+
+    def __init__(self, num_tokens: int, *, width: int, num_layers: int, dropout: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._settings = {"num_tokens": num_tokens, "width": width, "num_layers": num_layers, "dropout": dropout}
+        policy = self.dtype_policy
+        self.embedding = keras.layers.Embedding(num_tokens, width, dtype=policy, name="embedding")
+        self.cells = [
+            keras.layers.LSTM(width, return_sequences=True, return_state=True, dtype=policy, name=f"lstm_{number}")
+            for number in range(num_layers)
+        ]
+        self.dropout = keras.layers.Dropout(dropout, dtype=policy)
+        self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
+
+    def build(self, input_shape: Any) -> None:
+        """Builds all sublayers."""
+        shape = (*input_shape, self._settings["width"])
+        self.embedding.build(input_shape)
+        for part in (*self.cells, self.logits):
+            part.build(shape)
+
+    def call(self, tokens: Any, training: bool | None = None) -> Any:
+        """Logits (float32) of the token that follows each one, of shape (batch, length, num_tokens)."""
+        x = self.embedding(tokens)
+        for cell in self.cells:
+            x = self.dropout(cell(x, training=training)[0], training=training)
+        return self.logits(x)
+
+    def start(self, batch_size: int) -> Any:
+        """The initial state for `step`."""
+        zeros = ops.zeros((batch_size, self._settings["width"]), self.compute_dtype)
+        return [[zeros, zeros] for _ in self.cells]
+
+    def step(self, tokens: Any, position: Any, state: Any) -> tuple[Any, Any]:
+        """Logits after one more token per row, of shape (batch, num_tokens), and the new state."""
+        del position
+        x, kept = self.embedding(tokens[:, None]), []
+        for cell, old in zip(self.cells, state, strict=True):
+            x, *new = cell(x, initial_state=old)
+            kept.append(new)
+        return self.logits(x)[:, 0], kept
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the tokens, plus the size of the vocabulary."""
+        return (*input_shape, self._settings["num_tokens"])
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config for `from_config`."""

@@ -1,4 +1,4 @@
-"""Rooflines on disk: `tfaccel.roofline` keeps them; `tfaccel report` shows them beside runs of the same workload."""
+"""Rooflines on disk: `tfaccel.estimates.roofline` keeps them; `tfaccel report` shows them beside runs of a workload."""
 
 from __future__ import annotations
 

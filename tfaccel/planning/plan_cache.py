@@ -48,7 +48,7 @@ class CachedPlan:
     def origin(self) -> str:
         """A few words on where the plan comes from: whether its search came to an end, and the file."""
         if self.report.get("complete", True):
-            return f"measured by `tfaccel autotune`, {self.file}"
+            return f"measured by `tfaccel find-fastest`, {self.file}"
         return f"measured by a search that was interrupted (--autotune goes on with it), {self.file}"
 
 
@@ -202,7 +202,7 @@ def _warn_once(file: Path, reason: str) -> None:
 
 @functools.cache
 def _warn_of_stale(file: Path, reason: str) -> None:
-    logger.warning(f"The plan in {file} is stale, and is not used; {reason}. `tfaccel autotune` measures again.")
+    logger.warning(f"The plan in {file} is stale, and is not used; {reason}. `tfaccel find-fastest` measures again.")
 
 
 @functools.cache

@@ -83,19 +83,21 @@ def fused_kernels_rule(case: Case) -> list[Choice]:
     """Off."""
     if case["jit_compile"] or case.kind == "TPU":
         return [Choice(False, "XLA fuses operations by itself.")]
-    return [Choice(False, "Keras's own operations, to the last bit; `tfaccel autotune` measures fused kernels.")]
+    return [Choice(False, "Keras's own operations, to the last bit; `tfaccel find-fastest` measures fused kernels.")]
 
 
 def xla_auto_clustering_rule(case: Case) -> list[Choice]:
     """Off."""
     del case
-    return [Choice(False, "`tfaccel autotune` measures it. It made a CNN on a CPU four times as slow.")]
+    return [Choice(False, "`tfaccel find-fastest` measures it. It made a CNN on a CPU four times as slow.")]
 
 
 def grappler_bfloat16_rule(case: Case) -> list[Choice]:
     """Off."""
     del case
-    return [Choice(False, "The dtype policy decides; `tfaccel autotune` measures it on CPUs that compute in bfloat16.")]
+    return [
+        Choice(False, "The dtype policy decides; `tfaccel find-fastest` measures it on CPUs that compute in bfloat16.")
+    ]
 
 
 def rematerialization_rule(case: Case) -> list[Choice]:

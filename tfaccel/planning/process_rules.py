@@ -156,13 +156,13 @@ def onednn_rule(case: Case) -> list[Choice]:
     """TensorFlow's default."""
     if case.kind != "CPU":
         return [Choice(None, "It is for training on CPUs.")]
-    return [Choice(None, "TensorFlow's default for this CPU; `tfaccel autotune` measures the opposite.")]
+    return [Choice(None, "TensorFlow's default for this CPU; `tfaccel find-fastest` measures the opposite.")]
 
 
 def memory_allocator_rule(case: Case) -> list[Choice]:
     """The process's own."""
     del case
-    return [Choice(None, "The process's own; `tfaccel autotune` measures those that are installed.")]
+    return [Choice(None, "The process's own; `tfaccel find-fastest` measures those that are installed.")]
 
 
 def gpu_thread_mode_rule(case: Case) -> list[Choice]:

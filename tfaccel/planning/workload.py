@@ -49,7 +49,7 @@ class Workload:
             and `shard=None`, or (index, count) for the rows of worker `index` out of `count` in each batch, all of
             which must then be full; and `num_epochs=1`, the number of consecutive epochs to return. With
             `every=None`, or (index, count) for every `count`-th batch from the `index`-th after `start_step` on,
-            several data workers can prepare the batches. See `tfaccel.data.epoch_positions`. With `augment` it also
+            several data workers can prepare the batches. See `tfaccel.data.epochs.Part`. With `augment` it also
             takes `augmented=True`.
         validation_data: `validation_data(global_batch_size)` returns a finite `tf.data.Dataset` of global batches,
             the same at every call; None if there is none.
@@ -80,7 +80,7 @@ class Workload:
             Large batches are copied to a GPU during the step before.
         bfloat16_on_cpu: recommends mixed_bfloat16 on CPUs that multiply in bfloat16 (AVX512_BF16, AMX). It pays if a
             step multiplies large matrices: from about 1e8 floating-point operations, as counted by
-            `tfaccel.cost_of`.
+            `tfaccel.estimates.cost_of`.
         data: an object with some of `train_data`, `validation_data`, `augment`, `augment_mixes_rows`, `raw_input`,
             `num_train_examples` and `example_bytes`, such as `tfaccel.data.Batches`; these then need not be given.
             None if they are.

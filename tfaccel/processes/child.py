@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
@@ -24,6 +25,7 @@ _MEANINGS = {
 }
 NO_INPUT = subprocess.DEVNULL
 _CLOSED_SECONDS = 10.0
+_READER_SECONDS = 2.0
 _SHOWN_CHARACTERS = 6000
 
 Environment = Mapping[str, str | None]
@@ -134,6 +136,22 @@ class Child:
         except BaseException:
             self._output.close()
             raise
+        self._readers: list[threading.Thread] = []
+
+    def read_lines(self, on_line: Callable[[str, str], None], *pipes: str) -> None:
+        """Reads pipes from threads, while the program runs.
+
+        Args:
+            on_line: called with the name of a pipe and each line from it.
+            *pipes: "stdout", "stderr" or both.
+        """
+        self._readers = [threading.Thread(target=self._read, args=(name, on_line), daemon=True) for name in pipes]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, on_line: Callable[[str, str], None]) -> None:
+        for line in getattr(self.process, name):
+            on_line(name, line)
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +175,13 @@ class Child:
     def end(self, *, grace_seconds: float = 0.0) -> None:
         """Ends it and all that it started: with SIGTERM first if there is a grace period, then with SIGKILL."""
         self.kill(grace_seconds=grace_seconds)
+        self.wait_for_lines(_READER_SECONDS)  # a process that it left behind may hold a pipe
         self.close()
+
+    def wait_for_lines(self, seconds: float | None = None) -> None:
+        """Waits until all lines are read; for each pipe at most so long."""
+        for reader in self._readers:
+            reader.join(seconds)
 
     def kill(self, *, grace_seconds: float = 0.0) -> None:
         """As `end`, but its output can still be read."""

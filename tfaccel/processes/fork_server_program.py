@@ -24,7 +24,7 @@ from typing import Any
 
 from tfaccel.processes.child import end_group
 from tfaccel.processes.connection import end_with_parent
-from tfaccel.processes.garbage import collect_less_often, keep_loaded_objects
+from tfaccel.processes.quiet_start import collect_less_often, keep_loaded_objects
 
 _MAX_ORDER_BYTES = 2**17
 _POLL_SECONDS = 0.05

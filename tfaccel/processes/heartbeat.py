@@ -36,6 +36,11 @@ class Heartbeat:
     phase: str = "starting"
     age_seconds: float = 0.0
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is that of a process which raised an exception."""
+        return self.phase == FAILED
+
 
 class _Writer:
     """Writes the heartbeat of this process, from a thread."""
@@ -55,7 +60,7 @@ class _Writer:
             logger.warning(f"The heartbeat in {self._file} cannot be written any more: {error}")
 
     def write(self) -> None:
-        """Gives a sign of life."""
+        """Writes the heartbeat."""
         with self._lock:  # so that the last one is that of the last state
             temporary = self._file.with_name(f".{self._file.name}-{os.getpid()}")
             temporary.write_text(json.dumps({"step": self.state.step, "phase": self.state.phase}))
@@ -82,7 +87,7 @@ def note(phase: str, num_steps: int = 0) -> None:
 
 
 def note_failure() -> None:
-    """Gives a last sign of life: this process ends after an exception, or hangs while other workers wait for it."""
+    """Writes a final heartbeat: this process ends after an exception, or hangs while other workers wait for it."""
     if _writer:
         _writer[0].state.phase = FAILED
         with contextlib.suppress(OSError):

@@ -137,7 +137,7 @@ def run_workers(
             time.sleep(_POLL_SECONDS)
         _raise_if_failed(workers)
         for worker in workers:
-            worker.reader.join()
+            worker.wait_for_lines()
         return [WorkerOutput("".join(worker.lines), worker.output(None)) for worker in workers]
 
 
@@ -145,27 +145,17 @@ class _Worker(Child):
     """A started worker; a thread reads its standard output."""
 
     def __init__(self, command: Sequence[str], environment: Environment, index: int, on_line: OnLine | None) -> None:
+        self.index, self.lines, self._on_line = index, list[str](), on_line
         super().__init__(command, environment=environment, pipes=("stdout",))
-        self.index = index
-        self.lines: list[str] = []
-        self._on_line = on_line
-        self.reader = threading.Thread(target=self._read, name=f"output of worker {index}", daemon=True)
-        self.reader.start()
+        self.read_lines(self._keep, "stdout")
 
     def __exit__(self, *error: object) -> None:
         self.end(grace_seconds=_GRACE_SECONDS)
 
-    def end(self, *, grace_seconds: float = 0.0) -> None:
-        """Ends it, after reading its remaining output."""
-        self.kill(grace_seconds=grace_seconds)
-        self.reader.join(_GRACE_SECONDS)
-        self.close()
-
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            self.lines.append(line)
-            if self._on_line is not None:
-                self._on_line(self.index, line)
+    def _keep(self, pipe: str, line: str) -> None:
+        self.lines.append(line)
+        if self._on_line is not None:
+            self._on_line(self.index, line)
 
 
 def _raise_if_failed(workers: Sequence[_Worker]) -> None:

@@ -1,11 +1,12 @@
-"""Filters out TensorFlow's meaningless startup messages on standard error.
+"""Starts TensorFlow quietly, without meaningless messages on standard error, and quickly, with fewer collections.
 
-Some are written before TensorFlow reads `TF_CPP_MIN_LOG_LEVEL`, so no setting suppresses them.
+Some messages are written before TensorFlow reads `TF_CPP_MIN_LOG_LEVEL`, so no setting suppresses them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import subprocess
@@ -71,3 +72,21 @@ def _flush() -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
+
+
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
+
+
+def collect_less_often() -> None:
+    """Makes automatic collections rare: every 100,000 new objects, where Python's default is 700.
+
+    To be called before TensorFlow is imported. Importing and tracing create many objects, nearly all of which stay, and
+    each collection scans them. Importing Keras takes about a fifth less time this way.
+    """
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+
+
+def keep_loaded_objects() -> None:
+    """Leaves out all objects that exist now from later collections."""
+    gc.collect()
+    gc.freeze()

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from tfaccel.argument_types import checks_types
-from tfaccel.data import private_adapters
+from tfaccel.data import private_pipelines
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
@@ -178,7 +178,7 @@ def _fit(
             )
         return keras.Model.fit(model, **{name: value for name, value in locals().items() if name not in _NOT_OF_KERAS})
     if validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = private_adapters.validation_split(
+        (x, y, sample_weight), validation_data = private_pipelines.validation_split(
             (x, y, sample_weight), validation_split
         )
     epochs = _capped_epochs(epochs)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.private_adapters import get_batch_size
+from tfaccel.data.private_pipelines import get_batch_size
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.compiled_model import engine_options

@@ -10,10 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data import private_adapters
-from tfaccel.data.dataset_source import DatasetSource
-from tfaccel.data.row_orders import order_of_keras, random_order
-from tfaccel.data.sources import ArraySource, IteratorSource
+from tfaccel.data import private_pipelines
+from tfaccel.data.given_datasets import order_of_keras, random_order
+from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.steps.model_parts import has_own_train_step
@@ -69,16 +68,16 @@ def make_source(
         "class_weight": others.get("class_weight"),
     }
     try:
-        adapter = private_adapters.data_adapter(x, y, sample_weight, **options)
+        adapter = private_pipelines.data_adapter(x, y, sample_weight, **options)
     except ValueError as error:
         if not str(error).startswith(_UNKNOWN_TYPE):
             raise
         raise DataError(_unknown_type({"x": x, "y": y, "sample_weight": sample_weight})) from error
-    arrays = private_adapters.dense_arrays(adapter)
+    arrays = private_pipelines.dense_arrays(adapter)
     num_epochs = others.get("num_epochs", 1)
     if isinstance(x, tf.data.Dataset) and num_epochs > 1 and steps is None and adapter.num_batches:
         dataset = adapter.get_tf_dataset()
-        if private_adapters.passes_are_alike(dataset):  # one iterator for all epochs: the next starts at once
+        if private_pipelines.passes_are_alike(dataset):  # one iterator for all epochs: the next starts at once
             return IteratorSource(
                 dataset, num_batches=adapter.num_batches, num_epochs=num_epochs, steps_per_execution=steps_per_execution
             )

@@ -48,7 +48,7 @@ class Lars(OwnWeightDecay):
     Example:
         >>> import keras, tfaccel
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        >>> model.compile(tfaccel.Lars(2.0, weight_decay=1e-4), "mse")
+        >>> model.compile(tfaccel.optimizers.Lars(2.0, weight_decay=1e-4), "mse")
 
     Reference:
         [You, Gitman and Ginsburg, 2017](https://arxiv.org/abs/1708.03888)

@@ -36,16 +36,17 @@ def recipe(
 ) -> Callable[[Callable[..., Workload]], Recipe]:
     """Turns a function that returns a `tfaccel.Workload` into a recipe.
 
-    Each parameter of the function is keyword-only and is an option. It becomes a flag of `tfaccel train`, whose help is
-    the comment beside or above the parameter, or its entry in the docstring's `Args` section. Its annotation determines
-    the allowed values: `bool`, `int`, `float`, `str`, a `Literal`, `tfaccel.Count`, `tfaccel.Fraction`, or one of these
-    or None. Options are recorded, a `tfaccel.DataPath` as an absolute path: a run resumes only with the same options.
+    Each parameter of the function is keyword-only and is an option. It becomes a flag of `tfaccel train`, whose help
+    is the comment beside or above the parameter, or its entry in the docstring's `Args` section. Its annotation
+    determines the allowed values: `bool`, `int`, `float`, `str`, a `Literal`, `Count` or `Fraction` of
+    `tfaccel.options`, or one of these or None. Options are recorded, a `tfaccel.options.DataPath` as an absolute
+    path: a run resumes only with the same options.
 
     A parameter `bad_data` receives the `tfaccel.data.BadData` for whatever reads the user's data, made of the options
-    `on_bad_data` and `max_bad_fraction`. A parameter `training` receives the `tfaccel.TrainingOptions`, whose fields
-    are options too (`optimizer`, `learning_rate`, ...). They also provide early stopping, unless the workload has its
-    own `callbacks`. The workload is named after the last part of the name that the function sets, so `name=__name__`
-    names it after its file.
+    `on_bad_data` and `max_bad_fraction`. A parameter `training` receives the `tfaccel.options.TrainingOptions`, whose
+    fields are options too (`optimizer`, `learning_rate`, ...). They also provide early stopping, unless the workload
+    has its own `callbacks`. The workload is named after the last part of the name that the function sets, so
+    `name=__name__` names it after its file.
 
     Args:
         not_recorded: options that do not affect results, such as where examples are cached.

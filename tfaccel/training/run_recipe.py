@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfaccel.data.epoch_positions import check_one_batch
+from tfaccel.data.epochs import check_one_batch
 from tfaccel.errors import PlanError
 from tfaccel.files import write_json
 from tfaccel.hardware.detect import detect_hardware

@@ -21,7 +21,7 @@ from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.exit_status import DONE, INTERRUPTED, RETRY
+from tfaccel.processes.launched import DONE, INTERRUPTED, RETRY
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_place import checked_place
 

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 from tfaccel.errors import TfaccelError
-from tfaccel.processes.exit_status import DONE, INTERRUPTED
-from tfaccel.processes.launched import serve_launcher
+from tfaccel.processes.launched import DONE, INTERRUPTED, serve_launcher
 from tfaccel.training.train import train
 from tfaccel.training.train_on_workers import arguments_of_task
 

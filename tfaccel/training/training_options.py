@@ -48,8 +48,8 @@ class TrainingOptions:
     """Optimizer, learning-rate schedule and early stopping.
 
     Args:
-        optimizer: name of a Keras optimizer or of `tfaccel.Lars`, in any case: "adamw", "SGD" (with Nesterov momentum),
-            "Lamb" ...; see `OPTIMIZER_NAMES`.
+        optimizer: name of a Keras optimizer or of `tfaccel.optimizers.Lars`, in any case: "adamw", "SGD" (with Nesterov
+            momentum), "Lamb" ...; see `OPTIMIZER_NAMES`.
         learning_rate: the peak learning rate; None for the optimizer's default here.
         weight_decay: as in Keras, multiplied by the learning rate at each step; biases and the scales and offsets of
             normalization layers are excluded. None to derive it from `decay_per_run`.

@@ -14,6 +14,7 @@ from tfaccel.errors import ReportError, WorkloadError
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, check_seed
+from tfaccel.reporting.charts import save_learning_rate_picture
 from tfaccel.short_repr import short_repr
 
 EXPONENTIAL, LINEAR = "exponential", "linear"
@@ -163,8 +164,6 @@ class LearningRateReport:
         Raises:
             DataError: if no rate was tested.
         """
-        from tfaccel.reporting.learning_rate_picture import save_learning_rate_picture
-
         save_learning_rate_picture(
             path,
             self.learning_rates,

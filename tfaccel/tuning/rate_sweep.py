@@ -166,6 +166,6 @@ def tested_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise WorkloadError(
             "A learning-rate range test needs a model with one optimizer and one learning rate. "
-            f"{type(model).__name__} has several: {kinds}. Search their rates with `tfaccel tune`."
+            f"{type(model).__name__} has several: {kinds}. Search their rates with `tfaccel search`."
         )
     return parts[0]

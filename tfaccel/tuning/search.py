@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.argument_types import checks_types
-from tfaccel.data.epoch_positions import check_one_batch
+from tfaccel.data.epochs import check_one_batch
 from tfaccel.errors import SearchError
 from tfaccel.files import write_json
 from tfaccel.known_names import suggests_names
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.option_checks import check_callbacks
 from tfaccel.planning.workload import Workload
-from tfaccel.reporting.importance_picture import save_importance_picture
-from tfaccel.reporting.parallel_coordinates_picture import save_parallel_coordinates
+from tfaccel.reporting.search_charts import save_importance_picture, save_parallel_coordinates
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.run_identity import RunIdentity
 from tfaccel.tuning.importance import importances

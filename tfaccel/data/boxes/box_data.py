@@ -1,18 +1,209 @@
-"""The data of an object detection workload: batches of images and the target maps of a detector."""
+"""The data of an object detection workload: `BoxedImages`, and batches of images and a detector's target maps."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from tfaccel.data.batches import Batches
-from tfaccel.data.boxes.boxed_images import BoxedImages, BoxedSplit
-from tfaccel.data.images.moves import ImageMoves
+import numpy as np
+
+from tfaccel.data.epochs import Batches, Epochs, Part, gathered, ordered_map
+from tfaccel.data.images.image_data import ImageMoves
+from tfaccel.errors import DataError
+from tfaccel.short_repr import short_repr
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 _MOVES = ImageMoves(rotation=0.0, zoom=0.2, shift=0.1)
 
 
+NO_OBJECT = -1
+
+STRIDE = 4  # image pixels per cell of the maps
+NUM_BOX_CHANNELS = 4  # height, width, and the center's offset in its cell: vertical, horizontal
+_SPREAD = 6.0  # a peak's standard deviation is the side of the box divided by this
+_MIN_SPREAD = 0.6  # cells
+_MIN_VISIBLE = 0.4  # of a box that was moved partly out of the image; with less it is dropped
+
+
+@short_repr
+@dataclass(frozen=True)
+class BoxedSplit:
+    """Images of equal size and their boxes.
+
+    Args:
+        images: uint8, of shape (num_images, size, size, channels).
+        boxes: float32, of shape (num_images, most_objects, 4): left, top, right and bottom edge, in pixels.
+        labels: int64, of shape (num_images, most_objects): the class index of each box; NO_OBJECT fills the
+            unused places.
+    """
+
+    images: np.ndarray
+    boxes: np.ndarray
+    labels: np.ndarray
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class BoxedImages:
+    """Images with boxes in a training and a test part.
+
+    Args:
+        class_names: a name for each class.
+        image_size: height and width in pixels.
+        num_channels: 1 (grayscale) or 3 (RGB).
+        most_objects: maximum number of boxes in an image.
+        num_train_images, num_test_images: images in each part.
+        train: `train(seed, epoch)` returns one epoch's images, the same for the same seed and epoch.
+        test: `test()` returns the test images, the same at every call.
+    """
+
+    class_names: tuple[str, ...]
+    image_size: int
+    num_channels: int
+    most_objects: int
+    num_train_images: int
+    num_test_images: int
+    train: Callable[[int, int], BoxedSplit]
+    test: Callable[[], BoxedSplit]
+
+
+def target_maps(boxes: np.ndarray, labels: np.ndarray, *, image_size: int, num_classes: int) -> np.ndarray:
+    """The target maps of images: a heatmap of each class, then size and offset of the boxes, then a mask.
+
+    Each object's heatmap is 1 in the cell of its center and decays around it. Sizes (in cells) and offsets are set only
+    in the cell of the center, where the mask is 1.
+
+    Args:
+        boxes: of shape (num_images, most_objects, 4), in pixels.
+        labels: of shape (num_images, most_objects).
+        image_size: height and width of the images in pixels.
+        num_classes: number of classes.
+
+    Returns:
+        float32, of shape (num_images, cells, cells, num_classes + 5), where cells = image_size / STRIDE.
+
+    Example:
+        >>> maps = target_maps(np.array([[[8.0, 8, 24, 16]]]), np.array([[1]]), image_size=32, num_classes=2)
+        >>> maps.shape, maps[0, 3, 4].tolist()
+        ((1, 8, 8, 7), [0.0, 1.0, 2.0, 4.0, 0.0, 0.0, 1.0])
+    """
+    num_cells = image_size // STRIDE
+    maps = np.zeros((len(boxes), num_cells, num_cells, num_classes + NUM_BOX_CHANNELS + 1), np.float32)
+    cells = np.arange(num_cells)
+    for place in range(labels.shape[1]):  # the first objects of all images, then the second ones ...
+        images = np.flatnonzero(labels[:, place] != NO_OBJECT)
+        corners = boxes[images, place].reshape(-1, 2, 2) / STRIDE  # left and top, right and bottom
+        centres, sides = corners.mean(axis=1)[:, ::-1], (corners[:, 1] - corners[:, 0])[:, ::-1]  # down, across
+        of_cells = np.minimum(centres.astype(int), num_cells - 1)
+        distances = (cells - of_cells[..., None]) / np.maximum(sides / _SPREAD, _MIN_SPREAD)[..., None]
+        down, across = np.exp(-0.5 * distances**2).transpose(1, 0, 2)
+        of_class = images, slice(None), slice(None), labels[images, place]
+        maps[of_class] = np.maximum(maps[of_class], down[:, :, None] * across[:, None, :])
+        at_centre = np.concatenate([sides, centres - of_cells, np.ones((len(images), 1))], axis=1)
+        maps[images, of_cells[:, 0], of_cells[:, 1], num_classes:] = at_centre
+    return maps
+
+
+class BoxBatches(Epochs):
+    """Batches of an image set with boxes: images (float32, raw pixel values) and target maps.
+
+    Args:
+        images: the images and boxes.
+        moves: the range of random zoom and shift of training images and their boxes. Rotation is not supported.
+
+    Raises:
+        DataError: if the image size is not a multiple of 16, or `moves` has a rotation.
+    """
+
+    def __init__(self, images: BoxedImages, moves: ImageMoves | None) -> None:
+        if images.image_size % (4 * STRIDE) or (moves is not None and moves.rotation):
+            raise DataError(
+                f"Images for detection must have a size that is a multiple of {4 * STRIDE} pixels, and are not turned. "
+                f"Received: image_size={images.image_size}, moves={moves}."
+            )
+        self._images = images
+        self._moves = moves
+        self.test_split = functools.cache(images.test)
+
+    def get_batches(self, part: Part) -> tf.data.Dataset:
+        """The batches of a part of an epoch; seed and epoch determine order, scenes and moves."""
+        import tensorflow as tf
+
+        num_images, size = self._images.num_train_images, self._images.image_size
+        positions = part.positions(num_images, "images")
+        generator = part.generator(1)
+        split, places = self._images.train(part.seed, part.epoch), positions.ravel()
+        rows = generator.permutation(num_images)[places]
+        boxes, labels = split.boxes[rows], split.labels[rows]
+        transforms = np.tile(np.array([1, 0, 0, 0, 1, 0, 0, 0], np.float32), (len(rows), 1))
+        if self._moves is not None:
+            num_used = num_images // part.global_batch_size * part.global_batch_size
+            transforms = self._moves.transforms(generator, num_used, size)[places]
+            boxes, labels = moved_boxes(boxes, labels, transforms, size)
+        read = gathered(split.images)
+        data = tf.data.Dataset.from_tensor_slices((rows, transforms, self._maps(boxes, labels)))
+
+        def batch(rows: Any, transforms: Any, maps: Any) -> Any:
+            images = tf.cast(read(rows), tf.float32)
+            if self._moves is not None:
+                images = tf.raw_ops.ImageProjectiveTransformV3(
+                    images=images,
+                    transforms=transforms,
+                    output_shape=[size, size],
+                    fill_value=0.0,
+                    interpolation="BILINEAR",
+                    fill_mode="CONSTANT",
+                )
+            return tf.ensure_shape(images, [*rows.shape, size, size, self._images.num_channels]), maps
+
+        return ordered_map(data.batch(positions.shape[1], drop_remainder=True), batch)
+
+    def test(self, global_batch_size: int) -> tf.data.Dataset:
+        """The test images in order; the last batch may be smaller."""
+        import tensorflow as tf
+
+        split: BoxedSplit = self.test_split()
+        data = tf.data.Dataset.from_tensor_slices((split.images, self._maps(split.boxes, split.labels)))
+        return data.batch(global_batch_size).map(lambda images, maps: (tf.cast(images, tf.float32), maps))
+
+    def _maps(self, boxes: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        num_classes = len(self._images.class_names)
+        return target_maps(boxes, labels, image_size=self._images.image_size, num_classes=num_classes)
+
+
+def moved_boxes(
+    boxes: np.ndarray, labels: np.ndarray, transforms: np.ndarray, image_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes and labels of zoomed and shifted images; boxes are clipped at the edges, or dropped.
+
+    Args:
+        boxes, labels: as in `BoxedSplit`.
+        transforms: as `ImageMoves.transforms` returns them, without rotation.
+        image_size: height and width in pixels.
+
+    Example:
+        >>> half_out = np.array([[1, 0, 10, 0, 1, 0, 0, 0]])
+        >>> moved_boxes(np.array([[[0.0, 0, 20, 20]]]), np.array([[3]]), half_out, 32)[0].tolist()
+        [[[0.0, 0.0, 10.0, 20.0]]]
+    """
+    # The moved image at x shows the old one at a x + c. Pixel i covers i to i + 1, and transforms refer to its center.
+    scale = transforms[:, None, [0, 4]]
+    moved_by = transforms[:, None, [2, 5]] + (scale - 1) * -0.5
+    corners = [(boxes[..., part] - moved_by) / scale for part in (slice(0, 2), slice(2, 4))]
+    whole = np.concatenate(corners, axis=-1)
+    cut = np.clip(whole, 0, image_size)
+    area, left_over = (np.prod(b[..., 2:] - b[..., :2], axis=-1) for b in (whole, cut))
+    visible = left_over > _MIN_VISIBLE * np.maximum(area, 1e-6)
+    return cut.astype(np.float32), np.where(visible, labels, NO_OBJECT)
+
+
 class BoxData(Batches):
-    """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.boxes.batches.target_maps`.
+    """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.boxes.box_data.target_maps`.
 
     Args:
         images: a `BoxedImages`.
@@ -28,15 +219,14 @@ class BoxData(Batches):
     source: BoxedImages
 
     def __init__(self, images: BoxedImages, *, augmented: bool = False) -> None:
-        self._moves = _MOVES if augmented else None
-        super().__init__(images, self._batches, num_train_examples=images.num_train_images, takes_every=True)
+        super().__init__(
+            images,
+            lambda: BoxBatches(images, _MOVES if augmented else None),
+            num_train_examples=images.num_train_images,
+            takes_every=True,
+        )
 
     def test_split(self) -> BoxedSplit:
         """The test images with their boxes, as arrays."""
         split: BoxedSplit = self.made().test_split()
         return split
-
-    def _batches(self) -> Any:
-        from tfaccel.data.boxes.batches import BoxBatches
-
-        return BoxBatches(self.source, self._moves)

@@ -6,9 +6,10 @@ import functools
 
 import numpy as np
 
-from tfaccel.data.boxes.boxed_images import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.class_labels import split_rows
 from tfaccel.data.images.digits import digits
-from tfaccel.data.images.image_set import ImageSplit, split_rows
+from tfaccel.data.images.image_set import ImageSplit
 
 IMAGE_SIZE = 64
 MAX_DIGITS = 4

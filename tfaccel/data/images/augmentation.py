@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfaccel.data.epoch_positions import Every, get_steps
+from tfaccel.data.epochs import Part
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
@@ -75,7 +75,7 @@ class ImageAugmentation:
     Example:
         >>> from tfaccel.data.images.digits import digits
         >>> batches = tf.data.Dataset.from_tensors((tf.zeros([4, 8, 8, 1]), tf.eye(4, 10)))
-        >>> augmented = ImageAugmentation("mixup", digits()).apply(batches, seed=0, epoch=0)
+        >>> augmented = ImageAugmentation("mixup", digits()).apply(batches, Part(global_batch_size=4, seed=0, epoch=0))
         >>> [part.shape for part in next(iter(augmented))]
         [TensorShape([4, 8, 8, 1]), TensorShape([4, 10])]
     """
@@ -99,30 +99,18 @@ class ImageAugmentation:
     def __hash__(self) -> int:
         return hash(self._kind)
 
-    def apply(
-        self,
-        batches: tf.data.Dataset,
-        *,
-        seed: int,
-        epoch: int,
-        start_step: int = 0,
-        augmented: bool = True,
-        every: Every | None = None,
-    ) -> tf.data.Dataset:
+    def apply(self, batches: tf.data.Dataset, part: Part) -> tf.data.Dataset:
         """The augmented batches of an epoch; deterministic in seed, epoch and batches.
 
         Args:
             batches: a finite dataset of full batches of images (float32, raw pixel values) and one-hot labels.
-            seed, epoch: determine the augmentation.
-            start_step: index of the first batch in the epoch.
-            augmented: if False, only pair each batch (of any structure) with its seed, for `augment`.
-            every: which batches these are, as for `epoch_positions`.
+            part: which batches these are. With `augmented=False`, each batch (of any structure) is only paired with its
+                seed, for `augment`.
         """
-        generator = np.random.default_rng([seed, epoch, _STREAM])
-        steps = get_steps(int(batches.cardinality()), start_step, every)
-        seeds = generator.integers(0, 2**31 - 1, (steps.stop, 2), np.int32)[steps]
+        steps = part.steps(int(batches.cardinality()))
+        seeds = part.generator(_STREAM).integers(0, 2**31 - 1, (steps.stop, 2), np.int32)[steps]
         pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(seeds)))
-        if not augmented:
+        if not part.augmented:
             return pairs
         spec = batches.element_spec
         traced = _traced(self, tuple(spec[0].shape), tuple(spec[1].shape))

@@ -1,8 +1,15 @@
-"""scikit-learn's digits as an image set: 1,797 real images of handwritten digits that come with the library."""
+"""scikit-learn's digits as an image set: 1,797 real images of handwritten digits; all of them, or a few of some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from tfaccel.data.images.image_set import ImageSet, ImageSplit, check_image_size, split_rows
+from tfaccel.data.class_labels import split_rows
+from tfaccel.data.images.image_set import ImageSet, ImageSplit, check_image_size
+from tfaccel.errors import DataError
 
 _IMAGE_SIZE = 8
 _NUM_TRAIN, _NUM_TEST = 1437, 360
@@ -44,3 +51,45 @@ def _load() -> tuple[ImageSplit, ImageSplit]:
     labels = data.target.astype(np.int64)
     train, test = split_rows(labels)
     return ImageSplit(images[train], labels[train]), ImageSplit(images[test], labels[test])
+
+
+def few_digits(
+    chosen: Sequence[int], *, examples_per_class: int | None = None, test_on_unused: bool = False
+) -> ImageSet:
+    """Some of the digits: the first training images of each, and all their test images.
+
+    Args:
+        chosen: which digits.
+        examples_per_class: training images of each; None for all.
+        test_on_unused: test on the unused training images instead of the test images, to tune hyperparameters.
+
+    Raises:
+        DataError: if there are fewer images.
+
+    Example:
+        >>> few_digits(range(5, 10), examples_per_class=20).num_train_images
+        100
+    """
+    train, test = digits().load()
+    rows = [np.flatnonzero(train.labels == digit)[:examples_per_class] for digit in chosen]
+    if examples_per_class is not None and min(map(len, rows)) < examples_per_class:
+        raise DataError(
+            f"There are {min(map(len, rows))} training images of some digit. Received: "
+            f"examples_per_class={examples_per_class}."
+        )
+    of_train = np.sort(np.concatenate(rows))
+    of_test = np.flatnonzero(np.isin(test.labels, chosen))
+    if test_on_unused:
+        test, of_test = train, np.setdiff1d(np.flatnonzero(np.isin(train.labels, chosen)), of_train)
+    parts = tuple(
+        ImageSplit(np.asarray(part.images)[of], np.searchsorted(sorted(chosen), part.labels[of]))
+        for part, of in ((train, of_train), (test, of_test))
+    )
+    names = tuple(str(digit) for digit in sorted(chosen))
+    return replace(
+        digits(),
+        class_names=names,
+        num_train_images=len(of_train),
+        num_test_images=len(of_test),
+        load=lambda: (parts[0], parts[1]),
+    )

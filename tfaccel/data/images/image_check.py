@@ -1,4 +1,4 @@
-"""Whether images can be decoded by TensorFlow, found out without it."""
+"""Images as bytes: checked without TensorFlow for whether it can decode them, and decoded by one function."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.errors import DataError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")  # as Keras reads them
 _WITH_END = ("PNG", "JPEG", "MPO")  # MPO: a JPEG followed by more images, as phones write it
@@ -188,3 +193,33 @@ def _header_or_error(image: ImageToCheck) -> ImageHeader | DataError:
         return check_image(content, image.name)
     except DataError as error:
         return error
+
+
+def decoded(content: Any, num_channels: int) -> tf.Tensor:
+    """The pixels of an image, uint8, of shape (height, width, num_channels); also in graphs.
+
+    As Keras decodes images: the first frame of an animation, the high byte of values of 16 bits, without transparency,
+    and as stored, whatever the EXIF orientation says.
+
+    Args:
+        content: the bytes of the image, or a scalar tensor of them.
+        num_channels: 1 (grayscale) or 3 (RGB).
+    """
+    import tensorflow as tf
+
+    return tf.io.decode_image(content, channels=num_channels, expand_animations=False)
+
+
+def pixels(content: bytes, num_channels: int, *, name: str) -> np.ndarray:
+    """The pixels of an image as an array; see `decoded`.
+
+    Raises:
+        DataError: if it cannot be decoded; the message names it.
+    """
+    import tensorflow as tf
+
+    try:
+        with tf.init_scope(), tf.device("/CPU:0"):
+            return np.asarray(decoded(content, num_channels))
+    except tf.errors.OpError as error:
+        raise DataError(f"Cannot read the image {name}: {error.message:.200}. Repair or remove it.") from error

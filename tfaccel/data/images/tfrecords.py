@@ -14,10 +14,8 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import numbered_classes
-from tfaccel.data.example_message import decode_example
-from tfaccel.data.images.encoded import EncodedPart, encoded_image_set
-from tfaccel.data.images.image_set import EncodedImages, ImageSet
-from tfaccel.data.tfrecord_files import RecordIndex, find_tfrecords
+from tfaccel.data.images.image_set import EncodedImages, EncodedPart, ImageSet, encoded_image_set
+from tfaccel.data.tfrecord_files import RecordIndex, decode_example, find_tfrecords
 from tfaccel.errors import DataError
 
 _PART = re.compile(r"(?:^|[-_.])(train|test|validation|val)(?=[-_.])")

@@ -1,22 +1,239 @@
-"""`InteractionSet`: interactions of users with items, encoded, and split into a training and a test part."""
+"""`InteractionSet`: interactions of users with items, encoded as `InteractionOptions` say; `Catalogue`: all of both."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.interactions.catalogue import Catalogue
-from tfaccel.data.interactions.interaction_options import InteractionOptions
-from tfaccel.data.tables.column_kinds import as_numbers
+from tfaccel.data.tables.column_kinds import CATEGORICAL, as_numbers, kinds_from_text
+from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.tabular_files import read_tables
-from tfaccel.data.tables.tabular_set import TabularSet, make_tabular_set
+from tfaccel.data.tables.table_data import read_tables
+from tfaccel.data.tables.tabular_set import TableOptions, TabularSet, make_tabular_set
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 from tfaccel.short_repr import short_repr
+
+
+@dataclass(frozen=True, kw_only=True)
+class InteractionOptions:
+    """How to read a table of interactions, with one row for each.
+
+    Args:
+        user_column, item_column: the columns with the ids, which may be any text.
+        label_column: the column with numbers, such as 0 and 1, or ratings.
+        positive_from: a label from this number on is a click.
+        user_features, item_features: further columns that describe users and items, separated by commas.
+        column_kinds: the kinds of these, to override the inferred ones; see
+            `tfaccel.data.tables.tabular_set.TableOptions`.
+        min_rows: ids and categories in fewer training rows share one row of their embedding table, which is also that
+            of ids that are new when the model is used.
+        num_buckets: number of rows that the ids of users, and those of items, are hashed into; None for a row for each.
+        encoding: Python's name of the encoding of CSV files.
+
+    Raises:
+        DataError: if a column has two roles, or a number is out of range.
+
+    Example:
+        >>> InteractionOptions(item_features="genre, price").columns_of_items
+        ('item', 'genre', 'price')
+    """
+
+    user_column: str = "user"
+    item_column: str = "item"
+    label_column: str = "click"
+    positive_from: float = 1.0
+    user_features: str = ""
+    item_features: str = ""
+    column_kinds: Mapping[str, str] | str = field(default_factory=dict, hash=False)
+    min_rows: int = 5
+    num_buckets: int | None = None
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        names = [*self.columns_of_users, *self.columns_of_items, self.label_column]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise DataError(
+                f"A column is a user, an item, a label or a feature of one of them. Received: {twice!r} twice. Name it "
+                "once in user_column, item_column, label_column, user_features and item_features."
+            )
+        features = {*self.columns_of_users[1:], *self.columns_of_items[1:]}
+        other = next((name for name in self._given_kinds if name not in features), None)
+        if other is not None:
+            raise DataError(
+                "`column_kinds` is for the columns in user_features and item_features. "
+                f"Received: column_kinds={other}={self._given_kinds[other]}. Leave {other!r} out, or add it to them."
+            )
+        for name in ("min_rows", "num_buckets"):
+            value: Any = getattr(self, name)
+            if not (value is None and name == "num_buckets") and (type(value) is not int or value < 1):
+                raise DataError(f"`{name}` must be a whole number of at least 1. Received: {name}={value!r}.")
+        if type(self.positive_from) not in (int, float) or not math.isfinite(self.positive_from):
+            raise DataError(f"`positive_from` must be a finite number. Received: positive_from={self.positive_from!r}.")
+
+    @property
+    def columns_of_users(self) -> tuple[str, ...]:
+        """The column with the ids of users, and those with their features."""
+        return (self.user_column, *_names(self.user_features))
+
+    @property
+    def columns_of_items(self) -> tuple[str, ...]:
+        """The column with the ids of items, and those with their features."""
+        return (self.item_column, *_names(self.item_features))
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How the table of the columns is read and encoded."""
+        ids = (self.user_column, self.item_column)
+        return TableOptions(
+            target=self.label_column,
+            column_kinds={**self._given_kinds, **dict.fromkeys(ids, CATEGORICAL)},
+            encoding=self.encoding,
+            min_category_rows=self.min_rows,
+            num_buckets={} if self.num_buckets is None else dict.fromkeys(ids, self.num_buckets),
+        )
+
+    @property
+    def _given_kinds(self) -> dict[str, str]:
+        kinds = self.column_kinds
+        return kinds_from_text(kinds) if isinstance(kinds, str) else dict(kinds)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@short_repr
+@dataclass(frozen=True)
+class Catalogue:
+    """Users and items with their features, and how pairs of them become a model's inputs.
+
+    Args:
+        encoding: how rows with the columns of both tables become inputs.
+        users, items: a row for each id, which is in the first column.
+
+    Example:
+        >>> from tfaccel.data import generated_clicks
+        >>> catalogue = generated_clicks(num_users=100, num_items=30, num_interactions=2000).catalogue
+        >>> catalogue.pairs("u7")["categories"].shape, sorted(catalogue.item_ids)[0]
+        ((30, 4), 'i0')
+    """
+
+    encoding: TableEncoding
+    users: Table
+    items: Table
+
+    @classmethod
+    def of(cls, table: Table, encoding: TableEncoding, of_users: Sequence[str], of_items: Sequence[str]) -> Self:
+        """The users and items in a table of interactions, in their order there; features are those of the last row.
+
+        Args:
+            table: the interactions.
+            encoding: how its rows become inputs.
+            of_users, of_items: the columns of each, ids first.
+        """
+        users, items = (
+            _last_rows(table, [n for n in names if n in encoding.sources]) for names in (of_users, of_items)
+        )
+        return cls(encoding, users, items)
+
+    @property
+    def item_ids(self) -> list[str]:
+        """The ids of all items."""
+        ids: list[str] = self.items.columns[0].texts().tolist()
+        return ids
+
+    def pairs(self, user: str) -> dict[str, np.ndarray]:
+        """The inputs for a user and each item, in the order of `item_ids`. A new user has an id without features."""
+        known = np.flatnonzero(self.users.columns[0].texts() == user)
+        count = self.items.num_rows
+        if len(known):
+            row = self.users.rows(known[:1])
+        else:
+            row = self.users.rows(np.zeros(1, np.int64))
+            row = replace(row, columns=(_column(row.names[0], [user]), *map(_missing, row.columns[1:])))
+        repeated = row.rows(np.zeros(count, np.int64))
+        return self.encoding.encode(Table("the catalogue", (*repeated.columns, *self.items.columns)))
+
+    def best(self, scores: np.ndarray, count: int) -> list[tuple[str, float]]:
+        """The items with the highest scores, best first, and their scores.
+
+        Args:
+            scores: of the items, in the order of `item_ids`.
+            count: how many items.
+
+        Raises:
+            DataError: if `count` is below 1.
+        """
+        if count < 1:
+            raise DataError(f"`count` must be at least 1. Received: {count}.")
+        ids = self.item_ids
+        return [(ids[item], float(scores[item])) for item in np.argsort(-scores, kind="stable")[:count]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The catalogue as JSON-serializable data."""
+        return {"encoding": self.encoding.to_json(), "users": _to_json(self.users), "items": _to_json(self.items)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The catalogue that `to_json` returned."""
+        tables = [Table(name, tuple(_column(**column) for column in data[name])) for name in ("users", "items")]
+        return cls(TableEncoding.from_json(data["encoding"]), *tables)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """The catalogue in a JSON file.
+
+        Raises:
+            DataError: if the file is missing or does not hold a catalogue.
+        """
+        try:
+            return cls.from_json(json.loads(local_path(path, DataError).read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise DataError(f"There is no file {path}. Was this folder left by a finished run?") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} holds no catalogue of users and items: {error}.") from error
+
+
+def _last_rows(table: Table, names: Sequence[str]) -> Table:
+    """The last row of each id, which is in the first of the named columns."""
+    last: dict[str, int] = {}
+    for row, text in enumerate(table.column(names[0]).texts().tolist()):
+        if text is not None:
+            last[text] = row
+    rows = np.array(list(last.values()), np.int64)
+    return Table(table.source, tuple(map(table.column, names))).rows(rows)
+
+
+def _to_json(table: Table) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": column.name,
+            "values": [
+                None if gap else value for gap, value in zip(column.missing, column.values.tolist(), strict=True)
+            ],
+            "is_text": column.is_text,
+        }
+        for column in table.columns
+    ]
+
+
+def _column(name: str, values: Sequence[Any], is_text: bool = True) -> Column:
+    array = np.empty(len(values), dtype=object) if is_text else np.full(len(values), np.nan)
+    array[:] = values
+    return Column(name, array)
+
+
+def _missing(column: Column) -> Column:
+    return _column(column.name, [None] if column.is_text else [np.nan], column.is_text)
 
 
 @short_repr
@@ -48,7 +265,7 @@ def read_interactions(
     Args:
         data_dir: the file or folder.
         bad_data: what to do with damaged rows; None for `BadData()`, which raises an error.
-        **options: fields of `tfaccel.data.interactions.interaction_options.InteractionOptions`.
+        **options: fields of `tfaccel.data.interactions.interaction_set.InteractionOptions`.
 
     Raises:
         DataError: if the table cannot be used; the message names the column, and the row if there is one.

@@ -1,18 +1,191 @@
-"""The data of a forecasting workload: windows of the past and the future after each."""
+"""The data of a forecasting workload: windows of the past, perhaps augmented, and the future after each."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfaccel.data.batches import Batches
-from tfaccel.data.series.augmentation import series_augmentation
+from tfaccel.data.epochs import Batches
+from tfaccel.data.pipeline import Augmentation, Pipeline
 from tfaccel.data.series.series_set import SeriesSet
+from tfaccel.errors import DataError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+AUGMENTATIONS = ("none", "jitter")
+
+_NUM_NOISE = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesAugmentation:
+    r"""Random augmentation of the past, in units of the standard deviation of each column.
+
+    A standardized value $x_{tc}$ of a window in column c becomes $s_c x_{tc} + j_{tc}$, with $j_{tc}$ from a normal
+    distribution with mean 0, and one factor $s_c$ for each window and column from a normal distribution with mean 1.
+    The future is not changed.
+
+    Args:
+        jitter: standard deviation of $j_{tc}$.
+        scaling: standard deviation of $s_c$.
+
+    Raises:
+        DataError: for negative values.
+
+    Source: T. Um et al., Data augmentation of wearable sensor data for Parkinson's disease monitoring using
+    convolutional neural networks, 2017, https://arxiv.org/abs/1706.00527.
+
+    Example:
+        >>> augmentation = SeriesAugmentation(jitter=0.0, scaling=0.1)
+        >>> augmentation.numbers(np.random.default_rng(0), 5, 2)["scale"].shape
+        (5, 2)
+    """
+
+    jitter: float = 0.03
+    scaling: float = 0.1
+
+    def __post_init__(self) -> None:
+        if min(self.jitter, self.scaling) < 0:
+            raise DataError(f"`jitter` and `scaling` must be at least 0. Received: {self}.")
+
+    def numbers(self, generator: np.random.Generator, num_windows: int, num_columns: int) -> dict[str, np.ndarray]:
+        """The random numbers of an epoch: the factors of each window, and the offset of its jitter in fixed noise.
+
+        Returns:
+            "scale": float32, of shape (num_windows, num_columns), and "offset": int64, of shape (num_windows,).
+        """
+        scale = 1 + self.scaling * generator.standard_normal((num_windows, num_columns), np.float32)
+        return {"scale": scale, "offset": generator.integers(0, _NUM_NOISE, num_windows)}
+
+    def apply(self, past: Any, numbers: dict[str, Any]) -> Any:
+        """Augments windows of the past with the numbers drawn for them.
+
+        Args:
+            past: a float32 tensor of shape (num_windows, window, num_columns), standardized.
+            numbers: the output of `numbers` for these windows.
+        """
+        import tensorflow as tf
+
+        changed = past * numbers["scale"][:, tf.newaxis]
+        if not self.jitter:
+            return changed
+        num_values = past.shape[1] * past.shape[2]
+        places = (numbers["offset"][:, tf.newaxis] + tf.range(num_values, dtype=tf.int64)) % _NUM_NOISE
+        return changed + self.jitter * tf.reshape(tf.gather(_noise(), places), tf.shape(past))
+
+
+@functools.cache
+def _noise() -> np.ndarray:
+    """Fixed standard normal noise, of which each window takes a slice."""
+    return np.random.default_rng(0).standard_normal(_NUM_NOISE, np.float32)
+
+
+def series_augmentation(name: str) -> SeriesAugmentation | None:
+    """The augmentation of that name: "none", or "jitter" for a little jitter and scaling.
+
+    Raises:
+        DataError: for another name.
+
+    Example:
+        >>> series_augmentation("jitter")
+        SeriesAugmentation(jitter=0.03, scaling=0.1)
+    """
+    if name not in AUGMENTATIONS:
+        raise DataError(f"There is no augmentation {name!r} of a series. Augmentations: {', '.join(AUGMENTATIONS)}.")
+    return SeriesAugmentation() if name == "jitter" else None
+
+
+class SeriesBatches(Pipeline):
+    """Windows of the past and the future after each.
+
+    A batch holds the past, of shape (rows, window, num_columns), and the future, of shape (rows, horizon, num_targets,
+    1), both float32.
+
+    Args:
+        series: the series.
+        window: rows of the past that the model sees.
+        horizon: rows that it forecasts.
+        augmentation: random augmentation of the past in training; None for none.
+
+    Raises:
+        DataError: if the series is too short for window and horizon.
+
+    Example:
+        >>> from tfaccel.data.series.series_set import pendulum_series
+        >>> batches = SeriesBatches(pendulum_series(), window=64, horizon=24)
+        >>> past, future = next(iter(batches.train(32, seed=0, epoch=0)))
+        >>> past.shape, future.shape
+        (TensorShape([32, 64, 2]), TensorShape([32, 24, 2, 1]))
+    """
+
+    def __init__(
+        self, series: SeriesSet, *, window: int, horizon: int, augmentation: SeriesAugmentation | None = None
+    ) -> None:
+        import tensorflow as tf
+
+        self.num_train = series.num_windows(window, horizon)
+        self._series = series
+        self._window = window
+        self._horizon = horizon
+        with tf.device("/CPU:0"):
+            self._values = tf.constant(series.values)
+        changed = None
+        if augmentation is not None:
+            means, deviations = (np.array(numbers, np.float32) for numbers in series.means_and_deviations())
+            changed = Augmentation(
+                lambda generator, count: augmentation.numbers(generator, count, len(series.names)),
+                lambda pair, numbers: (
+                    means + deviations * augmentation.apply((pair[0] - means) / deviations, numbers),
+                    pair[1],
+                ),
+            )
+        super().__init__(
+            lambda rows: self._windows_at(rows + window),
+            num_examples=self.num_train,
+            augmentation=changed,
+            cache=None,
+            noun="windows",
+        )
+
+    @property
+    def calibration_starts(self) -> np.ndarray:
+        """The first forecast row of each window whose forecast is after the fitted rows, in the training part."""
+        return np.arange(self._series.num_fitted, self._series.num_train - self._horizon + 1)
+
+    @property
+    def test_starts(self) -> np.ndarray:
+        """The first forecast row of each test window; the forecasts are contiguous and within the test part."""
+        last = len(self._series.values) - self._horizon
+        return np.arange(max(self._series.num_train, self._window), last + 1, self._horizon)
+
+    def test(self, global_batch_size: int) -> tf.data.Dataset:
+        """The test windows in chronological order; the last batch may be smaller."""
+        import tensorflow as tf
+
+        starts = self.test_starts
+        pipeline = Pipeline(
+            lambda rows: self._windows_at(tf.gather(starts, rows)), num_examples=len(starts), cache=None
+        )
+        return pipeline.test(global_batch_size)
+
+    def _windows_at(self, starts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        import tensorflow as tf
+
+        past = tf.gather(self._values, starts[:, tf.newaxis] + tf.range(-self._window, 0, dtype=tf.int64))
+        future = tf.gather(self._values, starts[:, tf.newaxis] + tf.range(self._horizon, dtype=tf.int64))
+        targets = tf.gather(future, self._series.targets, axis=2)[..., tf.newaxis]
+        num_rows = starts.shape[0]
+        past = tf.ensure_shape(past, [num_rows, self._window, len(self._series.names)])
+        return past, tf.ensure_shape(targets, [num_rows, self._horizon, len(self._series.targets), 1])
 
 
 class SeriesData(Batches):
-    """Batches of windows of a series; see `tfaccel.data.series.batches`. The series is `source`.
+    """Batches of windows of a series; see `tfaccel.data.series.series_data`. The series is `source`.
 
     Args:
         series: a `SeriesSet`.
@@ -34,9 +207,13 @@ class SeriesData(Batches):
 
     def __init__(self, series: SeriesSet, *, window: int, horizon: int, augmentation: str = "none") -> None:
         self._window, self._horizon = window, horizon
-        self._augmentation = series_augmentation(augmentation)
-        num_windows = series.num_windows(window, horizon)
-        super().__init__(series, self._batches, num_train_examples=num_windows, takes_every=True)
+        changes = series_augmentation(augmentation)
+        super().__init__(
+            series,
+            lambda: SeriesBatches(series, window=window, horizon=horizon, augmentation=changes),
+            num_train_examples=series.num_windows(window, horizon),
+            takes_every=True,
+        )
 
     def windows(self, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The windows of a part, in chronological order.
@@ -54,9 +231,3 @@ class SeriesData(Batches):
             for rows in ((-self._window, 0), (0, self._horizon))
         )
         return starts, past, future[..., list(self.source.targets)]
-
-    def _batches(self) -> Any:
-        from tfaccel.data.series.batches import SeriesBatches
-
-        options = {"window": self._window, "horizon": self._horizon, "augmentation": self._augmentation}
-        return SeriesBatches(self.source, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`SeriesSet`: a time series, split chronologically into a training and a test part."""
+"""`SeriesSet`: a time series, split chronologically; its season; and a double pendulum, a series without one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.series.double_pendulum import double_pendulum
-from tfaccel.data.tables.bad_rows import kinds_of_columns, without_bad_values
-from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, get_kind
+from tfaccel.data.tables.column_kinds import (
+    NUMBERS_ADVICE,
+    NUMERIC,
+    as_numbers,
+    get_kind,
+    kinds_of_columns,
+    unread_notation,
+    without_bad_values,
+)
 from tfaccel.data.tables.files import read_table
-from tfaccel.data.tables.notations import NUMBERS_ADVICE, unread_notation
-from tfaccel.data.tables.precision import check_float32
 from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.targets import check_float32
 from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
 
@@ -29,6 +34,12 @@ CALIBRATION_PART = 0.1  # the end of the training part
 _NUM_PENDULUM_SAMPLES = 4000
 _PENDULUM_SECONDS = 0.05
 _UNEVEN = 1.5  # a step of more times the median is a gap
+
+GRAVITY = 9.81  # m/s²
+_STEPS_BETWEEN = 10  # integration steps between two samples
+
+_MIN_SEASON = 2
+_MAX_FRACTION = 1 / 3  # of the series
 
 
 @short_repr
@@ -282,3 +293,109 @@ def _filled(name: str, numbers: np.ndarray, table: Table, ends: tuple[int, ...])
         known = ~np.isnan(filled[:end])
         filled[:end] = np.interp(np.arange(end), np.flatnonzero(known), filled[:end][known])
     return filled
+
+
+def double_pendulum(
+    num_samples: int,
+    *,
+    sample_seconds: float = 0.05,
+    angles: tuple[float, float] = (1.5, 0.0),
+    noise: float = 0.01,
+    seed: int = 0,
+) -> np.ndarray:
+    r"""Angles of two rods of 1 m with masses of 1 kg at their ends, the second hanging from the first.
+
+    With $\delta = \theta_1 - \theta_2$ and unit lengths and masses,
+
+    $$\ddot\theta_1 = \frac{-3 g \sin\theta_1 - g \sin(\theta_1 - 2\theta_2) - 2 \sin\delta
+    (\dot\theta_2^2 + \dot\theta_1^2 \cos\delta)}{3 - \cos 2\delta}, \quad
+    \ddot\theta_2 = \frac{2 \sin\delta (2 \dot\theta_1^2 + 2 g \cos\theta_1 + \dot\theta_2^2 \cos\delta)}
+    {3 - \cos 2\delta}$$
+
+    integrated from rest with the fourth-order Runge-Kutta method.
+
+    Args:
+        num_samples: number of samples.
+        sample_seconds: time between two samples.
+        angles: initial angles, in radians from hanging down.
+        noise: standard deviation of the measurement error, in radians.
+        seed: determines that error.
+
+    Returns:
+        Both angles in radians, of shape (num_samples, 2), float64.
+
+    Example:
+        >>> double_pendulum(3, noise=0.0).round(3).tolist()
+        [[1.5, 0.0], [1.488, 0.001], [1.451, 0.005]]
+    """
+    state = np.array([*angles, 0.0, 0.0])
+    samples = np.empty((num_samples, 2))
+    step = sample_seconds / _STEPS_BETWEEN
+    for number in range(num_samples):
+        samples[number] = state[:2]
+        for _ in range(_STEPS_BETWEEN):
+            k1 = derivative(state)
+            k2 = derivative(state + step / 2 * k1)
+            k3 = derivative(state + step / 2 * k2)
+            k4 = derivative(state + step * k3)
+            state = state + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return samples + noise * np.random.default_rng(seed).standard_normal(samples.shape)
+
+
+def derivative(state: np.ndarray) -> np.ndarray:
+    """The time derivative of a state (both angles, then both velocities), in radians and seconds."""
+    angle_1, angle_2, velocity_1, velocity_2 = state.tolist()
+    sin, cos = np.sin(angle_1 - angle_2), np.cos(angle_1 - angle_2)
+    below = 3 - np.cos(2 * (angle_1 - angle_2))
+    first = -3 * GRAVITY * np.sin(angle_1) - GRAVITY * np.sin(angle_1 - 2 * angle_2)
+    first -= 2 * sin * (velocity_2**2 + velocity_1**2 * cos)
+    second = 2 * sin * (2 * velocity_1**2 + 2 * GRAVITY * np.cos(angle_1) + velocity_2**2 * cos)
+    return np.array([velocity_1, velocity_2, first / below, second / below])
+
+
+def season_length(values: np.ndarray) -> int:
+    """The season length of a series: the lag of the highest peak of its autocorrelation.
+
+    Args:
+        values: of shape (num_times, num_columns); the columns' autocorrelations are averaged.
+
+    Returns:
+        At least 1, which means no season: the naive forecast then repeats the last value.
+
+    Example:
+        >>> season_length(np.sin(2 * np.pi * np.arange(120) / 12)[:, np.newaxis])
+        12
+    """
+    longest = int(len(values) * _MAX_FRACTION)
+    centred = (values - values.mean(axis=0)).astype(np.float64)
+    deviations = centred.std(axis=0)
+    centred = centred[:, deviations > 0] / deviations[deviations > 0]
+    if longest <= _MIN_SEASON or centred.shape[1] == 0:
+        return 1
+    correlations = np.array([np.mean(centred[:-lag] * centred[lag:]) for lag in range(1, longest + 1)])
+    is_peak = (correlations[1:-1] > correlations[:-2]) & (correlations[1:-1] >= correlations[2:])
+    peaks = np.flatnonzero(is_peak) + 1  # the first lag is 1
+    peaks = peaks[correlations[peaks] > 0]
+    return int(peaks[np.argmax(correlations[peaks])]) + 1 if len(peaks) else 1
+
+
+def seasonal_naive(values: np.ndarray, starts: np.ndarray, *, horizon: int, season: int) -> np.ndarray:
+    """Forecasts that repeat the last whole season before each start.
+
+    Args:
+        values: the series, of shape (num_times, num_columns).
+        starts: the first time step of each forecast.
+        horizon: number of time steps to forecast.
+        season: season length; no start may be smaller.
+
+    Returns:
+        Of shape (num_starts, horizon, num_columns).
+
+    Source: Hyndman and Athanasopoulos, Forecasting: principles and practice, 2021, section 5.2.
+
+    Example:
+        >>> seasonal_naive(np.arange(6.0)[:, np.newaxis], np.array([5]), horizon=3, season=2)[0, :, 0].tolist()
+        [3.0, 4.0, 3.0]
+    """
+    ahead = np.arange(horizon)
+    return np.asarray(values[starts[:, np.newaxis] - season + ahead % season])

@@ -1,25 +1,28 @@
-"""`TableEncoding`: how rows of a table become a model's inputs, saved as JSON with the model."""
+"""`TableEncoding`: how rows of a table become a model's inputs, as JSON; `TableGaps`: rows unlike any training row."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates
-from tfaccel.data.tables.dates import DatePart
-from tfaccel.data.tables.hashing import hash_buckets
-from tfaccel.data.tables.precision import lost_in_float32
 from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.targets import lost_in_float32
+from tfaccel.data.tables.values import DatePart
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
 from tfaccel.short_repr import short_repr
 
 MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
+
+HASH_KEY = (0, 0)
+_START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+_State = list[np.ndarray]
 
 
 @short_repr
@@ -213,3 +216,148 @@ def _numbers(column: NumericColumn, table: Table) -> np.ndarray:
 def _numeric_of_json(data: Mapping[str, Any]) -> NumericColumn:
     date = data.get("date")
     return NumericColumn(**{**data, "date": None if date is None else DatePart(**date)})
+
+
+def hash_buckets(texts: Sequence[str], num_buckets: int) -> np.ndarray:
+    """The bucket of each text: its SipHash-2-4 modulo the number of buckets, as int64 of shape (num_texts,).
+
+    The same text has the same bucket on every machine and in every process. In TensorFlow this is
+    `tf.strings.to_hash_bucket_strong(texts, num_buckets, key=[0, 0])`.
+
+    Source: Aumasson and Bernstein, SipHash: a fast short-input PRF, 2012, https://eprint.iacr.org/2012/351
+
+    Example:
+        >>> hash_buckets(["anna", "bert", "anna"], 1000).tolist()
+        [970, 413, 970]
+    """
+    encoded = [text.encode("utf-8") for text in texts]
+    if not encoded:
+        return np.zeros(0, np.int64)
+    words, num_words = _words(encoded)
+    low, high = (np.full(len(encoded), part, np.uint64) for part in HASH_KEY)
+    state = [one ^ np.uint64(start) for one, start in zip((low, high, low, high), _START, strict=True)]
+    for place in range(words.shape[1]):
+        going = place < num_words
+        part = [one[going] for one in state]
+        part[3] = part[3] ^ words[going, place]
+        part = _rounds(part, 2)
+        part[0] = part[0] ^ words[going, place]
+        for one, new in zip(state, part, strict=True):
+            one[going] = new
+    state[2] = state[2] ^ np.uint64(0xFF)
+    first, second, third, fourth = _rounds(state, 4)
+    return ((first ^ second ^ third ^ fourth) % np.uint64(num_buckets)).astype(np.int64)
+
+
+def _words(encoded: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """The texts in words of eight bytes, the last one with the text's length; and the number of words of each."""
+    lengths = np.array([len(text) for text in encoded])
+    num_words = lengths // 8 + 1
+    width = 8 * int(num_words.max())
+    content = np.frombuffer(b"".join(text.ljust(width, b"\0") for text in encoded), "<u8")
+    words = content.reshape(len(encoded), -1).astype(np.uint64)
+    words[np.arange(len(encoded)), num_words - 1] |= (lengths.astype(np.uint64) & np.uint64(0xFF)) << np.uint64(56)
+    return words, num_words
+
+
+def _rounds(state: _State, count: int) -> _State:
+    a, b, c, d = state
+    for _ in range(count):
+        a, c = a + b, c + d
+        b, d = _turned(b, 13) ^ a, _turned(d, 16) ^ c
+        a, c = _turned(a, 32) + d, c + b
+        d, b = _turned(d, 21) ^ a, _turned(b, 17) ^ c
+        c = _turned(c, 32)
+    return [a, b, c, d]
+
+
+def _turned(values: np.ndarray, bits: int) -> np.ndarray:
+    """The values with their bits rotated to the left."""
+    return (values << np.uint64(bits)) | (values >> np.uint64(64 - bits))
+
+
+@dataclass(frozen=True)
+class TableGaps:
+    """Values in a table's rows that a model was not trained on.
+
+    Args:
+        empty: rows without a value in any column that the model takes: booleans.
+        missing: column -> rows without its value, although all training rows had one.
+        unseen: column -> rows with an unseen category, if the training rows had no rare categories.
+        rare: column -> rows with an unseen category, which gets the code of the rare ones in training.
+        fill: column -> the replacement of such a value if the row is predicted anyway.
+    """
+
+    empty: np.ndarray
+    missing: Mapping[str, np.ndarray]
+    unseen: Mapping[str, np.ndarray]
+    rare: Mapping[str, np.ndarray]
+    fill: Mapping[str, str]
+
+    def reasons(self) -> dict[int, str]:
+        """Row -> what in it the model was not trained on."""
+        found: dict[int, list[str]] = {}
+        for get_rows, text in (
+            (self.missing, "lacks {!r} (no training row does)"),
+            (self.unseen, "has an unseen {!r}"),
+        ):
+            for name, rows in get_rows.items():
+                for row in np.flatnonzero(rows & ~self.empty).tolist():
+                    found.setdefault(row, []).append(text.format(name))
+        text = "it has no value in any column that the model takes"
+        of_empty = dict.fromkeys(np.flatnonzero(self.empty).tolist(), text)
+        return of_empty | {row: f"it {' and '.join(texts)}" for row, texts in found.items()}
+
+    def lines(self, *, are_filled: bool) -> list[str]:
+        """For each column, the number of affected rows, and how they are handled.
+
+        Args:
+            are_filled: whether these rows are predicted anyway.
+        """
+        found = []
+        for get_rows, text in (
+            (self.missing, "is missing in {} of {} rows, but in no training row"),
+            (self.unseen, "has an unseen category in {} of {} rows"),
+        ):
+            for name, count in self._counts(get_rows).items():
+                becomes = f"{self.fill[name]} replaces it" if are_filled else "these rows are not predicted"
+                found.append(f"{name!r} {text.format(count, len(self.empty))}; {becomes}")
+        for name, count in self._counts(self.rare).items():
+            found.append(f"{name!r} has an unseen category in {count} of {len(self.empty)} rows; it counts as rare")
+        return found
+
+    def _counts(self, get_rows: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """Column -> number of affected rows that are not empty; only columns with at least one."""
+        counts = {name: int(np.sum(rows & ~self.empty)) for name, rows in get_rows.items()}
+        return {name: count for name, count in counts.items() if count}
+
+
+def find_gaps(encoding: TableEncoding, table: Table) -> TableGaps:
+    """Finds the values in a table that no training row was like.
+
+    Example:
+        >>> from tfaccel.data.tables.table import Column
+        >>> from tfaccel.data.tables.encoding import NumericColumn
+        >>> encoding = TableEncoding(numeric=(NumericColumn("age", 40.0, 9.0, False),), categorical=(), target="pays")
+        >>> table = Table("made up", (Column("age", np.array([30.0, np.nan])), Column("id", np.array([1.0, 2.0]))))
+        >>> find_gaps(encoding, table).reasons()
+        {1: 'it has no value in any column that the model takes'}
+    """
+    missing_of = {}
+    for source, kind in encoding.sources.items():
+        column = table.column(source)
+        missing_of[source] = (column if kind == CATEGORICAL else column.without_no_value()).missing
+    may_miss = {column.source for column in encoding.numeric if column.has_missing}
+    may_miss |= {column.name for column in encoding.categorical if column.has_missing}
+    fill = {column.source: f"the median, {column.center:g}," for column in encoding.numeric if column.date is None}
+    fill |= {column.source: "the median date" for column in encoding.numeric if column.date is not None}
+    fill |= {column.name: "a category that was not trained" for column in encoding.categorical}
+    others = {column.name: column.codes(table.column(column.name)) == OTHER_CODE for column in encoding.categorical}
+    has_rare = {column.name: column.has_rare for column in encoding.categorical}
+    return TableGaps(
+        empty=np.all(list(missing_of.values()), axis=0),
+        missing={name: rows for name, rows in missing_of.items() if name not in may_miss},
+        unseen={name: rows for name, rows in others.items() if not has_rare[name]},
+        rare={name: rows for name, rows in others.items() if has_rare[name]},
+        fill=fill,
+    )

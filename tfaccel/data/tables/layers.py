@@ -9,10 +9,11 @@ import keras
 from keras import layers, ops
 
 from tfaccel.data.tables.encoding import TableEncoding
-from tfaccel.data.tables.features import embedding_width
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-6, 1e18
 _MAX_EXPONENT = 120  # float32 holds 2**120 and 2**-120, and numbers that are divided by them
+
+_MAX_EMBEDDING_WIDTH = 16
 
 
 def table_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
@@ -102,3 +103,25 @@ def _unit(scale: float) -> float:
     if _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
         return 1.0
     return 2.0 ** min(max(round(math.log2(scale)), -_MAX_EXPONENT), _MAX_EXPONENT)
+
+
+def embedding_width(num_codes: int) -> int:
+    """The embedding size of a category: about the square root of the number of codes, at most 16.
+
+    Example:
+        >>> embedding_width(4), embedding_width(50), embedding_width(10_000)
+        (2, 8, 16)
+    """
+    return min(_MAX_EMBEDDING_WIDTH, round(num_codes**0.5 + 0.5))
+
+
+def num_features(encoding: TableEncoding) -> int:
+    """The number of features of a row after the first layers.
+
+    Example:
+        >>> from tfaccel.data.tables.encoding import NumericColumn
+        >>> num_features(TableEncoding(numeric=(NumericColumn("age", 40.0, 9.0, True),), categorical=(), target="pays"))
+        2
+    """
+    numbers = sum(2 if column.has_missing else 1 for column in encoding.numeric)
+    return numbers + sum(embedding_width(column.num_codes) for column in encoding.categorical)

@@ -11,10 +11,13 @@ import numpy as np
 import pyarrow
 from pyarrow import compute
 
-from tfaccel.data.tables.dates import YEAR, DatesOfTexts, date_parts, dates_of_texts
 from tfaccel.data.tables.values import (
     NO_VALUE,
+    YEAR,
+    DatesOfTexts,
     are_infinite,
+    date_parts,
+    dates_of_texts,
     finite_numbers,
     is_no_value,
     number_text,
@@ -100,7 +103,12 @@ class Column:
 
     @property
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values as float64, with NaN for missing and non-numeric ones; and the rows of the non-numeric ones."""
+        """The values as float64, with NaN for missing and non-numeric ones; and the rows of the non-numeric ones.
+
+        Example:
+            >>> Column("age", np.array(["3", None, "three"], dtype=object)).numbers
+            (array([ 3., nan, nan]), array([2]))
+        """
         if not self.is_text:
             return self._given, np.flatnonzero(np.isinf(self._given))
         return self._kept("numbers", self._numbers)
@@ -122,7 +130,7 @@ class Column:
         return self._dates.is_ambiguous
 
     def dates(self, order: str) -> dict[str, np.ndarray]:
-        """The parts of the dates in this order, see `tfaccel.data.tables.dates`; NaN where there is none."""
+        """The parts of the dates in this order, see `tfaccel.data.tables.values`; NaN where there is none."""
         return self._kept((_PARTS, order), lambda: self._date_parts(order))
 
     def wrong_dates(self, order: str) -> np.ndarray:

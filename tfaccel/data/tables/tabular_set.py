@@ -1,14 +1,14 @@
-"""`TabularSet`: a table prepared for training, split into a training and a test part."""
+"""`TabularSet`: a table prepared for training as `TableOptions` say, in two parts, with a `TableReport` of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from tfaccel.data.images.class_balance import are_unequal, balanced_weights
-from tfaccel.data.images.image_set import split_rows
+from tfaccel.data.class_labels import are_unequal, balanced_weights, split_rows
 from tfaccel.data.tables.column_kinds import (
     CATEGORICAL,
     DATE,
@@ -16,22 +16,23 @@ from tfaccel.data.tables.column_kinds import (
     NUMERIC,
     as_numbers,
     check_kinds,
+    check_notations,
     get_kind,
+    kinds_from_text,
     order_of_dates,
 )
-from tfaccel.data.tables.dates import DatePart
 from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
-from tfaccel.data.tables.notations import check_notations
-from tfaccel.data.tables.options import TableOptions
-from tfaccel.data.tables.precision import lost_in_float32
-from tfaccel.data.tables.report import TableReport
 from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.targets import class_numbers, target_numbers
+from tfaccel.data.tables.targets import class_numbers, lost_in_float32, target_numbers
+from tfaccel.data.tables.values import DatePart
 from tfaccel.errors import DataError
+from tfaccel.known_names import did_you_mean
 from tfaccel.short_repr import short_repr
 
 _NUM_TARGET_BINS = 10  # for stratified splits in regression
 _MOST_NAMED = 10
+
+CLASS_WEIGHTS = ("auto", "balanced", "none")
 
 
 @short_repr
@@ -301,3 +302,120 @@ def target_bins(targets: np.ndarray) -> np.ndarray:
     edges = np.quantile(targets, np.linspace(0, 1, num_bins + 1)[1:-1])
     bins = np.searchsorted(edges, targets)
     return bins if np.bincount(bins)[np.unique(bins)].min() > 1 else np.zeros(len(targets), np.int64)
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class TableReport:
+    """The preprocessing of a table before training; saved in the run as `data_report.json`.
+
+    Args:
+        source: where the table is from.
+        target: the column to predict.
+        num_train_rows, num_test_rows: rows of the two parts.
+        rows_without_target: rows that were dropped for lack of a target.
+        numeric, categorical: the columns that are used.
+        ignored: column -> why it is not used.
+        imputed: column -> {"value": the replacement of missing values, "num_rows": number of such rows in both parts}.
+        merged: column or target -> number of distinct values that float32 merges with others, though its error is
+            small beside their variation.
+        rare: column -> the categories that are merged because few training rows have them.
+        class_counts: class -> training rows; empty for regression.
+        class_weights: class -> weight of each of its rows; empty if all weights are equal.
+    """
+
+    source: str
+    target: str
+    num_train_rows: int
+    num_test_rows: int
+    rows_without_target: int = 0
+    numeric: tuple[str, ...] = ()
+    categorical: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict, hash=False)
+    imputed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    merged: Mapping[str, int] = field(default_factory=dict, hash=False)
+    rare: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    class_counts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    class_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON-serializable data."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The report as text: one line for each preprocessing step.
+
+        Example:
+            >>> TableReport(source="pets.csv", target="kind", num_train_rows=8, num_test_rows=2).lines()
+            ['pets.csv: 8 rows to train on, 2 to test with, 0 numeric and 0 categorical columns.']
+        """
+        num_columns = f"{len(self.numeric)} numeric and {len(self.categorical)} categorical columns"
+        rows = f"{self.num_train_rows} rows to train on, {self.num_test_rows} to test with"
+        lines = [f"{self.source}: {rows}, {num_columns}."]
+        if self.rows_without_target:
+            lines.append(f"Dropped {self.rows_without_target} rows without a value of {self.target!r}.")
+        lines += [f"Column {name!r} is not used: {reason}." for name, reason in self.ignored.items()]
+        lines += [
+            f"Column {name!r} has missing values in {done['num_rows']} rows; they become {done['value']}."
+            for name, done in self.imputed.items()
+        ]
+        lines += [
+            f"Column {name!r}: {len(rare)} rare categories are merged ({', '.join(rare[:5])}"
+            f"{' ...' if len(rare) > 5 else ''})."
+            for name, rare in self.rare.items()
+        ]
+        lines += [
+            f"Column {name!r}: {count} of its distinct values differ from others by less than float32 can hold."
+            for name, count in self.merged.items()
+        ]
+        if self.class_weights:
+            weights = ", ".join(f"{name} {weight:.3g}" for name, weight in self.class_weights.items())
+            lines.append(f"The classes are imbalanced; class weights: {weights}.")
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How to read a user's table.
+
+    Args:
+        target: the column to predict.
+        column_kinds: column -> "numeric", "categorical", "date" or "ignored", to override the inferred kinds; or a
+            string such as "zip=categorical,id=ignored".
+        encoding: Python's name of the encoding of CSV files.
+        class_weights: "balanced": all classes have equal weight; "none": all rows do; "auto": balanced if the largest
+            class has more than three times the rows of the smallest.
+        min_category_rows: categories in fewer training rows are merged as rare.
+        num_buckets: column of categories -> number of codes that its categories share by their hash.
+
+    Raises:
+        DataError: if a value is invalid.
+
+    Example:
+        >>> TableOptions(target="price", column_kinds="zip=categorical").column_kinds
+        {'zip': 'categorical'}
+    """
+
+    target: str | None = None
+    column_kinds: Mapping[str, str] | str = field(default_factory=dict, hash=False)
+    encoding: str = "utf-8"
+    class_weights: str = "auto"
+    min_category_rows: int = 5
+    num_buckets: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        kinds: Any = self.column_kinds
+        object.__setattr__(self, "column_kinds", kinds_from_text(kinds) if isinstance(kinds, str) else dict(kinds))
+        if self.class_weights not in CLASS_WEIGHTS:
+            hint = did_you_mean(str(self.class_weights), CLASS_WEIGHTS) or f" Values: {', '.join(CLASS_WEIGHTS)}."
+            raise DataError(f"There are no class weights {self.class_weights!r}.{hint}")
+        if type(self.min_category_rows) is not int or self.min_category_rows < 1:
+            raise DataError(
+                "`min_category_rows` must be a whole number of at least 1. "
+                f"Received: min_category_rows={self.min_category_rows!r}."
+            )
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kinds of columns that the user gave."""
+        return dict(self.column_kinds)  # type: ignore[arg-type]

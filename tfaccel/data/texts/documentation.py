@@ -4,12 +4,12 @@ Some topics contain others ("compound" contains "if", "while" ...). A paragraph 
 contains it, so topics share no text, and neither do the training and the test part, which are split by topic.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-from tfaccel.data.texts.sentences import first_sentence
 
 # Chapter group -> topics. Topics after the bar are held out for testing: about a fifth of each group's text.
 _GROUPS = {
@@ -30,6 +30,8 @@ _MIN_PASSAGE_WORDS = 30
 _MIN_REST_WORDS = 12
 
 _HEADING = re.compile(r"^[^\n]+\n([*=\-~^\"])\1{2,}\s*$")
+
+_END = re.compile(r"(?<=[a-z0-9)\"\]*’»”])[.:!?](?=\s|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,3 +143,15 @@ def _indent(paragraph: str) -> int:
 def _without_first_sentence(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     pairs = map(first_sentence, texts)
     return tuple((rest, first) for first, rest in pairs if len(rest.split()) >= _MIN_REST_WORDS)
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """The first sentence of a text, ending in a period, colon, exclamation or question mark, and the rest.
+
+    Example:
+        >>> first_sentence("It is 3.5 long. It is wide.")
+        ('It is 3.5 long.', 'It is wide.')
+    """
+    text = " ".join(text.split())
+    end = _END.search(text)
+    return (text, "") if end is None else (text[: end.end()], text[end.end() :].strip())

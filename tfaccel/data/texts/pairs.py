@@ -1,6 +1,10 @@
-"""`TextPairs`: source and target texts, split into a training and a test part."""
+"""`TextPairs`: source and target texts, split into a training and a test part; and dates in words."""
 
+from __future__ import annotations
+
+import datetime
 import os
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -8,7 +12,6 @@ from typing import Self
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.texts.dates import date_pairs
 from tfaccel.data.texts.documentation import Topic, documentation_topics
 from tfaccel.data.texts.files import read_aligned_lines, read_columns
 from tfaccel.data.texts.vocabulary import END, NUM_SPECIAL_TOKENS, START, Vocabulary, padded, split_text
@@ -16,6 +19,41 @@ from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
 
 TEST_PART = 0.1
+
+_MONTH_NAMES = {
+    "en": "January February March April May June July August September October November December",
+    "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
+    "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
+}
+MONTHS = {language: names.split() for language, names in _MONTH_NAMES.items()}
+DAYS = {
+    "en": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
+    "de": ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"],
+    "fr": ["lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche"],
+}
+# Numeric dates differ by separator: with dots the day comes first, with slashes the month (or the year).
+_FORMS = (
+    ("en", "{d} {month} {y}"),
+    ("en", "{month} {d}, {y}"),
+    ("en", "{month} {nth}, {y}"),
+    ("en", "{day}, {month} {d}, {y}"),
+    ("en", "{day} {nth} {month} {y}"),
+    ("en", "the {nth} of {month}, {y}"),
+    ("en", "{d} {mon} {y}"),
+    ("en", "{mon} {d} {y}"),
+    ("en", "{d:02}-{mon}-{y}"),
+    ("en", "{m}/{d}/{y}"),
+    ("en", "{m:02}/{d:02}/{y}"),
+    ("en", "{y}/{m:02}/{d:02}"),
+    ("en", "{y}{m:02}{d:02}"),
+    ("de", "{d}.{m}.{y}"),
+    ("de", "{d:02}.{m:02}.{y}"),
+    ("de", "{d}. {month} {y}"),
+    ("de", "{day}, den {d}. {month} {y}"),
+    ("fr", "{d} {month} {y}"),
+    ("fr", "le {day} {d} {month} {y}"),
+)
+_FIRST, _LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,3 +220,30 @@ def _pair_arrays(sources: list[list[int]], targets: list[list[int]], lengths: tu
     labels = padded([[*tokens, END] for tokens in targets], lengths[1])
     written = padded([[START, *tokens] for tokens in targets], lengths[1])
     return PairArrays(source, written, labels, (labels != 0).astype(np.float32))
+
+
+def date_pairs(num_pairs: int, *, seed: int) -> list[tuple[str, str]]:
+    """Distinct dates from 1900 to 2099, each in a random format and in ISO format.
+
+    Example:
+        >>> date_pairs(2, seed=0)
+        [('April 1, 2038', '2038-04-01'), ('Montag, den 5. Dezember 2050', '2050-12-05')]
+    """
+    generator = random.Random(seed)
+    days = generator.sample(range((_LAST - _FIRST).days + 1), num_pairs)
+    dates = [_FIRST + datetime.timedelta(days=number) for number in days]
+    return [(write_date(date, generator), date.isoformat()) for date in dates]
+
+
+def write_date(date: datetime.date, generator: random.Random) -> str:
+    """A date in one of 19 formats; one in four is all uppercase or all lowercase."""
+    language, form = generator.choice(_FORMS)
+    month, day = MONTHS[language][date.month - 1], DAYS[language][date.weekday()]
+    text = form.format(d=date.day, m=date.month, y=date.year, month=month, mon=month[:3], day=day, nth=_nth(date.day))
+    change = generator.randrange(8)
+    return text.upper() if change == 0 else text.lower() if change == 1 else text
+
+
+def _nth(number: int) -> str:
+    ending = "th" if 10 < number < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -1,4 +1,4 @@
-"""`run_on_ray`: runs a command as each worker of a job, on a Ray cluster, by Ray Train."""
+"""`run_on_ray`: runs a command as each worker of a job, by Ray Train, on a Ray cluster or one that is started here."""
 
 from __future__ import annotations
 
@@ -7,29 +7,152 @@ import logging
 import os
 import secrets
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from tfaccel.errors import LaunchError
-from tfaccel.extras.cluster.cluster_job import ClusterJob
-from tfaccel.extras.cluster.ray_board import Board, WorkerEnd
-from tfaccel.extras.cluster.ray_connection import ADDRESS_VARIABLE, check_ray_is_installed, connected
-from tfaccel.extras.cluster.ray_options import RayOptions
-from tfaccel.extras.cluster.ray_worker import num_active_workers, run_worker
-from tfaccel.launching.found_command import found_command
-from tfaccel.launching.worker_places import WorkerPlace
+from tfaccel.extras.cluster.cluster_job import CONNECT_SECONDS, ClusterJob, RayOptions
+from tfaccel.extras.cluster.ray_worker import Board, WorkerEnd, num_active_workers, run_worker
+from tfaccel.hardware.detect import detect_hardware
+from tfaccel.launching.local_launcher import make_log_folder, signals_noted
+from tfaccel.launching.worker_places import WorkerPlace, found_command, worker_places
 from tfaccel.local_path import local_path
-from tfaccel.processes.exit_status import DONE, INTERRUPTED, PERMANENT, RETRY
+from tfaccel.processes.child import ProcessError, last_words, run_program
+from tfaccel.processes.launched import DONE, INTERRUPTED, PERMANENT, RETRY
 from tfaccel.processes.quiet_start import without_notes
+
+_TRIES = 3
+_NOT_UP_IN_TIME = "timed out during startup"  # Ray's words
+ADDRESS_VARIABLE = "RAY_ADDRESS"  # Ray's own
+_OBJECT_STORE_BYTES = 100 * 2**20  # workers exchange their data with TensorFlow; Ray takes a third of the memory
+_TRY = """
+import sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+except BaseException as error:
+    sys.exit(" ".join(str(error).split())[:300] or repr(error))
+"""
+
+
+def check_ray_is_installed() -> None:
+    """Checks that the extra `ray` is installed.
+
+    Raises:
+        LaunchError: if it is not; the message says how to install it.
+    """
+    if find_spec("ray") is None:
+        raise LaunchError("The engine `ray` needs Ray, which is not installed. Install it: pip install 'tfaccel[ray]'")
+
+
+@contextlib.contextmanager
+def connected(job: ClusterJob, address: str | None, *, seconds: float = CONNECT_SECONDS) -> Iterator[list[WorkerPlace]]:
+    """Within the block, this process is connected to a Ray cluster.
+
+    A connection that the process has already is used, and stays.
+
+    Args:
+        job: a cluster that is started here gets the cores and GPUs of its workers.
+        address: of the cluster's head, as "host:port"; "auto" for the one that runs on this machine. None for the one
+            that `RAY_ADDRESS` names; without that, starts a cluster on this machine, and ends it after the block.
+        seconds: how long to wait for an answer.
+
+    Yields:
+        The places of the workers, if the cluster was started here; otherwise none, since other programs may have a
+        place on the nodes as well.
+
+    Raises:
+        LaunchError: if the cluster does not answer in time, this machine has too few cores or GPUs, or Ray cannot
+            start.
+    """
+    address = address or os.environ.get(ADDRESS_VARIABLE) or None
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        yield []
+        return
+    if address is not None:
+        _try(address, seconds)
+    places = _places(job) if address is None else []
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        options |= {
+            "num_cpus": job.num_workers * (job.cores_per_worker or 1),
+            "num_gpus": job.num_workers * job.gpus_per_worker,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+        }
+    import ray
+
+    _start(address or "local", options)
+    try:
+        yield places
+    finally:
+        ray.shutdown()
+
+
+def _start(address: str, options: dict[str, Any]) -> None:
+    """Connects, or starts a cluster; again if it was not up in time, for which Ray gives it 30 seconds."""
+    import ray
+
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            ray.init(address=address, **options)
+            return
+        except Exception as error:  # Ray raises what it likes
+            ray.shutdown()
+            if not tries_left or _NOT_UP_IN_TIME not in str(error):
+                raise LaunchError(f"Ray cannot start: {' '.join(str(error).split()):.300}") from error
+            logger.info("Ray was not up in time, perhaps because this machine is busy. It is started again.")
+
+
+def _places(job: ClusterJob) -> list[WorkerPlace]:
+    return worker_places(
+        job.num_workers,
+        detect_hardware(),
+        cores_per_worker=job.cores_per_worker or 1,
+        gpus_per_worker=job.gpus_per_worker,
+    )
+
+
+def _try(address: str, seconds: float) -> None:
+    """Connects in a child process first: Ray waits for an address that does not answer as long as it likes."""
+    if "://" in address:
+        raise LaunchError(
+            f"Give the address of the head of the Ray cluster as host:port, such as 10.0.0.1:6379, or auto. Received: "
+            f"{address!r}. From outside of the cluster, use `ray job submit -- tfaccel launch --engine=ray ...`."
+        )
+    ends = time.monotonic() + seconds
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        left = max(1.0, ends - time.monotonic())
+        run_program([sys.executable, "-c", _TRY, address], time_limit_seconds=left)
+    except TimeoutError as error:
+        raise _unusable(address, f"does not answer within {seconds:g} seconds") from error
+    except (OSError, OverflowError) as error:
+        raise _unusable(address, f"cannot be reached: {getattr(error, 'strerror', None) or error}") from error
+    except ProcessError as error:
+        if "was ended" in error.how:
+            raise _unusable(address, f"does not answer within {seconds:g} seconds") from error
+        raise _unusable(address, f"cannot be used: {last_words(error.output)}") from error
+
+
+def _unusable(address: str, fault: str) -> LaunchError:
+    return LaunchError(
+        f"The Ray cluster at {address} {fault.rstrip('.')}. Check the address, that `ray status --address={address}` "
+        "answers, and that this machine is part of the cluster."
+    )
+
 
 logger = logging.getLogger("tfaccel")
 
 _POLL_SECONDS = 0.5
 _ANSWER_SECONDS = 30.0
 _KEPT_CHECKPOINTS = 2  # as tfaccel's own
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run_on_ray(
@@ -73,10 +196,7 @@ def run_on_ray(
     if folder.exists() and not folder.is_dir():
         raise LaunchError(f"The folder for logs {folder} cannot be created: there is a file of that name.")
     with connected(job, options.address, seconds=options.connect_seconds) as places:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(f"The folder for logs {folder} cannot be created: {error.strerror}.") from error
+        make_log_folder(folder)
         return _Run(job, options, on_line or _log_line, on_event, places=places).run()
 
 
@@ -114,7 +234,7 @@ class _Run:
         trainer = self._trainer()
         # In the main thread, Ray would take Ctrl-C for itself, and end the workers before they can save.
         thread = threading.Thread(target=self._fit, args=(trainer,), name="Ray Train", daemon=True)
-        with self._signals():
+        with signals_noted(self._pass_on):
             thread.start()
             while thread.is_alive() and len(self._told) < 2:
                 self._look()
@@ -244,20 +364,7 @@ class _Run:
         self._on_event(f"{self._cause()} All {self._job.max_restarts} restarts are spent (--max_restarts).")
         return RETRY
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Passes signals on to the workers."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def pass_on(number: int, frame: Any) -> None:
-            self._told.append(number)
-            self._board.tell.remote(number)
-
-        before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _pass_on(self, number: int) -> None:
+        """Passes a signal on to the workers."""
+        self._told.append(number)
+        self._board.tell.remote(number)

@@ -1,4 +1,7 @@
-"""What each worker of a run on Ray does: it runs the command in a process of its own, and reports how that ended."""
+"""What each worker of a run on Ray does, what it reports, and what it and the driver tell each other.
+
+It runs the command in a process of its own, and reports metrics, checkpoints, and how the command ended.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,140 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfaccel.extras.cluster.ray_board import News, WorkerEnd
-from tfaccel.extras.cluster.ray_reports import RunReport, RunReports, put_back
 from tfaccel.launching.launched_worker import LaunchedWorker
 from tfaccel.launching.worker_places import WorkerPlace
-from tfaccel.processes.exit_status import DONE
-from tfaccel.processes.launched import ATTEMPT, NUM_WORKERS, STARTED
+from tfaccel.processes.launched import ATTEMPT, DONE, NUM_WORKERS, STARTED, can_be_retried
+
+_ROWS, _CHECKPOINTS, _RESULT = "metrics.jsonl", "checkpoints", "result.json"
+_RUN_FILES = ("config.json", "plan.json", _ROWS, "raw_input.json")
+_FINISHED_FILES = ("model.keras", _RESULT)
+_NO_METRICS = ("performance",)  # of a row
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What to report.
+
+    Args:
+        metrics: of the last epoch; `checkpoint_step` is the step of the checkpoint.
+        folder: a temporary folder with the checkpoint; None for metrics alone.
+    """
+
+    metrics: dict[str, Any]
+    folder: Path | None = None
+
+
+class RunReports:
+    """Finds what is new in a run directory.
+
+    Args:
+        run_dir: the directory, which need not exist yet.
+        scratch: a folder for copies of checkpoints; on the disk of the run directory, these are links.
+
+    Example:
+        >>> RunReports(Path("no/such/run"), Path("logs")).news() is None
+        True
+    """
+
+    def __init__(self, run_dir: Path, scratch: Path) -> None:
+        self._run_dir = run_dir
+        self._scratch = scratch
+        self._last = self._state()
+
+    def news(self) -> RunReport | None:
+        """A report, if there is a checkpoint or a line of metrics more; only the newest of each is reported."""
+        state = self._state()
+        if state == self._last:
+            return None
+        newest, metrics, folder = state[0], self._metrics(), None
+        if newest is not None and newest != self._last[0]:
+            try:
+                folder = self._copy(newest, _RUN_FILES)
+                metrics["checkpoint_step"] = int(newest.partition("_")[2])
+            except FileNotFoundError:  # a newer one has taken its place meanwhile
+                return None
+            except OSError as error:
+                logger.warning(f"The checkpoint {newest} was not reported: {error}. Training goes on.")
+        self._last = state
+        return RunReport(metrics, folder)
+
+    def final(self) -> RunReport:
+        """The report of a run that has ended: if it is complete, the final metrics, and the run with its model."""
+        if not (self._run_dir / _RESULT).is_file():
+            return RunReport({})
+        folder = self._copy(self._state()[0], (*_RUN_FILES, *_FINISHED_FILES))
+        return RunReport(json.loads((self._run_dir / _RESULT).read_text())["final"], folder)
+
+    def _state(self) -> tuple[str | None, int]:
+        """The name of the newest checkpoint, and the size of the file of metrics."""
+        names: list[str] = []
+        size = 0
+        with contextlib.suppress(OSError):
+            names = [name for name in os.listdir(self._run_dir / _CHECKPOINTS) if name.startswith("step_")]
+        with contextlib.suppress(OSError):
+            size = (self._run_dir / _ROWS).stat().st_size
+        return max((name for name in names if name.removeprefix("step_").isdecimal()), default=None), size
+
+    def _metrics(self) -> dict[str, Any]:
+        """The last row of metrics."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            row = json.loads((self._run_dir / _ROWS).read_text().splitlines()[-1])
+            return {name: value for name, value in row.items() if name not in _NO_METRICS}
+        return {}
+
+    def _copy(self, checkpoint: str | None, files: tuple[str, ...]) -> Path:
+        """A copy of a checkpoint and of files of the run, as a run directory.
+
+        Raises:
+            FileNotFoundError: if the checkpoint is being deleted.
+        """
+        folder = Path(tempfile.mkdtemp(prefix=".report-", dir=self._scratch))
+        try:
+            for name in files:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy(self._run_dir / name, folder)
+            if checkpoint is not None:
+                place = Path(_CHECKPOINTS, checkpoint)
+                (folder / place).mkdir(parents=True)
+                for file in sorted((self._run_dir / place).iterdir()):
+                    _link(file, folder / place / file.name)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return folder
+
+
+def _link(source: Path, target: Path) -> None:
+    """Links a file, which is never changed, or copies it to another disk."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy(source, target)
+
+
+def put_back(folder: Path, run_dir: Path) -> bool:
+    """Makes a run directory that has no checkpoint one that can be resumed, from a reported one; whether it did.
+
+    Args:
+        folder: what was reported, on this machine.
+        run_dir: where the run goes on.
+    """
+    if any(run_dir.glob(f"{_CHECKPOINTS}/step_*")):
+        return False
+    shutil.copytree(folder, run_dir, dirs_exist_ok=True)
+    return True
+
 
 logger = logging.getLogger("tfaccel")
 
@@ -89,7 +214,7 @@ def run_worker(config: dict[str, Any]) -> None:
 
 
 def num_active_workers(num_started: int, num_workers: int) -> int:
-    """How many of the workers that Ray has started train: so many that the whole group's batches can be divided.
+    """The number of started workers that train: the largest that divides the whole group's batches.
 
     Args:
         num_started: the workers that Ray has found a place for.
@@ -229,3 +354,117 @@ class _NewLines:
             self._position += len(text + newline)
             return (text + newline).decode(errors="replace").splitlines()
         return []
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker's command ended.
+
+    Args:
+        attempt: 1 for the first.
+        index: of the worker.
+        status: exit status; negative for a signal.
+        cause: in a sentence.
+        last_words: the end of its output.
+    """
+
+    attempt: int
+    index: int
+    status: int
+    cause: str = ""
+    last_words: str = ""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether starting again would not help."""
+        return self.status != DONE and not can_be_retried(self.status)
+
+
+@dataclass(frozen=True)
+class News:
+    """What a worker must know while its command runs.
+
+    Args:
+        signal: the signal that the driver received; None for none.
+        is_over: whether another worker of this attempt has failed for good.
+        num_reports: how often the workers of this attempt must have reported to Ray by now.
+        chief_has_ended: whether the command of worker 0 has ended, so that `num_reports` stays as it is.
+    """
+
+    signal: int | None = None
+    is_over: bool = False
+    num_reports: int = 0
+    chief_has_ended: bool = False
+
+
+class Board:
+    """Collects attempts, output and ends of all workers.
+
+    Example:
+        >>> board = Board()
+        >>> board.begin("host1:1,host2:1"), board.begin("host1:1,host2:1"), board.begin("host1:2,host2:2")
+        (1, 1, 2)
+        >>> board.end(WorkerEnd(attempt=2, index=1, status=1))
+        >>> board.exchange(0, 2, ["step 1"], num_reports=1), board.lines()
+        (News(signal=None, is_over=True, num_reports=1, chief_has_ended=False), [(0, 'step 1')])
+    """
+
+    def __init__(self) -> None:
+        self._clusters: list[str] = []
+        self._lines: list[tuple[int, str]] = []
+        self._ends: list[WorkerEnd] = []
+        self._num_reports: dict[int, int] = {}
+        self._signal: int | None = None
+        self._heard_at = time.monotonic()
+
+    def begin(self, cluster: str) -> int:
+        """The number of a worker's attempt: Ray gives the workers of each attempt new addresses."""
+        self._heard_at = time.monotonic()
+        if cluster not in self._clusters:
+            self._clusters.append(cluster)
+        return self._clusters.index(cluster) + 1
+
+    def exchange(self, index: int, attempt: int, lines: Sequence[str], num_reports: int = 0) -> News:
+        """Takes a worker's output; returns what it must know.
+
+        Args:
+            index, attempt: of the worker.
+            lines: the output since the last call.
+            num_reports: how often it has reported to Ray, or is about to; the others follow worker 0.
+        """
+        self._heard_at = time.monotonic()
+        self._lines += [(index, line) for line in lines]
+        self._num_reports[attempt] = max(num_reports, self._num_reports.get(attempt, 0))
+        ends = [end for end in self._ends if end.attempt == attempt]
+        return News(
+            self._signal,
+            is_over=any(end.is_final for end in ends),
+            num_reports=self._num_reports[attempt],
+            chief_has_ended=any(end.index == 0 for end in ends),
+        )
+
+    def end(self, end: WorkerEnd) -> None:
+        """Takes note of the end of a worker's command."""
+        self._heard_at = time.monotonic()
+        self._ends.append(end)
+
+    def tell(self, number: int) -> None:
+        """Passes a signal on to all workers."""
+        self._signal = number
+
+    def lines(self) -> list[tuple[int, str]]:
+        """The output since the last call, each line with the index of its worker."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def num_workers(self) -> list[int]:
+        """The number of workers of each attempt so far."""
+        return [len(cluster.split(",")) for cluster in self._clusters]
+
+    def ends(self) -> list[WorkerEnd]:
+        """The ends of all commands so far."""
+        return self._ends
+
+    def silent_seconds(self) -> float:
+        """How long no worker has been heard of."""
+        return time.monotonic() - self._heard_at

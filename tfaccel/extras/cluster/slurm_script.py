@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tfaccel.errors import LaunchError
 from tfaccel.extras.cluster.cluster_job import ClusterJob
 from tfaccel.processes import launched
-from tfaccel.processes.exit_status import can_be_retried
+from tfaccel.processes.launched import can_be_retried
 
 _WORD = re.compile(r"[\w.,@-]+", re.ASCII)
 # Slurm sends the signal up to a minute earlier than asked; a limit this short would end the job as it starts.

@@ -16,18 +16,28 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
 
 from tfaccel.errors import DataError
-from tfaccel.extras.data_service.server_program import HOST, PROTOCOL
 from tfaccel.processes import heartbeat
 from tfaccel.processes.child import last_words
 from tfaccel.processes.fork_server import ForkedChild, ForkServer
 from tfaccel.processes.local_cluster import free_ports
+from tfaccel.training.private.private_bind import servers_on_loopback
 
 logger = logging.getLogger("tfaccel")
+
+HOST = "127.0.0.1"
+PROTOCOL = "grpc"
+SIGN_OF_LIFE_SECONDS = 1.0
+_SERVICE = tf.data.experimental.service  # loaded before the fork
+_HEARTBEAT_MS = 500  # from a worker to its dispatcher, which may have been started again
 
 MAX_RESTARTS = 3
 _CALM_SECONDS = 600.0  # after which earlier restarts no longer count
@@ -35,7 +45,7 @@ _SILENT_SECONDS = 30.0
 _START_SECONDS = 300.0
 _POLL_SECONDS = 0.2
 _UNBLOCK_SECONDS = 3.0
-_PROGRAM = "tfaccel.extras.data_service.server_program"
+_PROGRAM = __name__  # its `main` runs in each process
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "TF_CONFIG": None,
@@ -244,3 +254,42 @@ class DataServers:
 
     def _new_fork_server(self) -> ForkServer:
         return ForkServer(["tensorflow", _PROGRAM], folder=Path(self._folder.name), environment=_ENVIRONMENT)
+
+
+def main(connection: Connection, arguments: Sequence[str]) -> int:
+    """What a process runs, made by the `ForkServer`: dispatchers, or one worker; returns the exit status.
+
+    It sends its process id when it listens, and every second from then on, until the parent is gone.
+
+    Args:
+        connection: to the parent.
+        arguments: one, a JSON object: `{"dispatchers": {PORT: FOLDER}}`, or `{"worker": PORT, "dispatcher": PORT}`.
+    """
+    task = json.loads(arguments[0])
+    with servers_on_loopback():
+        servers = _servers(task)
+    try:
+        while True:
+            connection.send(os.getpid())
+            time.sleep(SIGN_OF_LIFE_SECONDS)
+    except OSError:  # nobody is there any more
+        return 0
+    finally:
+        del servers
+
+
+def _servers(task: dict[str, Any]) -> list[Any]:
+    if "dispatchers" in task:
+        configs = [
+            _SERVICE.DispatcherConfig(port=int(port), protocol=PROTOCOL, work_dir=folder, fault_tolerant_mode=True)
+            for port, folder in task["dispatchers"].items()
+        ]
+        return [_SERVICE.DispatchServer(config) for config in configs]
+    config = _SERVICE.WorkerConfig(
+        dispatcher_address=f"{HOST}:{task['dispatcher']}",
+        worker_address=f"{HOST}:{task['worker']}",
+        port=task["worker"],
+        protocol=PROTOCOL,
+        heartbeat_interval_ms=_HEARTBEAT_MS,
+    )
+    return [_SERVICE.WorkerServer(config)]

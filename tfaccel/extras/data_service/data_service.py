@@ -1,22 +1,26 @@
-"""The tf.data service of a workload's training data: what it can prepare, and its epochs."""
+"""The tf.data service of a workload's training data: what it can prepare, and its epochs in their own order.
+
+Every batch is sent with its step. A worker that was started again begins its part of the epoch again; its batches
+before the one that is due are dropped, and a batch after it is an error. So no batch is seen twice or left out.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Every
+from tfaccel.data.epochs import Every, untuned
 from tfaccel.data.given_data import GivenArrays
 from tfaccel.data.given_datasets import GivenDataset
+from tfaccel.data.private_pipelines import draws_without_seed, get_nodes, is_in_any_order
 from tfaccel.errors import DataError, PlanError
 from tfaccel.extras.data_service.data_servers import DataServers
-from tfaccel.extras.data_service.sendable import check_sendable
-from tfaccel.extras.data_service.served_epoch import numbered, served_epoch
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 
@@ -141,3 +145,147 @@ class DataService:
 
 def _dataset_id(number: int) -> str:
     return f"epoch-{number}"
+
+
+MAX_BYTES = 256 << 20  # a pipeline is sent to each worker in every epoch; Protocol Buffers end at 2 GiB
+_FAIL = 2  # the external state policy of DatasetToGraphV2
+_STATEFUL = re.compile(r"(\w+) is stateful")
+_PYTHON = re.compile(r"^(Eager)?PyFunc")
+_RANDOM = re.compile(r"Random|Rng|Multinomial|ParameterizedTruncatedNormal")
+
+
+def check_sendable(dataset: tf.data.Dataset, name: str, num_workers: int) -> None:
+    """Raises PlanError if data workers cannot prepare a dataset, or not the same batches in the same order.
+
+    Args:
+        dataset: what one worker prepares.
+        name: of the workload.
+        num_workers: number of data workers.
+    """
+    reason = _why_not(dataset)
+    if reason:
+        raise PlanError(
+            f"tf.data service workers cannot prepare train_data of workload {name!r}: {reason} "
+            f"Received: data_service={num_workers}. Or use data_service=None (leave out --data_service)."
+        )
+
+
+def _why_not(dataset: tf.data.Dataset) -> str:
+    varies = draws_without_seed(dataset)
+    if varies:
+        return f"{varies[0].lower()}{varies[1:]}."
+    variant = tf.data.experimental.to_variant(dataset)
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=variant, external_state_policy=_FAIL, strip_device_assignment=True
+        )
+    except tf.errors.OpError as error:
+        found = _STATEFUL.search(str(error.message))
+        return _about_state(found[1]) if found else f"TensorFlow cannot send it ({error.message:.200})."
+    content = graph.numpy()
+    if not 0 < len(content) <= MAX_BYTES:  # 0: larger than a message can be
+        size = f"it holds {len(content) >> 20} MiB" if content else "it holds 2 GiB or more"
+        return (
+            f"{size} of arrays, which would be sent to each worker in every epoch; at most {MAX_BYTES >> 20} MiB are. "
+            "Read the examples from files in the pipeline."
+        )
+    return _about_graph(tf.compat.v1.GraphDef.FromString(content))
+
+
+def _about_graph(graph: tf.compat.v1.GraphDef) -> str:
+    for node in get_nodes(graph):
+        if _PYTHON.search(node.op):
+            return _about_state(node.op)
+        if is_in_any_order(node):
+            return f"{node.op} is not deterministic. Leave out `deterministic=False`."
+    return ""
+
+
+def _about_state(operation: str) -> str:
+    if _PYTHON.search(operation):
+        return (
+            "it runs Python code (tf.py_function, tf.numpy_function, from_generator, a PyDataset), which exists in "
+            "this process only. Use TensorFlow's operations."
+        )
+    if _RANDOM.search(operation):
+        return (
+            f"{operation} draws random numbers that depend on earlier draws. Use tf.random.stateless_* with seeds that "
+            "depend on seed, epoch and step."
+        )
+    return f"{operation} reads or changes state of this process, such as a variable. Use constants."
+
+
+_service = tf.data.experimental.service
+
+
+def numbered(batches: tf.data.Dataset, first: int, count: int, num_threads: int | None) -> tf.data.Dataset:
+    """The batches `first`, `first + count`, ... of an epoch with their steps, as a worker prepares them.
+
+    Args:
+        batches: those batches; their number must be known.
+        first, count: see above.
+        num_threads: threads of the pipeline; None for the worker's own.
+    """
+    options = tf.data.Options()
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
+    if num_threads is not None:
+        options.threading.private_threadpool_size = num_threads
+    steps = tf.data.Dataset.range(first, first + int(batches.cardinality()) * count, count)
+    return untuned(tf.data.Dataset.zip((steps, batches)).with_options(options))
+
+
+def served_epoch(
+    parts: Sequence[tf.data.Dataset], services: Sequence[str], *, dataset_id: str, num_ahead: int
+) -> tf.data.Dataset:
+    """The batches of an epoch, received from the workers.
+
+    Args:
+        parts: for each worker, the `numbered` batches that it prepares.
+        services: the address of each worker's dispatcher.
+        dataset_id: a name that no epoch had before.
+        num_ahead: number of batches that are fetched ahead from each worker.
+
+    Raises:
+        tf.errors.OpError: if a dispatcher does not take a part.
+    """
+    received = []
+    for index, (part, service) in enumerate(zip(parts, services, strict=True)):
+        _service.register_dataset(service, part, compression=None, dataset_id=dataset_id)
+        sent = _service.from_dataset_id(
+            _service.ShardingPolicy.OFF,
+            service,
+            dataset_id,
+            element_spec=part.element_spec,
+            max_outstanding_requests=num_ahead,
+        )
+        received.append(_due(sent, index, len(parts)))
+    num_batches = sum(int(part.cardinality()) for part in parts)
+    turns = tf.data.Dataset.range(num_batches).map(_get_turn(len(parts)))
+    merged = received[0] if len(received) == 1 else tf.data.Dataset.choose_from_datasets(received, turns)
+    return untuned(merged.apply(tf.data.experimental.assert_cardinality(num_batches)))
+
+
+def _get_turn(count: int) -> Any:
+    return tf.autograph.experimental.do_not_convert(lambda step: step % count)
+
+
+def _due(sent: tf.data.Dataset, first: int, count: int) -> tf.data.Dataset:
+    """Each batch when it is due, without its step: those that were sent before are left out."""
+
+    @tf.autograph.experimental.do_not_convert
+    def noted(due: tf.Tensor, numbered_batch: tuple[tf.Tensor, Any]) -> tuple[tf.Tensor, tuple[tf.Tensor, Any]]:
+        step, batch = numbered_batch
+        in_order = tf.debugging.assert_less_equal(step, due, "A data worker left out a batch")
+        with tf.control_dependencies([in_order]):
+            is_due = tf.equal(step, due)
+        return tf.where(is_due, due + count, due), (is_due, batch)
+
+    @tf.autograph.experimental.do_not_convert
+    def is_due(due: tf.Tensor, batch: Any) -> tf.Tensor:
+        return due
+
+    @tf.autograph.experimental.do_not_convert
+    def only_batch(due: tf.Tensor, batch: Any) -> Any:
+        return batch
+
+    return sent.scan(tf.constant(first, tf.int64), noted).filter(is_due).map(only_batch)

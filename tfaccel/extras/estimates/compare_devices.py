@@ -150,7 +150,7 @@ def plan_on(gpu: Device | None, here: Hardware, workload: Workload, fixed: Mappi
 def _plan_notes(plan: Plan) -> list[str]:
     """Which plan was measured."""
     is_kept = any(reason.startswith(MEASURED) for _, reason in plan.reasons)
-    whose = "the plan that `tfaccel autotune` has measured" if is_kept else "the plan of the rules"
+    whose = "the plan that `tfaccel find-fastest` has measured" if is_kept else "the plan of the rules"
     return [f"{whose}, dtype policy {plan.dtype_policy}"]
 
 

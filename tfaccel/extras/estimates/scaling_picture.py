@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tfaccel.errors import DataError
 from tfaccel.extras.estimates.scaling import ScalingEstimate
-from tfaccel.reporting.picture_files import BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
+from tfaccel.reporting.figures import BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,10 +12,8 @@ from tfaccel.data.tables.column_kinds import kinds_from_text
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
-from tfaccel.extras.inspection.boxes import coco_files, inspect_coco
-from tfaccel.extras.inspection.findings import InspectionReport, Progress, no_progress
-from tfaccel.extras.inspection.folders import list_labelled_files
-from tfaccel.extras.inspection.images import inspect_image_arrays, inspect_image_files
+from tfaccel.extras.inspection.findings import InspectionReport, Progress, list_labelled_files, no_progress
+from tfaccel.extras.inspection.images import coco_files, inspect_coco, inspect_image_arrays, inspect_image_files
 from tfaccel.extras.inspection.table import inspect_tables
 from tfaccel.extras.inspection.texts import TEXT_SUFFIXES, inspect_text_file, inspect_text_files, inspect_text_tables
 from tfaccel.local_path import local_path

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
-from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, IGNORED, NUMERIC, check_kinds, get_kind, get_numbers
-from tfaccel.data.tables.notations import NOTATIONS_ADVICE, unread_notation
+from tfaccel.data.tables.column_kinds import (
+    CATEGORICAL,
+    DATE,
+    IGNORED,
+    NOTATIONS_ADVICE,
+    NUMERIC,
+    check_kinds,
+    get_kind,
+    unread_notation,
+)
 from tfaccel.data.tables.table import Column, Table
-from tfaccel.extras.inspection.checks import balance, copies, memory, part_sizes
-from tfaccel.extras.inspection.findings import Examples, Finding, InspectionReport, Progress, no_progress
-from tfaccel.extras.inspection.label_errors import probable_label_errors
-from tfaccel.extras.inspection.outliers import outliers
-from tfaccel.extras.inspection.target import tells_the_target
+from tfaccel.extras.inspection.findings import (
+    Examples,
+    Finding,
+    InspectionReport,
+    Progress,
+    finished,
+    no_progress,
+    probable_label_errors,
+)
 
 _HIGH_CORRELATION = 0.98
 _MAX_CORRELATED_COLUMNS = 300  # more are not checked for correlations
@@ -27,6 +42,20 @@ _OF_MISSING = {
     IGNORED: "",
 }
 _MAX_CLASSES, _ROWS_PER_CLASS = 50, 10  # up to these, numeric targets are treated as classes
+
+_MIN_ROWS = 20
+_MAX_OUTLIERS = 0.05  # fraction of the rows
+_GAP, _GAP_OF_NINES = 3.0, 0.5  # between outliers and the others, as multiples of the range of the others
+_NINES = frozenset(sign * (10**digits - 1) for digits in range(2, 10) for sign in (1, -1))
+
+_EQUAL = 0.98  # fraction of rows in which a copy must agree with the target
+_MIN_ROWS_PER_VALUE = 5  # of a column that could determine the target
+_LEFT_OVER = 0.1  # largest fraction of the errors of always predicting the most frequent class
+_MONOTONE = 0.9995  # rank correlation
+_SMOOTH = 0.002  # fraction of the target's variance between neighbors in the column
+_APART = 0.05  # spread within classes, as a fraction of the distance between the nearest two
+_ADVICE = "Would it be known before the target is? If not, leave it out: --column_kinds={}=ignored."
+Texts = list[str | None]
 
 
 def inspect_tables(
@@ -73,27 +102,16 @@ def inspect_tables(
         findings += _tellers(features, kinds, joined.column(goal), _are_classes(joined.column(goal)))
     findings += _correlations([column for column in features if kinds[column.name] == NUMERIC])
     examples = _examples(tables, features, joined, goal)
-    progress("Copies and leaks", 0, 1)
-    findings += copies(examples)
-    counts, weights, found = balance(examples)
-    findings += found
-    if examples.labels is not None:
-        progress("Labels, by cross-validation", 0, 1)
-        findings += _label_errors(features, kinds, examples)
-    num_bytes = joined.num_rows * 4 * len(joined.columns)
-    free, found = memory(num_bytes)
-    return InspectionReport(
+    report = InspectionReport(
         path=path,
         kind="table",
         shape=f"{len(features)} columns" + (f" and the target {goal}" if goal else ""),
-        num_examples=part_sizes(examples),
         columns=columns,
-        class_counts=counts,
-        class_weights=weights,
-        num_bytes=num_bytes,
-        memory_bytes=free,
-        findings=tuple(findings + found),
+        num_bytes=joined.num_rows * 4 * len(joined.columns),
+        findings=tuple(findings),
     )
+    doubt_labels = partial(_label_errors, features, kinds, examples)
+    return finished(report, examples, doubt_labels=doubt_labels, progress=progress)
 
 
 def _joined(tables: Mapping[str, Table]) -> Table:
@@ -128,7 +146,7 @@ def _inspect_column(
         text = f"all values are {next(iter(distinct))}" if distinct else "there is no value"
         findings.append(Finding("constant column", column.name, text, "Drop the column: it says nothing."))
     if kind == NUMERIC:
-        numbers, wrong = get_numbers(column)
+        numbers, wrong = column.numbers
         if len(wrong):
             row = int(wrong.min())
             text = f"{len(wrong)} values are not numbers, first {column.values[row]!r} in row {row + 1}"
@@ -203,7 +221,7 @@ def _filled(column: Column) -> np.ndarray:
 
 def _finite(column: Column) -> np.ndarray:
     """Numbers with NaN for missing, infinite or invalid values."""
-    numbers, _ = get_numbers(column)
+    numbers, _ = column.numbers
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
@@ -233,3 +251,122 @@ def _label_errors(features: list[Column], kinds: Mapping[str, str], examples: Ex
             arrays.append(np.array([np.nan if code < 0 else code for code in found]))
     classifier = RandomForestClassifier(100, min_samples_leaf=2, random_state=0)
     return probable_label_errors(classifier, np.stack(arrays, axis=1).astype(np.float64), examples)
+
+
+def outliers(name: str, numbers: np.ndarray) -> list[Finding]:
+    """The values at one or both ends of a column that a wide gap separates from all others.
+
+    Args:
+        name: the name of the column.
+        numbers: its values, NaN for missing ones.
+
+    Example:
+        >>> [finding.text for finding in outliers("age", np.array([*range(20, 60), 9999.0]))]
+        ['1 of 41 values stands apart: 9999 in row 41; the others are from 20 to 59']
+    """
+    rows = np.flatnonzero(np.isfinite(numbers))
+    order = rows[np.argsort(numbers[rows], kind="stable")]
+    values = numbers[order]
+    low = _number_below(values)
+    high = len(values) - _number_below(-values[::-1])
+    apart = np.sort(np.concatenate([order[:low], order[high:]]))
+    if len(values) < _MIN_ROWS or len(apart) == 0:
+        return []
+    shown = ", ".join(f"{numbers[row]:.15g} in row {row + 1}" for row in apart)
+    verb = "stands" if len(apart) == 1 else "stand"
+    text = f"{len(apart)} of {len(values)} values {verb} apart: {shown}; the others are from {values[low]:.6g} to "
+    return [Finding("outlier", name, f"{text}{values[high - 1]:.6g}", "Fix it; empty the field if no value was known.")]
+
+
+def _number_below(values: np.ndarray) -> int:
+    """The number of lowest values, of sorted ones, that a gap separates from the others."""
+    for count in range(int(_MAX_OUTLIERS * len(values)) + 1, 0, -1):
+        others = values[count:]
+        if len(np.unique(others[: len(others) - int(_MAX_OUTLIERS * len(values)) or None])) < 3:
+            continue
+        # The other end may have outliers too, which do not count for the range.
+        spread = float(others[-1 - min(int(_MAX_OUTLIERS * len(values)), len(others) - 2)] - others[0])
+        gap = float(others[0] - values[count - 1])
+        wanted = _GAP_OF_NINES if {abs(value) for value in values[:count].tolist()} <= _NINES else _GAP
+        if spread > 0 and gap > wanted * spread:
+            return count
+    return 0
+
+
+def tells_the_target(
+    name: str, column: tuple[Texts, np.ndarray | None], target: tuple[Texts, np.ndarray | None]
+) -> list[Finding]:
+    """A finding if a column reveals the target in the rows that have both; else an empty list.
+
+    Args:
+        name: the name of the column.
+        column: its values as texts, and as numbers (NaN for missing ones) if it is numeric.
+        target: those of the target, with numbers for regression and None for classification.
+
+    Example:
+        >>> kinds = ["cat", "dog"] * 20
+        >>> codes = [{"cat": "1", "dog": "2"}[kind] for kind in kinds]
+        >>> tells_the_target("code", (codes, None), (kinds, None))[0].text
+        'each of its values goes with one value of the target, in 40 of 40 rows'
+    """
+    rows = [row for row, (a, b) in enumerate(zip(column[0], target[0], strict=True)) if a is not None and b is not None]
+    texts, goals = [column[0][row] for row in rows], [target[0][row] for row in rows]
+    if len(rows) < _MIN_ROWS or len(set(goals)) < 2:
+        return []
+    numbers, values = (None if one is None else one[rows] for one in (column[1], target[1]))
+    text = _equal(texts, goals) or _function_of_values(texts, goals, values)
+    if not text and numbers is not None:
+        usable = np.isfinite(numbers) if values is None else np.isfinite(numbers) & np.isfinite(values)
+        if usable.sum() >= _MIN_ROWS and np.ptp(numbers[usable]) > 0:
+            if values is None:
+                text = _apart(numbers[usable], np.array(goals, dtype=object)[usable])
+            else:
+                text = _smooth(numbers[usable], values[usable])
+    return [Finding("tells the target", name, text, _ADVICE.format(name))] if text else []
+
+
+def _equal(texts: Texts, goals: Texts) -> str:
+    num_equal = sum(a == b for a, b in zip(texts, goals, strict=True))
+    if num_equal < _EQUAL * len(texts) or Counter(goals).most_common(1)[0][1] >= num_equal:
+        return ""
+    return f"it is equal to the target in {num_equal} of {len(texts)} rows"
+
+
+def _function_of_values(texts: Texts, goals: Texts, values: np.ndarray | None) -> str:
+    """Whether a column with few distinct values determines the target."""
+    groups: dict[str | None, list[int]] = {}
+    for row, text in enumerate(texts):
+        groups.setdefault(text, []).append(row)
+    if len(groups) < 2 or len(texts) < _MIN_ROWS_PER_VALUE * len(groups):
+        return ""
+    if values is not None and len(set(goals)) * _MIN_ROWS_PER_VALUE > len(goals):
+        inside = sum(float(((values[rows] - values[rows].mean()) ** 2).sum()) for rows in groups.values())
+        whole = float(((values - values.mean()) ** 2).sum())
+        return "its values leave almost nothing of the target open" if inside < _SMOOTH * whole else ""
+    right = sum(Counter(goals[row] for row in rows).most_common(1)[0][1] for rows in groups.values())
+    guessed = Counter(goals).most_common(1)[0][1]
+    errors, errors_without = len(goals) - right, len(goals) - guessed
+    if errors > (1 - _EQUAL) * len(goals) or errors > _LEFT_OVER * errors_without:
+        return ""
+    return f"each of its values goes with one value of the target, in {right} of {len(goals)} rows"
+
+
+def _smooth(numbers: np.ndarray, values: np.ndarray) -> str:
+    """Whether a regression target is a function of a column: neighbors in the column have neighboring targets."""
+    if np.ptp(values) == 0:
+        return ""
+    rank = float(stats.spearmanr(numbers, values).statistic)
+    if abs(rank) >= _MONOTONE:
+        return f"the target rises or falls with it (rank correlation {rank:.4f})"
+    ordered = values[np.lexsort((values, numbers))]
+    steps = float((np.diff(ordered) ** 2).mean()) / (2 * float(values.var()))
+    return "the target is a smooth function of it, almost without a rest" if steps < _SMOOTH else ""
+
+
+def _apart(numbers: np.ndarray, goals: np.ndarray) -> str:
+    """Whether the numbers of each class are close together and far from those of other classes: a noisy label."""
+    of_class = [numbers[goals == name] for name in sorted(set(goals.tolist()))]
+    centers = np.sort([float(np.median(group)) for group in of_class])
+    distance = float(np.diff(centers).min()) if len(centers) > 1 else 0.0
+    spread = max(float(np.std(group)) for group in of_class)
+    return "its numbers are the classes with a little noise" if distance > 0 and spread < _APART * distance else ""

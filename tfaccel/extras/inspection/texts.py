@@ -10,13 +10,21 @@ from pathlib import Path
 
 import numpy as np
 
-from tfaccel.data.csv_rows import get_codec
+from tfaccel.data.tables.files import get_codec
 from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
-from tfaccel.extras.inspection.checks import balance, copies, memory, part_sizes
-from tfaccel.extras.inspection.findings import Examples, Finding, InspectionReport, Progress, no_progress
-from tfaccel.extras.inspection.folders import LabelledFiles, read_labelled_files
-from tfaccel.extras.inspection.label_errors import probable_label_errors
+from tfaccel.extras.inspection.findings import (
+    Examples,
+    Finding,
+    InspectionReport,
+    LabelledFiles,
+    Progress,
+    finished,
+    memory,
+    no_progress,
+    probable_label_errors,
+    read_labelled_files,
+)
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 _MAX_WORDS = 20_000  # vocabulary of the classifier
@@ -159,27 +167,18 @@ def _report(
     keys = tuple(hashlib.sha1(" ".join(text.casefold().split()).encode()).digest() for text in texts)
     labels = None if labels is None else labels[kept]
     examples = Examples(tuple(names[row] for row in kept), parts[kept], keys, labels)
-    progress("Copies and leaks", 0, 1)
-    findings += copies(examples)
-    counts, weights, found = balance(examples)
-    findings += found
-    if labels is not None:
-        progress("Labels, by cross-validation", 0, 1)
+
+    def doubt_labels() -> list[Finding]:
         words = TfidfVectorizer(sublinear_tf=True, max_features=_MAX_WORDS, token_pattern=r"(?u)\b\w+\b")
-        features = np.array(texts, dtype=object)
         classifier = make_pipeline(words, LogisticRegression(C=10, max_iter=1000))
-        findings += probable_label_errors(classifier, features, examples)
+        return probable_label_errors(classifier, np.array(texts, dtype=object), examples)
+
     num_words = np.array([len(text.split()) for text in texts])
-    num_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
-    free, found = memory(num_bytes)
-    return InspectionReport(
+    report = InspectionReport(
         path=path,
         kind="texts",
         shape=f"{int(np.median(num_words))} words (median), at most {num_words.max()}",
-        num_examples=part_sizes(examples),
-        class_counts=counts,
-        class_weights=weights,
-        num_bytes=num_bytes,
-        memory_bytes=free,
-        findings=tuple(findings + found),
+        num_bytes=sum(len(text.encode("utf-8", "replace")) for text in texts),
+        findings=tuple(findings),
     )
+    return finished(report, examples, doubt_labels=doubt_labels, progress=progress)

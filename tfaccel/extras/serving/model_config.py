@@ -1,4 +1,4 @@
-"""The models that a configuration file names, in the format of TensorFlow Serving.
+"""Which models and versions are served, and the configuration file that names them, in TensorFlow Serving's format.
 
 The messages have the fields and numbers of TensorFlow Serving's own, under names of their own, so that both can be
 imported together. Source: https://www.tensorflow.org/tfx/serving/serving_config
@@ -18,13 +18,30 @@ from tfaccel.argument_types import checks_types
 from tfaccel.errors import ServeError
 from tfaccel.exporting.load_model import url_name
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, holds_model, no_saved_model, version_folders
-from tfaccel.extras.serving.version_policy import VersionPolicy
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.short_repr import short_repr
 
 _PACKAGE = "tfaccel.serving_config"
 _PLATFORM = "tensorflow"
+
+
+@short_repr
+@dataclass(frozen=True)
+class VersionPolicy:
+    """Which versions of a model are served.
+
+    Args:
+        latest: number of newest versions; 0 for all.
+        versions: if not empty, exactly these.
+
+    Example:
+        >>> VersionPolicy(latest=1)
+        VersionPolicy(latest=1)
+    """
+
+    latest: int = 0
+    versions: frozenset[int] = frozenset()
 
 
 @short_repr

@@ -1,21 +1,259 @@
-"""The models of a server, which can be added and removed while it runs."""
+"""The models of a server, which can be added and removed while it runs, and the answers to requests for each.
+
+Source: https://www.tensorflow.org/tfx/serving/api_rest
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
+
+from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import ServeError
+from tfaccel.exporting.signatures import DEFAULT
+from tfaccel.extras.serving.messages import Answer, Request, RequestError, predictions, read_json, write_json
 from tfaccel.extras.serving.metrics import Metrics
-from tfaccel.extras.serving.model_api import ModelApi
 from tfaccel.extras.serving.model_config import ModelConfig, read_model_configs
 from tfaccel.extras.serving.options import ServeOptions
-from tfaccel.extras.serving.request_error import RequestError
-from tfaccel.extras.serving.servable import Servable
+from tfaccel.extras.serving.request_inputs import Inputs, InputSpec, number_rows, read_examples, read_inputs
+from tfaccel.extras.serving.servable import Batcher, Servable, describe
 from tfaccel.extras.serving.versions import Versions
+from tfaccel.reporting.classes import softmax
+
+LARGE_BYTES = 256 * 2**10  # larger bodies are parsed in a thread
+
+Answered = TypeVar("Answered")
+Asked = tuple[str, Inputs]  # a signature's name, and its inputs
+
+
+class ModelApi:
+    """Answers requests for one model.
+
+    Args:
+        versions: the model's versions.
+        options: the server's limits.
+        metrics: shows its queue.
+    """
+
+    def __init__(self, versions: Versions, options: ServeOptions, metrics: Metrics) -> None:
+        self.versions, self._options, self._metrics = versions, options, metrics
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._batcher = Batcher(
+            max_batch_size=options.max_batch_size,
+            wait_seconds=options.batch_wait_ms / 1000,
+            max_queue=options.max_queue,
+            deliver=self._deliver,
+        )
+        metrics.watch("queue_requests", versions.name, lambda: self._batcher.num_waiting)
+        metrics.watch("versions", versions.name, lambda: len(versions.available))
+
+    def close(self) -> None:
+        """Answers the waiting requests, and ends the threads."""
+        self.versions.stop()
+        self._batcher.close()
+
+    async def counted(self, method: str, answer: Awaitable[Answered]) -> Answered:
+        """The answer to a request, counted in the metrics.
+
+        Raises:
+            RequestError: if the request fails; 500 for an unexpected error.
+        """
+        start, fault = time.perf_counter(), None
+        try:
+            found = await answer
+        except RequestError as error:
+            fault = error
+        except Exception as error:
+            logger.exception("A request could not be answered")
+            fault = RequestError(500, f"The server failed: {type(error).__name__}")
+        status = 200 if fault is None else fault.status
+        self._metrics.answered(self.versions.name, method, status, time.perf_counter() - start)
+        if fault is not None:
+            raise fault
+        return found
+
+    async def answer(self, method: str, version: int | None, request: Request) -> Answer:
+        """The answer to a request.
+
+        Args:
+            method: "predict", "classify", "regress", "metadata" or "status".
+            version: the requested version; None for the newest, or for the status of all.
+            request: whose body, if there is one, has not been read.
+
+        Raises:
+            RequestError: if there is none.
+        """
+        if method == "status":
+            return self._status(version)
+        servable = self.versions.get(version)
+        if method == "metadata":
+            return self._metadata(servable)
+        body = await request.body(self._options.max_request_bytes, self._options.body_seconds)
+        read = _read_predict if method == "predict" else _read_rows
+        inputs, outputs = await self.outputs(servable, lambda: read(body, servable), is_large=len(body) >= LARGE_BYTES)
+        if method == "classify":
+            return Answer(write_json({"results": classes_of_rows(outputs, servable.raw_input)}))
+        if method == "regress":
+            return Answer(write_json({"results": one_value_a_row(outputs)}))
+        if inputs.in_rows and any(value.ndim == 0 or len(value) != inputs.num_rows for value in outputs.values()):
+            raise RequestError(400, 'The outputs have no row for each instance. Ask in column format: "inputs".')
+        return Answer(write_json(predictions(outputs, in_rows=inputs.in_rows)))
+
+    async def outputs(
+        self, servable: Servable, read: Callable[[], Asked], *, is_large: bool
+    ) -> tuple[Inputs, dict[str, np.ndarray]]:
+        """The inputs of a request and the model's outputs for them, batched with others or alone.
+
+        Args:
+            servable: the requested version.
+            read: returns the signature's name and inputs.
+            is_large: whether to call `read` in a thread.
+
+        Raises:
+            RequestError: if it cannot be parsed or answered.
+        """
+        name, inputs = await asyncio.to_thread(read) if is_large else read()
+        self._loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._batcher.submit(servable.work(name, inputs, answer))
+        result = await answer
+        if isinstance(result, RequestError):
+            raise result
+        if isinstance(result, Exception):
+            raise RequestError(500, f"The model failed: {type(result).__name__}: {' '.join(str(result).split())[:300]}")
+        return inputs, result
+
+    def _deliver(self, results: list[tuple[Any, Any]]) -> None:
+        """Passes the results of a batch from the batcher's thread to the event loop."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(_set_results, results)
+
+    def _metadata(self, servable: Servable) -> Answer:
+        signatures = {name: describe(signature) for name, signature in servable.signatures.items()}
+        spec = {"name": self.versions.name, "signature_name": "", "version": str(servable.version)}
+        return Answer(write_json({"model_spec": spec, "metadata": {"signature_def": {"signature_def": signatures}}}))
+
+    def _status(self, version: int | None) -> Answer:
+        rows = [
+            {
+                "version": str(number),
+                "state": state.state,
+                "status": {"error_code": "UNKNOWN" if state.message else "OK", "error_message": state.message},
+            }
+            for number, state in self.versions.states(version).items()
+        ]
+        return Answer(write_json({"model_version_status": rows}))
+
+
+def _read_predict(body: bytes, servable: Servable) -> Asked:
+    """Parses a `:predict`."""
+    specs = servable.inputs
+
+    def get_specs(name: str) -> Mapping[str, InputSpec] | None:
+        return specs.get(name or DEFAULT)
+
+    found = number_rows(body, get_specs)
+    if found is not None:
+        return found[0] or DEFAULT, found[1]
+    return _read(body, servable, is_predict=True)
+
+
+def _read_rows(body: bytes, servable: Servable) -> Asked:
+    """Parses a `:classify` or `:regress`."""
+    return _read(body, servable, is_predict=False)
+
+
+def _read(body: bytes, servable: Servable, *, is_predict: bool) -> Asked:
+    data = read_json(body)
+    name = _signature_name(data)
+    specs = servable.signature(name)
+    try:
+        return name, read_inputs(data, specs) if is_predict else read_examples(data, specs, servable.examples[name])
+    except RecursionError as error:
+        raise RequestError(400, "The body has more lists within lists than any input.") from error
+
+
+def _signature_name(data: dict[str, Any]) -> str:
+    name = data.get("signature_name", DEFAULT)
+    if not isinstance(name, str):
+        raise RequestError(400, f'"signature_name" must be a text. Received: {type(name).__name__}.')
+    return name or DEFAULT
+
+
+def _set_results(results: list[tuple[Any, Any]]) -> None:
+    for answer, result in results:
+        if not answer.done():  # The client may have disconnected.
+            answer.set_result(result)
+
+
+def classes_of_rows(outputs: dict[str, np.ndarray], known: RawInput | None) -> list[list[list[Any]]]:
+    """Pairs of a class's name and its score for each row: what `:classify` answers.
+
+    Args:
+        outputs: the model's outputs, by name.
+        known: gives class names; without it, each is "".
+
+    Raises:
+        RequestError: 400, if the outputs are not class scores.
+    """
+    if set(outputs) <= {"classes", "scores"}:
+        return _pairs_of_rows(outputs)
+    names = known.class_names if known is not None else ()
+    scores = outputs.get("probabilities", next(iter(outputs.values())))
+    is_other = (known is not None and known.outputs == "values") or (
+        len(outputs) > 1 and "probabilities" not in outputs
+    )
+    if is_other or scores.ndim != 2 or scores.dtype.kind != "f" or (names and scores.shape[1] != len(names)):
+        raise RequestError(400, f"The model does not classify: its output has the shape {scores.shape}. Use :predict.")
+    if known is not None and known.outputs == "logits" and "probabilities" not in outputs:
+        scores = softmax(scores)
+    names = names or ("",) * scores.shape[1]
+    return [[[name, score] for name, score in zip(names, row, strict=True)] for row in scores.tolist()]
+
+
+def _pairs_of_rows(outputs: dict[str, np.ndarray]) -> list[list[list[Any]]]:
+    """As in TensorFlow Serving: missing labels are "", missing scores 0."""
+    arrays = list(outputs.values())
+    if any(array.ndim != 2 or array.shape != arrays[0].shape for array in arrays):
+        shapes = ", ".join(f"{name} {value.shape}" for name, value in outputs.items())
+        raise RequestError(400, f"The model does not classify: it gives {shapes}. Use :predict.")
+    labels = outputs.get("classes", np.full(arrays[0].shape, b"", dtype=object)).tolist()
+    scores = outputs.get("scores", np.zeros(arrays[0].shape)).tolist()
+    return [
+        [[_text(label), score] for label, score in zip(*row, strict=True)] for row in zip(labels, scores, strict=True)
+    ]
+
+
+def _text(label: Any) -> str:
+    return label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+
+
+def one_value_a_row(outputs: dict[str, np.ndarray]) -> list[float]:
+    """The number that a model predicts for each row: the answer of `:regress`.
+
+    Raises:
+        RequestError: 400, if it predicts anything else.
+
+    Example:
+        >>> one_value_a_row({"price": np.array([[2.5], [3.0]])})
+        [2.5, 3.0]
+    """
+    values = next(iter(outputs.values()))
+    is_number = values.dtype.kind in "fiu" and values.ndim in (1, 2) and values.shape[1:] in ((), (1,))
+    if len(outputs) != 1 or not is_number:
+        shapes = ", ".join(f"{name} {value.shape}" for name, value in outputs.items())
+        raise RequestError(400, f"The model does not give one number for each row, but {shapes}. Use :predict.")
+    found: list[float] = values.reshape(-1).tolist()
+    return found
+
 
 logger = logging.getLogger("tfaccel")
 

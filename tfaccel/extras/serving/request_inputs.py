@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 import reprlib
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import orjson
+import tensorflow as tf
 
-from tfaccel.extras.serving.base64_text import decoded, is_encoded
-from tfaccel.extras.serving.request_error import RequestError
-from tfaccel.extras.serving.tf_examples import serialized_examples
+from tfaccel.exporting.graph_walk import GraphWalk, Place
+from tfaccel.extras.serving.messages import RequestError, decoded, is_encoded
 from tfaccel.known_names import did_you_mean
 
 _MAX_SHOWN_LENGTH = 60  # characters of a value in a message
@@ -250,3 +254,216 @@ def _short() -> reprlib.Repr:
 
 
 _SHORT = _short()
+
+
+INPUT_NAME = "inputs"  # of a signature that takes examples, in TensorFlow Serving
+_KINDS = {tf.float32.as_datatype_enum: "float", tf.int64.as_datatype_enum: "int64", tf.string.as_datatype_enum: "bytes"}
+_INT64 = np.iinfo(np.int64)
+
+
+def example_kinds(walk: GraphWalk, signature: Any) -> dict[str, str] | None:
+    """The features of a signature's examples: name -> "float", "int64" or "bytes", as far as known.
+
+    Args:
+        walk: the graph.
+        signature: a `SignatureDef`.
+
+    Returns:
+        None if the signature takes no examples: its input is not parsed as such, nor a string input with the name that
+        TensorFlow Serving uses for examples.
+    """
+    if len(signature.inputs) != 1:
+        return None
+    ((name, info),) = signature.inputs.items()
+    node = info.name.partition(":")[0]
+    parsers = [place for place in walk.places() if place.node.op in ("ParseExample", "ParseExampleV2")]
+    found = [_kinds(walk, place) for place in parsers if node in (walk.sources(place, 0) or ())]
+    if found:
+        return {key: kind for kinds in found for key, kind in kinds.items()}
+    is_text = info.dtype == tf.string.as_datatype_enum and len(info.tensor_shape.dim) <= 1
+    return {} if name == INPUT_NAME and is_text else None
+
+
+def _kinds(walk: GraphWalk, place: Place) -> dict[str, str]:
+    """The features that a node parses."""
+    attributes = place.node.attr
+    sparse, dense = attributes["sparse_types"].list.type, attributes["Tdense"].list.type
+    if place.node.op == "ParseExampleV2":
+        ragged = attributes["ragged_value_types"].list.type
+        keys = [key for number in (2, 3, 4) for key in _texts(walk, place, number)]
+        types = [*sparse, *dense, *ragged]
+    else:
+        keys = [key for number in range(len(sparse) + len(dense)) for key in _texts(walk, place, 2 + number)]
+        types = [*sparse, *dense]
+    if len(keys) != len(types):
+        return {}
+    return {key: _KINDS[kind] for key, kind in zip(keys, types, strict=True) if kind in _KINDS}
+
+
+def _texts(walk: GraphWalk, place: Place, number: int) -> list[str]:
+    constant = walk.constant(place, number)
+    return [] if constant is None else [key.decode() for key in tf.make_ndarray(constant).ravel().tolist()]
+
+
+def serialized_examples(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> np.ndarray:
+    """Rows of features as an array of messages.
+
+    Args:
+        rows: rows of a request: values or lists of values, by feature name.
+        kinds: what `example_kinds` found; for unknown features, integers become int64, other numbers float, and
+            strings bytes.
+
+    Raises:
+        RequestError: 400, which names the example and the feature at fault.
+    """
+    found = np.empty(len(rows), dtype=object)
+    for number, row in enumerate(rows):
+        features = {}
+        for name, value in row.items():
+            try:
+                features[name] = _feature(value if isinstance(value, list) else [value], kinds.get(name))
+            except ValueError as error:
+                raise RequestError(400, f"examples[{number}]: feature {name!r:.60} {error}.") from error
+        message = tf.train.Example(features=tf.train.Features(feature=features))
+        found[number] = message.SerializeToString()
+    return found
+
+
+def _feature(values: list[Any], kind: str | None) -> tf.train.Feature:
+    if not values:
+        return tf.train.Feature()
+    found = {_kind(value) for value in values}
+    if found == {"int64", "float"} or (found == {"int64"} and kind == "float"):
+        found = {"float"}
+    if len(found) > 1:
+        raise ValueError(f"must have values of one kind. Received: {' and '.join(sorted(found))}")
+    (own,) = found
+    if kind is not None and own != kind:
+        raise ValueError(f"must have values of kind {kind}. Received: {own}")
+    if own == "bytes":
+        return tf.train.Feature(bytes_list=tf.train.BytesList(value=list(map(_bytes, values))))
+    if own == "float":
+        return tf.train.Feature(float_list=tf.train.FloatList(value=list(map(_float32, values))))
+    if not all(_INT64.min <= value <= _INT64.max for value in values):
+        raise ValueError("must have values that fit into int64")
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=[int(value) for value in values]))
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (bool, int)):
+        return "int64"
+    if isinstance(value, float):
+        return "float"
+    if isinstance(value, (str, bytes)) or is_encoded(value):
+        return "bytes"
+    raise ValueError('must have numbers, truth values, texts or {"b64": ...}, or a list of such')
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else decoded(value)
+
+
+def _float32(value: Any) -> float:
+    with np.errstate(over="ignore"):
+        try:
+            found = float(np.float32(value))
+        except OverflowError:
+            found = float("inf")
+    if np.isinf(found) and not (isinstance(value, float) and np.isinf(value)):
+        raise ValueError("must have values that fit into float32")
+    return found
+
+
+_HEAD = re.compile(rb'\s*\{\s*(?:"signature_name"\s*:\s*"([\w/.-]*)"\s*,\s*)?"(instances|inputs)"\s*:(?=\s*\[)')
+_MIN_BYTES = 2048  # smaller bodies gain nothing
+_BLANKS = b" \t\r\n"
+# Characters of numbers become "0"; brackets become blanks.
+_AS_ZEROS = bytes(ord("0") if byte in b"0123456789+-.eE" else byte for byte in range(256))
+_WITHOUT_BRACKETS = bytes(ord(" ") if byte in b"[]" else byte for byte in range(256))
+
+
+def number_rows(body: bytes, get_specs: Any) -> tuple[str, Inputs] | None:
+    """The signature's name and its inputs, if a body is one nest of numbers that fits a signature of one input.
+
+    A general parser makes nested lists of such bodies, then an array; both take longer than many models. Here the
+    brackets are compared as text with those of a rectangular nest, and the numbers are parsed as one flat list.
+    Everything else, errors included, is left to the general parser.
+
+    Args:
+        body: of a `:predict`.
+        get_specs: called with a signature's name ("" for none), returns its inputs by name, or None.
+
+    Returns:
+        None for every other body.
+    """
+    head = _HEAD.match(body) if len(body) >= _MIN_BYTES else None
+    if head is None:
+        return None
+    name, place = (head[1] or b"").decode(), head[2].decode()
+    specs: Mapping[str, InputSpec] | None = get_specs(name)
+    text = body[head.end() :].rstrip(_BLANKS)
+    if specs is None or len(specs) != 1 or not text.endswith(b"}"):
+        return None
+    ((input_name, spec),) = specs.items()
+    array = _number_nest(text[:-1], spec)
+    return None if array is None else (name, Inputs({input_name: array}, len(array), place))
+
+
+def _number_nest(text: bytes, spec: InputSpec) -> np.ndarray | None:
+    if spec.shape is None or spec.dtype not in (np.float32, np.float64, np.int32, np.int64):
+        return None
+    zeros = text.translate(_AS_ZEROS, _BLANKS)
+    shape = _shape(zeros.translate(None, b"0"), rank=len(spec.shape))
+    if shape is None or not _is_between_brackets(zeros) or not fits(shape[1:], spec):
+        return None
+    try:
+        numbers = orjson.loads(b"[" + text.translate(_WITHOUT_BRACKETS) + b"]")
+        array = _number_array(numbers, spec.dtype)
+    except (ValueError, OverflowError, struct.error):
+        return None
+    return None if array is None or array.size != math.prod(shape) else array.reshape(shape)
+
+
+def _shape(brackets: bytes, *, rank: int) -> tuple[int, ...] | None:
+    """The shape of a rectangular nest, reduced to brackets and commas; None if it is ragged, or of another rank.
+
+    Example:
+        >>> _shape(b"[[,,],[,,]]", rank=2), _shape(b"[[,,],[,]]", rank=2)
+        ((2, 3), None)
+    """
+    depth = len(brackets) - len(brackets.lstrip(b"["))
+    end = brackets.find(b"]")
+    if not 0 < depth == rank <= end:
+        return None
+    sizes = [end - depth + 1]
+    part = b"[" + b"," * (end - depth) + b"]"
+    for level in range(depth - 1, 0, -1):
+        # The outermost dimension follows from the length; the others are counted in the first element.
+        whole = len(brackets) if level == 1 else brackets.find(part + b"]", level - 1) + len(part) + 1 - (level - 1)
+        size = (whole - 1) // (len(part) + 1)
+        if size < 1:
+            return None
+        sizes.append(size)
+        part = b"[" + b",".join([part] * size) + b"]"
+    return tuple(reversed(sizes)) if part == brackets else None
+
+
+def _is_between_brackets(zeros: bytes) -> bool:
+    """Whether no number precedes an opening bracket or follows a closing one, and no list is empty."""
+    codes = np.frombuffer(zeros, np.uint8)
+    opens, closes, number = codes == ord("["), codes == ord("]"), codes == ord("0")
+    return not (np.any(closes[:-1] & number[1:]) or np.any(number[:-1] & opens[1:]) or np.any(opens[:-1] & closes[1:]))
+
+
+def _number_array(numbers: list[Any], dtype: np.dtype) -> np.ndarray | None:
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            found = np.frombuffer(struct.pack(f"{len(numbers)}d", *numbers), np.float64).astype(dtype)
+        return found if np.isfinite(found).all() else None
+    found = np.array(numbers)
+    limits = np.iinfo(dtype)
+    if found.dtype.kind not in "iu" or found.min() < limits.min or found.max() > limits.max:
+        return None
+    return found.astype(dtype)

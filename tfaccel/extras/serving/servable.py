@@ -1,32 +1,165 @@
-"""One loaded version of a model, called on batches of requests."""
+"""One loaded version of a model, a SavedModel or a LiteRT file, called on batches of requests of many clients."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf import json_format
+from google.protobuf import descriptor_pool, json_format, message_factory
 
 from tfaccel.compressing.litert.archive import is_litert_file
 from tfaccel.errors import ExportError, ServeError, VersionError
 from tfaccel.exporting.graph_error import graph_error_reason
+from tfaccel.exporting.litert_predictor import LitertPredictor
+from tfaccel.exporting.load_model import ModelPlace, raw_input_of_file
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, LITERT_FILE, read_notes
 from tfaccel.exporting.saved_model_session import SavedModelSession
-from tfaccel.exporting.signatures import DEFAULT
+from tfaccel.exporting.signatures import DEFAULT, RAW
 from tfaccel.exporting.warm_up_requests import read_warm_up_requests
-from tfaccel.extras.serving.batcher import Arrays, Work
-from tfaccel.extras.serving.litert_model import LitertModel
-from tfaccel.extras.serving.request_error import RequestError
-from tfaccel.extras.serving.request_inputs import Inputs, InputSpec
-from tfaccel.extras.serving.tf_examples import example_kinds
+from tfaccel.extras.serving.messages import RequestError
+from tfaccel.extras.serving.request_inputs import Inputs, InputSpec, example_kinds
 from tfaccel.known_names import did_you_mean
 
 logger = logging.getLogger("tfaccel")
+
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(eq=False)
+class Work:
+    """One request that waits for the model.
+
+    Args:
+        run: called with the arrays of one or several requests.
+        key: requests of equal keys can share a batch; None for one that is not batched.
+        arrays: by name; those that share a batch are concatenated along the first axis.
+        num_rows: their length along it.
+        client: the receiver of the answer.
+    """
+
+    run: Callable[[Sequence[Work]], Sequence[Any]]
+    key: Hashable
+    arrays: Arrays
+    num_rows: int
+    client: Any
+    arrival: float = field(default_factory=time.monotonic)
+
+
+class Batcher:
+    """A queue with a thread that runs the model on batches of requests.
+
+    Args:
+        max_batch_size: maximum number of rows in a batch; a larger request is a batch of its own.
+        wait_seconds: how long the oldest request waits for others.
+        max_queue: maximum number of waiting requests.
+        deliver: called in the thread with the results of a batch: pairs of a client and a result or an exception.
+        retry_seconds: the `Retry-After` sent to clients if the queue is full.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_batch_size: int,
+        wait_seconds: float,
+        max_queue: int,
+        deliver: Callable[[list[tuple[Any, Any]]], None],
+        retry_seconds: int = 1,
+    ) -> None:
+        self._max_batch_size, self._wait_seconds, self._max_queue = max_batch_size, wait_seconds, max_queue
+        self._deliver, self._retry_seconds = deliver, retry_seconds
+        self._waiting: OrderedDict[Hashable, deque[Work]] = OrderedDict()
+        self._num_waiting = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="tfaccel-batcher", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of waiting requests."""
+        return self._num_waiting
+
+    def submit(self, work: Work) -> None:
+        """Puts a request into the queue.
+
+        Raises:
+            RequestError: 429, if the queue is full; 503, if the server is stopping.
+        """
+        with self._changed:
+            if self._closed:
+                raise RequestError(503, "The server is stopping.")
+            if self._num_waiting >= self._max_queue:
+                raise RequestError(
+                    429,
+                    f"{self._num_waiting} requests are waiting already. Try again later.",
+                    {"Retry-After": str(self._retry_seconds)},
+                )
+            self._waiting.setdefault(work if work.key is None else work.key, deque()).append(work)
+            self._num_waiting += 1
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Finishes the waiting requests, and ends the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if batch is None:
+                return
+            try:
+                results = list(batch[0].run(batch))
+            except Exception as error:  # Any error of the model is sent to these clients.
+                results = [error] * len(batch)
+            self._deliver([(work.client, result) for work, result in zip(batch, results, strict=True)])
+
+    def _next_batch(self) -> list[Work] | None:
+        """Waits for a batch that is full, or whose oldest request has waited long enough; None at the end."""
+        with self._changed:
+            while True:
+                while not self._waiting:
+                    if self._closed:
+                        return None
+                    self._changed.wait()
+                key = self._full_key()
+                if key is None:
+                    key, oldest = min(((k, works[0].arrival) for k, works in self._waiting.items()), key=lambda p: p[1])
+                    left = oldest + self._wait_seconds - time.monotonic()
+                    if left > 0 and not self._closed and key is not self._waiting[key][0]:
+                        self._changed.wait(left)
+                        continue
+                return self._take(key)
+
+    def _full_key(self) -> Hashable:
+        for key, works in self._waiting.items():
+            if len(works) >= self._max_batch_size or sum(work.num_rows for work in works) >= self._max_batch_size:
+                return key
+        return None
+
+    def _take(self, key: Hashable) -> list[Work]:
+        """The requests at the head of a queue that fit into one batch."""
+        works = self._waiting[key]
+        batch = [works.popleft()]
+        num_rows = batch[0].num_rows
+        while works and num_rows + works[0].num_rows <= self._max_batch_size:
+            batch.append(works.popleft())
+            num_rows += batch[-1].num_rows
+        if not works:
+            del self._waiting[key]
+        self._num_waiting -= len(batch)
+        return batch
 
 
 def batch_sizes(max_batch_size: int) -> tuple[int, ...]:
@@ -249,3 +382,68 @@ def _filled(array: np.ndarray, size: int) -> np.ndarray:
     """Rows, padded to `size` by repeating the last one."""
     missing = size - len(array)
     return array if missing <= 0 else np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+
+
+_PREDICT = "tensorflow/serving/predict"
+
+Specs = Mapping[str, tf.TensorSpec]
+
+
+class LitertModel:
+    """A LiteRT file with the signatures that a SavedModel of the same model has.
+
+    `serving_default` takes and returns tensors; `serving_raw`, if the raw inputs are known, takes encoded images or
+    texts, and returns the most likely class and all probabilities if the classes are known.
+
+    Args:
+        file: the file.
+
+    Attributes:
+        signatures: name -> `SignatureDef`.
+        raw_input: its raw inputs; None if unknown.
+
+    Raises:
+        ExportError: if LiteRT cannot load it, or it has no signature that takes one row at a time.
+        VersionError: if LiteRT's runtime is not installed.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.raw_input = raw_input_of_file(file)
+        self._predictor = LitertPredictor(ModelPlace(file, file.stem, self.raw_input))
+        self._inputs: dict[str, Specs] = {DEFAULT: self._predictor.inputs}
+        outputs: dict[str, Specs] = {DEFAULT: self._predictor.outputs}
+        if self._predictor.raw_inputs:
+            self._inputs[RAW], outputs[RAW] = self._predictor.raw_inputs, self._predictor.raw_outputs
+        self.signatures = {name: _signature(self._inputs[name], outputs[name]) for name in outputs}
+
+    def input_specs(self, name: str) -> Specs:
+        """The inputs of a signature, by name."""
+        return self._inputs[name]
+
+    def run(self, name: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs of a signature for arrays by name.
+
+        Raises:
+            tensorflow.errors.OpError: if the model cannot take them.
+        """
+        if name == DEFAULT:
+            return self._predictor.run(arrays)
+        (contents,) = arrays.values()
+        return self._predictor.raw(contents.tolist())
+
+    def writes(self, name: str) -> bool:
+        """Whether a signature changes the model's state: none does."""
+        del name
+        return False
+
+
+def _signature(inputs: Specs, outputs: Specs) -> Any:
+    """A `SignatureDef`."""
+    kind = message_factory.GetMessageClass(descriptor_pool.Default().FindMessageTypeByName("tensorflow.SignatureDef"))
+    made: Any = kind(method_name=_PREDICT)
+    for side, specs in ((made.inputs, inputs), (made.outputs, outputs)):
+        for name, spec in specs.items():
+            side[name].name = name
+            side[name].dtype = spec.dtype.as_datatype_enum
+            side[name].tensor_shape.CopyFrom(spec.shape.as_proto())
+    return made

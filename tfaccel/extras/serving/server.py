@@ -1,10 +1,14 @@
-"""`serve`: runs a server for models until its graceful shutdown."""
+"""`serve`: runs a server for models, with its addresses, until its graceful shutdown.
+
+Source: https://www.tensorflow.org/tfx/serving/api_rest
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import logging
+import re
 import signal
 import socket
 import sys
@@ -20,19 +24,19 @@ import uvicorn
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import ServeError
-from tfaccel.extras.serving.address import Addresses, bound_socket, listen, target
-from tfaccel.extras.serving.app import App
-from tfaccel.extras.serving.http_protocol import HttpProtocol, has_arrived
-from tfaccel.extras.serving.messages import BodyRoom
-from tfaccel.extras.serving.metrics import Metrics
+from tfaccel.exporting.saved_model_files import is_version
+from tfaccel.extras.serving.http_protocol import Addresses, HttpProtocol, bound_socket, has_arrived, listen, target
+from tfaccel.extras.serving.messages import Answer, BodyRoom, Request, RequestError, Send, error_answer, write_json
+from tfaccel.extras.serving.metrics import CONTENT_TYPE, Metrics
 from tfaccel.extras.serving.model_config import ModelConfig
-from tfaccel.extras.serving.models import Models
+from tfaccel.extras.serving.models import ModelApi, Models
 from tfaccel.extras.serving.options import ServeOptions
 from tfaccel.extras.serving.versions import Versions
 from tfaccel.known_names import suggests_names
 
 if TYPE_CHECKING:
     from tfaccel.extras.serving.grpc_server import GrpcServer
+
 
 logger = logging.getLogger("tfaccel")
 
@@ -194,3 +198,80 @@ def _end_at_signals(server: uvicorn.Server) -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+_ADDRESS = re.compile(
+    r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[^/:]+)|/labels/(?P<label>[^/:]+))?"
+    r"(?::(?P<verb>predict|classify|regress)|/(?P<metadata>metadata))?",
+    re.IGNORECASE,
+)
+_COUNTS = ("/metrics", "/monitoring/prometheus/metrics")
+_OTHERS = {"/healthz", "/readyz", *_COUNTS}
+_READING = ("GET", "HEAD")
+
+
+class App:
+    """The ASGI application.
+
+    Args:
+        models: the served models.
+        metrics: counts requests.
+        room: what the bodies of all requests share.
+    """
+
+    def __init__(self, models: Models, metrics: Metrics, room: BodyRoom) -> None:
+        self._models, self._metrics, self._room = models, metrics, room
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        """Answers one request."""
+        request = Request(scope["method"], scope["path"], dict(scope["headers"]), receive, self._room)
+        try:
+            answer = await self._answer(request)
+        except RequestError as error:
+            answer = error_answer(error)
+        await answer.send(request, send)
+
+    async def _answer(self, request: Request) -> Answer:
+        if request.path in _OTHERS:
+            _check_method(request, _READING)
+            return self._other(request.path)
+        found = _ADDRESS.fullmatch(request.path)
+        if found is None:
+            raise _malformed(request, 404)
+        verb = found["verb"]
+        _check_method(request, ("POST",) if verb else _READING)
+        api = self._models.api(found["name"])
+        method = verb.lower() if verb else "metadata" if found["metadata"] else "status"
+        return await api.counted(method, _of_version(api, method, found, request))
+
+    def _other(self, path: str) -> Answer:
+        if path == "/healthz":
+            return Answer(b'{"status":"alive"}')
+        if path == "/readyz":
+            ready = self._models.is_ready
+            return Answer(write_json({"ready": ready}), 200 if ready else 503)
+        return Answer(self._metrics.text(), media_type=CONTENT_TYPE)
+
+
+async def _of_version(api: ModelApi, method: str, found: re.Match[str], request: Request) -> Answer:
+    return await api.answer(method, _version(found, api), request)
+
+
+def _version(found: re.Match[str], api: ModelApi) -> int | None:
+    """The version in a URL; None if there is none."""
+    if found["label"] is not None:
+        return api.versions.labelled(found["label"])
+    if found["version"] is None:
+        return None
+    if not is_version(found["version"]):
+        raise RequestError(400, f"A version is a whole number. Received: {found['version']!r:.60}.")
+    return int(found["version"])
+
+
+def _check_method(request: Request, allowed: tuple[str, ...]) -> None:
+    if request.method not in allowed:
+        raise _malformed(request, 405, {"Allow": ", ".join(allowed)})
+
+
+def _malformed(request: Request, status: int, headers: dict[str, str] | None = None) -> RequestError:
+    return RequestError(status, f"Malformed request: {request.method} {request.path}", headers)

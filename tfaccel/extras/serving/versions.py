@@ -17,9 +17,9 @@ from tfaccel.exporting.saved_model_files import (
     no_saved_model,
     version_folders,
 )
-from tfaccel.extras.serving.request_error import RequestError
+from tfaccel.extras.serving.messages import RequestError
+from tfaccel.extras.serving.model_config import VersionPolicy
 from tfaccel.extras.serving.servable import Servable
-from tfaccel.extras.serving.version_policy import VersionPolicy
 
 logger = logging.getLogger("tfaccel")
 

@@ -1,14 +1,22 @@
 """Training with Keras's JAX backend, for TPUs without a working TensorFlow: `Model.fit` on a workload.
 
 It does not use tfaccel's engine, and writes no checkpoints. The data still comes through `tf.data`. The weights of a
-model that is too large for one device can be divided among several: see `tfaccel.extras.tpu.model_parallel`.
+model that is too large for one device can be divided among several, with Keras's `ModelParallel`: `model_parallel`.
 """
 
+from __future__ import annotations
+
+import contextlib
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import PlanError
 from tfaccel.files import whole_file
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.plan import Plan
@@ -17,6 +25,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.training.jax_runtime import JaxRuntime
 from tfaccel.training.run.result import TrainResult, installed_versions
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
 
 
 def train_on_jax(
@@ -80,9 +89,6 @@ def _trained(
     workload: Workload, plan: Plan, directory: RunDir, *, epochs: int, seed: int, verbose: int
 ) -> dict[str, Any]:
     """Trains, evaluates and saves; returns fields of the result."""
-    from tfaccel.extras.tpu.model_parallel import check_shards
-    from tfaccel.training.run.train_callbacks import MetricLines, StepTimes
-
     size = plan.global_batch_size
     model = workload.build_model()
     validation = workload.validation_data(size) if workload.validation_data is not None else None
@@ -122,3 +128,113 @@ def _batches(workload: Workload, global_batch_size: int, *, seed: int, epochs: i
     """The batches of all epochs, as NumPy arrays."""
     for epoch in range(epochs):
         yield from workload.train_data(global_batch_size, seed=seed, epoch=epoch).as_numpy_iterator()
+
+
+BATCH, MODEL = "batch", "model"  # the axes of the mesh
+Layouts = Mapping[str, tuple[str | None, ...]]
+
+
+@contextlib.contextmanager
+def model_parallel(num_shards: int, layouts: Layouts | None = None) -> Iterator[None]:
+    """Within the block, `train_on_jax` divides weights and slots among `num_shards` devices.
+
+    If there are more devices, each group of `num_shards` takes its rows of a batch.
+
+    Args:
+        num_shards: number of devices that hold one copy of the model.
+        layouts: regular expressions of whole paths of variables, and the mesh axis of each of their axes ("model", or
+            None for an axis that is not divided): `{".*up/kernel": (None, "model")}`. Other variables are divided along
+            their longest axis that `num_shards` divides, if they have two axes or more. See `keras.distribution`.
+
+    Raises:
+        PlanError: if Keras runs on another backend, or the devices cannot be divided into groups of `num_shards`.
+    """
+    if keras.backend.backend() != "jax":
+        raise PlanError(
+            f"Keras runs on the backend {keras.backend.backend()!r}, which ignores `keras.distribution`. Set "
+            "KERAS_BACKEND=jax before Keras is imported."
+        )
+    devices = keras.distribution.list_devices()
+    if type(num_shards) is not int or num_shards < 1 or len(devices) % num_shards:
+        divisors = ", ".join(str(n) for n in range(1, len(devices) + 1) if len(devices) % n == 0)
+        raise PlanError(
+            f"`num_shards` must divide the number of devices. Received: num_shards={num_shards!r}, {len(devices)} "
+            f"devices. Use one of: {divisors}."
+        )
+    mesh = keras.distribution.DeviceMesh((len(devices) // num_shards, num_shards), (BATCH, MODEL), devices)
+    before = keras.distribution.distribution()
+    keras.distribution.set_distribution(_ShardedByShape(mesh, layouts or {}))
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)
+
+
+def check_shards(model: keras.Model, validation: tf.data.Dataset | None, *, global_batch_size: int) -> None:
+    """Raises PlanError if batches or layouts do not fit the devices of the `model_parallel` block, if there is one."""
+    found = keras.distribution.distribution()
+    if isinstance(found, _ShardedByShape):
+        _check_rows(validation, found.device_mesh.shape[0], global_batch_size)
+        _check_layouts(model, found.layouts)
+
+
+def _check_rows(validation: tf.data.Dataset | None, num_groups: int, global_batch_size: int) -> None:
+    if num_groups == 1:
+        return
+    sizes = [global_batch_size]
+    sizes += [int(tf.shape(tf.nest.flatten(batch)[0])[0]) for batch in validation or ()]
+    odd = next((size for size in sizes if size % num_groups), None)
+    if odd is not None:
+        raise PlanError(
+            f"{num_groups} groups of devices share each batch, and cannot divide one of {odd} rows. Use batches, and a "
+            f"number of validation examples, that are multiples of {num_groups}, or more devices for each copy of the "
+            "model."
+        )
+
+
+def _check_layouts(model: keras.Model, layouts: Layouts) -> None:
+    """Raises PlanError for a layout that no variable of a built model has; Keras ignores it."""
+    paths = [variable.path for variable in model.variables]
+    for pattern in layouts if model.built else ():
+        if not any(re.fullmatch(pattern, path) for path in paths):
+            raise PlanError(
+                f"No variable has a path that matches the layout {pattern!r} as a whole; '.*/kernel' matches all "
+                f"kernels. Received a model with the paths {', '.join(paths[:6])}{', ...' if len(paths) > 6 else ''}."
+            )
+
+
+class _ShardedByShape(keras.distribution.ModelParallel):
+    """`ModelParallel` with a layout for variables that the user gave none for."""
+
+    def __init__(self, mesh: keras.distribution.DeviceMesh, layouts: Layouts) -> None:
+        self.layouts = layouts
+        self._given = keras.distribution.LayoutMap(mesh)
+        for path, axes in layouts.items():
+            self._given[path] = tuple(axes)
+        super().__init__(layout_map=self._given, batch_dim_name=BATCH)
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        """The layout of a variable: the given one, or one along its longest axis."""
+        shape, given = tuple(variable.shape), self._given[variable.path]
+        num_shards = self.device_mesh.shape[1]
+        if given is None:
+            return keras.distribution.TensorLayout(_axes(shape, num_shards), self.device_mesh)
+        sizes = [size for size, axis in zip(shape, given.axes, strict=False) if axis is not None]
+        if len(given.axes) != len(shape) or any(size % num_shards for size in sizes):
+            raise PlanError(
+                f"A layout must have an axis for each axis of its variable, and divide it evenly. Received: "
+                f"{given.axes} over {num_shards} devices for {variable.path!r} of shape {shape}."
+            )
+        return given
+
+
+def _axes(shape: tuple[int, ...], num_shards: int) -> tuple[str | None, ...]:
+    """The mesh axis of each axis of a variable.
+
+    Example:
+        >>> _axes((3, 8, 4), 2), _axes((8,), 2)
+        ((None, 'model', None), (None,))
+    """
+    divided = [size if size % num_shards == 0 else 0 for size in shape]
+    longest = divided.index(max(divided)) if len(shape) > 1 and max(divided) else None
+    return tuple(MODEL if index == longest else None for index in range(len(shape)))

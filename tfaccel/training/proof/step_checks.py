@@ -18,14 +18,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.feeds import Feed
+from tfaccel.data.graph_batches import Feed
 from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.proof.culprit import make_refusal
 from tfaccel.training.proof.proof import Proof
 from tfaccel.training.proof.rows import get_num_rows, get_specs
 from tfaccel.training.proof.step_proof import StepProof
-from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss
+from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss, has_own_loss
 from tfaccel.training.steps.global_batch import keep_values, keeps_values
 from tfaccel.training.steps.gradient_update import EACH_ROW_ONCE, SAME_ROWS, take_rows_as
 from tfaccel.training.steps.merged_metrics import GATHERED
@@ -182,7 +182,7 @@ class StepChecks:
             self._conclude_apart(kind, step, data)
             return None
         step.begin(data)
-        done = [one_step(feed, step.wait)]
+        done = [self._run_first(kind, step, data, feed, one_step)]
 
         def again() -> Proof:
             done[:] = [one_step(IteratorFeed(_only(data, feed.spec)))]
@@ -195,6 +195,33 @@ class StepChecks:
         step.put_back()
         self._conclude_apart(kind, self._with_fewer_rows(kind, data), data)
         return one_step(IteratorFeed(_only(data, feed.spec)))
+
+    def _run_first(self, kind: str, step: StepProof, data: Any, feed: Feed, one_step: Callable[..., Any]) -> Any:
+        """What the engine's step returns; where a loss needs more rows than a replica has, it gets those of all."""
+        model = self._engine.model
+        if kind == "predict" or not has_own_loss(model) or not self._may_gather_loss(kind, data):
+            return one_step(feed, step.wait)
+        is_plain = isinstance(feed, IteratorFeed) and feed.batches.augment is None
+        # A step that fails while it runs has taken batches from its iterator.
+        first = IteratorFeed(_only(data, feed.spec)) if is_plain else feed
+        try:
+            result = one_step(first, step.wait)
+        except Exception as error:
+            step.wait()
+            self._set_gathers_loss()
+            step.put_back()
+            self._forget_graphs(kind, step)
+            first = feed
+            step.begin(data)
+            try:
+                result = one_step(feed, step.wait)
+            except Exception:
+                self._undone.pop()()
+                self._forget_graphs(kind, step)
+                raise error from error.__cause__
+        if first is not feed and isinstance(feed, IteratorFeed):
+            feed.drop()
+        return result
 
     def _step_for(self, kind: str, feed: Feed, data: Any) -> StepProof | None:
         """The step to compare on a batch, traced for the first one and for other shapes; None if it is not compared."""
@@ -338,16 +365,23 @@ class StepChecks:
         return kind == "train" and differs and self._gathers_loss(kind, data)
 
     def _gathers_loss(self, kind: str, data: Any) -> bool:
+        if not self._may_gather_loss(kind, data):
+            return False
+        self._set_gathers_loss()
+        return True
+
+    def _may_gather_loss(self, kind: str, data: Any) -> bool:
         model = self._engine.model
         has_own = {"train": has_own_train_step, "test": has_own_test_step}[kind]
         if has_own(model) or not keeps_methods(model, keras.Model, "compute_loss"):
             return False
-        if gathers_loss(model) or not can_gather(data):
-            return False
+        return not gathers_loss(model) and can_gather(data)
+
+    def _set_gathers_loss(self) -> None:
+        model = self._engine.model
         gather_loss(model)
         self._undone.append(partial(gather_loss, model, False))
         logger.info(GATHERS_LOSS, type(model).__name__)
-        return True
 
     def _merge_rows(self, kind: str, step: StepProof, data: Any, found: Proof, rows: str = SAME_ROWS) -> bool:
         """Takes sparse gradients that differ to be of the same rows on all replicas."""

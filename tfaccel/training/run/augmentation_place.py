@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.feeds import Feed
+from tfaccel.data.graph_batches import Feed
 from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_fields import AUGMENTATION_PLACES

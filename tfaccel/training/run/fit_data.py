@@ -12,14 +12,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.dataset_source import DatasetSource
-from tfaccel.data.given_data import DATASET, checksum_of_rows
-from tfaccel.data.iterator_feed import MAX_STATE_BYTES, IteratorFeed
-from tfaccel.data.private_adapters import get_batch_size
-from tfaccel.data.private_pipelines import buffered_bytes, known_to_vary, pipeline_classes, runs_python
-from tfaccel.data.random_states import random_states, set_random_states
-from tfaccel.data.resumed_place import ResumedPlace, changed_data
-from tfaccel.data.sources import ArraySource
+from tfaccel.data.given_data import checksum_of_rows
+from tfaccel.data.given_datasets import DATASET
+from tfaccel.data.iterator_feed import (
+    MAX_STATE_BYTES,
+    IteratorFeed,
+    ResumedPlace,
+    changed_data,
+    random_states,
+    set_random_states,
+)
+from tfaccel.data.private_pipelines import buffered_bytes, get_batch_size, known_to_vary, pipeline_classes, runs_python
+from tfaccel.data.sources import ArraySource, DatasetSource
 from tfaccel.errors import DataError
 from tfaccel.training.inputs import Source
 from tfaccel.training.run.callback_state import Arrays

@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.images.decoding import pixels
-from tfaccel.data.images.image_check import ImageToCheck, readable_images
+from tfaccel.data.images.image_check import ImageToCheck, pixels, readable_images
 from tfaccel.data.images.image_set import EncodedImages, ImageSet, ImageSplit
 from tfaccel.errors import DataError
 from tfaccel.planning.workload import Workload

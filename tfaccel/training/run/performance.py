@@ -112,14 +112,14 @@ _INPUT = (
 )
 _COMPUTE = (
     "compute-bound: {}, {} busy {:.0f} % of the time. `tfaccel roofline` tells arithmetic from memory; `tfaccel "
-    "autotune` looks for a faster plan"
+    "find-fastest` looks for a faster plan"
 )
 _CPU_HOST = (
     "host-bound: the CPU cores are idle {:.0f} % of the time though batches are ready, or other programs use them. The "
-    "operations are too small to share: try a larger --global_batch_size, or `tfaccel autotune`"
+    "operations are too small to share: try a larger --global_batch_size, or `tfaccel find-fastest`"
 )
 _GPU_HOST = (
     "host-bound: the GPUs are idle {:.0f} % of the time though batches are ready. Operations are launched too slowly: "
-    "try --xla=on, a larger --global_batch_size, or `tfaccel autotune`"
+    "try --xla=on, a larger --global_batch_size, or `tfaccel find-fastest`"
 )
 _NO_GPU_UTILIZATION = "unknown: install nvidia-ml-py, so that the utilization of GPUs can be measured"

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.resumed_place import ResumedPlace
+from tfaccel.data.iterator_feed import ResumedPlace
 from tfaccel.data.sources import IteratorSource
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps

@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 from tfaccel.errors import TfaccelError
-from tfaccel.processes.exit_status import RETRY
+from tfaccel.processes.launched import RETRY
 
 logger = logging.getLogger("tfaccel")
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.resumed_place import ResumedPlace
+from tfaccel.data.iterator_feed import ResumedPlace
 from tfaccel.files import whole_file
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.non_finite_policy import STOP

@@ -150,8 +150,8 @@ class Utilization(keras.callbacks.Callback):
         ceilings = cached_ceilings(self._hardware, self._plan)
         if ceilings is None:
             logger.info(
-                "MFU is not reported: run `tfaccel roofline` for this workload and its flags (or `tfaccel.roofline`), "
-                "which measures this machine's limits for this plan."
+                "MFU is not reported: run `tfaccel roofline` for this workload and its flags (or "
+                "`tfaccel.estimates.roofline`), which measures this machine's limits for this plan."
             )
             return None
         if ceilings.disturbed:

@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.epoch_positions import Every, Shard, shard_rows
+from tfaccel.data.epochs import Every, Shard, shard_rows
 from tfaccel.data.given_data import GivenArrays
-from tfaccel.data.graph_batches import AugmentedBatches, IteratorBatches
-from tfaccel.data.iterator_feed import MAX_STATE_BYTES, IteratorFeed
-from tfaccel.data.joined_epochs import EpochsInMemory, num_bytes_of_batch
+from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.data.iterator_feed import MAX_STATE_BYTES, IteratorFeed, ResumedPlace
 from tfaccel.data.private_pipelines import buffered_bytes, pipeline_classes
-from tfaccel.data.resumed_place import ResumedPlace
-from tfaccel.data.sources import IteratorSource
+from tfaccel.data.sources import ArrayFeed, IteratorSource, num_bytes_of_batch
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.load_extra import load_extra
 from tfaccel.planning.plan import Plan
@@ -60,7 +58,7 @@ class WorkloadSource(IteratorSource):
         start: where in this epoch to start; its `step` counts.
     """
 
-    _feed: Any  # an IteratorFeed, or EpochsInMemory
+    _feed: Any  # an IteratorFeed, or ArrayFeed
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class WorkloadSource(IteratorSource):
         self._epoch = start_epoch
         self._epochs = epochs
         self._thread = background_thread()
-        self._next: Future[tuple[IteratorFeed | EpochsInMemory, int]] | None = None
+        self._next: Future[tuple[IteratorFeed | ArrayFeed, int]] | None = None
         self._epochs_in_feed = 0
         self._pipeline, self._saves_state = "", False
         self._start, self._start_step = start, start.step
@@ -102,12 +100,7 @@ class WorkloadSource(IteratorSource):
         if self._shard is not None:
             self._check_rows()
         if self._augment is not None:
-            self._batches = AugmentedBatches(
-                self._batches.num_global_rows,
-                self._batches.first_row,
-                augment=self._augment,
-                mixes_rows=workload.augment_mixes_rows,
-            )
+            self._batches = replace(self._batches, augment=self._augment, mixes_rows=workload.augment_mixes_rows)
             self.batch_spec = _get_specs(self._augment, self.batch_spec)
         self._first: list[tf.data.Dataset] | None = first
         if self._service is not None:
@@ -132,20 +125,20 @@ class WorkloadSource(IteratorSource):
         self._epochs_in_feed -= 1
         return self._feed
 
-    def _feed_from(self, epoch: int) -> tuple[IteratorFeed | EpochsInMemory, int]:
+    def _feed_from(self, epoch: int) -> tuple[IteratorFeed | ArrayFeed, int]:
         """The batches from an epoch on, and the number of epochs that they cover."""
         joined = max(1, min(self._epochs - epoch, self._num_joined_epochs))
         first_step = self._start_step if self._first is not None else 0
         if self._arrays is not None:
             which = {"seed": self._seed, "epoch": epoch, "start_step": first_step, "num_epochs": joined}
             order = np.concatenate(self._arrays.row_numbers(self.batch_size, **which))
-            feed = EpochsInMemory(self._arrays.tensors, order, self.batch_size)
+            feed = ArrayFeed.of_rows(self._arrays.tensors, order, self.batch_size)
         elif joined == 1:
             is_first = self._first is not None
             return self._opened(self._first or self._get_parts(epoch), self._start if is_first else _BEGIN), 1
         else:
             dataset = self._make_dataset(epoch, first_step, num_epochs=joined)
-            feed = EpochsInMemory.of_dataset(dataset, self.batch_size)
+            feed = ArrayFeed.of_dataset(dataset, self.batch_size)
         feed.begin((self.num_batches or 0) - first_step)
         return feed, joined
 
@@ -154,7 +147,7 @@ class WorkloadSource(IteratorSource):
         """The arrays that the steps gather their batches from: on CPUs, where no copy to a device can be prefetched."""
         plan = self._plan
         on_cpus = all(device.startswith("CPU") for device in plan.devices)
-        alone = type(self._batches) is IteratorBatches and not self._shares_reading
+        alone = self._augment is None and not self._shares_reading
         data = self._workload.train_data
         return data if type(data) is GivenArrays and on_cpus and alone else None
 
@@ -164,7 +157,7 @@ class WorkloadSource(IteratorSource):
         if (
             self._service is not None
             or "num_epochs" not in self._taken
-            or type(self._batches) is not IteratorBatches
+            or self._augment is not None
             or self._shares_reading
         ):
             return 1

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import GraphBatches
+from tfaccel.data.graph_batches import GraphBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.gradients import count_overflows
 from tfaccel.training.steps.left_out import StateBefore, only_if, variables_to_keep

@@ -9,7 +9,7 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import GraphBatches
+from tfaccel.data.graph_batches import GraphBatches
 from tfaccel.training.stages.micro_batches import MicroBatches, is_whole
 from tfaccel.training.stages.stage_devices import following
 from tfaccel.training.stages.staged_model import StagedModel

@@ -12,8 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import CallFeed
-from tfaccel.data.graph_batches import ArrayBatches, IteratorBatches, without_optionals
+from tfaccel.data.graph_batches import ArrayBatches, CallFeed, IteratorBatches, without_optionals
 
 
 def with_fixed_shapes(feed: CallFeed) -> CallFeed:

@@ -29,6 +29,12 @@ def gathers_loss(model: keras.Model) -> bool:
     return model in _MODELS
 
 
+def has_own_loss(model: keras.Model) -> bool:
+    """Whether a model was compiled with a loss that is not one of Keras's."""
+    given = [one for one in keras.tree.flatten(getattr(model, "loss", None)) if one is not None]
+    return not all(isinstance(one, str) or keras.losses.get(one).__module__.startswith("keras.") for one in given)
+
+
 def gathered_loss(model: keras.Model) -> dict[str, Any]:
     """Attributes of a model, while a step is traced, that compute its compiled loss from all rows, if asked for."""
     if model not in _MODELS:

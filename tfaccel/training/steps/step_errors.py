@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfaccel.data.feeds import Feed
-from tfaccel.data.graph_batches import raise_uneven_rows
+from tfaccel.data.graph_batches import Feed, raise_uneven_rows
 from tfaccel.errors import DataError, PlanError
 from tfaccel.training.steps.replicas import Replicas
 

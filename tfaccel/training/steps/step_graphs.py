@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import CallFeed, GraphBatches
-from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.data.graph_batches import CallFeed, GraphBatches, IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.private.private_step_state import outside_variables, unsaved_state

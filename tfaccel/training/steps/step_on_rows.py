@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import GraphBatches
+from tfaccel.data.graph_batches import GraphBatches
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import same_generator_in_all_threads

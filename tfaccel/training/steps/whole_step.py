@@ -22,8 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.feeds import GraphBatches
-from tfaccel.data.graph_batches import augmented_by_replicas
+from tfaccel.data.graph_batches import GraphBatches, augmented_by_replicas
 from tfaccel.errors import DataError, PlanError
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.batch_statistics import replica_statistics

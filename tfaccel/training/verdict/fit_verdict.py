@@ -34,8 +34,8 @@ _ADVICE = {
         "clip gradients (--global_clipnorm=1)",
         "a larger batch",
     ),
-    WORSE: ("search for better settings (tfaccel tune)", "use the baseline"),
-    NO_BETTER: ("search for better settings (tfaccel tune)", "use the baseline, which is simpler"),
+    WORSE: ("search for better settings (tfaccel search)", "use the baseline"),
+    NO_BETTER: ("search for better settings (tfaccel search)", "use the baseline, which is simpler"),
     SOUND: (),
     UNKNOWN: (_MORE_DATA,),
 }
@@ -108,7 +108,7 @@ def verdict(
         ...                         is_fraction=True)
         >>> history = {"loss": [1.0, 0.5, 0.3, 0.25, 0.25], "val_loss": [1.0, 0.55, 0.35, 0.3, 0.3]}
         >>> verdict(history, baselines=scores).text()
-        'The fit is worse than a baseline: accuracy 50.2 % vs. 60.1 % (gradient boosting). Try: search for better settings (tfaccel tune); use the baseline.'
+        'The fit is worse than a baseline: accuracy 50.2 % vs. 60.1 % (gradient boosting). Try: search for better settings (tfaccel search); use the baseline.'
     """  # noqa: E501
     losses, val_losses = (_values(history.get(name, ())) for name in ("loss", "val_loss"))
     for name, values in (("training", losses), ("validation", val_losses)):

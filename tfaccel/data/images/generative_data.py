@@ -1,0 +1,291 @@
+"""The data of generative models: examples and, beside each, normal noise.
+
+Noise that is part of the data needs no random operation in the step: every replica gets its own rows, and N replicas
+see the same noise as one device.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfaccel.data.bad_data import BadData
+from tfaccel.data.epochs import Batches, InMemory, Part, shard_rows
+from tfaccel.data.images.digits import digits
+from tfaccel.data.images.files import read_image_set
+from tfaccel.data.images.image_data import STILL, ImageBatches
+from tfaccel.data.images.image_set import ImageSet
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES
+from tfaccel.data.tables.table_data import NumberRows, read_number_rows
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+_STREAM = 2  # keeps these draws independent of those that shuffle and transform the examples
+
+TRAIN, TEST = "train", "test"
+
+_ROWS_AT_ONCE = 512
+
+
+def with_noise(batches: tf.data.Dataset, size: int, part: Part) -> Any:
+    """A dataset of (batch, noise) with standard normal noise of shape (rows of the batch, size).
+
+    Args:
+        batches: a finite dataset; only its last batch may have fewer rows than the others.
+        size: noise values for each row.
+        part: which batches these are; seed and epoch determine the noise.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> batches, part = tf.data.Dataset.range(5).batch(2), Part(global_batch_size=2, seed=0, epoch=0)
+        >>> [noise.shape[0] for _, noise in with_noise(batches, 3, part)]
+        [2, 2, 1]
+    """
+    import tensorflow as tf
+
+    steps = part.steps(int(batches.cardinality()))
+    noise = part.generator(_STREAM).standard_normal((steps.stop, part.global_batch_size, size), np.float32)
+    noise = noise[steps, slice(*shard_rows(part.global_batch_size, part.shard))]
+    pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(noise)))
+    if tf.nest.flatten(batches.element_spec)[0].shape[0] is not None:
+        return pairs
+    return pairs.map(lambda batch, noise: (batch, noise[: tf.shape(tf.nest.flatten(batch)[0])[0]]))
+
+
+class GanData(Batches):
+    """Batches of a dictionary of "images" (standardized), one-hot "labels", and "noise" (standard normal).
+
+    Args:
+        images: the real images, an `ImageSet`.
+        latent_size: size of the latent vector.
+
+    Example:
+        >>> from tfaccel.data import digit_images
+        >>> (batch,) = next(iter(GanData(digit_images(), 4).train_data(64, seed=0, epoch=0)))
+        >>> batch["noise"].shape
+        TensorShape([64, 4])
+    """
+
+    source: ImageSet
+    validation_data = None  # type: ignore[assignment]  # There is no validation loss.
+
+    def __init__(self, images: ImageSet, latent_size: int) -> None:
+        super().__init__(
+            images,
+            lambda: ImageBatches(images, STILL),
+            num_train_examples=images.num_train_images,
+            takes_every=True,
+        )
+        self._latent_size = latent_size
+
+    def real_images(self, part: str) -> tuple[np.ndarray, np.ndarray]:
+        """The standardized images of a part ("train", in the order of the first epoch, or "test"), and their labels.
+
+        Args:
+            part: "train" or "test".
+        """
+        if part == "train":
+            (batch,) = next(self.train_data(self.num_train_examples, seed=0, epoch=0).as_numpy_iterator())
+            return batch["images"], batch["labels"].argmax(axis=1)
+        pixels, labels = next(self.made().test(self.source.num_test_images).as_numpy_iterator())
+        return (pixels - self.source.pixel_mean) / self.source.pixel_scale, labels.argmax(axis=1)
+
+    def get_batches(self, part: Part) -> Any:
+        """The batches of a part of the training data."""
+        return with_noise(self.made().get_batches(part), self._latent_size, part).map(self._inputs)
+
+    def _inputs(self, batch: Any, noise: Any) -> Any:
+        pixels, labels = batch
+        images = (pixels - self.source.pixel_mean) / self.source.pixel_scale
+        return ({"images": images, "labels": labels, "noise": noise},)
+
+
+class Unlabelled(ABC):
+    """Examples of equal shape, in a training and a test part.
+
+    Attributes:
+        shape: of one example.
+        is_image: whether values are pixel values from 0 to 1; otherwise they are standardized numbers.
+        num_examples: part -> number of examples.
+        class_names: a name for each class; classes only color plots.
+    """
+
+    shape: tuple[int, ...]
+    is_image: bool
+    num_examples: dict[str, int]
+    class_names: tuple[str, ...]
+
+    @abstractmethod
+    def shuffled(self, part: Part) -> Any:
+        """The batches of a part of the training examples, as a `tf.data.Dataset`."""
+
+    @abstractmethod
+    def in_order(self, part: str, global_batch_size: int) -> Any:
+        """The examples of a part as a `tf.data.Dataset` of batches; the last batch may be smaller."""
+
+    @abstractmethod
+    def labels(self, part: str) -> np.ndarray:
+        """The class index of each example, in order."""
+
+    @abstractmethod
+    def names(self, part: str) -> list[str]:
+        """A name for each example in order."""
+
+
+class UnlabelledImages(Unlabelled):
+    """The images of an image set, with pixel values from 0 to 1.
+
+    Args:
+        images: the images. Pixel values that are not uint8 are clipped at two standard deviations from their mean.
+    """
+
+    is_image = True
+
+    def __init__(self, images: ImageSet) -> None:
+        self._images = images
+        self.shape = (images.image_size, images.image_size, images.num_channels)
+        self.num_examples = {TRAIN: images.num_train_images, TEST: images.num_test_images}
+        self.class_names = images.class_names
+
+    def shuffled(self, part: Part) -> Any:
+        """Images without augmentation, in an order determined by seed and epoch."""
+        return self._batches(TEST).get_batches(part).map(lambda pixels, labels: self._values(pixels))
+
+    def in_order(self, part: str, global_batch_size: int) -> Any:
+        """The images of a part."""
+        return self._batches(part).test(global_batch_size).map(lambda pixels, labels: self._values(pixels))
+
+    def labels(self, part: str) -> np.ndarray:
+        """The labels of the images."""
+        return self._images.load()[part == TEST].labels
+
+    def names(self, part: str) -> list[str]:
+        """File names, or the part and an index."""
+        images = self._images.load()[part == TEST].images
+        return list(images) if isinstance(images, tuple) else [f"{part} {number}" for number in range(len(images))]
+
+    @functools.cache  # noqa: B019 (one set in a process)
+    def _batches(self, part: str) -> Any:
+        images = self._images
+        if part == TRAIN:
+            train = images.load()[0]
+            images = replace(images, num_test_images=images.num_train_images, load=lambda: (train, train))
+        return ImageBatches(images, STILL)
+
+    def _values(self, pixels: Any) -> Any:
+        import tensorflow as tf
+
+        scaled = (pixels - self._images.pixel_mean) / (4 * self._images.pixel_scale) + 0.5
+        return tf.clip_by_value(scaled, 0.0, 1.0)
+
+
+class UnlabelledRows(Unlabelled):
+    """Rows of numbers, all of one class."""
+
+    is_image = False
+    class_names = ("row",)
+
+    def __init__(self, rows: NumberRows) -> None:
+        self._rows = rows
+        self.shape = (len(rows.names),)
+        self._numbers = {TRAIN: rows.train, TEST: rows.test}
+        self.num_examples = {part: len(numbers) for part, numbers in self._numbers.items()}
+        self._train = InMemory(
+            lambda numbers: rows.values[numbers],
+            num_examples=len(rows.train),
+            test=rows.values[rows.test],
+            order=lambda generator: generator.permutation(rows.train),
+            noun="rows",
+        )
+
+    def shuffled(self, part: Part) -> Any:
+        """Rows in an order determined by seed and epoch."""
+        return self._train.get_batches(part)
+
+    def in_order(self, part: str, global_batch_size: int) -> Any:
+        """The rows of a part."""
+        import tensorflow as tf
+
+        return tf.data.Dataset.from_tensor_slices(self._rows.values[self._numbers[part]]).batch(global_batch_size)
+
+    def labels(self, part: str) -> np.ndarray:
+        """All the same."""
+        return np.zeros(self.num_examples[part], np.int64)
+
+    def names(self, part: str) -> list[str]:
+        """Row numbers below the header, from 1."""
+        return [f"row {number + 1}" for number in self._numbers[part]]
+
+
+class ExampleData(Batches):
+    """Batches of {"values", "noise"} and {"reconstruction", "divergence"} for a variational autoencoder.
+
+    The examples are in `source`, an `Unlabelled`: images with values from 0 to 1, or standardized rows of a table. The
+    target of the reconstruction is the values, that of the divergence 0.
+
+    Args:
+        data_dir: a folder of images, a `.npz` file of images, or a CSV or Parquet file; None for the digits.
+        latent_size: size of the latent vector, and of the noise (standard normal) for each example.
+        image_size: height and width in pixels to resize images to; None for the default of the data.
+        encoding: of a CSV file.
+        bad_data: what to do with damaged images or rows; None for `BadData()`, which raises an error.
+
+    Raises:
+        DataError: if the data cannot be used; the message names the file, or row and column.
+
+    Example:
+        >>> inputs, targets = next(iter(ExampleData(latent_size=3).train_data(64, seed=0, epoch=0)))
+        >>> inputs["noise"].shape, targets["reconstruction"].shape
+        (TensorShape([64, 3]), TensorShape([64, 8, 8, 1]))
+    """
+
+    source: Unlabelled
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        latent_size: int,
+        image_size: int | None = None,
+        encoding: str = "utf-8",
+        bad_data: BadData | None = None,
+    ) -> None:
+        examples: Unlabelled
+        if data_dir is None:
+            examples = UnlabelledImages(digits(image_size))
+        elif Path(data_dir).suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES:
+            examples = UnlabelledRows(read_number_rows(data_dir, encoding=encoding, bad_data=bad_data))
+        else:
+            examples = UnlabelledImages(read_image_set(data_dir, image_size=image_size, bad_data=bad_data))
+        num_examples = examples.num_examples[TRAIN]
+        super().__init__(examples, lambda: self, num_train_examples=num_examples, takes_every=True)
+        self._latent_size = latent_size
+
+    def values(self, part: str) -> np.ndarray:
+        """All examples of a part, "train" or "test", in order."""
+        return np.concatenate([*self.source.in_order(part, _ROWS_AT_ONCE).as_numpy_iterator()])
+
+    def validation_data(self, global_batch_size: int) -> Any:
+        """The test examples in order, always with the same noise."""
+        part = Part(global_batch_size=global_batch_size, seed=0, epoch=0)
+        return self._with_noise(self.source.in_order(TEST, global_batch_size), part)
+
+    def get_batches(self, part: Part) -> Any:
+        """The batches of a part of the training data."""
+        return self._with_noise(self.source.shuffled(part), part)
+
+    def _with_noise(self, values: Any, part: Part) -> Any:
+
+        return with_noise(values, self._latent_size, part).map(_with_targets)
+
+
+def _with_targets(values: Any, noise: Any) -> Any:
+    return {"values": values, "noise": noise}, {"reconstruction": values, "divergence": noise[:, :1] * 0.0}

@@ -1,0 +1,26 @@
+"""What training costs: operations, memory, limits of the machine, more devices, other devices."""
+
+from tfaccel.known_names import lazy_names
+
+# Public name -> the module that defines it.
+_PUBLIC_NAMES = {
+    "estimate_memory": "tfaccel.measuring.estimate_memory",
+    "MemoryEstimate": "tfaccel.measuring.memory_estimate",
+    "estimate_scaling": "tfaccel.extras.estimates.estimate_scaling",
+    "ScalingOptions": "tfaccel.extras.estimates.scaling",
+    "ScalingEstimate": "tfaccel.extras.estimates.scaling",
+    "Interconnect": "tfaccel.extras.estimates.interconnect",
+    "compare_devices": "tfaccel.extras.estimates.compare_devices",
+    "DeviceComparison": "tfaccel.extras.estimates.device_comparison",
+    "GpuAssumptions": "tfaccel.extras.estimates.device_comparison",
+    "ComparisonOptions": "tfaccel.extras.estimates.compare_devices",
+    "cost_of": "tfaccel.measuring.cost_of",
+    "ModelCost": "tfaccel.costs.model_cost",
+    "StepCost": "tfaccel.costs.model_cost",
+    "roofline": "tfaccel.measuring.roofline",
+    "Roofline": "tfaccel.measuring.roofline_report",
+    "Performance": "tfaccel.training.run.performance",
+}
+
+__all__ = sorted(_PUBLIC_NAMES)
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC_NAMES, __all__)

@@ -1,0 +1,296 @@
+"""Scores of predicted classes, numbers and clicks, and baselines without a neural network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfaccel.training.verdict.baseline_scores import BaselineScores
+
+if TYPE_CHECKING:
+    from tfaccel.data.interactions.interaction_set import InteractionSet
+    from tfaccel.data.tables.tabular_set import TabularSet
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Converts logits of shape (num_rows, num_classes) to probabilities.
+
+    Example:
+        >>> softmax(np.array([[0.0, 0.0]])).tolist()
+        [[0.5, 0.5]]
+    """
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def class_scores(targets: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+    """Computes accuracy, balanced accuracy (the mean per-class accuracy) and log loss (in nats).
+
+    Args:
+        targets: the true class indices, of shape (num_rows,).
+        probabilities: of shape (num_rows, num_classes).
+
+    Example:
+        >>> class_scores(np.array([0, 0, 0, 1]), np.array([[0.5, 0.5]] * 4))
+        {'accuracy': 0.75, 'balanced accuracy': 0.5, 'log loss': 0.6931471805599453}
+    """
+    is_right = probabilities.argmax(axis=1) == targets
+    of_true = np.clip(probabilities[np.arange(len(targets)), targets], 1e-7, 1.0)
+    balanced = np.mean([is_right[targets == number].mean() for number in np.unique(targets)])
+    return {
+        "accuracy": float(is_right.mean()),
+        "balanced accuracy": float(balanced),
+        "log loss": float(-np.log(of_true).mean()),
+    }
+
+
+def score_numbers(targets: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
+    """Computes R² and mean absolute error.
+
+    Args:
+        targets: the true values, of shape (num_rows,).
+        predictions: of the same shape.
+
+    Example:
+        >>> score_numbers(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]))
+        {'r2': 1.0, 'mean absolute error': 0.0}
+    """
+    from sklearn.metrics import mean_absolute_error, r2_score
+
+    errors = float(mean_absolute_error(targets, predictions))
+    return {"r2": float(r2_score(targets, predictions)), "mean absolute error": errors}
+
+
+_MEAN_ROWS = 10  # rows with the mean click rate that are added to those of each item
+
+
+def click_probabilities(clicks: InteractionSet) -> dict[str, np.ndarray]:
+    """Click probabilities of the test rows by the popularity of items, and by the biases of users and items.
+
+    Popularity is an item's click rate in training, drawn to the mean as if by ten more rows. The biases are a logistic
+    regression on one-hot encoded ids, with scikit-learn's default penalty.
+
+    Returns:
+        Name -> probabilities, of shape (num_test_rows,).
+    """
+    from scipy.sparse import csr_matrix, hstack
+    from sklearn.linear_model import LogisticRegression
+
+    columns = clicks.table.encoding.categorical
+    places = [[column.name for column in columns].index(names[0]) for names in (clicks.user_names, clicks.item_names)]
+    train, test = (
+        [part.inputs["categories"][:, place] for place in places] for part in (clicks.table.train, clicks.table.test)
+    )
+    labels = clicks.table.train.targets
+    num_items = columns[places[1]].num_codes
+    counts, positive = (np.bincount(train[1], weights, num_items) for weights in (None, labels))
+    rates = (positive + _MEAN_ROWS * labels.mean()) / (counts + _MEAN_ROWS)
+
+    def one_hot(codes: list[np.ndarray]) -> csr_matrix:
+        rows = np.arange(len(codes[0]))
+        parts = [
+            csr_matrix((np.ones(len(rows)), (rows, one)), (len(rows), columns[place].num_codes))
+            for one, place in zip(codes, places, strict=True)
+        ]
+        return hstack(parts, "csr")
+
+    biases = LogisticRegression(solver="liblinear").fit(one_hot(train), labels)
+    return {"item popularity": rates[test[1]], "user and item biases": biases.predict_proba(one_hot(test))[:, 1]}
+
+
+def score_clicks(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+    """Computes the area under the ROC curve (AUC) and the log loss, in nats.
+
+    Args:
+        labels: 1 for a click and 0 otherwise, of shape (num_rows,); both occur.
+        probabilities: those of clicks, of the same shape.
+
+    Example:
+        >>> score_clicks(np.array([0, 1]), np.array([0.5, 0.5]))
+        {'AUC': 0.5, 'log loss': 0.6931471805599453}
+    """
+    from sklearn.metrics import log_loss, roc_auc_score
+
+    likely = np.clip(np.asarray(probabilities, np.float64), 1e-7, 1 - 1e-7)
+    return {"AUC": float(roc_auc_score(labels, likely)), "log loss": float(log_loss(labels, likely))}
+
+
+MAX_EXAMPLES, MAX_SIDE = 3000, 32  # max training images of the support vector machine, and their max side in pixels
+_PENALTIES = (1.0, 10.0)
+_NUM_FOLDS = 4
+
+
+def image_class_scores(
+    predictions: np.ndarray,
+    test: tuple[np.ndarray, np.ndarray],
+    train_data: Callable[..., Any],
+    num_train: int | None = None,
+) -> BaselineScores:
+    """Compares the accuracy of predictions with a support vector machine on pixels and the most frequent class.
+
+    The penalty is chosen by cross-validation on the training images. Images are subsampled to at most 32x32 pixels, and
+    at most 3,000 training images are used.
+
+    Args:
+        predictions: the predicted class index of each test image.
+        test: pixels and classes of the test images; classes are indices or one-hot rows.
+        train_data: `train_data(num_images, seed=0, epoch=0, augmented=False)` returns a dataset whose first batch
+            begins with pixels, of shape (num_images, height, width, channels), and classes.
+        num_train: number of training images, if known.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> images = np.repeat([[0.0], [1.0]], 8, axis=0).reshape(16, 1, 1, 1), np.repeat([0, 1], 8)
+        >>> data = lambda size, **_: tf.data.Dataset.from_tensor_slices(images).batch(size)
+        >>> image_class_scores(np.zeros(16), images, data).beside()
+        'accuracy 50.0 % vs. 100.0 % (SVM on pixels), 50.0 % (most frequent class)'
+    """
+    import tensorflow as tf
+    from sklearn.svm import SVC
+
+    batches = train_data(min(num_train or MAX_EXAMPLES, MAX_EXAMPLES), seed=0, epoch=0, augmented=False)
+    images, classes = tf.nest.flatten(next(batches.as_numpy_iterator()))[:2]
+    pixels, labels, wanted = _small(images), _class_indices(classes), _class_indices(test[1])
+    machine = with_best_penalty(SVC(C=_PENALTIES[-1]), labels, _PENALTIES)
+    several = len(np.unique(labels)) > 1
+    found = machine.fit(pixels, labels).predict(_small(test[0])) if several else wanted * 0 + labels[0]
+    return accuracy_scores(float(np.mean(predictions == wanted)), {"SVM on pixels": found}, labels, wanted)
+
+
+def with_best_penalty(
+    model: Any, labels: np.ndarray, penalties: Sequence[float], *, parameter: str = "C", **options: Any
+) -> Any:
+    """A classifier whose penalty is chosen by cross-validation; as it is if a class has too few examples for that.
+
+    Args:
+        model: the classifier.
+        labels: the class index of each training example.
+        penalties: those to choose from.
+        parameter: the name of the penalty.
+        **options: as for scikit-learn's `GridSearchCV`.
+    """
+    from sklearn.model_selection import GridSearchCV
+
+    counts = np.bincount(labels)
+    if counts[counts > 0].min() < _NUM_FOLDS:
+        return model
+    return GridSearchCV(model, {parameter: list(penalties)}, cv=_NUM_FOLDS, **options)
+
+
+def accuracy_scores(
+    score: float, found: Mapping[str, np.ndarray], labels: np.ndarray, wanted: np.ndarray
+) -> BaselineScores:
+    """Compares an accuracy with those of baselines and of the class that is most frequent in the training data.
+
+    Args:
+        score: the model's accuracy on the test examples.
+        found: baseline -> its predicted class indices of the test examples.
+        labels, wanted: the class indices of the training and of the test examples.
+    """
+    return BaselineScores(
+        metric="accuracy",
+        score=score,
+        is_fraction=True,
+        num_examples=len(wanted),
+        baselines={name: float(np.mean(predictions == wanted)) for name, predictions in found.items()},
+        trivial={"most frequent class": float(np.mean(wanted == np.bincount(labels).argmax()))},
+    )
+
+
+def _class_indices(labels: np.ndarray) -> np.ndarray:
+    labels = np.asarray(labels)
+    return labels.argmax(axis=1) if labels.ndim > 1 else labels.astype(int)
+
+
+def _small(images: np.ndarray) -> np.ndarray:
+    """Flattened pixels of images subsampled to at most 32x32 pixels."""
+    step = max(1, -(-max(images.shape[1:3]) // MAX_SIDE))
+    return np.asarray(images[:, step // 2 :: step, step // 2 :: step], np.float64).reshape(len(images), -1)
+
+
+_TABLE_PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
+
+
+def class_probabilities(table: TabularSet) -> dict[str, np.ndarray]:
+    """Class probabilities of the test rows by gradient boosting (default settings) and logistic regression.
+
+    The penalty of logistic regression is chosen by cross-validation on the training rows.
+
+    Returns:
+        Name -> probabilities, of shape (num_test_rows, num_classes).
+    """
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    targets = table.train.targets
+    weights = None if table.class_weights is None else table.class_weights[targets]
+    boosted = HistGradientBoostingClassifier(categorical_features=_is_category(table), random_state=0)
+    boosted.fit(_codes(table.train.inputs), targets, sample_weight=weights)
+    linear = with_best_penalty(
+        _scaled(LogisticRegression(max_iter=500)),
+        targets,
+        _TABLE_PENALTIES,
+        parameter="logisticregression__C",
+        scoring="neg_log_loss",
+    )
+    linear.fit(_numbers(table, table.train.inputs), targets)
+    found = {}
+    for name, model, rows in (
+        ("gradient boosting", boosted, _codes(table.test.inputs)),
+        ("logistic regression", linear, _numbers(table, table.test.inputs)),
+    ):
+        found[name] = np.zeros((len(table.test.targets), len(table.encoding.class_names)))
+        found[name][:, model.classes_] = model.predict_proba(rows)
+    return found
+
+
+def predicted_numbers(table: TabularSet) -> dict[str, np.ndarray]:
+    """Predictions for the test rows by ridge regression, gradient boosting (default settings) and the training mean.
+
+    The penalty of ridge regression is chosen by cross-validation on the training rows.
+
+    Returns:
+        Name -> predictions, of shape (num_test_rows,).
+    """
+    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.linear_model import RidgeCV
+
+    targets = table.train.targets
+    ridge = _scaled(RidgeCV(alphas=np.logspace(-2, 4, 25))).fit(_numbers(table, table.train.inputs), targets)
+    boosted = HistGradientBoostingRegressor(categorical_features=_is_category(table), random_state=0)
+    boosted.fit(_codes(table.train.inputs), targets)
+    return {
+        "ridge regression": np.asarray(ridge.predict(_numbers(table, table.test.inputs)), np.float32),
+        "gradient boosting": np.asarray(boosted.predict(_codes(table.test.inputs)), np.float32),
+        "mean": np.full(len(table.test.targets), np.mean(targets), np.float32),
+    }
+
+
+def _scaled(model: Any) -> Any:
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(SimpleImputer(strategy="median", keep_empty_features=True), StandardScaler(), model)
+
+
+def _codes(inputs: Any) -> np.ndarray:
+    """Categorical columns as codes, then numeric ones."""
+    return np.concatenate([np.asarray(inputs[name], np.float64) for name in sorted(inputs)], axis=1)
+
+
+def _is_category(table: TabularSet) -> np.ndarray:
+    is_category = np.arange(_codes(table.train.inputs).shape[1]) < len(table.encoding.categorical)
+    few = [column.num_codes <= 255 for column in table.encoding.categorical]  # max categories of gradient boosting
+    is_category[: len(few)] = few
+    return is_category
+
+
+def _numbers(table: TabularSet, inputs: Any) -> np.ndarray:
+    """Numeric columns, then one-hot encoded categories."""
+    parts = [np.asarray(inputs["numbers"], np.float64)] if "numbers" in inputs else []
+    for number, column in enumerate(table.encoding.categorical):
+        parts.append(np.eye(column.num_codes)[inputs["categories"][:, number]])
+    return np.concatenate(parts, axis=1)
