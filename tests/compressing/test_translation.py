@@ -115,7 +115,7 @@ def test_model_that_cannot_be_translated_is_refused(logical_devices):
 
     class Shapeless(keras.layers.Layer):
         def compute_output_spec(self, *args, **kwargs):
-            raise NotImplementedError
+            return self.compute_output_shape(None)  # which Keras's layers do not have
 
         def call(self, x):
             return x
