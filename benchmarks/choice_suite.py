@@ -30,8 +30,8 @@ from tfaccel.benchmarks.timed_race import Timing, ratios
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.measuring.candidate import Candidate
+from tfaccel.measuring.candidate_child import CandidateFailed
 from tfaccel.measuring.report import described
-from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.plan import Plan
 from tfaccel.processes.child import ProcessError, run_program
 

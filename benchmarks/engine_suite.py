@@ -15,7 +15,7 @@ from tfaccel.benchmarks.kernel_tasks import KERNEL_TASKS
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.training_programs import FitProgram, HandWrittenLoop, TrainedModel
-from tfaccel.measuring.interleaved import Program, measure_interleaved
+from tfaccel.measuring.duel import Program, measure_interleaved
 from tfaccel.measuring.measurement import Measurement
 from tfaccel.training.fit_plan import plan_of_model
 

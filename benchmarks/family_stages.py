@@ -17,9 +17,7 @@ from tfaccel.benchmarks.peer_programs import Peer, PeerChild
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.timed_race import Timing, race
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.candidate_child import CandidateChild
-from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
+from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers, TimedChild
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin
 from tfaccel.processes.child import ProcessError, run_program

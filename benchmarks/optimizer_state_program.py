@@ -96,7 +96,7 @@ def _trained(strategy: Any, task: dict[str, Any], setting: str, how: str) -> dic
     import tfaccel
     from tfaccel.training.fit_plan import plan_of_model
     from tfaccel.training.steps.replicas import Replicas
-    from tfaccel.training.steps.slot_places import slot_bytes
+    from tfaccel.training.steps.slots import slot_bytes
 
     num_steps, generator = task["num_steps"], np.random.default_rng(0)
     x = generator.normal(size=(num_steps * BATCH, NUM_INPUTS)).astype("float32")

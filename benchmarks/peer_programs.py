@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.benchmarks.choice_tasks import Family
-from tfaccel.measuring.timed_child import TimedChild
+from tfaccel.measuring.candidate_child import TimedChild
 from tfaccel.processes.fork_server import ForkServer
 
 PACKAGES: Mapping[str, str] = {"torch": "torch==2.13.0", "jax": "jax==0.10.2"}

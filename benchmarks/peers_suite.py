@@ -15,7 +15,7 @@ from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.timed_race import Timing, ratios
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
+from tfaccel.measuring.candidate_child import CandidateFailed, TimedChild
 from tfaccel.planning.plan import Plan
 
 PEER_PACKAGES = ("torch", "jax")

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfaccel.extras.estimates.all_reduce import all_reduce_seconds
-from tfaccel.extras.estimates.known_interconnects import known_interconnect
+from tfaccel.extras.estimates.all_reduce_cost import all_reduce_seconds
+from tfaccel.extras.estimates.interconnect import known_interconnect
 
 _FILE = Path(__file__).with_suffix(".json")
 _GRADIENT_BYTES = 4  # of a parameter: float32, under mixed precision too
@@ -20,7 +20,7 @@ class PublishedScaling:
     Args:
         name: model, machine and precision.
         source: address of the table.
-        interconnect: a name in `tfaccel.extras.estimates.known_interconnects`.
+        interconnect: a name in `tfaccel.extras.estimates.interconnect`.
         num_parameters: of the model.
         replica_batch_size: examples of a replica between two accumulated gradients.
         base_replicas, base_examples_per_second, base_accumulation_steps: of the smaller run.

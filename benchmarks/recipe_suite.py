@@ -15,8 +15,8 @@ from tfaccel.benchmarks.recipe_programs import (
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.stated_results import STATED_RESULTS
 from tfaccel.benchmarks.suite_options import SuiteOptions
+from tfaccel.measuring.duel import measure_interleaved
 from tfaccel.measuring.input_waits import input_waits
-from tfaccel.measuring.interleaved import measure_interleaved
 from tfaccel.measuring.measurement import Measurement
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.run_length import get_run_epochs

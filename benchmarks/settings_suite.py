@@ -16,7 +16,7 @@ from typing import Any
 from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS, Setting
 from tfaccel.benchmarks.settings_data import write_validation
 from tfaccel.errors import NonFiniteLossError, TfaccelError
-from tfaccel.planning.recipe_list import RECIPES_PACKAGE
+from tfaccel.planning.load_workload import RECIPES_PACKAGE
 from tfaccel.training.run.result import TrainResult
 
 

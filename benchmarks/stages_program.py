@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.planning.placements import STAGES
+
 ROWS, NUM_MICRO_BATCHES = 8, 9  # with 4 micro-batches, an epoch ends within an optimizer step
 WIDTH, DEPTH, EPOCH_ROWS, EPOCH_BATCHES = 1024, 8, 256, 8
 
@@ -76,21 +78,21 @@ def _plan(model: Any, stages: int, batch_size: int) -> Any:
     from tfaccel.training.fit_plan import plan_of_model
 
     devices = tuple(f"CPU:{index}" for index in range(stages))
-    return plan_of_model(model, batch_size=batch_size, pipeline_stages=stages, devices=devices)
+    return plan_of_model(model, batch_size=batch_size, **{STAGES: stages, "devices": devices})
 
 
 def _shares(family: str) -> dict[str, float]:
     """With two stages: the larger one's share of weights and slots, and of operations on their stage's device."""
     from tfaccel.data.sources import ArraySource
     from tfaccel.training.private.private_models import build_model
-    from tfaccel.training.private.private_placement import get_every_slot
+    from tfaccel.training.private.private_slots import get_every_slot
     from tfaccel.training.steps.engine import Engine, EngineOptions
 
     model, x, y = _compiled(family, 4)
     source = ArraySource((x, y), global_batch_size=ROWS)
     build_model(model, source.batch_spec)
-    options = EngineOptions(pipeline_stages=2, stage_devices=("CPU:0", "CPU:1"), marks_layers=True)
-    engine = Engine(model, options)
+    options: dict[str, Any] = {STAGES: 2, "stage_devices": ("CPU:0", "CPU:1"), "marks_layers": True}
+    engine = Engine(model, EngineOptions(**options))
     engine.run("train", source.feed(), 4)
     taken: dict[str, int] = {}
     for variable in model.trainable_variables:
@@ -106,7 +108,7 @@ def _shares(family: str) -> dict[str, float]:
 
 def _placed(model: Any, engine: Any) -> tuple[int, int]:
     """Operations of layers, forward and backward, on their stage's device; and all of them."""
-    from tfaccel.costs.graph_rows import row_of_name
+    from tfaccel.costs.graph_costs import row_of_name
     from tfaccel.training.private.private_api import all_layers
 
     get_stage = {

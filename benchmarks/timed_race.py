@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tfaccel.measuring.candidate import CandidateWindow
+from tfaccel.measuring.candidate_child import CandidateFailed, TimedChild
 from tfaccel.measuring.measurement import relative_spread
-from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
 
 _MIN_STEPS = 2
 _LONG_SECONDS = 1.0

@@ -1,4 +1,4 @@
-"""What a program that is timed window by window says to its parent; see `tfaccel.measuring.timed_child`."""
+"""What a program that is timed window by window says to its parent; see `tfaccel.measuring.candidate_child`."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ from tfaccel.benchmarks.tables_suite import TABLES_FIGURES, run_tables_suite
 from tfaccel.benchmarks.workers_suite import WORKERS_FIGURES, run_workers_suite
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.load_workload import list_recipes
 from tfaccel.scripts import benchmark_gpu
 from tfaccel.scripts.benchmark_table import print_report
 from tfaccel.scripts.command import run_command, show_progress

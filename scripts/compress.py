@@ -24,7 +24,7 @@ from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes, sensitivity_cells
 from tfaccel.compressing.compress import compress
 from tfaccel.errors import RunDirError
-from tfaccel.planning.run_workload import check_finished_run
+from tfaccel.planning.load_workload import check_finished_run
 from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.compress_flags import compress_flags, compress_options, run_dir
 from tfaccel.scripts.model_flags import quiet_tensorflow

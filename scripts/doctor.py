@@ -20,9 +20,8 @@ from rich.text import Text
 
 from tfaccel.errors import TfaccelError
 from tfaccel.extras.tpu.readiness import StepSource, check_tpu_readiness, parse_tpu
-from tfaccel.hardware.doctor import examine
-from tfaccel.hardware.doctor_check import Check
-from tfaccel.hardware.doctor_examination import Examination
+from tfaccel.hardware.doctor import Check, Examination
+from tfaccel.hardware.doctor_installation import examine
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import run_command, show_progress, table_console

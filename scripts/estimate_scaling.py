@@ -14,6 +14,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 
 from absl import flags
@@ -21,8 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import HardwareError, PlanError
-from tfaccel.extras.estimates.interconnect import Interconnect
-from tfaccel.extras.estimates.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
+from tfaccel.extras.estimates.interconnect import KNOWN_INTERCONNECTS, Interconnect, known_interconnect
 from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, ScalingRow, checked_replicas
 from tfaccel.scripts.command import check_picture, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
@@ -34,16 +34,14 @@ from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _FLAGS: dict[str, Flag] = {
     "replicas": (["1", "2", "4", "8", "16", "32", "64"], "numbers of devices"),
-    "scaling": ("weak", "weak: keep the batch of each replica; strong: keep the global batch"),
     "hardware": (str, 'JSON file that describes an interconnect, alone or under "interconnect"'),
     "interconnect": (str, f"published figures: {', '.join(KNOWN_INTERCONNECTS)}"),
     "measure": (False, "measure the network between two worker processes again"),
-    "algorithm": ("auto", "of the all-reduce: ring, hierarchical, or auto for the faster of the two"),
-    "bytes_per_pack": (0, "sum gradients in packs of about this many bytes; 0: in one, as TensorFlow does"),
-    "overlap": (0.0, "fraction of the communication that can run during the backward pass"),
     "step_seconds": (float, "time of a training step of one device (default: measured here)"),
-    "fixed_step_seconds": (float, "part of that time that does not shrink with the batch (default: measured)"),
-    "price_per_device_hour": (float, "price of a device, in any currency, to predict costs"),
+    **{
+        one.name: (float if one.default is None else one.default, one.metadata["help"])
+        for one in fields(ScalingOptions)
+    },
     "write": (str, "write a picture to this PNG file"),
     "quiet": (False, "show no progress"),
     "json": (False, "print JSON"),
@@ -59,14 +57,7 @@ def run(argv: list[str]) -> int:
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     replicas = checked_replicas(_whole(text) for text in values.replicas)
-    options = ScalingOptions(
-        scaling=values.scaling,
-        algorithm=values.algorithm,
-        bytes_per_pack=values.bytes_per_pack,
-        overlap=values.overlap,
-        price_per_device_hour=values.price_per_device_hour,
-        fixed_step_seconds=values.fixed_step_seconds,
-    )
+    options = ScalingOptions(**{one.name: values[one.name].value for one in fields(ScalingOptions)})
     link, reference, fixed = _interconnect(values), reference_of_workload(values), fixed_fields(values)
     check_picture("write", values.write)
     from tfaccel.extras.estimates.estimate_scaling import estimate_scaling
@@ -89,7 +80,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         finally:
             progress("")
     if values.write is not None:
-        from tfaccel.extras.estimates.scaling_picture import save_scaling_picture
+        from tfaccel.extras.estimates.scaling import save_scaling_picture
 
         save_scaling_picture(values.write, estimate)
     if values.json:

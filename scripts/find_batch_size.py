@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
 
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
-    from tfaccel.measuring.batch_options import BatchOptions
+    from tfaccel.measuring.batch_report import BatchOptions
     from tfaccel.measuring.find_batch_size import find_batch_size
 
     check_writable("out", values.out)

@@ -14,9 +14,10 @@ from tfaccel.errors import TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.memory_savings import HEADINGS, WayToSave, ways_to_save
 from tfaccel.planning.candidates import candidate_plans
-from tfaccel.planning.override_flags import explain
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.placements import may_be_cut
+from tfaccel.planning.plan import SETTINGS, Plan, explain
 from tfaccel.planning.plan_cache import cached_plan
+from tfaccel.planning.plan_settings import EVERYDAY, EXPERIMENTAL, EXPERT, LEVELS
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
@@ -28,6 +29,7 @@ from tfaccel.scripts.workload_command import run_workload_command
 from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
+_LEVEL_TITLES = {EVERYDAY: "Every day", EXPERT: "For experts", EXPERIMENTAL: "Experimental"}
 _FLAGS: dict[str, Flag] = {
     "hardware": (str, "JSON file describing the machine to plan for (default: this machine)"),
     "write": (str, "write the chosen plan to this JSON file"),
@@ -56,7 +58,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     workload = chosen_workload(values, **options)
     plans = candidate_plans(hardware, workload, **fixed)
     ways: tuple[WayToSave, ...] = ()
-    if "pipeline_stages" not in fixed and sum(bool(gpu.memory_bytes) for gpu in hardware.gpus) > 1:
+    if may_be_cut(hardware, fixed):
         plans, ways = _plans_that_fit(values, plans, hardware, workload, options, fixed)
     if values.write is not None:
         plans[0].save(values.write)
@@ -96,7 +98,7 @@ def _plans_that_fit(
         return plans, ()
     plans = candidate_plans(hardware, workload, training_bytes=estimate.total_bytes(size), **fixed)
     num_devices = len(hardware.gpus)
-    stages = sorted({2, num_devices, plans[0].pipeline_stages} - {1})
+    stages = sorted({2, num_devices, plans[0].devices_per_replica} - {1})
     return plans, ways_to_save(estimate, replica_batch_size=size, num_devices=num_devices, stages=stages)
 
 
@@ -132,10 +134,10 @@ def _print(workload: Workload, plans: list[Plan], *, shows_all: bool) -> None:
     if shows_all:
         console.print(_chosen_table(plans[0]))
     else:
-        num_usual = len(explain(plans[0])) - len(decisive_choices(plans[0]))
+        num_others = len(explain(plans[0])) - len(decisive_choices(plans[0]))
         console.print(Text("Chosen: plan 1, each choice as its flag, with the reason", style="bold"))
         console.print(choices_table(plans[0]))
-        console.print(Text(f"{num_usual} other fields have their usual values; --all shows them, with every reason."))
+        console.print(Text(f"{num_others} other fields, most for experts; --all shows them, with every reason."))
     others = _other_reasons(plans)
     if others:
         console.print(Text("Why the other candidates have other values", style="bold"))
@@ -167,9 +169,12 @@ def _chosen_table(plan: Plan) -> Table:
     table = Table(title="Chosen: plan 1", title_justify="left")
     for heading in ("field", "value", "why", "override with"):
         table.add_column(heading, overflow="fold")
-    for explanation in explain(plan):
-        value = devices_text(plan.devices) if explanation.field == "devices" else str(explanation.value)
-        table.add_row(explanation.field, value, Text(explanation.reason), Text(explanation.flag))
+    for level in LEVELS:
+        table.add_section()
+        table.add_row(Text(_LEVEL_TITLES[level], style="bold"))
+        for explanation in (one for one in explain(plan) if SETTINGS[one.field].level == level):
+            value = devices_text(plan.devices) if explanation.field == "devices" else str(explanation.value)
+            table.add_row(explanation.field, value, Text(explanation.reason), Text(explanation.flag))
     return table
 
 

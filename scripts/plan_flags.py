@@ -5,38 +5,24 @@ from typing import Any
 from absl import flags
 
 from tfaccel.errors import PlanError
-from tfaccel.planning.override_flags import OVERRIDE_FLAGS, override_flag
-from tfaccel.planning.plan import check_field_names
-from tfaccel.planning.plan_fields import (
-    COUNT_FIELDS,
-    OPTIONAL_CHOICES,
-    OPTIONAL_COUNT_FIELDS,
-    OPTIONAL_SWITCH_FIELDS,
-    SWITCH_FIELDS,
-    check_value,
-)
+from tfaccel.planning.plan import SETTINGS, check_field_names, check_value, override_flag
+from tfaccel.planning.plan_settings import EXPERIMENTAL, EXPERT
 
 AUTO = "auto"
-_HELP = {
-    "strategy": "none, one_device, mirrored, multi_worker_mirrored, tpu, or auto",
-    "devices": "devices that hold replicas, such as GPU:0,GPU:1, or auto",
-    "logical_cpus": "number of logical devices to split the CPU into, or auto",
-    "dtype_policy": "float32, mixed_float16, mixed_bfloat16, or auto",
-    "xla": "on, off, or auto: whether to compile the forward and backward pass with XLA",
-    "global_batch_size": "examples per optimizer step over all replicas, or auto",
-    "accumulation_steps": "micro-batches per optimizer step, or auto",
-    "steps_per_execution": "optimizer steps per call, or auto",
-    "synchronize_batch_norm": "on, off, or auto: whether batch normalization synchronizes statistics across replicas",
-    "num_threads": "number of threads for TensorFlow's operations, or auto",
-    "data_service": "number of tf.data service workers that prepare the training batches, or auto for none",
-}
 
 
 def define_plan_flags(values: flags.FlagValues) -> None:
     """Adds the flags to those of a command."""
-    for name, text in _HELP.items():
+    for name, text in {one.flag: one.help for one in SETTINGS.values() if one.flag is not None}.items():
         flags.DEFINE_string(name, AUTO, text, flag_values=values)
-    text = "set another field of the plan, as FIELD=VALUE; can be repeated"
+    others = {
+        level: ", ".join(name for name, one in SETTINGS.items() if one.level == level and one.flag is None)
+        for level in (EXPERT, EXPERIMENTAL)
+    }
+    text = (
+        "set another field of the plan, as FIELD=VALUE; can be repeated. For experts: "
+        f"{others[EXPERT]}. Experimental: {others[EXPERIMENTAL]}"
+    )
     flags.DEFINE_multi_string("set", [], text, flag_values=values)
 
 
@@ -47,10 +33,10 @@ def fixed_fields(values: flags.FlagValues) -> dict[str, Any]:
         PlanError: for an invalid value, an unknown field, or a field that is set twice.
     """
     fixed: dict[str, Any] = {}
-    for field, flag in OVERRIDE_FLAGS.items():
-        text = str(values[flag].value).strip()
+    for field, setting in SETTINGS.items():
+        text = AUTO if setting.flag is None else str(values[setting.flag].value).strip()
         if text != AUTO:
-            fixed[field] = _value(field, text, f"--{flag}")
+            fixed[field] = _value(field, text, override_flag(field))
     for assignment in values.set or []:
         field, equals, text = assignment.partition("=")
         if not equals:
@@ -69,14 +55,15 @@ def _why_not(field: str) -> str:
 def _value(field: str, text: str, flag: str) -> Any:
     """Converts the text of a flag to the field's value."""
     value: Any = text
-    if text.lower() == "none" and field in (*OPTIONAL_CHOICES, *OPTIONAL_COUNT_FIELDS, *OPTIONAL_SWITCH_FIELDS, "tpu"):
+    setting = SETTINGS[field]
+    if text.lower() == "none" and setting.none is not None:
         value = None
-    elif field in SWITCH_FIELDS or field in OPTIONAL_SWITCH_FIELDS:
-        value = _switch(text, flag)
     elif field == "devices":
         value = tuple(part.strip() for part in text.split(","))
-    elif field in COUNT_FIELDS or field in OPTIONAL_COUNT_FIELDS:
+    elif setting.bounds is not None:
         value = _count(text, flag)
+    elif setting.is_switch and field != "tpu":
+        value = _switch(text, flag)
     check_value(field, value)
     return value
 

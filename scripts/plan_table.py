@@ -1,17 +1,15 @@
 """The choices of a plan that are worth a look, each as its flag, with the reason; shared by several commands."""
 
-from dataclasses import fields
-
 from rich.table import Table
 from rich.text import Text
 
 from tfaccel.planning.moves import MEASURED
-from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import SETTINGS, FieldExplanation, Plan, explain
+from tfaccel.planning.plan_settings import EVERYDAY
 
-# Fields that are always shown; others are shown if they were set, measured, or are not what they usually are.
-ALWAYS_SHOWN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
+# Fields that are always shown; others are shown if they were set or measured.
+ALWAYS_SHOWN = tuple(name for name, setting in SETTINGS.items() if setting.level == EVERYDAY)
 
 
 def choices_table(plan: Plan) -> Table:
@@ -26,14 +24,10 @@ def choices_table(plan: Plan) -> Table:
 
 def decisive_choices(plan: Plan) -> list[FieldExplanation]:
     """The fields of a plan that are worth a look."""
-    usual = {field.name: field.default for field in fields(Plan)}
     return [
         one
         for one in explain(plan)
-        if one.field in ALWAYS_SHOWN
-        or one.reason == SET_BY_YOU
-        or one.reason.startswith(MEASURED)
-        or one.value != usual[one.field]
+        if one.field in ALWAYS_SHOWN or one.reason == SET_BY_YOU or one.reason.startswith(MEASURED)
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from absl import flags
 from rich.table import Table
 
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.load_workload import list_recipes
 from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import PlanError
-from tfaccel.measuring.roofline_report import LAYER_HEADINGS, Roofline
+from tfaccel.measuring.roofline import LAYER_HEADINGS, Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.scripts.command import check_picture, check_writable, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.load_workload import list_recipes
 from tfaccel.scripts.command import INTERRUPTED, run_command, table_console
 from tfaccel.scripts.search_flags import define_tune_flags, search_options
 from tfaccel.scripts.train_flags import run_dir

@@ -11,10 +11,10 @@ from tfaccel.planning.load_workload import (
     check_function,
     import_named,
     is_import_path,
+    list_recipes,
     load_recipe,
     load_workload,
 )
-from tfaccel.planning.recipe_list import list_recipes
 from tfaccel.planning.workload import Workload
 
 

@@ -14,8 +14,8 @@ from absl import flags
 
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import did_you_mean
+from tfaccel.planning.load_workload import RECIPES_PACKAGE
 from tfaccel.planning.option_checks import max_count
-from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.scripts.model_flags import quiet_import
 from tfaccel.scripts.plan_flags import AUTO
 

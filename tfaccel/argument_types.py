@@ -6,8 +6,8 @@ import functools
 import inspect
 import operator
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from numbers import Real
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +16,7 @@ from tfaccel.errors import HardwareError, PlanError, TfaccelError
 _Checked = TypeVar("_Checked", bound=Callable[..., Any])
 _Kind = tuple[Callable[[Any], bool], str]  # whether a value is of a kind, and how to say it
 _ERRORS: dict[str, type[TfaccelError]] = {"Hardware": HardwareError, "Machine": HardwareError, "Plan": PlanError}
+_PUBLIC = ("tfaccel", "tfaccel.options", "tfaccel.estimates", "tfaccel.serving")
 _SUCH_AS = {"Plan": ", such as tfaccel.default_plan(...)"}
 _OTHERS = {"Mapping": (Mapping, "a dict"), "dict": (dict, "a dict")}
 
@@ -101,8 +102,8 @@ def _kinds(annotation: Any, scope: Mapping[str, Any], checks_numbers: bool) -> d
 
 
 def _words(kind: type) -> str:
-    is_public = kind.__name__ in dir(sys.modules["tfaccel"])
-    return f"a {'tfaccel' if is_public else kind.__module__}.{kind.__name__}{_SUCH_AS.get(kind.__name__, '')}"
+    known = (name for name in _PUBLIC if kind.__name__ in dir(import_module(name)))
+    return f"a {next(known, kind.__module__)}.{kind.__name__}{_SUCH_AS.get(kind.__name__, '')}"
 
 
 def _is_instance(value: Any, *, kind: type | tuple[type, ...]) -> bool:

@@ -18,7 +18,7 @@ _PUBLIC_NAMES = {
     "ModelCost": "tfaccel.costs.model_cost",
     "StepCost": "tfaccel.costs.model_cost",
     "roofline": "tfaccel.measuring.roofline",
-    "Roofline": "tfaccel.measuring.roofline_report",
+    "Roofline": "tfaccel.measuring.roofline",
     "Performance": "tfaccel.training.run.performance",
 }
 

@@ -4,8 +4,8 @@ from tfaccel.known_names import lazy_names
 
 # Public name -> the module that defines it.
 _PUBLIC_NAMES = {
-    "BatchOptions": "tfaccel.measuring.batch_options",
-    "MeasureOptions": "tfaccel.measuring.measure_options",
+    "BatchOptions": "tfaccel.measuring.batch_report",
+    "MeasureOptions": "tfaccel.measuring.candidate",
     "TrainingOptions": "tfaccel.training.training_options",
     "Count": "tfaccel.training.recipe_options",
     "DataPath": "tfaccel.training.recipe_options",

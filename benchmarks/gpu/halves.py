@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.planning.placements import STAGES
 from tfaccel.training.fit import fit
 from tfaccel.training.fit_plan import plan_of_model
 
@@ -75,8 +76,8 @@ def _in_stages(way: str, size: int, kind: str) -> list[float]:
         model = _layers(size, kind)
     model.compile(keras.optimizers.Adam(gradient_accumulation_steps=_NUM_MICRO_BATCHES), "mse")
     x, y = _rows(kind)
-    size_of_part = _BATCH // _NUM_MICRO_BATCHES
-    return _losses(model, x, y, batch_size=size_of_part, devices=(f"{kind}:0", f"{kind}:1"), pipeline_stages=2)
+    fields: dict[str, Any] = {"devices": (f"{kind}:0", f"{kind}:1"), STAGES: 2}
+    return _losses(model, x, y, batch_size=_BATCH // _NUM_MICRO_BATCHES, **fields)
 
 
 _WAYS: dict[str, Callable[[str, int, str], list[float]]] = {

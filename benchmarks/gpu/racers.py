@@ -16,10 +16,8 @@ from tfaccel.benchmarks.gpu.step import StepRun
 from tfaccel.benchmarks.gpu.tasks import WORKLOAD, task_named, workload
 from tfaccel.benchmarks.report import NOISY_SPREAD
 from tfaccel.benchmarks.timed_race import Timing, race, ratios
-from tfaccel.measuring.candidate_child import CandidateChild
-from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers, TimedChild
 from tfaccel.measuring.loss_check import CHECKED_STEPS
-from tfaccel.measuring.timed_child import CandidateFailed, TimedChild
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan

@@ -13,6 +13,7 @@ from typing import Any
 
 from tfaccel.benchmarks.gpu.step import StepRun
 from tfaccel.benchmarks.gpu.trial import TrialFailed, in_new_process
+from tfaccel.planning.placements import STAGES
 from tfaccel.planning.plan import Plan
 
 PART_BYTES = 4 << 30
@@ -41,9 +42,9 @@ def host_state(run: StepRun) -> None:
         _ratio(run, "optimizer state on the host", sizes, "host", "replicated", at_least=1.3)
 
 
-def pipeline_stages(run: StepRun) -> None:
+def stages_on_halves(run: StepRun) -> None:
     """A model in two stages, one on each half; on one half it fails."""
-    if _has_field(run, "pipeline_stages"):
+    if _has_field(run, STAGES):
         sizes = _largest(run, _LAYERS, ("one", "stages"))
         _ratio(run, "pipeline stages", sizes, "stages", "one", at_least=1.4)
         _trains_on_both(run, "pipeline stages", sizes, "stages")

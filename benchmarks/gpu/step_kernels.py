@@ -13,7 +13,7 @@ from tfaccel.benchmarks.gpu.tasks import workload
 from tfaccel.benchmarks.gpu.trial import in_new_process
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
-from tfaccel.training.private.private_pinned import pin_host_memory
+from tfaccel.training.private.private_tensorflow import pin_host_memory
 
 _WARM_UP_STEPS, _TRACED_STEPS = 8, 4
 _NUM_KERNELS = 40
@@ -42,7 +42,7 @@ def traced(plan: dict[str, Any], options: dict[str, Any], pins_memory: bool) -> 
     """Trains some steps under TensorFlow's profiler; runs in a process of its own."""
     import tensorflow as tf
 
-    from tfaccel.costs.private_traces import CPU_PLANE, GPU_PLANE, trace_events
+    from tfaccel.costs.private_graphs import CPU_PLANE, GPU_PLANE, trace_events
     from tfaccel.training.run.timed_steps import TimedSteps
     from tfaccel.training.runtime import Runtime
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tfaccel.benchmarks.gpu.step import StepRun
-from tfaccel.hardware.doctor import examine
-from tfaccel.hardware.doctor_examination import Examination
+from tfaccel.hardware.doctor import Examination
+from tfaccel.hardware.doctor_installation import examine
 from tfaccel.hardware.environment import describe_environment
 from tfaccel.hardware.machine import Machine
 from tfaccel.parity.case import ParityCase, ParityRow, Placement

@@ -102,7 +102,7 @@ _LATER = (
         for task in ("mlp", "transformer", "resnet")
     ),
     _step("memory_growth", "memory taken with growth, and without", "step_memory:growth", 50),
-    _step("half_card_stages", "pipeline stages on two halves of a card", "step_halves:pipeline_stages", 110),
+    _step("half_card_stages", "pipeline stages on two halves of a card", "step_halves:stages_on_halves", 110),
     _step("half_card_state", "sharded optimizer state on two halves of a card", "step_halves:optimizer_state", 110),
     _step("half_card_host_state", "optimizer state on the host", "step_halves:host_state", 110),
     _step("half_card_embeddings", "embedding tables on the host", "step_halves:host_embeddings", 110),

@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import Any
 
 from tfaccel.errors import TfaccelError
+from tfaccel.measuring.candidate_child import OUT_OF_MEMORY
 from tfaccel.measuring.candidate_program import get_cause
-from tfaccel.measuring.timed_child import OUT_OF_MEMORY
 from tfaccel.processes.child import Environment, ProcessError, run_program
 from tfaccel.processes.connection import end_with_parent
 

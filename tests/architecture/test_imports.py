@@ -55,7 +55,7 @@ NOUN_MODULES = {
     "tfaccel.training.run.result",
     "tfaccel.training.run.performance",
     "tfaccel.costs.model_cost",
-    "tfaccel.measuring.roofline_report",
+    "tfaccel.measuring.roofline",
     "tfaccel.measuring.measurement",
     "tfaccel.benchmarks.published_scaling",
     "tfaccel.measuring.memory_estimate",

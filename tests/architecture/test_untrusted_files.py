@@ -8,7 +8,7 @@ from source_tree import Source, sources
 
 # Functions that a user passes to his own child processes: through a pipe, or a file in a private temporary folder that
 # the parent has just written and removes. Nothing else that is read from a disk may be a pickle.
-MAY_PICKLE = {"tfaccel/planning/reference.py", "tfaccel/planning/deferred.py"}
+MAY_PICKLE = {"tfaccel/planning/reference.py", "tfaccel/planning/own_model.py"}
 # They load what this process, or its parent, has just written: a model that the user gave in memory,
 # and that may hold his own lambdas. A model from a file has passed `keras_file.py` before.
 MAY_LOWER_SAFE_MODE = {

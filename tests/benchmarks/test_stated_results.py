@@ -3,7 +3,7 @@
 import pytest
 
 from tfaccel.benchmarks.stated_results import STATED_RESULTS, StatedResult
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.load_workload import list_recipes
 
 
 def test_bounds():

@@ -4,7 +4,7 @@ import pytest
 
 from tfaccel.benchmarks.timed_race import race, ratios
 from tfaccel.measuring.candidate import CandidateWindow
-from tfaccel.measuring.timed_child import CandidateFailed
+from tfaccel.measuring.candidate_child import CandidateFailed
 
 
 class Program:

@@ -7,7 +7,7 @@ import pytest
 
 from tfaccel.compressing.outcome_folder import OutcomeFolder
 from tfaccel.errors import CompressionError, RunDirError, WorkloadError
-from tfaccel.planning.run_workload import check_finished_run, workload_of_run
+from tfaccel.planning.load_workload import check_finished_run, workload_of_run
 from tfaccel.recipes import image_classification, object_detection
 
 

@@ -94,6 +94,6 @@ def test_docstrings_are_given_as_griffe_reads_them(site_hooks):
     assert site_hooks.as_griffe_reads(given) == wanted
     assert site_hooks.public_names("tfaccel.ops") == {
         "all_gather_rows": "tfaccel.training.steps.gather_rows",
-        "mean_over_replicas": "tfaccel.training.steps.replica_sums",
-        "sum_over_replicas": "tfaccel.training.steps.replica_sums",
+        "mean_over_replicas": "tfaccel.training.steps.all_reduce",
+        "sum_over_replicas": "tfaccel.training.steps.all_reduce",
     }

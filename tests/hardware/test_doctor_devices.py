@@ -3,9 +3,9 @@ import json
 import pytest
 from made_up_machine import add_package, make_machine
 
+from tfaccel.hardware.doctor import COMPUTATIONS, Examination
 from tfaccel.hardware.doctor_child import ProbeResult
-from tfaccel.hardware.doctor_devices import check_cpu, check_one_gpu, check_tpus, computation_check, kernels_check
-from tfaccel.hardware.doctor_examination import COMPUTATIONS, Examination
+from tfaccel.hardware.doctor_installation import check_cpu, check_one_gpu, check_tpus, computation_check, kernels_check
 from tfaccel.hardware.hardware import Device
 from tfaccel.processes.child import how_it_ended
 

@@ -3,8 +3,7 @@ import json
 import pytest
 from made_up_machine import add_package, make_machine
 
-from tfaccel.hardware.doctor_check import Check
-from tfaccel.hardware.doctor_examination import Examination, last_words
+from tfaccel.hardware.doctor import Check, Examination, last_words
 from tfaccel.hardware.doctor_installation import (
     check_imports,
     check_keras_settings,

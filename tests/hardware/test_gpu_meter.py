@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from made_up_machine import make_machine
 
-from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
+from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 
 
 class NvmlError(Exception):

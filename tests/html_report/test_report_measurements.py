@@ -16,7 +16,7 @@ from report_page import written
 from tfaccel import report as write_report
 from tfaccel.errors import ReportError
 from tfaccel.planning.kept_rooflines import keep_roofline
-from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
+from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 
 
 @pytest.fixture(autouse=True)

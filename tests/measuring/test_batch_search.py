@@ -8,9 +8,8 @@ import pytest
 
 from tfaccel.errors import PlanError
 from tfaccel.measuring import candidate_child
-from tfaccel.measuring.batch_options import BatchOptions, batch_bound
-from tfaccel.measuring.batch_report import BatchReport
-from tfaccel.measuring.batch_search import BatchSearch
+from tfaccel.measuring.batch_report import BatchOptions, BatchReport, batch_bound
+from tfaccel.measuring.find_batch_size import BatchSearch
 from tfaccel.planning.plan import Plan
 from tfaccel.processes.fork_server import ForkServer
 

@@ -9,7 +9,7 @@ import pytest
 from tfaccel.errors import WorkloadError
 from tfaccel.extras.estimates.compare_devices import estimated_gpu, get_gpu, plan_on
 from tfaccel.extras.estimates.device_comparison import GpuAssumptions
-from tfaccel.extras.estimates.step_facts import StepFacts
+from tfaccel.extras.estimates.estimate_scaling import StepFacts
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import keep_plan

@@ -9,9 +9,8 @@ import pytest
 from fastest_search import finder
 
 from tfaccel.errors import PlanError
-from tfaccel.measuring.candidate import Candidate, CandidateWindow
+from tfaccel.measuring.candidate import Candidate, CandidateWindow, MeasureOptions
 from tfaccel.measuring.loss_check import departure
-from tfaccel.measuring.measure_options import MeasureOptions
 from tfaccel.measuring.report import Report
 from tfaccel.planning.plan import Plan
 
@@ -161,8 +160,8 @@ def test_limits_hold_for_the_reference_too(find):
     kind, message = find("workload", measure={"max_candidates": 1}, **fixed)
     assert kind == "PlanError"
     assert message == (
-        "No plan could be measured. reference: It lacks what you fixed; its loss is the reference. One plan was "
-        "measured (max_candidates=1)."
+        "No plan could be measured. reference: Without your fixed fields; measured for the reference loss only. "
+        "One plan was measured (max_candidates=1)."
     )
 
 

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tfaccel.measuring.candidate import Candidate
-from tfaccel.measuring.gains import Gains
-from tfaccel.measuring.measure_options import MeasureOptions
+from tfaccel.measuring.candidate import Candidate, MeasureOptions
+from tfaccel.measuring.plan_search import Gains
 from tfaccel.measuring.report import NO_MOVE_LEFT, Report
 from tfaccel.planning.plan import Plan
 

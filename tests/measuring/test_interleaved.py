@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfaccel.measuring.interleaved import measure_interleaved
+from tfaccel.measuring.duel import measure_interleaved
 from tfaccel.measuring.measurement import Window
 
 

@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from tfaccel.measuring.memory_allocator import BestFitAllocator
+from tfaccel.measuring.step_values import BestFitAllocator
 
 MIB = 2**20
 

@@ -182,7 +182,7 @@ def test_a_model_of_one_batch_size(logical_devices):
 def test_bad_requests():
     from tfaccel import find_batch_size
     from tfaccel.estimates import estimate_memory
-    from tfaccel.measuring.batch_options import BatchOptions
+    from tfaccel.measuring.batch_report import BatchOptions
 
     with pytest.raises(PlanError, match=r"head_room must be a number from 0 to below 1\. Received: head_room=1"):
         estimate_memory("image_classification", head_room=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfaccel.costs.model_cost import LayerCost, StepCost
-from tfaccel.measuring.roofline_report import Roofline
+from tfaccel.measuring.roofline import Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan
 

@@ -92,9 +92,9 @@ def test_the_program_of_any_batch_size_follows_from_two(logical_devices):
     import keras
     import tensorflow as tf
 
-    from tfaccel.measuring.scaled_program import TracedSizes
     from tfaccel.measuring.step_program import make_program
     from tfaccel.measuring.step_simulation import simulate
+    from tfaccel.measuring.traced_step import TracedSizes
 
     layers = [keras.layers.Conv2D(8, 3), keras.layers.BatchNormalization(), keras.layers.LSTM(8), keras.layers.Dense(3)]
     layers.insert(2, keras.layers.Reshape((36, 8)))

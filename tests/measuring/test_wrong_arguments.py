@@ -1,6 +1,7 @@
 """Public functions refuse arguments of the wrong type by name."""
 
 import importlib
+import operator
 
 import pytest
 
@@ -39,17 +40,17 @@ WORKLOAD = "image_classification"
 WRONG = [
     ("find_fastest", (WORKLOAD,), {}, "measure", "a tfaccel.options.MeasureOptions, or None"),
     ("find_fastest", (WORKLOAD,), {}, "hardware", "a tfaccel.Hardware, or None"),
-    ("find_fastest", (WORKLOAD,), {}, "progress", "a tfaccel.measuring.measure_options.SearchProgress, or None"),
+    ("find_fastest", (WORKLOAD,), {}, "progress", "a tfaccel.measuring.candidate.SearchProgress, or None"),
     ("find_batch_size", (WORKLOAD,), {}, "search", "a tfaccel.options.BatchOptions, or None"),
     ("find_batch_size", (WORKLOAD,), {}, "on_trial", "a function"),
     ("find_learning_rate", (WORKLOAD,), {}, "test", "a tfaccel.options.LearningRateTest, or None"),
     ("find_learning_rate", (WORKLOAD,), {}, "on_step", "a function"),
     ("find_learning_rate", (WORKLOAD,), {}, "plan", "a tfaccel.Plan, such as .*, or None"),
-    ("roofline", (WORKLOAD,), {}, "on_progress", "a function"),
-    ("roofline", (WORKLOAD,), {}, "measure_again", "True or False"),
-    ("estimate_memory", (WORKLOAD,), {}, "hardware", "a tfaccel.Hardware, or None"),
-    ("estimate_scaling", (WORKLOAD,), {}, "interconnect", "a tfaccel.estimates.Interconnect, or None"),
-    ("estimate_scaling", (WORKLOAD,), {}, "assume", "a tfaccel.estimates.ScalingOptions, or None"),
+    ("estimates.roofline", (WORKLOAD,), {}, "on_progress", "a function"),
+    ("estimates.roofline", (WORKLOAD,), {}, "measure_again", "True or False"),
+    ("estimates.estimate_memory", (WORKLOAD,), {}, "hardware", "a tfaccel.Hardware, or None"),
+    ("estimates.estimate_scaling", (WORKLOAD,), {}, "interconnect", "a tfaccel.estimates.Interconnect, or None"),
+    ("estimates.estimate_scaling", (WORKLOAD,), {}, "assume", "a tfaccel.estimates.ScalingOptions, or None"),
     ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "plan", "a tfaccel.Plan, such as .*, or None"),
     ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "engine_options", "a dict, or None"),
     ("train", (WORKLOAD,), {"run_dir": "nowhere"}, "callbacks", "a list of Keras callbacks"),
@@ -68,7 +69,7 @@ WRONG = [
 @pytest.mark.parametrize(("verb", "arguments", "others", "name", "wanted"), WRONG)
 def test_what_is_of_another_type_is_refused_by_name(verb, arguments, others, name, wanted, given):
     with pytest.raises(TfaccelError, match=rf"`{name}` must be {wanted}\. Received: "):
-        getattr(tfaccel, verb)(*arguments, **others, **{name: given})
+        operator.attrgetter(verb)(tfaccel)(*arguments, **others, **{name: given})
 
 
 @pytest.mark.parametrize("given", ["60", [1], 0, float("nan"), True])

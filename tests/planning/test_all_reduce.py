@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tfaccel.extras.estimates.all_reduce import (
+from tfaccel.extras.estimates.all_reduce_cost import (
     all_reduce_seconds,
     flat_ring_seconds,
     hierarchical_seconds,
@@ -102,7 +102,7 @@ def test_packs_are_those_of_tensorflow(run_python):
 import random
 import tensorflow as tf
 from tensorflow.python.distribute.cross_device_utils import group_by_size
-from tfaccel.extras.estimates.all_reduce import num_packs
+from tfaccel.extras.estimates.all_reduce_cost import num_packs
 random.seed(0)
 for _ in range(200):
     sizes = [random.randint(1, 40) for _ in range(random.randint(1, 12))]

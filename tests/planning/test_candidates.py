@@ -26,7 +26,7 @@ from planning_machines import (
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import candidate_plans, default_plan
 from tfaccel.planning.plan import Plan, plan_field_names
-from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
+from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 
 WORKLOADS = {
     "nothing known": workload(),

@@ -4,14 +4,16 @@ import pytest
 
 from tfaccel.errors import HardwareError, PlanError
 from tfaccel.extras.estimates.device_comparison import (
+    GPUS,
     DeviceComparison,
     DeviceTime,
     GpuAssumptions,
     break_even_examples,
+    gpu_peaks,
     gpu_step,
+    known_gpu,
     max_gpu_examples,
 )
-from tfaccel.extras.estimates.gpu_peaks import GPUS, gpu_peaks, known_gpu
 from tfaccel.hardware.hardware import Device
 from tfaccel.scripts.plan_compare import verdict
 

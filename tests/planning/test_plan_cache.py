@@ -6,10 +6,9 @@ import sys
 import pytest
 
 from tfaccel.hardware.hardware import Device, Hardware
-from tfaccel.planning import plan_key as plan_key_module
+from tfaccel.planning import plan_cache
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.plan_cache import cached_plan, chosen_plan, keep_plan
-from tfaccel.planning.plan_key import PlanKey, plan_key
+from tfaccel.planning.plan_cache import PlanKey, cached_plan, chosen_plan, keep_plan, plan_key
 
 SOURCE = """
 import functools
@@ -78,7 +77,7 @@ def test_a_plan_holds_only_for_what_it_was_measured_with(imported, monkeypatch):
     keys.update(others)
     assert len(keys) == len(others) + 1
     assert plan_key(MACHINE, imported(), {}) in keys
-    monkeypatch.setattr(plan_key_module, "_version", lambda package: "9.9")
+    monkeypatch.setattr(plan_cache, "_version", lambda package: "9.9")
     assert plan_key(MACHINE, imported(), {}) not in keys
 
 
@@ -96,8 +95,8 @@ STALE = {
 def test_a_stale_plan_is_ignored_with_one_line(imported, caplog, monkeypatch, reason):
     with monkeypatch.context() as patched:
         if reason.startswith("tensorflow"):
-            version = plan_key_module._version
-            patched.setattr(plan_key_module, "_version", lambda name: {"tensorflow": "9.9"}.get(name) or version(name))
+            version = plan_cache._version
+            patched.setattr(plan_cache, "_version", lambda name: {"tensorflow": "9.9"}.get(name) or version(name))
         _, file = keep(imported())
     assert cached_plan(MACHINE, imported(width=9), {}) is None  # another task
     assert cached_plan(MACHINE, imported(), {"jit_compile": False}) is None

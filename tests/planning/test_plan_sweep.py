@@ -9,8 +9,8 @@ from planning_machines import gpus, host, tpus, workload
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Cluster, Device, Hardware
 from tfaccel.planning.candidates import candidate_plans, default_plan
+from tfaccel.planning.load_workload import list_recipes
 from tfaccel.planning.plan import plan_field_names
-from tfaccel.planning.recipe_list import list_recipes
 
 K80, T4, V100 = ("Tesla K80", (3, 7)), ("Tesla T4", (7, 5)), ("Tesla V100-SXM2-16GB", (7, 0))
 A100, H100 = ("NVIDIA A100-SXM4-40GB", (8, 0)), ("NVIDIA H100 80GB HBM3", (9, 0))

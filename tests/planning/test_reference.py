@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.reference import Reference
-from tfaccel.planning.signature import get_signature
+from tfaccel.planning.reference import Reference, get_signature
 from tfaccel.planning.workload import Workload
 
 
@@ -40,7 +39,7 @@ def test_definitions_that_only_this_process_has(tmp_path):
 LOADED = """
 import json, sys
 from tfaccel.planning.reference import Reference
-from tfaccel.planning.signature import get_signature
+from tfaccel.planning.reference import get_signature
 workload = Reference(kind="file", text=sys.argv[1]).load()
 signatures = [get_signature(workload.build_model), get_signature(workload.compile_args)]
 late = "tensorflow" not in sys.modules

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tfaccel.errors import HardwareError, PlanError
-from tfaccel.extras.estimates.interconnect import Interconnect
-from tfaccel.extras.estimates.known_interconnects import KNOWN_INTERCONNECTS, known_interconnect
+from tfaccel.extras.estimates.interconnect import KNOWN_INTERCONNECTS, Interconnect, known_interconnect
 from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, scaling_rows
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 

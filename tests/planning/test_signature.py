@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tfaccel.planning.signature import get_signature
+from tfaccel.planning.reference import get_signature
 
 SOURCE = """
 import argparse, dataclasses, functools
@@ -193,7 +193,7 @@ def test_models_are_the_same_whatever_keras_has_counted(logical_devices):
 
 def test_every_process_gives_the_same(made, run_python, tmp_path):
     made()
-    imports = "import my_signed; from tfaccel.planning.signature import get_signature"
+    imports = "import my_signed; from tfaccel.planning.reference import get_signature"
     code = f"{imports}; print(get_signature(my_signed.enclosing(8)))"
     outputs = {
         run_python(code, env={"PYTHONPATH": str(tmp_path), "PYTHONHASHSEED": seed}, fresh=True).stdout for seed in "123"

@@ -7,9 +7,7 @@ import pytest
 
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.known_names import did_you_mean
-from tfaccel.planning import recipe_list
-from tfaccel.planning.load_workload import load_recipe, load_workload
-from tfaccel.planning.recipe_list import list_recipes, read_summary
+from tfaccel.planning.load_workload import list_recipes, load_recipe, load_workload, read_summary
 from tfaccel.planning.workload import Workload
 
 
@@ -149,7 +147,6 @@ def recipes(modules, monkeypatch):
     (modules / "my_package" / "image_classification.py").write_text(f'"""Classifies images.\n\nMore."""\n{MODULE}')
     (modules / "my_package" / "broken.py").write_text('"""Would fail when imported."""\n1 / 0')
     (modules / "my_package" / "_private.py").write_text("")
-    monkeypatch.setattr(recipe_list, "RECIPES_PACKAGE", "my_package")
     monkeypatch.setattr("tfaccel.planning.load_workload.RECIPES_PACKAGE", "my_package")
 
 

@@ -5,7 +5,7 @@ from importlib import import_module
 import pytest
 
 import tfaccel
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.load_workload import list_recipes
 from tfaccel.recipes import autoencoder, text_classification
 
 PAYS_FROM_OPERATIONS = 1e8

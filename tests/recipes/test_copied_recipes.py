@@ -27,7 +27,7 @@ for name in names:
     assert status == 0, (name, status)
 
 import keras
-from tfaccel.planning.run_workload import workload_of_run
+from tfaccel.planning.load_workload import workload_of_run
 
 found = {}
 for name in names:

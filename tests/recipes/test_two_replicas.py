@@ -16,7 +16,7 @@ import json
 import pytest
 from own_data import CASES, PROGRAM, write_own_data
 
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.load_workload import list_recipes
 
 # A table; the others need --all.
 QUICK = ("classes",)

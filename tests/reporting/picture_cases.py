@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from tfaccel.costs.model_cost import LayerCost, StepCost
-from tfaccel.extras.estimates.known_interconnects import known_interconnect
-from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, scaling_rows
-from tfaccel.extras.estimates.scaling_picture import scaling_figure
-from tfaccel.measuring.roofline_report import Roofline
+from tfaccel.extras.estimates.interconnect import known_interconnect
+from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, scaling_figure, scaling_rows
+from tfaccel.measuring.roofline import Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.step_of_one_device import StepOfOneDevice

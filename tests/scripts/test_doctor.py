@@ -4,7 +4,7 @@ import os
 import pytest
 from made_up_machine import add_command
 
-from tfaccel.hardware.doctor_examination import COMPUTATIONS
+from tfaccel.hardware.doctor import COMPUTATIONS
 from tfaccel.hardware.machine import Machine
 
 

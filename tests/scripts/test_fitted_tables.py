@@ -49,7 +49,7 @@ def print_names_with_brackets():
 
 
 def print_doctor():
-    from tfaccel.hardware.doctor_check import Check
+    from tfaccel.hardware.doctor import Check
 
     text = "tensorflow.python.framework.errors_impl.InternalError when the first kernel was launched on the device"
     print_checks([Check(name="xla_on_each_device", status="fail", detail=text, remedy="pip install x")])

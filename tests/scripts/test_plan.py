@@ -11,8 +11,7 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.load_workload import load_workload
-from tfaccel.planning.override_flags import OVERRIDE_FLAGS
-from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan import SETTINGS, Plan, plan_field_names
 from tfaccel.planning.plan_cache import keep_plan
 from tfaccel.scripts import plan as plan_command
 
@@ -26,6 +25,7 @@ def sized(size: int = 64, optimizer: str = "adam"):
     assert optimizer == "sgd"
     return Workload("mine", object, dict, list, global_batch_size=size)
 """
+FLAGS = {setting.flag for setting in SETTINGS.values() if setting.flag is not None}
 OURS = "--workload=my_planned_module:workload"
 EIGHT_GPUS = Hardware(
     num_physical_cores=32,
@@ -66,7 +66,7 @@ def test_prints_candidates_chosen_plan_and_every_reason_with_its_flag(plan):
     assert "communication=hierarchical_copy" in out
     chosen = out[out.index("Chosen: plan 1") : out.index("Why the other")]
     assert all(name in chosen for name in plan_field_names())
-    assert all(f"--{flag}" in chosen for flag in OVERRIDE_FLAGS.values())
+    assert all(f"--{flag}" in chosen for flag in FLAGS)
     assert "--set=bytes_per_pack=VALUE" in chosen
     assert "compute capability 9.0 has fast bfloat16" in chosen
     assert "dtype_policy=float32: Full precision, for comparison" in out[out.index("Why the other") :]
@@ -77,7 +77,7 @@ def test_shows_what_was_chosen_and_leaves_out_usual_values(plan, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as on a terminal of 80 columns
     monkeypatch.setenv("TERM", "dumb")
     status, out, _ = plan(OURS, "--hardware=gpus.json", "--set=bytes_per_pack=1024")
-    chosen = out[out.index("Chosen: plan 1") : out.index("other fields have their usual values; --all shows")]
+    chosen = out[out.index("Chosen: plan 1") : out.index("other fields, most for experts; --all shows")]
     assert status == 0
     for flag in ("--strategy=mirrored", "--xla=", "--set=bytes_per_pack=1024"):
         assert flag in chosen
@@ -213,7 +213,7 @@ def test_flags_set_options_of_the_workload(plan):
 
 
 def test_auto_fixes_nothing(plan):
-    automatic = [f"--{flag}=auto" for flag in OVERRIDE_FLAGS.values()]
+    automatic = [f"--{flag}=auto" for flag in FLAGS]
     assert plan(OURS, "--hardware=gpus.json", "--json", *automatic) == plan(OURS, "--hardware=gpus.json", "--json")
 
 
@@ -272,5 +272,5 @@ def test_the_command_imports_no_tensorflow_and_explains_itself(folder):
     assert "Chosen: plan 1" in done.stdout
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0
-    wanted = {*OVERRIDE_FLAGS.values(), "set", "recipe", "workload", "hardware", "write", "json"}
+    wanted = {*FLAGS, "set", "recipe", "workload", "hardware", "write", "json"}
     assert all(f"\n  --{flag}\n" in done.stdout for flag in wanted)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tfaccel.planning import recipe_list
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning import load_workload
+from tfaccel.planning.load_workload import list_recipes
 from tfaccel.scripts import recipes as recipes_command
 
 
@@ -30,7 +30,7 @@ def two_recipes(tmp_path, monkeypatch):
     (package / "sorting.py").write_text('"""Learns to sort.\n\nMore."""\nraise RuntimeError("imported")')
     (package / "images.py").write_text('"""Classifies images."""\nraise RuntimeError("imported")')
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(recipe_list, "RECIPES_PACKAGE", "recipes_of_this_test")
+    monkeypatch.setattr(load_workload, "RECIPES_PACKAGE", "recipes_of_this_test")
     yield
     sys.modules.pop("recipes_of_this_test", None)
 
@@ -54,7 +54,7 @@ def test_json(recipes, two_recipes):
 
 
 def test_none_installed(recipes, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe_list, "RECIPES_PACKAGE", "no_such_package_of_recipes")
+    monkeypatch.setattr(load_workload, "RECIPES_PACKAGE", "no_such_package_of_recipes")
     assert recipes() == (0, "No recipes are installed.\n", "")
 
 

@@ -14,8 +14,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.load_workload import as_workload
-from tfaccel.planning.override_flags import OVERRIDE_FLAGS
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import SETTINGS, Plan
 from tfaccel.planning.plan_cache import keep_plan
 from tfaccel.scripts import train as train_command
 
@@ -172,7 +171,8 @@ def test_flag_that_a_workload_does_not_take_is_refused(train, tmp_path, flag):
 @pytest.mark.slow
 def test_recipe_trains_shows_its_plan_and_says_where_things_are(command, tmp_path):
     arguments = [RECIPE, "--data_dir=small.npz", "--epochs=2", "--global_batch_size=8", "--optimizer=sgd", "--ema"]
-    automatic = [f"--{flag}=auto" for flag in OVERRIDE_FLAGS.values() if flag != "global_batch_size"]
+    plan_flags = {setting.flag for setting in SETTINGS.values() if setting.flag is not None}
+    automatic = [f"--{flag}=auto" for flag in plan_flags if flag != "global_batch_size"]
     ended = command(*arguments, "--run_dir=runs/first", "--weight_decay=auto", *automatic)
     assert ended.returncode == 0, ended.stderr
     plan = Plan.load(tmp_path / "runs/first/plan.json")

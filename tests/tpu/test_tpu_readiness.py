@@ -8,7 +8,7 @@ import pytest
 from tfaccel.extras.tpu.readiness import STEP_PROGRAM, compiler_refusal, step_checks
 from tfaccel.hardware.doctor_child import ProbeProcess
 from tfaccel.hardware.machine import Machine
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.load_workload import list_recipes
 
 FOLDER = str(Path(__file__).parent)
 REPLICA_BATCH_SIZE = 16

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 
 from tfaccel import Plan, Runtime
-from tfaccel.training.private import private_broadcasts
-from tfaccel.training.steps import host_embeddings
+from tfaccel.training.private import private_workers
+from tfaccel.training.steps import embeddings
 
 SHAPES = [(3,), (4, 2), (2, 2, 2), ()]
 
@@ -38,19 +38,19 @@ def main():
     plan = Plan(strategy="multi_worker_mirrored", devices=("CPU:0",), num_workers=2, global_batch_size=8)
     with Runtime(plan) as runtime, runtime.strategy.scope():
         found = []
-        for pack_bytes in (private_broadcasts._PACK_BYTES, 20):
-            private_broadcasts._PACK_BYTES = pack_bytes
-            with private_broadcasts.broadcast_at_once():
+        for pack_bytes in (private_workers._PACK_BYTES, 20):
+            private_workers._PACK_BYTES = pack_bytes
+            with private_workers.broadcast_at_once():
                 variables = build(index)
             found.append(values(variables, runtime.strategy))
-        with host_embeddings.tables_created_on_host(), private_broadcasts.broadcast_at_once():
+        with embeddings.tables_created_on_host(), private_workers.broadcast_at_once():
             table = keras.layers.Embedding(7, 3, embeddings_initializer=keras.initializers.RandomNormal(seed=index + 1))
             table.build()
         found.append(table.get_weights()[0].tolist())
-        with private_broadcasts.broadcast_at_once():
+        with private_workers.broadcast_at_once():
             zero = keras.Variable(np.zeros(3, "float32"))
             zero_on_one = keras.Variable(np.full(3, float(index), "float32"))
-            private_broadcasts._PACK_BYTES = 8  # the next ones are large
+            private_workers._PACK_BYTES = 8  # the next ones are large
             large_zero = keras.Variable(np.zeros(4, "float32"))
             large_zero_on_one = keras.Variable(np.full(4, 1.0 - index, "float32"))
         found.append([v.numpy().tolist() for v in (zero, zero_on_one, large_zero, large_zero_on_one)])

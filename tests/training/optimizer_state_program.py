@@ -15,9 +15,9 @@ import tfaccel
 from tfaccel.errors import PlanError
 from tfaccel.training.fit_plan import plan_of_model
 from tfaccel.training.private.private_api import tf_variable
-from tfaccel.training.steps.absent_slot import AbsentSlot
+from tfaccel.training.private.private_slots import AbsentSlot
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_places import slot_bytes
+from tfaccel.training.steps.slots import slot_bytes
 
 BATCH = 12
 RANDOM = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import pytest
 
 from tfaccel import Plan, Workload, train
 from tfaccel.errors import PlanError
-from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
+from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 from tfaccel.training.run.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

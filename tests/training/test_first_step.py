@@ -12,7 +12,7 @@ from replica_models import assert_equal, scope_of, trained
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
-from tfaccel.training.proof.variable_difference import Tolerance, difference
+from tfaccel.training.proof.differences import Tolerance, difference
 from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfaccel
 from tfaccel.errors import DataError, PlanError
-from tfaccel.training.steps.fixed_rows import fixed_rows, rows_of_replica
+from tfaccel.training.steps.step_errors import fixed_rows, rows_of_replica
 
 NUM_ROWS = 8
 

@@ -7,8 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfaccel.training.kernels.fused_kernels import fused_kernels
-from tfaccel.training.kernels.gru import fused_gru
-from tfaccel.training.kernels.lstm import fused_lstm
+from tfaccel.training.kernels.recurrent import fused_gru, fused_lstm
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -7,8 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfaccel
-from tfaccel.training.kernels.optimizer_updates import fused_update
-from tfaccel.training.kernels.row_gradients import RowGradient
+from tfaccel.training.kernels.optimizer_updates import RowGradient, fused_update
 from tfaccel.training.steps.overrides import instance_attributes
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

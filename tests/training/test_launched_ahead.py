@@ -15,9 +15,9 @@ def trained(monkeypatch, *, on_gpu, broken_row=None, steps_per_execution=1, **op
     import keras
 
     from tfaccel.training.fit import fit
-    from tfaccel.training.steps import step_graphs
+    from tfaccel.training.steps.replicas import Replicas
 
-    monkeypatch.setattr(step_graphs, "runs_on_gpu", lambda replicas: on_gpu)
+    monkeypatch.setattr(Replicas, "are_gpus", on_gpu)
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
     model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse", steps_per_execution=steps_per_execution)

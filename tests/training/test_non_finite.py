@@ -9,7 +9,7 @@ import pytest
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.non_finite_policy import check_policy
 from tfaccel.processes.local_cluster import run_local_cluster
-from tfaccel.training.steps.left_out_count import LeftOutCount
+from tfaccel.training.steps.left_out import LeftOutCount
 
 HERE = Path(__file__).parent
 CODE = "import sys; from non_finite_program import main; main(*sys.argv[1:])"

@@ -24,7 +24,7 @@ from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
 from tfaccel.training.fit_plan import plan_of_model
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_places import owners_by_size, slot_bytes
+from tfaccel.training.steps.slots import owners_by_size, slot_bytes
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

@@ -15,9 +15,9 @@ import tfaccel
 from tfaccel.costs.private_graphs import function_graph
 from tfaccel.errors import NonFiniteLossError, PlanError
 from tfaccel.hardware.hardware import Device, Hardware
-from tfaccel.planning.stage_rules import stages_rule
+from tfaccel.planning.placements import stages_rule
 from tfaccel.training.fit_plan import plan_of_model
-from tfaccel.training.private.private_placement import get_every_slot
+from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

@@ -10,7 +10,7 @@ from replica_models import scope_of
 
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.fit import fit
-from tfaccel.training.proof.variable_difference import Tolerance, difference, is_noise, without_multiple
+from tfaccel.training.proof.differences import Tolerance, difference, is_noise, without_multiple
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

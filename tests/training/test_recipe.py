@@ -11,7 +11,7 @@ from absl import flags
 
 import tfaccel
 from tfaccel.errors import RunDirError, WorkloadError
-from tfaccel.planning.run_workload import workload_of_run
+from tfaccel.planning.load_workload import workload_of_run
 from tfaccel.scripts import train  # noqa: F401  It defines the flags that are the same for all workloads.
 from tfaccel.scripts.workload_flags import define_workload_flags
 from tfaccel.scripts.workload_parameters import WorkloadParameters

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfaccel.training.steps.reduce_clock import ReduceClock
+from tfaccel.training.steps.clocks import ReduceClock
 
 
 def test_a_time_is_no_variable_of_the_graph(logical_devices):

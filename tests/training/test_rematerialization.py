@@ -12,7 +12,7 @@ from tfaccel import Plan, fit
 from tfaccel.errors import PlanError
 from tfaccel.training.fit_plan import plan_of_model
 from tfaccel.training.rematerialize import rematerialize
-from tfaccel.training.steps.recomputed_blocks import get_blocks, recomputed_blocks
+from tfaccel.training.steps.rematerialized import get_blocks, recomputed_blocks
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

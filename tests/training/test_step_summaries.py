@@ -8,7 +8,7 @@ from replica_models import X, Y, scope_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tfaccel.training.fit import fit
-from tfaccel.training.steps import step_summaries
+from tfaccel.training.steps import gather_rows
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -45,7 +45,7 @@ def written(num_replicas, by, directory):
 
 
 def test_a_scalar_of_a_step_is_that_of_all_replicas(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(step_summaries, "_said", set())
+    monkeypatch.setattr(gather_rows, "_said", set())
     wanted = written(0, keras.Model.fit, tmp_path / "one")
     found = written(2, fit, tmp_path / "two")
     assert len(wanted["loss"]) == 3

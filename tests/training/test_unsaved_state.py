@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfaccel.training.private.private_step_state import unsaved_state
+from tfaccel.training.private.private_tensorflow import unsaved_state
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

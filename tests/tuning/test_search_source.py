@@ -11,7 +11,7 @@ import pytest
 
 from tfaccel import Workload
 from tfaccel.errors import SearchError, WorkloadError
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.load_workload import list_recipes
 from tfaccel.planning.reference import Reference
 from tfaccel.tuning.recipe_space import DEPTHS, PARTS, SIZES, recipe_space
 from tfaccel.tuning.source import SearchSource

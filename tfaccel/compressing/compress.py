@@ -14,9 +14,15 @@ from tfaccel.compressing.litert.schema import check_litert
 from tfaccel.compressing.methods import DEFAULT_METHODS, checked_methods, get_parts
 from tfaccel.compressing.outcome_folder import OutcomeFolder
 from tfaccel.errors import CompressionError, WorkloadError
-from tfaccel.planning.load_workload import as_workload, check_function, import_named, is_import_path
+from tfaccel.planning.load_workload import (
+    as_workload,
+    check_finished_run,
+    check_function,
+    import_named,
+    is_import_path,
+    workload_of_run,
+)
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_workload import check_finished_run, workload_of_run
 from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import Runtime
 

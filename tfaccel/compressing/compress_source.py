@@ -31,7 +31,7 @@ from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.private.private_api import all_layers, call_model
 from tfaccel.training.private.private_tensorflow import variables_in_float32
-from tfaccel.training.private.private_weights import load_model
+from tfaccel.training.private.private_trainer import load_model
 from tfaccel.training.steps.model_parts import has_own_test_step
 
 

@@ -78,7 +78,7 @@ def distill(
     check_no_code(path)
 
     def build_model() -> Any:
-        from tfaccel.training.private.private_weights import load_model
+        from tfaccel.training.private.private_trainer import load_model
 
         student = workload.build_model()
         with _naming(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfaccel.costs.graph_operations import GraphCounter, matrix_operations
-from tfaccel.costs.graph_rows import row_of_name
 from tfaccel.costs.model_cost import LOSS, OPTIMIZER, OTHER, LayerCost, StepCost
 
 # Keys of a tally beside dtypes.
@@ -258,3 +258,34 @@ def _num_elements(tensor: tf.Tensor) -> int | None:
     if tensor.shape.rank is None or None in tensor.shape.as_list():
         return None
     return math.prod(tensor.shape.as_list())
+
+
+# To which row of a table an operation belongs by its name: a layer, the optimizer, the loss, or none.
+
+_SCOPE = re.compile(r"tfaccel_layer\.(\d+)")
+_NUMBER = re.compile(r"_\d+$")
+
+
+def layer_scope(index: int) -> str:
+    """The name scope that marks the operations of layer number `index`."""
+    return f"tfaccel_layer.{index}"
+
+
+def row_of_name(name: str, optimizers: tuple[str, ...]) -> int | str | None:
+    """The number of the innermost layer whose scope is in an operation's name; else "optimizer", "loss" or None.
+
+    Args:
+        name: of the operation.
+        optimizers: names of the optimizers, which open name scopes of that name.
+
+    Example:
+        >>> row_of_name("tfaccel_layer.1/tfaccel_layer.4/MatMul", ("adam",)), row_of_name("adam_2/Mul", ("adam",))
+        (4, 'optimizer')
+    """
+    scopes = _SCOPE.findall(name)
+    if scopes:
+        return int(scopes[-1])
+    parts = [_NUMBER.sub("", part) for part in name.split("/")]
+    if any(part in (one, _NUMBER.sub("", one)) for part in parts[:-1] for one in optimizers):
+        return OPTIMIZER
+    return LOSS if "compile_loss" in parts else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+from tfaccel.costs.graph_costs import row_of_name
 from tfaccel.costs.graph_operations import BRANCHES, CALLS, LOOPS
-from tfaccel.costs.graph_rows import row_of_name
 from tfaccel.costs.model_cost import HOST, LOSS, OPTIMIZER, OTHER
 
 _OPERATION = re.compile(r"([A-Za-z0-9.][\w./\\-]*):(\w+)")

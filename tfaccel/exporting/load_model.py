@@ -116,7 +116,7 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
         )
     import_modules(modules)
     check_keras_file(file, modules=modules)
-    from tfaccel.training.private.private_weights import load_model
+    from tfaccel.training.private.private_trainer import load_model
 
     try:
         model = load_model(file, compile=False, safe_mode=True, custom_objects=_get_classes(modules))

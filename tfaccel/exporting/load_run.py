@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tfaccel.errors import RunDirError
 from tfaccel.exporting.load_model import MODEL_FILE, load_keras_model
 from tfaccel.known_names import suggests_names
-from tfaccel.planning.run_workload import check_finished_run
+from tfaccel.planning.load_workload import check_finished_run
 from tfaccel.short_repr import short_repr
 from tfaccel.training.run.checkpoint_files import checkpoint_weights
 from tfaccel.training.run.result import TrainResult

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.exporting.sample_rows import NUM_ROWS
-from tfaccel.planning.run_workload import workload_of_run
+from tfaccel.planning.load_workload import workload_of_run
 from tfaccel.training.run.example_inputs import first_inputs, read_example_inputs
 
 logger = logging.getLogger("tfaccel")

@@ -27,11 +27,10 @@ from tfaccel.local_path import local_path
 from tfaccel.measuring.report import HEADINGS, Report, described
 from tfaccel.planning.kept_rooflines import kept_roofline
 from tfaccel.planning.moves import MEASURED
-from tfaccel.planning.override_flags import FieldExplanation, explain
 from tfaccel.planning.placements import SET_BY_YOU
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import FieldExplanation, Plan, explain
 from tfaccel.planning.plan_cache import plans_dir
-from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
+from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 
 Measured = TypeVar("Measured")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.timed_child import OUT_OF_MEMORY
+from tfaccel.measuring.candidate_child import OUT_OF_MEMORY
 from tfaccel.measuring.workload_task import load_task
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin, Reference

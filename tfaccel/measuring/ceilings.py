@@ -13,7 +13,7 @@ from typing import Any
 from tfaccel.errors import PlanError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.candidate_child import CandidateServers
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.machine_ceilings import MachineCeilings, cached_ceilings, keep_ceilings, today
 from tfaccel.planning.plan import Plan

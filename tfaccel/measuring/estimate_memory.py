@@ -13,14 +13,14 @@ from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, TfaccelError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.candidate_child import CandidateServers
 from tfaccel.measuring.memory_estimate import MemoryEstimate
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
-from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.option_checks import listed
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.positional_arguments import data_after_model
 
 _LOGGER = logging.getLogger(__name__)
 _PROGRAM = "tfaccel.measuring.memory_program"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import statistics
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, WorkloadError
@@ -14,16 +18,16 @@ from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.machine import Machine
-from tfaccel.measuring.batch_options import BatchOptions
-from tfaccel.measuring.batch_report import BatchReport
-from tfaccel.measuring.batch_search import BatchSearch, OnTrial
-from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.batch_report import INTERRUPTED, BatchOptions, BatchReport, BatchTrial, batch_bound
+from tfaccel.measuring.candidate import Candidate
+from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
+from tfaccel.measuring.duel import MIN_GAIN, get_rate, steps_of_window
 from tfaccel.measuring.estimate_memory import device_bytes
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
-from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.workload import Workload
 
 
@@ -120,3 +124,274 @@ def _limit(search: BatchOptions, plan: Plan, hardware: Hardware) -> int | None:
     free = free_memory_bytes(Machine.here())
     known = [search.memory_limit_bytes, hardware.memory_bytes, free]
     return min(one for one in known if one is not None)
+
+
+_PROBED_STEPS = 3
+_ROUNDS = 4
+_GRANULARITY = 8  # bisection ends when the step is an eighth of the size
+_MARGIN = 1.1  # an expectation from smaller batches may be this much too low
+
+_LOGGER = logging.getLogger(__name__)
+
+OnTrial = Callable[[BatchTrial], None]
+
+
+class SearchEnded(Exception):
+    """The search ends before it has found out what fits; its text says why."""
+
+
+class BatchSearch:
+    """A search for the largest batch that fits and the fastest one.
+
+    Args:
+        name: the workload's name.
+        plan: the plan whose batch size varies.
+        options: how to search; the memory limit is known.
+        num_examples: in an epoch; no larger batch is tried. None if unknown.
+        on_trial: called with each batch size once it has been measured.
+
+    Raises:
+        PlanError: if not even the smallest batch is allowed.
+    """
+
+    def __init__(
+        self, name: str, plan: Plan, options: BatchOptions, *, num_examples: int | None, on_trial: OnTrial
+    ) -> None:
+        self._name, self._plan, self._options, self._on_trial = name, plan, options, on_trial
+        self._unit = plan.accumulation_steps  # a replica batch is a multiple of it
+        self._bound = batch_bound(plan, options, num_examples)
+        self._trials: dict[int, BatchTrial] = {}
+        self._relative_speeds: dict[int, float] = {}  # of replica batch sizes; that of the first is 1
+        self._best: CandidateChild | None = None
+        self._best_runs = False
+        self._longest_seconds = 0.0
+        self._began = time.monotonic()
+        self._stopped_because, self._complete = INTERRUPTED, False
+
+    def run(self, servers: CandidateServers, task: dict[str, Any]) -> None:
+        """Searches; what was measured is in `report` in any case.
+
+        Raises:
+            PlanError: if a batch size fails for another reason than memory before any could be measured.
+        """
+        self._servers = servers
+        self._task = task
+        try:
+            self._search()
+            self._complete = True
+        except SearchEnded as end:
+            self._stopped_because = str(end)
+        finally:
+            self._end_best()
+
+    @property
+    def _usable_bytes(self) -> int | None:
+        limit = self._options.memory_limit_bytes
+        return None if limit is None else int(limit * (1 - self._options.head_room))
+
+    def _search(self) -> None:
+        most = self._bound.micro_batch_size
+        size = min(most, max(1, self._plan.micro_batch_size))
+        fits, fails = 0, None
+        while fails is None and size > fits:
+            if self._try(size):
+                fits, size = size, min(2 * size, most)
+            elif fits:
+                fails = size
+            else:
+                fails, size = size, size // 2
+                while size and not self._try(size):
+                    fails, size = size, size // 2
+                fits = size
+        while fails is not None and fits and fails - fits > max(1, fits // _GRANULARITY):
+            middle = (fits + fails) // 2
+            fits, fails = (middle, fails) if self._try(middle) else (fits, middle)
+        if fits == most:
+            self._stopped_because = self._bound.reason
+        elif fits:
+            self._stopped_because = "The next larger batch does not fit."
+        else:
+            self._stopped_because = "Not even the smallest batch fits."
+
+    def _try(self, micro_batch_size: int) -> bool:
+        """Trains some steps with a batch size, and times it beside the fastest one so far; whether it fits.
+
+        Raises:
+            SearchEnded: if the budget allows no other, or this one failed for another reason than memory.
+            PlanError: the same, if nothing was measured before.
+        """
+        size = micro_batch_size * self._unit
+        if size in self._trials:
+            return bool(self._trials[size].fits)
+        plan = replace(self._plan, global_batch_size=size * self._plan.num_replicas, reasons=())
+        candidate = Candidate(plan=plan, axis=f"batch {size}")
+        expected = self._expected_bytes(size)
+        if expected is not None and self._usable_bytes is not None and expected > _MARGIN * self._usable_bytes:
+            text = f"Not tried: {expected:,} bytes are expected, and {self._usable_bytes:,} are usable."
+            failed = replace(candidate, failure=text)
+            self._note(BatchTrial(candidate=failed, fits=False, estimated_bytes=expected, was_tried=False))
+            return False
+        self._check_time()
+        began = time.monotonic()
+        server, limit = self._servers.of(plan), self._options.limit_seconds
+        task = {**self._task, "memory_limit_bytes": self._limit_beside_best(expected)}
+        child = CandidateChild(server, task, plan, candidate.axis, limit_seconds=limit)
+        try:
+            child.build(_PROBED_STEPS)
+            child.warm_up(_PROBED_STEPS)
+            if self._fits(child):
+                self._time(child)
+        except CandidateFailed as error:
+            if self._best_runs and error.kind == "memory":  # it had only what the best one left
+                child.end()
+                self._end_best()
+                return self._try(micro_batch_size)
+            fits = False if error.kind == "memory" else None
+            self._note(BatchTrial(candidate=child.fail(str(error)), fits=fits, estimated_bytes=expected))
+            if error.kind != "memory":
+                self._end_at_failure(size, error)
+            return False
+        except BaseException:
+            child.end()
+            raise
+        finally:
+            self._longest_seconds = max(self._longest_seconds, time.monotonic() - began)
+        if child is not self._best:
+            child.end()
+        self._note(BatchTrial(candidate=child.candidate, fits=self._fits(child), estimated_bytes=expected))
+        return self._fits(child)
+
+    def _end_at_failure(self, size: int, error: CandidateFailed) -> NoReturn:
+        """Ends the search at a batch size of which nobody knows whether it fits."""
+        cause = " ".join(str(error).split()).rstrip(".") + "."
+        if error.kind == "time":
+            cause += " Allow more with limit_seconds (--limit_seconds)."
+        text = f"{size:,} examples per replica failed, but not for lack of memory: {cause}"
+        if any(trial.fits for trial in self._trials.values()):
+            raise SearchEnded(text)
+        raise PlanError(f"{text} No other batch size was tried.") from error
+
+    def _fits(self, child: CandidateChild) -> bool:
+        """Whether a batch size has stayed within the usable memory so far."""
+        return self._usable_bytes is None or (child.candidate.peak_bytes or 0) <= self._usable_bytes
+
+    def _expected_bytes(self, size: int) -> int | None:
+        """The peak memory of a larger batch, on the line through the two largest that were measured."""
+        known = {
+            one.replica_batch_size: one.candidate.peak_bytes
+            for one in self._trials.values()
+            if one.candidate.peak_bytes
+        }
+        below = sorted(one for one in known if one < size)[-2:]
+        if len(below) < 2:
+            return None
+        low, high = below
+        slope = max(0.0, (known[high] - known[low]) / (high - low))
+        return round(known[high] + slope * (size - high))
+
+    def _time(self, child: CandidateChild) -> None:
+        """Times a batch size: in turn with the best one so far if both fit into memory, otherwise alone."""
+        best = self._best
+        if best is None or not self._best_runs:
+            self._time_alone(child)
+            return
+        ratios = []
+        num_steps, of_best = steps_of_window(child), steps_of_window(best)
+        for _ in range(_ROUNDS):
+            try:
+                incumbent = get_rate(best.window(of_best), best.candidate.plan)
+            except CandidateFailed as error:  # what was measured of it before still counts
+                ended, timed = best.candidate.axis, child.candidate.axis
+                _LOGGER.info("The process of %s ended while %s was timed: %s", ended, timed, error)
+                self._end_best()
+                self._time_alone(child)
+                return
+            ratios.append(get_rate(child.window(num_steps), child.candidate.plan) / incumbent)
+        child.candidate = replace(child.candidate, speedup=statistics.median(ratios))
+        self._renew(best)
+        self._note_speed(child, statistics.median(ratios))
+        if self._fits(child) and (not self._fits(best) or _is_faster(child, statistics.median(ratios), best)):
+            best.end()
+            self._best = child  # which runs
+
+    def _time_alone(self, child: CandidateChild) -> None:
+        """Times a batch size, and compares it with earlier windows of the best one."""
+        best, num_steps = self._best, steps_of_window(child)
+        for _ in range(_ROUNDS):
+            child.window(num_steps)
+        speedup = None if best is None else self._speed_against(best, child)
+        child.candidate = replace(child.candidate, speedup=speedup)
+        self._note_speed(child, speedup)
+        if self._fits(child) and (speedup is None or _is_faster(child, speedup, best)):
+            self._best, self._best_runs = child, True
+
+    def _note_speed(self, child: CandidateChild, speedup: float | None) -> None:
+        """Notes the speed of a size relative to the first one, given that relative to the best so far."""
+        size = child.candidate.plan.replica_batch_size
+        if self._best is None:
+            if self._fits(child):
+                self._relative_speeds = {size: 1.0}
+        elif speedup is not None:
+            best = self._relative_speeds.get(self._best.candidate.plan.replica_batch_size, 1.0)
+            self._relative_speeds[size] = speedup * best
+
+    def _speed_against(self, best: CandidateChild, child: CandidateChild) -> float | None:
+        rates = [one.candidate.examples_per_second for one in (child, best)]
+        return rates[0] / rates[1] if rates[0] and rates[1] else None
+
+    def _renew(self, child: CandidateChild) -> None:
+        """Keeps the windows that were added to a batch size."""
+        size = child.candidate.plan.replica_batch_size
+        self._trials[size] = replace(self._trials[size], candidate=child.candidate, fits=self._fits(child))
+
+    def _limit_beside_best(self, expected: int | None) -> int | None:
+        """The limit for a new process on the CPU; ends that of the best size if both might not fit together.
+
+        On a GPU, TensorFlow reports that memory is spent, and the first process reserves all of it.
+        """
+        limit = self._options.memory_limit_bytes
+        if not self._plan.devices[0].startswith("CPU"):
+            self._end_best()
+            return None
+        if self._best is None or not self._best_runs or limit is None:
+            return limit
+        taken = self._best.candidate.peak_bytes or 0
+        if taken + (2 * taken if expected is None else round(_MARGIN * expected)) > limit:
+            self._end_best()
+            return limit
+        return limit - taken
+
+    def _end_best(self) -> None:
+        if self._best is not None and self._best_runs:
+            self._best.end()
+        self._best_runs = False
+
+    def _check_time(self) -> None:
+        left = self._options.budget_seconds - (time.monotonic() - self._began)
+        if left < self._longest_seconds:
+            raise SearchEnded(f"The time was spent (budget_seconds={self._options.budget_seconds:g}).")
+
+    def _note(self, trial: BatchTrial) -> None:
+        trial = replace(trial, relative_speed=self._relative_speeds.get(trial.replica_batch_size))
+        self._trials[trial.replica_batch_size] = trial
+        self._on_trial(trial)
+
+    def report(self) -> BatchReport:
+        """What was found so far."""
+        return BatchReport(
+            workload=self._name,
+            trials=tuple(self._trials[size] for size in sorted(self._trials)),
+            memory_limit_bytes=self._options.memory_limit_bytes,
+            head_room=self._options.head_room,
+            seconds=time.monotonic() - self._began,
+            stopped_because=self._stopped_because,
+            complete=self._complete,
+            baseline=next(iter(self._relative_speeds), None),
+            fastest=self._best.candidate.plan.replica_batch_size if self._best and self._fits(self._best) else None,
+        )
+
+
+def _is_faster(child: CandidateChild, speedup: float, best: CandidateChild | None) -> bool:
+    """Whether a batch size is faster than the best one; a larger one must be by more, since it makes fewer updates."""
+    sizes = [one.candidate.plan.replica_batch_size for one in (child, best) if one is not None]
+    return speedup > (1 + MIN_GAIN if sizes[0] == max(sizes) else 1 / (1 + MIN_GAIN))

@@ -15,16 +15,16 @@ from tfaccel.errors import PlanError, TfaccelError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.known_names import did_you_mean
-from tfaccel.measuring.candidate_servers import CandidateServers
-from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
+from tfaccel.measuring.candidate import MeasureOptions, SearchProgress
+from tfaccel.measuring.candidate_child import CandidateServers
 from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
-from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.moves import PROCESS_AXES
 from tfaccel.planning.plan_cache import CachedPlan, cached_plan, ignored, keep_plan
+from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.train_command import train_command
 from tfaccel.planning.workload import Workload
 from tfaccel.training.process_settings import unavailable_settings

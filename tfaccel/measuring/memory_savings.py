@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
+from tfaccel.planning.placements import STAGES
 
 HEADINGS = ("plan field", "weights", "gradients", "optimizer state", "activations", "total", "saves", "fits", "")
 _AS_PLANNED = "as planned"
@@ -67,8 +68,8 @@ def ways_to_save(
         >>> estimate = MemoryEstimate(workload="made_up", device="GPU:0", optimizer="adam", num_parameters=10,
         ...     weights_bytes=40, gradients_bytes=40, optimizer_bytes=80, batches=(batch,))
         >>> ways = ways_to_save(estimate, replica_batch_size=8, num_devices=8)
-        >>> [(way.field, way.saved_bytes) for way in ways][1:4]
-        [('optimizer_state=sharded', 70), ('optimizer_state=host', 80), ('pipeline_stages=8', 175)]
+        >>> [(way.field, way.saved_bytes) for way in ways][1:3]
+        [('optimizer_state=sharded', 70), ('optimizer_state=host', 80)]
     """
     batch = next(one for one in estimate.batches if one.replica_batch_size == replica_batch_size)
     weights, gradients = estimate.weights_bytes, estimate.gradients_bytes
@@ -100,7 +101,7 @@ def ways_to_save(
     ways.append(way("optimizer_state=host", (weights, gradients, 0, activations), "gradients and weights are copied"))
     for number in stages or ((num_devices,) if num_devices > 1 else ()):
         kept = (weights / number, gradients / number, slots / number, activations / number)
-        ways.append(way(f"pipeline_stages={number}", kept, "if all stages are of one size"))
+        ways.append(way(f"{STAGES}={number}", kept, "if all stages are of one size"))
     if estimate.embedding_bytes:
         tables, own_slots = estimate.embedding_bytes, estimate.embedding_slots_bytes
         kept = (weights - tables, gradients - tables, slots - own_slots, activations)

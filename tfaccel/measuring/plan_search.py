@@ -1,31 +1,28 @@
-"""The search behind `find_fastest`: moves from plan to plan, each measured in turn with the best one so far."""
+"""The search behind `find_fastest`: moves from plan to plan, each measured in turn with the best one so far.
+
+`PlanSearch` runs it; `Gains` keeps what each move gained, and functions choose the next moves and the reference.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate import Candidate
-from tfaccel.measuring.candidate_child import CandidateChild
-from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.candidate import Candidate, MeasureOptions, SearchProgress
+from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
 from tfaccel.measuring.duel import duel, shortest_duel, steps_of_window
-from tfaccel.measuring.gains import Gains
 from tfaccel.measuring.loss_check import first_losses, what_is_wrong
-from tfaccel.measuring.measure_options import MeasureOptions, SearchProgress
-from tfaccel.measuring.next_moves import at_once, tried_again
-from tfaccel.measuring.plan_times import compiles_long
-from tfaccel.measuring.reference_plan import get_reference, num_settings
 from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
-from tfaccel.measuring.search_limits import SearchLimits
-from tfaccel.measuring.search_memory import SearchMemory
-from tfaccel.measuring.timed_child import CandidateFailed
+from tfaccel.measuring.search_limits import SearchLimits, SearchMemory, compiles_long
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.moves import Move, moves
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.moves import MEASURED, Move, both, get_fields, moves
+from tfaccel.planning.own_model import RebuiltModel
+from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.plan_environment import installed_allocators
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import installed_versions
@@ -89,7 +86,9 @@ class PlanSearch:
             self._step_operations = best.counted().step_operations
         if best is not None and any(getattr(reference, name) != value for name, value in self._fixed.items()):
             best.end()
-            self._note(replace(best.candidate, rejection="It lacks what you fixed; its loss is the reference."))
+            self._note(
+                replace(best.candidate, rejection="Without your fixed fields; measured for the reference loss only.")
+            )
             best = None
         if best is not None:
             self._choose(best)
@@ -171,7 +170,7 @@ class PlanSearch:
         best.end()
 
     def _at_once(self, best: CandidateChild, first_two: list[Move]) -> list[Move]:
-        """Both moves as one, if they are likely to pay, and the model so slow that the time allows one further plan."""
+        """Both moves combined, if both probably pay and time allows one more plan only."""
         if (found := at_once(best.candidate.plan, first_two)) is None:
             return []
         move, plan = found
@@ -294,3 +293,153 @@ class PlanSearch:
             max_candidates=self._options.max_candidates,
             left_out=tuple(self._left_out),
         )
+
+
+@dataclass(frozen=True)
+class _Win:
+    """A move to a faster plan.
+
+    Args:
+        axis: the move's.
+        speedup: the speed divided by that of the plan before.
+        changes: field -> new value.
+    """
+
+    axis: str
+    speedup: float
+    changes: Mapping[str, Any]
+
+    def kept(self, plan: Plan) -> dict[str, Any]:
+        """The changes that a later plan still has."""
+        return {name: value for name, value in self.changes.items() if getattr(plan, name) == value}
+
+
+class Gains:
+    """The moves that won, in order.
+
+    Example:
+        >>> plain = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)
+        >>> compiled = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, jit_compile=True)
+        >>> gains = Gains()
+        >>> gains.won("XLA", 1.5, before=plain, after=compiled)
+        >>> gains.by_axis(compiled), gains.by_axis(plain)
+        ({'XLA': 1.5}, {})
+    """
+
+    def __init__(self) -> None:
+        self._wins: list[_Win] = []
+
+    def won(self, axis: str, speedup: float, *, before: Plan, after: Plan) -> None:
+        """Notes a move. It takes over the gains of earlier ones whose changes it undoes."""
+        undone = math.prod(one.speedup for one in self._wins if not one.kept(after))
+        names = [name for name in plan_field_names() if getattr(after, name) != getattr(before, name)]
+        self._wins = [one for one in self._wins if one.kept(after)]
+        self._wins.append(_Win(axis, speedup * undone, {name: getattr(after, name) for name in names}))
+
+    def take_over(self, gains: Mapping[str, float], plan: Plan) -> None:
+        """Takes over what an earlier search found on its way to a plan, in place of all but the rules' gain."""
+        self._wins = [one for one in self._wins if not get_fields(one.axis)]
+        for axis, gain in gains.items():
+            if names := get_fields(axis):
+                self._wins.append(_Win(axis, gain, {name: getattr(plan, name) for name in names}))
+
+    def by_axis(self, plan: Plan) -> dict[str, float]:
+        """Axis -> the speedup by moves along it that a plan still has."""
+        found: dict[str, float] = {}
+        for win in self._wins:
+            if win.kept(plan):
+                found[win.axis] = found.get(win.axis, 1.0) * win.speedup
+        return found
+
+    def reasons(self, plan: Plan) -> dict[str, str]:
+        """Field -> the reason for its value, for those that moves changed."""
+        found: dict[str, str] = {}
+        for axis, gain in self.by_axis(plan).items():
+            for win in self._wins:
+                if win.axis == axis and get_fields(axis):
+                    found |= dict.fromkeys(win.kept(plan), f"{MEASURED}: {axis}, {gain:.2f} times the speed.")
+        return found
+
+
+# A gain on one axis may change what another is worth.
+_COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler", "kernels": "oneDNN"}
+_SMALL_GAIN = 1.2  # after which the reverse is worth a try
+_SAFE = ("precision", "oneDNN", "kernels")  # axes that seldom lose
+
+
+def at_once(plan: Plan, first_two: Sequence[Move]) -> tuple[Move, Plan] | None:
+    """Two moves as one, with its plan, if both are likely to pay; else None.
+
+    Example:
+        >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> onednn, kernels = Move("oneDNN", (("onednn", True),)), Move("kernels", (("fused_kernels", True),))
+        >>> at_once(plan, [onednn, kernels])[0].axis, at_once(plan, [kernels, Move("XLA", (("jit_compile", True),))])
+        ('oneDNN and kernels', None)
+    """
+    moved = [one.applied_to(plan) for one in first_two]
+    if len(moved) < 2 or None in moved or any(one.axis not in _SAFE for one in first_two):
+        return None
+    combined = both(*first_two)
+    changed = combined.applied_to(plan)
+    return None if changed is None else (combined, changed)
+
+
+def tried_again(axis: str, lost: Sequence[Move], gains: Mapping[str, float], first: Plan) -> list[Move]:
+    """Moves to try again after a gain, along the coupled axis: those that lost, and the reverse of a small gain.
+
+    Args:
+        axis: of the move that won.
+        lost: the moves that lost before.
+        gains: axis -> its gain so far.
+        first: the plan that the search began with.
+
+    Example:
+        >>> first = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> tried_again("kernels", [Move("oneDNN", (("onednn", True),))], {}, first)
+        [Move(axis='oneDNN', changes=(('onednn', True),))]
+        >>> tried_again("kernels", [], {"oneDNN": 1.1}, first), tried_again("kernels", [], {"oneDNN": 1.6}, first)
+        ([Move(axis='oneDNN', changes=(('onednn', None),))], [])
+    """
+    coupled = _COUPLED.get(axis, "")
+    again = [one for one in lost if one.axis == coupled]
+    if gains.get(coupled, _SMALL_GAIN) < _SMALL_GAIN:
+        again.append(Move(coupled, tuple((name, getattr(first, name)) for name in get_fields(coupled))))
+    return again
+
+
+_FLOAT32_ALONE: Mapping[str, Any] = {
+    "dtype_policy": "float32",
+    "jit_compile": False,
+    "grappler_bfloat16": False,
+    "xla_auto_clustering": False,
+}
+_REASON = f"{MEASURED}: float32 without XLA, with which all plans are compared."
+
+
+def num_settings(plan: Plan, reference: Plan) -> int:
+    """The number of fields in which a plan differs from the reference: of two that are as fast, fewer are simpler.
+
+    Example:
+        >>> plain = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)
+        >>> num_settings(replace(plain, jit_compile=True), plain)
+        1
+    """
+    return sum(getattr(plan, name) != getattr(reference, name) for name in plan_field_names())
+
+
+def get_reference(first: Plan, workload: Workload) -> Plan:
+    """The rules' plan in float32 without XLA; a Keras model keeps its own dtype policy, which no plan can change.
+
+    Example:
+        >>> work = Workload("made_up", object, dict, lambda *args, **kwargs: None, global_batch_size=8)
+        >>> first = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, dtype_policy="mixed_bfloat16")
+        >>> get_reference(first, work).dtype_policy
+        'float32'
+    """
+    fields = dict(_FLOAT32_ALONE)
+    if isinstance(workload.build_model, RebuiltModel):
+        del fields["dtype_policy"]
+    reference = replace(first, **fields)
+    if reference == first:
+        return first
+    return replace(reference, reasons=tuple({**dict(first.reasons), **dict.fromkeys(fields, _REASON)}.items()))

@@ -10,8 +10,7 @@ from typing import Any, Self
 
 from tfaccel.errors import ReportError
 from tfaccel.local_path import local_path
-from tfaccel.measuring.candidate import Candidate
-from tfaccel.measuring.measure_options import MeasureOptions
+from tfaccel.measuring.candidate import Candidate, MeasureOptions
 from tfaccel.planning.plan import Plan
 from tfaccel.short_repr import short_repr
 

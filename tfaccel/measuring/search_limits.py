@@ -1,16 +1,22 @@
-"""How many plans a search may measure, and how long it may take."""
+"""The limits of a search: how many plans, how long, and how much memory each of them may take."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import Any
 
-from tfaccel.errors import PlanError
-from tfaccel.measuring.candidate import Candidate
-from tfaccel.measuring.measure_options import MeasureOptions
-from tfaccel.measuring.plan_times import PlanTimes
+from tfaccel.errors import PlanError, TfaccelError
+from tfaccel.hardware.cpu import free_memory_bytes
+from tfaccel.hardware.hardware import Hardware
+from tfaccel.hardware.machine import Machine
+from tfaccel.measuring.candidate import Candidate, MeasureOptions
+from tfaccel.measuring.candidate_child import CandidateFailed, CandidateServers
+from tfaccel.measuring.estimate_memory import estimated_memory
+from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
 from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan_environment import get_environment
 
 
 class SearchLimits:
@@ -81,3 +87,124 @@ class SearchLimits:
                 f"first one took {start + longest:.1f} seconds. Use at least {math.ceil(start + 4 * longest)}."
             )
         return f"The time was spent (budget_seconds={options.budget_seconds:g})."
+
+
+_USABLE = 0.9  # of the free memory, so that the OOM killer never strikes, perhaps at another process
+
+
+class SearchMemory:
+    """What a search knows of memory.
+
+    Args:
+        servers, task: what processes of the workload need.
+        hardware: the machine.
+        limit_seconds: time limit of an estimate.
+    """
+
+    def __init__(
+        self, servers: CandidateServers, task: dict[str, Any], hardware: Hardware, *, limit_seconds: float
+    ) -> None:
+        self._servers, self._task, self._hardware = servers, task, hardware
+        self._limit_seconds = limit_seconds
+        self._estimates: dict[bool, MemoryEstimate] = {}
+        self._short: set[Plan] = set()
+
+    def limit_bytes(self, plan: Plan) -> int | None:
+        """What a process that starts now may take; None on GPUs and TPUs, where TensorFlow says when it is spent."""
+        if not plan.devices[0].startswith("CPU"):
+            return None
+        free = free_memory_bytes(Machine.here())
+        return None if free is None else int(_USABLE * free)
+
+    def note(self, plan: Plan, error: CandidateFailed) -> None:
+        """Notes that a plan failed."""
+        if error.kind == "memory":
+            self._short.add(plan)
+
+    def would_fit_recomputed(self, plan: Plan) -> bool:
+        """Whether a plan ran out of memory, and may recompute activations instead of keeping them."""
+        return plan in self._short and not plan.rematerialization
+
+    def why_not(self, plan: Plan, known: Iterable[Plan]) -> str:
+        """Why a plan with a larger batch than any known one would run out of memory, by the estimate; empty if not."""
+        size = plan.micro_batch_size
+        if size <= max(one.micro_batch_size for one in known):
+            return ""
+        if plan.rematerialization not in self._estimates:
+            try:
+                found = estimated_memory(
+                    self._servers, self._task, plan, self._hardware, limit_seconds=self._limit_seconds
+                )
+            except TfaccelError:  # then it is measured
+                return ""
+            self._estimates[plan.rematerialization] = found
+        memory = self._estimates[plan.rematerialization]
+        if memory.fits(size) is not False:
+            return ""
+        needed, usable = memory.total_bytes(size), memory.usable_bytes or 0
+        return f"It would need an estimated {mebibytes(needed)} of {mebibytes(usable)}."
+
+
+# A plan that XLA compiles may take so many times as long as the others before; where it finds clusters by itself, which
+# may be many, as in recurrent layers, longer still. A plan with micro-batches is first checked for what they change.
+_COMPILES_LONGER = 1.5
+_CLUSTERS_LONGER = 4.0
+_SPLITS_LONGER = 2.0
+_END_SECONDS = 1.5  # to end the processes, and to keep the report
+
+
+def compiles_long(plan: Plan) -> bool:
+    """Whether XLA compiles the plan's step, or parts of it."""
+    return plan.jit_compile or plan.xla_auto_clustering
+
+
+class PlanTimes:
+    """The seconds from the start of each plan's process to the end of its last window.
+
+    The time until a new environment has loaded TensorFlow is kept apart, since other plans do without.
+
+    Attributes:
+        start_seconds: the longest such time so far.
+
+    Example:
+        >>> plain = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> compiled = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32, jit_compile=True)
+        >>> times = PlanTimes()
+        >>> times.note(plain, 4.0, start_seconds=6.0)
+        >>> times.expected(plain), times.expected(compiled)
+        (5.5, 7.5)
+        >>> times.expected(Plan(strategy="none", devices=("CPU:0",), global_batch_size=32, xla_auto_clustering=True))
+        17.5
+        >>> times.expected(plain, is_new=True)
+        11.5
+    """
+
+    def __init__(self) -> None:
+        self.start_seconds = 0.0
+        self._seconds: dict[Plan, float] = {}
+
+    def note(self, plan: Plan, seconds: float, *, start_seconds: float = 0.0) -> None:
+        """Notes how long a plan took, without the time that its environment took to load TensorFlow."""
+        self._seconds[plan] = seconds
+        self.start_seconds = max(self.start_seconds, start_seconds)
+
+    def expected(self, plan: Plan, *, is_new: bool = False) -> float:
+        """The time that a plan is likely to take, and the end of the search.
+
+        It is that of the slowest one so far, of those that XLA compiles or the others, in the same environment if there
+        was one. `is_new` tells that its environment has yet to load TensorFlow.
+        """
+        alike = {one: seconds for one, seconds in self._seconds.items() if compiles_long(one) == compiles_long(plan)}
+        near = [seconds for one, seconds in alike.items() if get_environment(one) == get_environment(plan)]
+        longest = max(near or alike.values(), default=self.longest)
+        factor = _COMPILES_LONGER if compiles_long(plan) else 1.0
+        if plan.xla_auto_clustering and not any(one.xla_auto_clustering for one in self._seconds):
+            factor = _CLUSTERS_LONGER
+        if plan.accumulation_steps > 1 and not any(one.accumulation_steps > 1 for one in self._seconds):
+            factor *= _SPLITS_LONGER
+        return longest * factor + _END_SECONDS + is_new * self.start_seconds
+
+    @property
+    def longest(self) -> float:
+        """The longest time so far."""
+        return max(self._seconds.values(), default=0.0)

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import PlanError
-from tfaccel.measuring.candidate_child import CandidateChild
-from tfaccel.measuring.candidate_servers import CandidateServers
+from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
 from tfaccel.measuring.measurement import relative_spread
-from tfaccel.measuring.timed_child import CandidateFailed
 from tfaccel.planning.plan import Plan
 
 WINDOW_SECONDS = 0.3

@@ -142,7 +142,7 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
 
     if backbone.name in APPLICATIONS:
         return _application(backbone.name, image_size, pretrained=pretrained)
-    from tfaccel.training.private.private_weights import load_model
+    from tfaccel.training.private.private_trainer import load_model
 
     path = DIGITS_FILE if backbone.name == DIGITS else Path(backbone.name)
     try:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from tfaccel.known_names import no_attribute
+from tfaccel.training.steps.all_reduce import mean_over_replicas, sum_over_replicas
 from tfaccel.training.steps.gather_rows import all_gather_rows
-from tfaccel.training.steps.replica_sums import mean_over_replicas, sum_over_replicas
 
 __all__ = ["all_gather_rows", "mean_over_replicas", "sum_over_replicas"]
 

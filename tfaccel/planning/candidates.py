@@ -2,55 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.known_names import did_you_mean
-from tfaccel.planning import batch_rules, precision_rules, process_rules
-from tfaccel.planning.case import Case, Choice, Rule
 from tfaccel.planning.own_model import RebuiltModel
-from tfaccel.planning.placements import SET_BY_YOU, placements
-from tfaccel.planning.plan import Plan, plan_field_names
-from tfaccel.planning.plan_fields import check_value
+from tfaccel.planning.placements import SET_BY_YOU, Case, Choice, placements
+from tfaccel.planning.plan import SETTINGS, Plan, check_field_names, check_value, default_value, plan_field_names
+from tfaccel.planning.rules import RULES, Rule
 from tfaccel.planning.workload import Workload
 
-# All combinations of these fields are tried: the gain of one depends on the other.
-COMBINED_RULES: tuple[tuple[str, Rule], ...] = (
-    ("dtype_policy", precision_rules.dtype_policy_rule),
-    ("jit_compile", precision_rules.jit_compile_rule),
-)
-# Further choices of these are tried only on the best plan, one at a time.
-SINGLE_RULES: tuple[tuple[str, Rule], ...] = (
-    ("fused_kernels", precision_rules.fused_kernels_rule),
-    ("xla_auto_clustering", precision_rules.xla_auto_clustering_rule),
-    ("grappler_bfloat16", precision_rules.grappler_bfloat16_rule),
-    ("rematerialization", precision_rules.rematerialization_rule),
-    ("accumulation_steps", batch_rules.accumulation_steps_rule),
-    ("global_batch_size", batch_rules.global_batch_size_rule),
-    ("steps_per_execution", batch_rules.steps_per_execution_rule),
-    ("intra_op_threads", process_rules.intra_op_threads_rule),
-    ("inter_op_threads", process_rules.inter_op_threads_rule),
-    ("gpu_memory_growth", process_rules.gpu_memory_growth_rule),
-    ("gpu_memory_limit_bytes", process_rules.gpu_memory_limit_rule),
-    ("communication", process_rules.communication_rule),
-    ("bytes_per_pack", process_rules.bytes_per_pack_rule),
-    ("sum_duplicate_indices", process_rules.sum_duplicate_indices_rule),
-    ("embedding_updates", process_rules.embedding_updates_rule),
-    ("embeddings_on", process_rules.embeddings_on_rule),
-    ("optimizer_state", process_rules.optimizer_state_rule),
-    ("optimizer_slots_dtype", process_rules.optimizer_slots_dtype_rule),
-    ("synchronize_batch_norm", batch_rules.synchronize_batch_norm_rule),
-    ("onednn", process_rules.onednn_rule),
-    ("memory_allocator", process_rules.memory_allocator_rule),
-    ("gpu_thread_mode", process_rules.gpu_thread_mode_rule),
-    ("data_threads", process_rules.data_threads_rule),
-    ("data_service", process_rules.data_service_rule),
-    ("prefetch_batches", process_rules.prefetch_batches_rule),
-    ("prefetch_to_device", process_rules.prefetch_to_device_rule),
-    ("cache_data", process_rules.cache_data_rule),
-    ("augment_on", process_rules.augment_on_rule),
-)
+# All combinations of these fields are tried: the gain of one depends on the other. Further choices of the other fields
+# are tried only on the best plan, one at a time.
+_COMBINED = ("dtype_policy", "jit_compile")
 # Rank penalty of a second choice: a worse placement ranks below every combination, a single change below all.
 _PLACEMENT_COST, _SINGLE_COST = 10, 100
 
@@ -80,7 +45,7 @@ def candidate_plans(
         step_operations: floating-point operations of an optimizer step's matrix products and convolutions, as
             `tfaccel.estimates.cost_of(workload).step.matrix_flops` counts them; None if unknown.
         training_bytes: memory of training on one device, as `tfaccel.estimates.estimate_memory` estimates it; None if
-            unknown. A model that does not fit on one of several GPUs is cut into `pipeline_stages`.
+            unknown. A model that does not fit on one of several GPUs is cut into stages.
         **fixed: plan fields with fixed values, which every returned plan has.
 
     Raises:
@@ -106,10 +71,10 @@ def candidate_plans(
         _Draft(Case(**given, choices=placement), rank * _PLACEMENT_COST)
         for rank, placement in enumerate(placements(hardware, workload, fixed, training_bytes))
     ]
-    for name, rule in COMBINED_RULES:
-        drafts = [further for draft in drafts for further in _apply(draft, name, rule, cost=1)]
-    for name, rule in SINGLE_RULES:
-        drafts = [further for draft in drafts for further in _apply(draft, name, rule, cost=_SINGLE_COST)]
+    for name in dict.fromkeys([*_COMBINED, *RULES, *(name for name, one in SETTINGS.items() if one.reason)]):
+        cost = 1 if name in _COMBINED else _SINGLE_COST
+        rule = RULES.get(name, partial(_default_choices, name))
+        drafts = [further for draft in drafts for further in _apply(draft, name, rule, cost=cost)]
     return _plans(sorted(drafts, key=lambda draft: draft.cost))
 
 
@@ -139,12 +104,8 @@ def checked_fields(fixed: Mapping[str, Any]) -> dict[str, Any]:
         >>> checked_fields({"devices": ["CPU:0"]})
         {'devices': ('CPU:0',)}
     """
-    known = plan_field_names()
     values = dict(fixed)
-    for name in values:
-        if name not in known:
-            hint = did_you_mean(name, known) or f" Fields: {', '.join(known)}."
-            raise PlanError(f"Plan has no field {name!r}.{hint}")
+    check_field_names(values, can_be_set=True)
     if isinstance(values.get("devices"), list):
         values["devices"] = tuple(values["devices"])
     for name, value in values.items():
@@ -171,6 +132,12 @@ def taken_fields(options: dict[str, Any], plan: Plan | None = None) -> dict[str,
     if plan is not None and fixed:
         raise PlanError(f"Give a plan, or fields of one. Received both: plan, {', '.join(fixed)}.")
     return checked_fields(fixed)
+
+
+def _default_choices(name: str, case: Case) -> list[Choice]:
+    """The default of a field that no rule decides, and its reason."""
+    del case
+    return [Choice(default_value(name), SETTINGS[name].reason)]
 
 
 def _apply(draft: _Draft, name: str, rule: Rule, *, cost: int) -> list[_Draft]:

@@ -11,30 +11,20 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.candidates import candidate_plans
 from tfaccel.planning.own_model import RebuiltModel
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import SETTINGS, Plan
 from tfaccel.planning.workload import Workload
 
 MEASURED = "Measured on this machine"  # how the reason of a measured choice begins
 
-# Axis -> the plan fields that belong to it, in the order in which axes are tried: those with the largest gains first.
+# In the order in which they are tried: those with the largest gains first; rematerialization where memory ran out.
+_ORDER = (
+    *("precision", "oneDNN", "kernels", "XLA", "batch", "devices", "Grappler", "threads", "input", "communication"),
+    *("GPU threads", "allocator", "clustering", "micro-batches", "steps", "rematerialization"),
+)
 AXES: Mapping[str, tuple[str, ...]] = {
-    "precision": ("dtype_policy",),
-    "oneDNN": ("onednn",),
-    "kernels": ("fused_kernels",),
-    "XLA": ("jit_compile",),
-    "batch": ("global_batch_size",),
-    "devices": ("strategy", "devices", "num_logical_cpus", "communication"),
-    "Grappler": ("grappler_bfloat16",),
-    "threads": ("intra_op_threads", "inter_op_threads"),
-    "input": ("data_threads", "prefetch_batches", "prefetch_to_device", "cache_data", "augment_on"),
-    "communication": ("communication", "bytes_per_pack"),
-    "GPU threads": ("gpu_thread_mode",),
-    "allocator": ("memory_allocator",),
-    "clustering": ("xla_auto_clustering",),
-    "micro-batches": ("accumulation_steps",),
-    "steps": ("steps_per_execution",),
-    "rematerialization": ("rematerialization",),  # tried where a plan ran out of memory
+    axis: tuple(name for name, setting in SETTINGS.items() if axis in setting.axes) for axis in _ORDER
 }
+"""Axis -> the plan fields that belong to it."""
 # Settings that only a new process can take.
 PROCESS_AXES = ("oneDNN", "clustering", "GPU threads", "allocator")
 
@@ -75,7 +65,7 @@ class Move:
 
 
 def both(first: Move, second: Move) -> Move:
-    """Two moves at once, with both axes in its name.
+    """Combines two moves into one, named after both axes.
 
     Example:
         >>> both(Move("precision", (("dtype_policy", "mixed_bfloat16"),)), Move("kernels", (("fused_kernels", True),)))
@@ -150,7 +140,7 @@ def _alone(move: Move) -> Move:
 
 
 def _is_doubtful(move: Move, is_small: bool) -> bool:
-    """Whether little can be hoped for: bfloat16 in small steps; or oneDNN off, which made a CNN 26 times as slow."""
+    """Whether the move rarely pays: bfloat16 in small steps; or oneDNN off, which made a CNN 26 times as slow."""
     return ("onednn", False) in move.changes or (is_small and move.axis == "precision")
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any, Self
 
@@ -11,8 +11,29 @@ from tfaccel.errors import PlanError
 from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.plan_checks import check_plan
-from tfaccel.planning.plan_fields import check_fields
+from tfaccel.planning.plan_settings import (
+    EVERYDAY,
+    EXPERIMENTAL,
+    LEFT_TO_TENSORFLOW,
+    Setting,
+    check_setting,
+    choice,
+    count,
+    switch,
+)
 from tfaccel.short_repr import short_repr
+
+REFUSED_STRATEGIES: Mapping[str, str] = {
+    "parameter_server": "Keras 3 does not support ParameterServerStrategy: its fit and predict fail, and asynchronous "
+    "workers lose counts of optimizer.iterations",
+    "central_storage": "CentralStorageStrategy with Keras 3 reports wrong losses and metrics, clips gradients wrongly, "
+    "and crashes with a loss scale, EMA or gradient accumulation",
+}
+_THREADS: Mapping[str, Any] = {
+    "flag": "num_threads",
+    "help": "number of threads for TensorFlow's operations, or auto",
+    "axes": ("threads",),
+}
 
 
 @short_repr
@@ -23,6 +44,11 @@ class Plan:
 
     `candidate_plans` proposes plans for a machine and a workload; `Runtime` sets one up. Incompatible values are
     rejected here, so that no plan contradicts itself. Plans that differ only in their reasons are equal.
+
+    Six fields are for every day: `strategy`, `devices`, `dtype_policy`, `jit_compile`, `global_batch_size` and
+    `steps_per_execution`. Six are experimental, for models that do not fit or input that is late, and may still change:
+    `pipeline_stages`, `embedding_updates`, `embeddings_on`, `optimizer_state`, `optimizer_slots_dtype` and
+    `data_service`. The others are for experts; their defaults, or `tfaccel find-fastest`, are right for most models.
 
     Args:
         strategy: "none", "one_device", "mirrored", "multi_worker_mirrored" or "tpu".
@@ -101,49 +127,183 @@ class Plan:
         True
     """
 
-    strategy: str
-    devices: tuple[str, ...]
-    pipeline_stages: int = 1
-    num_logical_cpus: int = 1
-    num_workers: int = 1
-    dtype_policy: str = "float32"
-    jit_compile: bool = False
-    xla_auto_clustering: bool = False
-    grappler_bfloat16: bool = False
-    global_batch_size: int
-    accumulation_steps: int = 1
-    steps_per_execution: int | None = None
-    intra_op_threads: int | None = None
-    inter_op_threads: int | None = None
-    gpu_memory_growth: bool = False
-    gpu_memory_limit_bytes: int | None = None
-    communication: str = "tensorflow_default"
-    bytes_per_pack: int = 0
-    sum_duplicate_indices: bool = False
-    embedding_updates: str = "keras"
-    embeddings_on: str = "device"
-    optimizer_state: str = "replicated"
-    optimizer_slots_dtype: str = "float32"
-    synchronize_batch_norm: bool = True
-    onednn: bool | None = None
-    memory_allocator: str | None = None
-    gpu_thread_mode: str | None = None
-    data_threads: int | None = None
-    data_service: int | None = None
-    prefetch_batches: int = 2
-    prefetch_to_device: bool = False
-    cache_data: bool = False
-    augment_on: str = "host"
-    fused_kernels: bool = False
-    rematerialization: bool = False
-    tpu: str | None = None
+    # Each field once: its values and default, who sets it, why it has its default if no rule decides (`reason`), its
+    # flag, the axes along which `find_fastest` changes it, and whether the training step reads it (`in_engine`).
+    strategy: str = choice(
+        *("none", "one_device", "mirrored", "multi_worker_mirrored", "tpu"),
+        level=EVERYDAY,
+        refused=REFUSED_STRATEGIES,
+        flag="strategy",
+        help="none, one_device, mirrored, multi_worker_mirrored, tpu, or auto",
+        axes=("devices",),
+    )
+    devices: tuple[str, ...] = switch(
+        level=EVERYDAY,
+        flag="devices",
+        help="devices that hold replicas, such as GPU:0,GPU:1, or auto",
+        axes=("devices",),
+    )
+    pipeline_stages: int = count(1, 1_024, default=1, level=EXPERIMENTAL, in_engine=True)
+    num_logical_cpus: int = count(  # TensorFlow creates all logical CPUs and threads when it starts
+        1,
+        1_024,
+        default=1,
+        flag="logical_cpus",
+        help="number of logical devices to split the CPU into, or auto",
+        axes=("devices",),
+    )
+    num_workers: int = count(1, 65_536, default=1)
+    dtype_policy: str = choice(
+        *("float32", "mixed_float16", "mixed_bfloat16"),
+        default="float32",
+        level=EVERYDAY,
+        refused={
+            "float16": "pure float16 keeps the weights in float16 too, where small updates are lost; use mixed_float16",
+            "bfloat16": "pure bfloat16 keeps the weights in bfloat16 too, where small updates are lost; use "
+            "mixed_bfloat16",
+            "float64": "float64 is not accelerated on any of these devices; use float32",
+        },
+        flag="dtype_policy",
+        help="float32, mixed_float16, mixed_bfloat16, or auto",
+        axes=("precision",),
+    )
+    jit_compile: bool = switch(
+        False,
+        level=EVERYDAY,
+        flag="xla",
+        help="on, off, or auto: whether to compile the forward and backward pass with XLA",
+        axes=("XLA",),
+    )
+    xla_auto_clustering: bool = switch(
+        False,
+        reason="`tfaccel find-fastest` measures it. It made a CNN on a CPU four times as slow.",
+        axes=("clustering",),
+    )
+    grappler_bfloat16: bool = switch(
+        False,
+        reason="The dtype policy decides; `tfaccel find-fastest` measures it on CPUs that compute in bfloat16.",
+        axes=("Grappler",),
+    )
+    global_batch_size: int = count(
+        1,
+        level=EVERYDAY,
+        flag="global_batch_size",
+        help="examples per optimizer step over all replicas, or auto",
+        axes=("batch",),
+    )
+    accumulation_steps: int = count(
+        1,
+        default=1,
+        flag="accumulation_steps",
+        help="micro-batches per optimizer step, or auto",
+        axes=("micro-batches",),
+    )
+    steps_per_execution: int | None = count(
+        1,
+        default=None,
+        none=LEFT_TO_TENSORFLOW,
+        level=EVERYDAY,
+        reason="A loop in the graph; while training, so many steps that a call takes about half a second.",
+        flag="steps_per_execution",
+        help="optimizer steps per call, or auto",
+        axes=("steps",),
+    )
+    intra_op_threads: int | None = count(1, 4_096, default=None, none=LEFT_TO_TENSORFLOW, **_THREADS)
+    inter_op_threads: int | None = count(1, 4_096, default=None, none=LEFT_TO_TENSORFLOW, **_THREADS)
+    gpu_memory_growth: bool = switch(False)
+    gpu_memory_limit_bytes: int | None = count(1, 2**50, default=None, none=LEFT_TO_TENSORFLOW)
+    communication: str = choice(
+        *("tensorflow_default", "nccl", "ring", "hierarchical_copy"),
+        default="tensorflow_default",
+        axes=("devices", "communication"),
+    )
+    bytes_per_pack: int = count(0, default=0, axes=("communication",), in_engine=True)
+    sum_duplicate_indices: bool = switch(
+        False,
+        reason="As Keras does on one device; it matters for embeddings with Adam or clipping only.",
+        in_engine=True,
+    )
+    embedding_updates: str = choice(
+        *("keras", "rows", "rows_lazy"),
+        default="keras",
+        level=EXPERIMENTAL,
+        reason="As Keras does, for every optimizer; with SGD or Adagrad, rows is faster for large tables.",
+        in_engine=True,
+    )
+    embeddings_on: str = choice(
+        *("device", "host"),
+        default="device",
+        level=EXPERIMENTAL,
+        reason="Lookups are fastest there; host keeps tables that are too large for it in main memory.",
+        in_engine=True,
+    )
+    optimizer_state: str = choice(
+        *("replicated", "sharded", "host"),
+        default="replicated",
+        level=EXPERIMENTAL,
+        reason="As Keras does; sharded or host is for models whose optimizer state does not fit.",
+        in_engine=True,
+    )
+    optimizer_slots_dtype: str = choice(
+        *("float32", "bfloat16"),
+        default="float32",
+        level=EXPERIMENTAL,
+        reason="As Keras does; bfloat16 halves the optimizer's memory, and changes the results.",
+        in_engine=True,
+    )
+    synchronize_batch_norm: bool = switch(
+        True,
+        flag="synchronize_batch_norm",
+        help="on, off, or auto: whether batch normalization synchronizes statistics across replicas",
+    )
+    onednn: bool | None = switch(None, none=LEFT_TO_TENSORFLOW, axes=("oneDNN",))
+    memory_allocator: str | None = choice(
+        *("jemalloc", "tcmalloc", "mimalloc", "glibc_huge_pages"),
+        default=None,
+        none="",
+        reason="The process's own; `tfaccel find-fastest` measures those that are installed.",
+        axes=("allocator",),
+    )
+    gpu_thread_mode: str | None = choice(
+        *("global", "gpu_private", "gpu_shared"), default=None, none="", axes=("GPU threads",)
+    )
+    data_threads: int | None = count(1, 4_096, default=None, none=LEFT_TO_TENSORFLOW, axes=("input",))
+    data_service: int | None = count(
+        1,
+        1_024,
+        default=None,
+        none="for no data workers",
+        level=EXPERIMENTAL,
+        reason="This process prepares its batches; data workers pay where cores are idle and input is late.",
+        flag="data_service",
+        help="number of tf.data service workers that prepare the training batches, or auto for none",
+    )
+    prefetch_batches: int = count(
+        0,
+        65_536,
+        default=2,
+        reason="The next batch is ready when a step ends; more would only take memory.",
+        axes=("input",),
+    )
+    prefetch_to_device: bool = switch(False, axes=("input",))
+    cache_data: bool = switch(False, reason="Whether all examples fit into memory is not known.", axes=("input",))
+    augment_on: str = choice("host", "device", default="host", axes=("input",))
+    fused_kernels: bool = switch(False, axes=("kernels",), in_engine=True)
+    rematerialization: bool = switch(
+        False,
+        reason="Recomputing activations takes time; it only helps if memory is short.",
+        axes=("rematerialization",),
+        in_engine=True,
+    )
+    tpu: str | None = switch(None, none="")
     reasons: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.devices, list):
             object.__setattr__(self, "devices", tuple(self.devices))
         object.__setattr__(self, "reasons", _pairs(self.reasons))
-        check_fields(self)
+        for name in SETTINGS:
+            check_value(name, getattr(self, name))
         check_plan(self)
 
     @property
@@ -155,6 +315,11 @@ class Plan:
     def num_replicas(self) -> int:
         """Replicas in all processes."""
         return self.num_local_replicas * self.num_workers
+
+    @property
+    def devices_per_replica(self) -> int:
+        """Devices of each replica: one, or one for each of its stages."""
+        return self.pipeline_stages
 
     @property
     def replica_batch_size(self) -> int:
@@ -180,7 +345,7 @@ class Plan:
         if not isinstance(data, Mapping):
             raise PlanError(f"A plan must be a JSON object. Received: {data!r:.200}.")
         check_field_names(data)
-        missing = [name for name in ("strategy", "devices", "global_batch_size") if name not in data]
+        missing = [one.name for one in fields(cls) if one.default is MISSING and one.name not in data]
         if missing:
             raise PlanError(f"A plan needs {', '.join(missing)}. Received only: {', '.join(data) or 'nothing'}.")
         return cls(**data)
@@ -219,17 +384,79 @@ class Plan:
             raise PlanError(f"In the plan file {str(path)!r}: {error}") from error
 
 
+SETTINGS: Mapping[str, Setting] = {one.name: one.metadata["setting"] for one in fields(Plan) if one.metadata}
+"""Field -> its setting, in the order of the fields."""
+
+
+@dataclass(frozen=True)
+class FieldExplanation:
+    """One field of a plan: its value, the reason for it, and the flag that overrides it."""
+
+    field: str
+    value: Any
+    reason: str
+    flag: str
+
+
+def explain(plan: Plan) -> tuple[FieldExplanation, ...]:
+    """Every field of a plan with its reason ("" if the plan has none) and its flag.
+
+    Example:
+        >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, reasons=[("strategy", "One device.")])
+        >>> explain(plan)[0]
+        FieldExplanation(field='strategy', value='none', reason='One device.', flag='--strategy')
+    """
+    reasons = dict(plan.reasons)
+    return tuple(
+        FieldExplanation(name, getattr(plan, name), reasons.get(name, ""), override_flag(name)) for name in SETTINGS
+    )
+
+
+def override_flag(field: str) -> str:
+    """The flag that sets a plan field; one that has none of its own is set with --set=FIELD=VALUE.
+
+    Example:
+        >>> override_flag("jit_compile"), override_flag("tpu")
+        ('--xla', '--set=tpu=VALUE')
+    """
+    flag = SETTINGS[field].flag
+    return f"--set={field}=VALUE" if flag is None else f"--{flag}"
+
+
+def default_value(field: str) -> Any:
+    """The default of a plan field."""
+    return Plan.__dataclass_fields__[field].default
+
+
+def check_value(field: str, value: Any) -> None:
+    """Raises PlanError if this field cannot have this value in any plan.
+
+    Example:
+        >>> check_value("jit_compile", "auto")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.PlanError: `jit_compile` must be true or false. Received: jit_compile='auto'.
+    """
+    if field in SETTINGS:
+        check_setting(field, value, SETTINGS[field])
+
+
 def plan_field_names() -> tuple[str, ...]:
     """The names of the fields that can be set, in order (all but `reasons`)."""
-    return tuple(f.name for f in fields(Plan) if f.name != "reasons")
+    return tuple(SETTINGS)
 
 
-def check_field_names(names: Iterable[str]) -> None:
-    """Raises PlanError for a name that is not a field of `Plan`, and suggests the closest one."""
-    known = {f.name for f in fields(Plan)}
+def check_field_names(names: Iterable[str], *, can_be_set: bool = False) -> None:
+    """Raises PlanError for a name that is not a field of `Plan`, and suggests the closest one.
+
+    Args:
+        names: the names.
+        can_be_set: whether `reasons`, which are not set, is refused as well.
+    """
+    known = {*SETTINGS} if can_be_set else {*SETTINGS, "reasons"}
     for name in names:
         if name not in known:
-            hint = did_you_mean(str(name), known) or f" Fields: {', '.join(plan_field_names())}."
+            hint = did_you_mean(str(name), known) or f" Fields: {', '.join(SETTINGS)}."
             raise PlanError(f"Plan has no field {name!r}.{hint}")
 
 

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from tfaccel.planning.override_flags import OVERRIDE_FLAGS
-from tfaccel.planning.plan import Plan, plan_field_names
+from tfaccel.planning.plan import SETTINGS, Plan
 
 _SWITCHES = {True: "on", False: "off", None: "none"}
 _SHARED_FLAGS = ("intra_op_threads", "inter_op_threads")  # --num_threads sets both
@@ -32,11 +31,11 @@ def train_command(workload: Any, options: Mapping[str, Any], plan: Plan, rules: 
         return 'report.plan.save("plan.json"), then tfaccel.train(..., plan=tfaccel.Plan.load("plan.json"))'
     flags = [f"--{'workload' if ':' in workload else 'recipe'}={workload}"]
     flags += [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
-    for name in plan_field_names():
+    for name, setting in SETTINGS.items():
         value = getattr(plan, name)
         if value != getattr(rules, name):
-            has_flag = name in OVERRIDE_FLAGS and name not in _SHARED_FLAGS
-            flags.append(f"--{OVERRIDE_FLAGS[name]}={_text(value)}" if has_flag else f"--set={name}={_text(value)}")
+            has_flag = setting.flag is not None and name not in _SHARED_FLAGS
+            flags.append(f"--{setting.flag}={_text(value)}" if has_flag else f"--set={name}={_text(value)}")
     return shlex.join(["tfaccel", "train", *flags, "--run_dir=DIR"])
 
 

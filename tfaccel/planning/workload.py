@@ -10,8 +10,8 @@ from tfaccel.data.bad_data import BadData
 from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import suggests_names
-from tfaccel.planning.data_places import compile_function, data_after_model
 from tfaccel.planning.own_model import checked_build_model, get_name
+from tfaccel.planning.positional_arguments import compile_function, data_after_model
 from tfaccel.planning.workload_calls import check_parameters
 from tfaccel.short_repr import short_repr
 

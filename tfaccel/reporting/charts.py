@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from tfaccel.measuring.roofline_report import LayerLimit, Roofline
+    from tfaccel.measuring.roofline import LayerLimit, Roofline
 
 
 _CURVE_COLORS = (BLUE, ORANGE, GREY)
@@ -331,7 +331,7 @@ def roofline_figure(roofline: Roofline) -> Figure:
 
     Example:
         >>> from tfaccel.costs.model_cost import LayerCost, StepCost
-        >>> from tfaccel.measuring.roofline_report import Roofline
+        >>> from tfaccel.measuring.roofline import Roofline
         >>> from tfaccel.planning.machine_ceilings import MachineCeilings
         >>> from tfaccel.planning.plan import Plan
         >>> roofline = Roofline(

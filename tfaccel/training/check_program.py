@@ -27,8 +27,8 @@ import tensorflow as tf
 from tfaccel.processes.connection import end_with_parent
 from tfaccel.training.fit import fit
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_fit import Done, replace_fit
-from tfaccel.training.proof.still_layers import draws, in_inference_mode
+from tfaccel.training.private.private_trainer import Done, replace_fit
+from tfaccel.training.proof.replica_layers import draws, in_inference_mode
 from tfaccel.training.runtime import set_seeds, split_cpu
 from tfaccel.training.steps.engine import get_engine
 

@@ -12,10 +12,9 @@ from tfaccel.errors import NonFiniteLossError
 from tfaccel.training.inputs import Source, checked_callbacks
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.engine import Engine
+from tfaccel.training.steps.placed_slots import finalize_weights
 from tfaccel.training.steps.replica_state import align_seeds, average_drifting, separate_seeds
-from tfaccel.training.steps.slot_checks import check_callbacks
-from tfaccel.training.steps.slot_places import copy_absent_slots, drop_copies
-from tfaccel.training.steps.weight_exchange import finalize_weights
+from tfaccel.training.steps.slots import check_callbacks, copy_absent_slots, drop_copies
 from tfaccel.training.steps.windows import Counted, WindowLength, epoch_windows
 from tfaccel.training.validation import Validation
 

@@ -95,7 +95,7 @@ def fit(
         x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight,
         sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq:
             see https://keras.io/api/models/model_training_apis/#fit-method.
-        plan: sets XLA, steps per call, BatchNorm, `sum_duplicate_indices`, `bytes_per_pack` and the batch size.
+        plan: sets XLA, steps per call, BatchNorm, `sum_duplicate_indices`, the packs of gradients and the batch size.
         exact_kernels: use Keras's own operations instead of fused kernels. A plan decides by its `fused_kernels`.
         check_rows: with several replicas, run the first step and some later ones on one device, too, and compare; what
             couples the rows of a batch differs, since each replica sees only its own. False leaves this out.

@@ -99,7 +99,7 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
         model.train_function = None  # otherwise Keras keeps using the old graph
     if plan.steps_per_execution is not None:
         model.steps_per_execution = plan.steps_per_execution * plan.accumulation_steps
-    devices = plan.devices if plan.pipeline_stages > 1 else ()  # as this process numbers them
+    devices = plan.devices if plan.devices_per_replica > 1 else ()  # as this process numbers them
     as_keras: dict[str, Any] = {"batches_per_step": 1, "times_input": False, "stop_at_non_finite_loss": False}
     options = replace(engine_options(plan), stage_devices=devices, **as_keras)
     takes_size = not is_dataset and not isinstance(x, keras.utils.PyDataset) and not hasattr(x, "__next__")

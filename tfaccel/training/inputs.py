@@ -16,7 +16,7 @@ from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.steps.model_parts import has_own_train_step
-from tfaccel.training.steps.model_scope import get_replicas
+from tfaccel.training.steps.replica_state import get_replicas
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.workers.lone_worker import refuse_lone_worker
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import WorkloadError
-from tfaccel.training.private.private_optimizers import OwnWeightDecay
+from tfaccel.training.private.private_api import OwnWeightDecay
 
 
 @checks_types(WorkloadError, checks_numbers=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.unknown_arguments import advice
 from tfaccel.planning.workload import Workload
+from tfaccel.planning.workload_calls import advice
 from tfaccel.training.recipe_options import bound_options, check_data_options, recorded_options
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run_recipe import run_recipe

@@ -10,7 +10,7 @@ import keras
 
 from tfaccel.errors import WorkloadError
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.recomputation import recomputed
+from tfaccel.training.steps.rematerialized import recomputed
 
 
 def rematerialize(block: keras.Model) -> keras.Model:

@@ -16,8 +16,8 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.keras_file import check_members, check_no_code
 from tfaccel.planning.candidates import default_plan, taken_fields
+from tfaccel.planning.load_workload import RECIPES_PACKAGE
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.recipe_list import RECIPES_PACKAGE
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.shown_run import PROGRESS, ShownRun

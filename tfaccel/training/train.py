@@ -16,13 +16,13 @@ from tfaccel.errors import WorkloadError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.planning.candidates import taken_fields
-from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.non_finite_policy import STOP, check_policy
 from tfaccel.planning.option_checks import check_callbacks, check_choice, check_counts, check_seed
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_key import plan_key
+from tfaccel.planning.plan_cache import plan_key
+from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import resume_in_attempt

@@ -16,8 +16,8 @@ from tfaccel.errors import ClusterError, LaunchError, PlanError, RunDirError
 from tfaccel.files import write_json
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.local_path import local_path
-from tfaccel.planning.deferred import DeferredItems
 from tfaccel.planning.load_workload import as_workload
+from tfaccel.planning.own_model import DeferredItems
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload

@@ -12,11 +12,11 @@ from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import check_names
 from tfaccel.planning.candidates import taken_fields
-from tfaccel.planning.data_places import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.own_model import COMPILE_ARGUMENTS, FreshArguments, get_name, is_model, recreated
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan
+from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.private_models import given_compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.training.process_settings import without_unavailable
@@ -172,8 +172,7 @@ def _test_in_place(
     from tfaccel.training.inputs import make_source
     from tfaccel.training.private.private_models import build_model
     from tfaccel.training.steps.engine import Engine, EngineOptions
-    from tfaccel.training.steps.kept_state import kept_state
-    from tfaccel.training.steps.replica_state import separate_seeds
+    from tfaccel.training.steps.replica_state import kept_state, separate_seeds
     from tfaccel.tuning.rate_sweep import RateSweep, tested_optimizer
 
     of_fit = {name: value for name, value in of_fit.items() if name in _OF_DATA}

@@ -10,8 +10,7 @@ from typing import Any, Self
 
 from tfaccel.errors import SearchError
 from tfaccel.known_names import check_names, did_you_mean
-from tfaccel.planning.plan import check_field_names
-from tfaccel.planning.plan_fields import check_value
+from tfaccel.planning.plan import check_field_names, check_value
 from tfaccel.tuning.objective import written_objective
 
 KERAS_TUNER_ALGORITHMS = ("random", "grid", "bayesian", "hyperband")

@@ -29,7 +29,7 @@ from tfaccel.processes import heartbeat
 from tfaccel.processes.child import last_words
 from tfaccel.processes.fork_server import ForkedChild, ForkServer
 from tfaccel.processes.local_cluster import free_ports
-from tfaccel.training.private.private_bind import servers_on_loopback
+from tfaccel.training.private.private_workers import servers_on_loopback
 
 logger = logging.getLogger("tfaccel")
 

@@ -8,9 +8,16 @@ from typing import Any
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError, PlanError, WorkloadError
-from tfaccel.extras.estimates.device_comparison import DeviceComparison, DeviceTime, GpuAssumptions, gpu_step
-from tfaccel.extras.estimates.gpu_peaks import GPUS, gpu_peaks, known_gpu
-from tfaccel.extras.estimates.step_facts import StepFacts, step_facts
+from tfaccel.extras.estimates.device_comparison import (
+    GPUS,
+    DeviceComparison,
+    DeviceTime,
+    GpuAssumptions,
+    gpu_peaks,
+    gpu_step,
+    known_gpu,
+)
+from tfaccel.extras.estimates.estimate_scaling import StepFacts, step_facts
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.known_names import suggests_names

@@ -1,23 +1,28 @@
-"""`ScalingEstimate`: the predicted speed, efficiency and cost of data-parallel training on more devices."""
+"""`ScalingEstimate`: the predicted speed, efficiency and cost of training on more devices, and its plot."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import PathLike
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import PlanError, ReportError
-from tfaccel.extras.estimates.all_reduce import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
+from tfaccel.errors import DataError, PlanError, ReportError
+from tfaccel.extras.estimates.all_reduce_cost import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
 from tfaccel.extras.estimates.interconnect import Interconnect
 from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import listed
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
+from tfaccel.reporting.figures import BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
 from tfaccel.short_repr import short_repr
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 MAX_REPLICAS = 1_000_000
 _BACKWARD_SHARE = 2 / 3  # of a step's operations: the backward pass has twice those of the forward pass
@@ -46,12 +51,25 @@ class ScalingOptions:
         PlanError: if an option is invalid.
     """
 
-    scaling: Literal["weak", "strong"] = "weak"
-    algorithm: Algorithm = "auto"
-    bytes_per_pack: int = 0
-    overlap: float = 0.0
-    price_per_device_hour: float | None = None
-    fixed_step_seconds: float | None = None
+    scaling: Literal["weak", "strong"] = field(
+        default="weak", metadata={"help": "weak: keep the batch of each replica; strong: keep the global batch"}
+    )
+    algorithm: Algorithm = field(
+        default="auto", metadata={"help": "of the all-reduce: ring, hierarchical, or auto for the faster of the two"}
+    )
+    bytes_per_pack: int = field(
+        default=0, metadata={"help": "sum gradients in packs of about this many bytes; 0: in one, as TensorFlow does"}
+    )
+    overlap: float = field(
+        default=0.0, metadata={"help": "fraction of the communication that can run during the backward pass"}
+    )
+    price_per_device_hour: float | None = field(
+        default=None, metadata={"help": "price of a device, in any currency, to predict costs"}
+    )
+    fixed_step_seconds: float | None = field(
+        default=None,
+        metadata={"help": "part of the time of a step that does not shrink with the batch (default: measured)"},
+    )
 
     def __post_init__(self) -> None:
         _check_choice("scaling", self.scaling, ("weak", "strong"))
@@ -267,3 +285,61 @@ def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         hint = did_you_mean(value, allowed)
         raise PlanError(f"{name} must be one of {', '.join(allowed)}. Received: {name}={value!r}.{hint}")
+
+
+def scaling_figure(estimate: ScalingEstimate, *, measured: Mapping[int, Sequence[float]] | None = None) -> Figure:
+    """Plots the predicted throughput beside that without communication, and the efficiency.
+
+    Args:
+        estimate: the prediction.
+        measured: number of replicas -> measured examples per second, to draw beside it; None for none.
+
+    Raises:
+        DataError: if the estimate has no rows.
+
+    Example:
+        >>> from tfaccel.extras.estimates.interconnect import Interconnect
+        >>> from tfaccel.extras.estimates.scaling import ScalingOptions, scaling_rows
+        >>> from tfaccel.planning.step_of_one_device import StepOfOneDevice
+        >>> step = StepOfOneDevice(step_seconds=1.0, batch_size=10, gradient_bytes=(100,))
+        >>> link = Interconnect(name="slow", machine_latency_seconds=0.05, machine_bytes_per_second=1000.0)
+        >>> options = ScalingOptions()
+        >>> rows = scaling_rows(step, link, [1, 2, 4], options)
+        >>> estimate = ScalingEstimate(workload="digits", options=options, step=step, interconnect=link, rows=rows)
+        >>> [axes.get_ylabel() for axes in scaling_figure(estimate).axes]
+        ['examples per second', 'efficiency in %']
+    """
+    if not estimate.rows:
+        raise DataError("A plot of scaling needs at least one number of replicas. Received none.")
+    numbers = [row.num_replicas for row in estimate.rows]
+    first = estimate.step.batch_size / estimate.step.step_seconds
+    figure = new_figure(800, 420)
+    rates, shares = figure.subplots(1, 2)
+    rates.plot(numbers, [first * number for number in numbers], color=GREY, linestyle="--", label="linear")
+    rates.plot(
+        numbers,
+        [row.examples_per_second for row in estimate.rows],
+        color=BLUE,
+        marker="o",
+        markersize=4,
+        label="predicted",
+    )
+    for number, found in (measured or {}).items():
+        rates.plot([number] * len(found), found, "x", color=ORANGE, label="measured")
+    shares.plot(numbers, [100 * row.efficiency for row in estimate.rows], color=BLUE, marker="o", markersize=4)
+    title = f"{estimate.workload}, {estimate.options.scaling} scaling, {estimate.interconnect.name}"
+    figure.suptitle(shown(title, 80), fontsize=10)
+    rates.set(ylabel="examples per second", yscale="log")
+    shares.set(ylabel="efficiency in %", ylim=(0, 105))
+    for axes in (rates, shares):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("replicas")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.grid(color=LIGHT)
+    handles, labels = rates.get_legend_handles_labels()
+    by_label = dict(zip(labels, handles, strict=True))
+    figure.legend(by_label.values(), by_label, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+save_scaling_picture = saved(scaling_figure)

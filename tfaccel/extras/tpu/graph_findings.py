@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfaccel.hardware.doctor_check import Check
+from tfaccel.hardware.doctor import Check
 
 # They call Python or print: the device would have to stop and wait for the host.
 HOST_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2", "StringFormat", "InfeedDequeueTuple")

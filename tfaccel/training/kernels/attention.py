@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.hardware.detect import detect_hardware
-from tfaccel.training.private import private_attention
+from tfaccel.training.private import private_layers
 
 _MULTIPLY = ("AVX512_BF16", "AMX_BF16", "BF16")  # instruction sets for bfloat16
 _MASKED_SCORE = -0.7 * 3.38953e38  # as in Keras; -inf would make the softmax of a row without any key NaN
@@ -24,22 +24,22 @@ def fused_attention(layer: keras.layers.Layer) -> dict[str, Any]:
 
     Left to Keras are attention over several axes or another one than the first, float64, and calls that return scores.
     """
-    if not private_attention.computes_keras_attention(layer) or private_attention.wants_flash_attention(layer):
+    if not private_layers.computes_keras_attention(layer) or private_layers.wants_flash_attention(layer):
         return {}
 
     def compute(query: Any, key: Any, value: Any, **given: Any) -> Any:
-        fits = len(query.shape) == 4 and private_attention.attends_over(layer, axes=(1,))
+        fits = len(query.shape) == 4 and private_layers.attends_over(layer, axes=(1,))
         is_known = all(one.dtype == query.dtype and one.dtype != tf.float64 for one in (query, key, value))
         if not (fits and is_known) or given.get("return_attention_scores"):
-            return private_attention.keras_attention(layer, query, key, value, **given)
-        if private_attention.drops_scores(layer):
+            return private_layers.keras_attention(layer, query, key, value, **given)
+        if private_layers.drops_scores(layer):
             return _with_dropout(layer, query, key, value, **given), None
         mask = given.get("attention_mask")
         mask = None if mask is None else tf.cast(mask, tf.bool)
-        scale, is_causal = private_attention.scale(layer), bool(given.get("use_causal_mask"))
+        scale, is_causal = private_layers.attention_scale(layer), bool(given.get("use_causal_mask"))
         return attention(query, key, value, mask, is_causal=is_causal, scale=scale), None
 
-    return private_attention.attributes(compute)
+    return private_layers.attention_attributes(compute)
 
 
 def attention(
@@ -84,8 +84,8 @@ def attention(
 
 def _with_dropout(layer: keras.layers.Layer, query: Any, key: Any, value: Any, **given: Any) -> tf.Tensor:
     """Attention that drops scores, whose softmax Keras computes in the layer's own dtype."""
-    scores = _products(query * tf.cast(private_attention.scale(layer), query.dtype), key)
-    return _selected(private_attention.shares(layer, scores, query, value, **given), value)
+    scores = _products(query * tf.cast(private_layers.attention_scale(layer), query.dtype), key)
+    return _selected(private_layers.attention_shares(layer, scores, query, value, **given), value)
 
 
 def _products(query: tf.Tensor, key: tf.Tensor) -> tf.Tensor:

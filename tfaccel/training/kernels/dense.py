@@ -1,7 +1,10 @@
-"""`Dense` and `EinsumDense` as one matrix product, and the gradient of their biases as another.
+"""`Dense` and `EinsumDense` as one matrix product, the gradient of their biases as another, and the exact GELU.
 
 Keras's einsum multiplies a batch of matrices: the gradient of a kernel is one matrix per example, and then their sum.
-TensorFlow sums the gradient of a bias in bfloat16 on CPUs: over 16,384 rows that is off by 15 %.
+TensorFlow sums the gradient of a bias in bfloat16 on CPUs: over 16,384 rows that is off by 15 %. The gradient of the
+GELU in closed form computes the normal distribution once instead of twice.
+
+Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, https://arxiv.org/abs/1606.08415
 """
 
 from __future__ import annotations
@@ -105,3 +108,32 @@ def add_bias(values: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Callable[[t
         return upstream, tf.matmul(tf.ones_like(rows[:, :1]), rows, transpose_a=True)[0]
 
     return tf.nn.bias_add(values, bias), gradient
+
+
+def fused_gelu(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Attributes that make a layer with `activation="gelu"` use `gelu`; {} for other layers."""
+    return {"activation": _activation} if getattr(layer, "activation", None) is keras.activations.gelu else {}
+
+
+def _activation(x: Any, approximate: bool = False) -> Any:
+    return keras.activations.gelu(x, approximate=approximate) if approximate else gelu(x)
+
+
+@tf.custom_gradient
+def gelu(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """`x` times the probability that a normally distributed number is less than `x`, as `keras.activations.gelu`.
+
+    Args:
+        x: a float tensor.
+
+    Example:
+        >>> round(float(gelu(tf.constant(1.0))), 4)
+        0.8413
+    """
+    below = 0.5 * tf.math.erfc(x * -math.sqrt(0.5))
+
+    def gradient(upstream: tf.Tensor) -> tf.Tensor:
+        density = tf.exp(-0.5 * tf.square(x)) / math.sqrt(2.0 * math.pi)
+        return upstream * (below + x * density)
+
+    return x * below, gradient

@@ -13,13 +13,10 @@ from collections.abc import Iterator
 import keras
 
 from tfaccel.training.kernels.attention import fused_attention
-from tfaccel.training.kernels.batch_normalization import fused_batch_normalization
-from tfaccel.training.kernels.dense import fused_dense, fused_einsum_dense
-from tfaccel.training.kernels.gelu import fused_gelu
-from tfaccel.training.kernels.gru import fused_gru
-from tfaccel.training.kernels.layer_normalization import fused_layer_normalization
-from tfaccel.training.kernels.lstm import fused_lstm
+from tfaccel.training.kernels.dense import fused_dense, fused_einsum_dense, fused_gelu
+from tfaccel.training.kernels.normalization import fused_batch_normalization, fused_layer_normalization
 from tfaccel.training.kernels.optimizer_updates import fused_update
+from tfaccel.training.kernels.recurrent import fused_gru, fused_lstm
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
 from tfaccel.training.steps.overrides import instance_attributes

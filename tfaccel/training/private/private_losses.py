@@ -16,6 +16,25 @@ patch_lock = threading.RLock()
 
 
 @contextlib.contextmanager
+def patched(owner: Any, **parts: Any) -> Iterator[None]:
+    """Within the block, a class or module of another package has other parts: for one thread at a time that patches.
+
+    Args:
+        owner: the class or module.
+        **parts: its parts by name.
+    """
+    with patch_lock:
+        before = {name: getattr(owner, name) for name in parts}
+        try:
+            for name, value in parts.items():
+                setattr(owner, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(owner, name, value)
+
+
+@contextlib.contextmanager
 def loss_reduction(
     reduce_fn: Callable[..., Any], update_mean_fn: Callable[..., Any], gradient_fn: Callable[..., Any]
 ) -> Iterator[None]:
@@ -51,19 +70,13 @@ def loss_reduction(
         "scale_loss_for_distribution": lambda value: value,
         "unscale_loss_for_distribution": lambda value: value,
     }
-    with patch_lock:
-        saved = {name: getattr(loss_module, name) for name in patches}
-        try:
-            for name, value in patches.items():
-                setattr(loss_module, name, value)
-            keras.metrics.Mean.update_state = update
-            tf.GradientTape.gradient = functools.partialmethod(_calls, gradient_fn, original_gradient)
-            yield
-        finally:
-            for name, value in saved.items():
-                setattr(loss_module, name, value)
-            keras.metrics.Mean.update_state = original_update
-            tf.GradientTape.gradient = original_gradient
+    gradient = functools.partialmethod(_calls, gradient_fn, original_gradient)
+    with (
+        patched(loss_module, **patches),
+        patched(keras.metrics.Mean, update_state=update),
+        patched(tf.GradientTape, gradient=gradient),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -72,15 +85,10 @@ def losses_of_one_device() -> Iterator[None]:
     from keras.src.losses import loss as loss_module
 
     names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    with patch_lock:
-        saved = {name: private_part(loss_module, name) for name in names}
-        try:
-            for name in names:
-                setattr(loss_module, name, lambda value: value)
-            yield
-        finally:
-            for name, value in saved.items():
-                setattr(loss_module, name, value)
+    for name in names:
+        private_part(loss_module, name)
+    with patched(loss_module, **dict.fromkeys(names, lambda value: value)):
+        yield
 
 
 def _calls(tape: tf.GradientTape, function: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,12 +103,8 @@ def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
     def merge_call(context: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
         return wait(lambda: original(context, *args, **kwargs))
 
-    with patch_lock:
-        tf.distribute.ReplicaContext.merge_call = merge_call
-        try:
-            yield
-        finally:
-            tf.distribute.ReplicaContext.merge_call = original
+    with patched(tf.distribute.ReplicaContext, merge_call=merge_call):
+        yield
 
 
 def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict[str, Any]:

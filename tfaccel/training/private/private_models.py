@@ -12,15 +12,14 @@ import tensorflow as tf
 from tfaccel.errors import DataError, PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import all_layers
-from tfaccel.training.private.private_broadcasts import broadcast_at_once
-from tfaccel.training.private.private_losses import patch_lock
+from tfaccel.training.private.private_losses import patched
 from tfaccel.training.private.private_random import distribute_global_seeds
-from tfaccel.training.steps.fixed_rows import fixed_rows, rows_of_replica
-from tfaccel.training.steps.host_embeddings import slots_on_host
+from tfaccel.training.private.private_workers import broadcast_at_once
+from tfaccel.training.steps.embeddings import slots_on_host
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_test_step, has_own_train_step
-from tfaccel.training.steps.model_scope import move_into_scope
 from tfaccel.training.steps.overrides import instance_attributes, replaces
-from tfaccel.training.steps.step_errors import raise_missing_row
+from tfaccel.training.steps.replica_state import move_into_scope
+from tfaccel.training.steps.step_errors import fixed_rows, raise_missing_row, rows_of_replica
 
 
 def swap_name_counters(counters: Any) -> Any:
@@ -154,18 +153,13 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
 @contextlib.contextmanager
 def _no_gradients() -> Iterator[None]:
     """While tracing to build: makes tapes return zeros, since new variables do not have gradients yet."""
-    original = tf.GradientTape.gradient
 
     def zeros(tape: tf.GradientTape, target: Any, sources: Any, *_: Any, **__: Any) -> Any:
         del tape, target
         return keras.tree.map_structure(lambda source: tf.zeros(tf.shape(source), source.dtype), sources)
 
-    with patch_lock:
-        tf.GradientTape.gradient = zeros
-        try:
-            yield
-        finally:
-            tf.GradientTape.gradient = original
+    with patched(tf.GradientTape, gradient=zeros):
+        yield
 
 
 def _is_built(model: keras.Model) -> bool:

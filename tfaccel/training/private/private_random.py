@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
-from tfaccel.training.private.private_losses import patch_lock
+from tfaccel.training.private.private_losses import patch_lock, patched
 from tfaccel.training.steps.overrides import instance_attributes
 
 _NAME = "global_seed_generator"
@@ -62,16 +62,13 @@ def same_generator_in_all_threads() -> Iterator[None]:
     """While tracing replicas: makes their threads use this thread's generator."""
     from keras.src.random import seed_generator
 
-    generator, original = _generator(), private_part(seed_generator, _NAME)
+    generator = _generator()
+    private_part(seed_generator, _NAME)
     if generator is None:
         yield
         return
-    with patch_lock:
-        seed_generator.global_seed_generator = lambda: generator
-        try:
-            yield
-        finally:
-            seed_generator.global_seed_generator = original
+    with patched(seed_generator, **{_NAME: lambda: generator}):
+        yield
 
 
 @contextlib.contextmanager
@@ -92,12 +89,8 @@ def noting_stateful_random(used: list[bool], replica_of_thread: Callable[[], int
         offset = replica_of_thread() * _SEED_STRIDE
         return graph_seed, seed if seed is None or not offset else (seed + offset) % (2**31 - 1)
 
-    with patch_lock:
-        random_seed.get_seed = get_seed
-        try:
-            yield
-        finally:
-            random_seed.get_seed = original
+    with patched(random_seed, get_seed=get_seed):
+        yield
 
 
 @contextlib.contextmanager

@@ -1,4 +1,8 @@
-"""The private API that finds, moves, replaces and creates slots of an optimizer, and embedding tables."""
+"""The private API that finds, moves, replaces and creates slots of an optimizer, weights, and embedding tables.
+
+A Keras variable that moves stays the same object, and so does the key under which an optimizer knows it. `AbsentSlot`
+is what a worker has in place of a slot that another worker holds.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from tfaccel.errors import PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import variable_index
-from tfaccel.training.private.private_losses import patch_lock
+from tfaccel.training.private.private_losses import patched
 from tfaccel.training.steps.overrides import instance_attributes
 
 _AVERAGES = "_model_variables_moving_average"
@@ -31,14 +37,18 @@ def adam_slots(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[keras.V
 def get_slots(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
     """All slots of a weight that have its shape, in the optimizer's lists by weight."""
     index = variable_index(optimizer, variable)
-    num_variables = len(private_part(optimizer, "_trainable_variables"))
-    lists = [
+    slots = [one[index] for one in _lists_by_weight(optimizer) if isinstance(one[index], keras.Variable)]
+    return [slot for slot in slots if tuple(slot.shape) == tuple(variable.shape)]
+
+
+def _lists_by_weight(optimizer: keras.optimizers.Optimizer) -> list[Sequence[Any]]:
+    """An optimizer's lists with one entry for each weight, but those of the weights and of accumulated gradients."""
+    number = len(trained_variables(optimizer))
+    return [
         one
         for name, one in vars(optimizer).items()
-        if isinstance(one, list | tuple) and len(one) == num_variables and name not in _NO_SLOTS
+        if isinstance(one, list | tuple) and len(one) == number and name not in _NO_SLOTS
     ]
-    slots = [one[index] for one in lists if isinstance(one[index], keras.Variable)]
-    return [slot for slot in slots if tuple(slot.shape) == tuple(variable.shape)]
 
 
 def slots_by_weight(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Variable]]:
@@ -47,13 +57,8 @@ def slots_by_weight(optimizer: keras.optimizers.Optimizer) -> list[list[keras.Va
     Accumulated gradients are no slots: they are sums of a replica's own gradients.
     """
     own = {id(one) for one in optimizer.variables}
-    weights = trained_variables(optimizer)
-    lists = [
-        one
-        for name, one in vars(optimizer).items()
-        if isinstance(one, list | tuple) and len(one) == len(weights) and name not in _NO_SLOTS
-    ]
-    columns = zip(*lists, strict=True) if lists else iter([()] * len(weights))
+    lists = _lists_by_weight(optimizer)
+    columns = zip(*lists, strict=True) if lists else iter([()] * len(trained_variables(optimizer)))
     return [[one for one in column if isinstance(one, keras.Variable) and id(one) in own] for column in columns]
 
 
@@ -258,9 +263,102 @@ def embeddings_built_by(build: Callable[..., None]) -> Iterator[None]:
     def replaced(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
         build(usual, layer, input_shape)
 
-    with patch_lock:
-        kind.build = replaced
-        try:
-            yield
-        finally:
-            kind.build = usual
+    with patched(kind, build=replaced):
+        yield
+
+
+class AbsentSlot:
+    """Stands for a slot that another worker holds; takes no memory while training.
+
+    Attributes:
+        copy: its value, while there is one on this worker.
+    """
+
+    device, shape = "", tf.TensorShape([0])
+
+    def __init__(self, name: str, dtype: Any, worker: int) -> None:
+        self.name, self.dtype, self.worker = name, tf.as_dtype(dtype), worker
+        self.copy: np.ndarray | None = None
+
+    def numpy(self) -> np.ndarray:
+        """The copied value.
+
+        Raises:
+            PlanError: while there is none.
+        """
+        if self.copy is None:
+            raise PlanError(
+                f"The slot {self.name!r} is held by worker {self.worker}, since optimizer_state='sharded'. Read it "
+                "on the chief after training, save with `tfaccel.Resume` while training, or use "
+                "optimizer_state='replicated'."
+            )
+        return self.copy
+
+    def assign(self, value: Any) -> None:
+        """Changes the copied value, which the worker that holds the slot does not see.
+
+        Raises:
+            PlanError: always.
+        """
+        del value
+        raise PlanError(
+            f"The slot {self.name!r} is held by worker {self.worker}, since optimizer_state='sharded', so that this "
+            "worker cannot assign it. Use optimizer_state='replicated'."
+        )
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        del copy
+        return self.numpy().astype(dtype) if dtype is not None else self.numpy()
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.constant(self.numpy(), dtype or self.dtype, name=name or "slot")
+
+
+def move(variable: keras.Variable, devices: Sequence[str]) -> None:
+    """Moves a variable's values, one for each replica, to devices."""
+    value = variable._value
+    if isinstance(value, tf.distribute.DistributedValues):
+        components = list(value.values)
+        if all(component.device.endswith(device) for component, device in zip(components, devices, strict=True)):
+            return
+        moved = [_moved(one, device) for one, device in zip(components, devices, strict=True)]
+        policy = private_part(value, "_policy", package="tensorflow")
+        kind: Any = type(value)
+        variable._value = kind(value.distribute_strategy, moved, value.aggregation, var_policy=policy)
+    elif not value.device.endswith(devices[0]):
+        variable._value = _moved(value, devices[0])
+
+
+def _moved(value: Any, device: str) -> Any:
+    """A variable with the same value, name and key on another device, whatever scope of a strategy is entered."""
+    from tensorflow.python.ops import resource_variable_ops
+
+    kind = private_part(resource_variable_ops, "ResourceVariable", package="tensorflow")
+    with tf.init_scope(), tf.device(device):
+        moved = kind(
+            tf.identity(value.read_value()),
+            trainable=value.trainable,
+            name=value.name.split(":")[0],
+            dtype=value.dtype,
+            aggregation=value.aggregation,
+        )
+    private_part(moved, "_unique_id", package="tensorflow")
+    moved._unique_id = value._unique_id
+    return moved
+
+
+def get_every_slot(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> list[keras.Variable]:
+    """All that an optimizer keeps for a weight, in lists by weight: slots of any shape, averages, accumulators."""
+    known = private_part(optimizer, "_trainable_variables")
+    index = next((place for place, one in enumerate(known) if one is variable), None)
+    if index is None:
+        return []
+    found = []
+    for name, values in vars(optimizer).items():
+        if name in ("_trainable_variables", "_variables"):
+            continue
+        if isinstance(values, list | tuple) and len(values) == len(known):
+            found.append(values[index])
+        elif isinstance(values, dict):
+            found += [values[key] for key in (index, private_part(optimizer, "_var_key")(variable)) if key in values]
+    return [one for one in found if isinstance(one, keras.Variable) and one is not variable]

@@ -1,18 +1,26 @@
-"""The private part of Keras's trainer that lets the engine stand in for `fit`, `evaluate` and `predict`.
+"""Private parts of Keras's trainer and layers: `fit`, `evaluate` and `predict` replaced, and models loaded from files.
 
 Keras decorates these methods with a function that calls what its closure holds. Changing that reaches every caller:
 `super()`, a method that was saved before, and the wrapper of a library that patches `keras.Model.fit`.
+
+Models are loaded from files only if their layers declare no more weights than the file holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
+import os
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import keras
 
+from tfaccel.errors import ExportError
 from tfaccel.tested_versions import private_part
 
 METHODS = ("fit", "evaluate", "predict")
@@ -62,3 +70,75 @@ def _get_cell(name: str) -> Any:
     while hasattr(method, "__wrapped__") and hasattr(method.__wrapped__, "__wrapped__"):  # patched there, too
         method = method.__wrapped__
     return private_part(method, "__closure__")[private_part(method, "__code__").co_freevars.index("fn")]
+
+
+class Done(BaseException):
+    """Ends a script after its first `fit`, which no handler of exceptions takes for a failure."""
+
+
+def replace_fit(train: Callable[[keras.Model, dict[str, Any]], None]) -> None:
+    """Makes the next `Model.fit` call `train(model, arguments)` and raise `Done`; later ones are Keras's again.
+
+    Args:
+        train: gets the model and the arguments of `fit` by name.
+    """
+    original = keras.Model.fit
+
+    def stopped(model: keras.Model, *args: Any, **kwargs: Any) -> NoReturn:
+        keras.Model.fit = original
+        arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
+        train(model, {name: value for name, value in arguments.items() if name != "self"})
+        raise Done
+
+    keras.Model.fit = stopped
+
+
+_PER_BYTE, _MORE = 2, 1 << 24  # weights of 4 bits; and a few that are not saved
+
+
+def load_model(path: str | os.PathLike[str], **options: Any) -> keras.Model:
+    """`keras.saving.load_model` for a `.keras` file, without allocating weights that the file does not hold.
+
+    Args:
+        path: the file, which has been checked with `tfaccel.keras_file`.
+        **options: as for Keras.
+
+    Raises:
+        ExportError: if the layers declare more weights than the file has room for.
+    """
+    with zipfile.ZipFile(path) as archive:
+        num_bytes = sum(member.file_size for member in archive.infolist())
+    refused: list[ExportError] = []
+    try:
+        with _at_most(_PER_BYTE * num_bytes + _MORE, Path(path), num_bytes, refused):
+            return keras.saving.load_model(path, **options)
+    except Exception:
+        if refused:  # Keras wraps errors of layers in its own
+            raise refused[0] from None
+        raise
+
+
+@contextlib.contextmanager
+def _at_most(num_weights: int, path: Path, num_bytes: int, refused: list[ExportError]) -> Iterator[None]:
+    """Refuses to add more weights to layers in the block."""
+    original, added = keras.layers.Layer.add_weight, 0
+
+    def add_weight(layer: keras.layers.Layer, shape: Any = None, *args: Any, **kwargs: Any) -> Any:
+        nonlocal added
+        sizes = shape if isinstance(shape, list | tuple) else () if shape is None else (shape,)
+        number = math.prod(size for size in sizes if isinstance(size, int))
+        added += number
+        if added > num_weights:
+            error = ExportError(
+                f"{path} is refused: its layers declare more weights than it holds. Layer {layer.name!r} asks for "
+                f"{number:,}, and the file has {num_bytes:,} bytes when unpacked."
+            )
+            refused.append(error)
+            raise error
+        return original(layer, shape, *args, **kwargs)
+
+    keras.layers.Layer.add_weight = add_weight
+    try:
+        yield
+    finally:
+        keras.layers.Layer.add_weight = original

@@ -1,8 +1,160 @@
-"""The noun `Proof`: what running a step on several replicas and on one device has shown."""
+"""The noun `Proof`: what running a step on several replicas and on one device has shown; and the refusal of a step.
+
+The refusal says what differs, what couples the rows, and what can be done.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.training.private import private_api
+from tfaccel.training.private.private_random import still_random
+from tfaccel.training.proof.replica_layers import in_inference_mode, some_rows
+from tfaccel.training.proof.state import State, without_side_effects
+from tfaccel.training.steps.merged_metrics import metrics_in
+from tfaccel.training.steps.model_parts import get_variables, has_own_test_step, has_own_train_step, moved_by_gradients
+from tfaccel.training.steps.overrides import instance_attributes, keeps_methods, replaces
+
+if TYPE_CHECKING:
+    from tfaccel.training.steps.engine import Engine
+
+
+_MAX_ROWS = 64
+_CLOSE = 1e-3
+_ADVICE = (
+    "Return one value per row instead of a sum, use tfaccel.ops.all_gather_rows for rows that are compared or counted "
+    "together, and tfaccel.ops.sum_over_replicas for what is summed over them; clip gradients by the optimizer's "
+    "`global_clipnorm`, or in the step after tfaccel.ops.mean_over_replicas, as for gradients that the step keeps; or "
+    "build the model outside the strategy to train on one replica. check_rows=False skips this check."
+)
+
+
+def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
+    """The message for a step that differs from one device's.
+
+    Args:
+        engine: the engine that ran it; the model has its state from before.
+        kind: "train", "test" or "predict".
+        data: the global batch that it was run on.
+        proof: what was found.
+    """
+    what = _mixing_layer(engine, kind, data) or _blamed(engine.model, kind, proof)
+    logs = [name[4:] for name in proof.differing if name.startswith("log ")]
+    outputs = [name for name in proof.differing if name.startswith("output ")]
+    variables = [name for name in proof.differing if name not in outputs and not name.startswith("log ")]
+    many = "s" if len(variables) > 1 else ""
+    named = [f"{len(variables)} variable{many} ({', '.join(variables[:3])})"] if variables else []
+    named += [f"logs ({', '.join(logs[:3])})"] if logs else []
+    named += ["predictions"] if outputs else []
+    return (
+        f"{what}, so {proof.num_replicas} replicas, each of which sees only its own rows of the batch, do not give the "
+        f"results of one device. After one {type(engine.model).__name__}.{kind}_step on {proof.num_rows} rows, they "
+        f"differ in {' and '.join(named)}, by up to {proof.largest:.1g} of the size. {_ADVICE}"
+    )
+
+
+def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
+    """What of a step whose layers process each row alone."""
+    step = f"{type(model).__name__}.{kind}_step"
+    logs = [name[4:] for name in proof.differing if name.startswith("log ")]
+    applied = {variable.path for variable in moved_by_gradients(model)}
+    others = [name for name in proof.differing if not name.startswith(("log ", "output "))]  # assigned by the step
+    if kind == "predict":
+        return f"What {step} predicts for one row depends on the other rows of the batch"
+    if others and not any(name in applied for name in others):
+        return f"{others[0]} is assigned a value that depends on the rows of the batch"
+    if {"train": has_own_train_step, "test": has_own_test_step}[kind](model):
+        if kind == "test" or (logs and all(name.startswith("log ") for name in proof.differing)):
+            log = logs[0] if logs else proof.differing[0]
+            return f"Log {log!r} of {step} is not a mean over the rows of the batch: return a metric's result"
+        return f"The gradients that {step} applies are not means over the rows of the batch"
+    if not keeps_methods(model, keras.Model, "compute_loss"):
+        return f"{type(model).__name__}.compute_loss is not a mean over the rows of the batch"
+    adding = private_api.names_of_layers_that_add_losses(model)
+    of_loss = proof.loss_differs or any(name in applied for name in others)
+    if of_loss and adding:
+        return f"A loss added by layer {', '.join(adding)} is neither a mean over the rows nor one value per row"
+    if of_loss and not proof.loss_differs:
+        name = next(one for one in others if one in applied)
+        return (
+            f"{name} is changed by something else than the mean over the rows of the batch: the loss "
+            f"({names_of_losses(model)}) is none, or the gradient is sparse"
+        )
+    if of_loss:
+        return (
+            f"The loss ({names_of_losses(model)}) is not a mean over the rows: it compares the rows of a batch, "
+            "sums over them, or divides by something other than their number"
+        )
+    replaced = [one for one in ("compute_metrics", "get_metrics_result") if replaces(model, keras.Model, one)]
+    if replaced and logs[0] not in {metric.name for metric in metrics_in(model)}:
+        return f"Log {logs[0]!r} of {type(model).__name__}.{replaced[0]} is not a mean over the rows of the batch"
+    return f"Metric {logs[0]!r} is not made of one value per row"
+
+
+def names_of_losses(model: keras.Model) -> str:
+    """The names of the compiled losses, joined by commas."""
+    losses = [getattr(one, "name", None) or getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss)]
+    return ", ".join(map(str, losses))
+
+
+def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
+    """Names the first layer inside the model whose output for one row depends on the other rows; "" if there is none.
+
+    The model is called on some rows, and on the first half of them alone.
+    """
+    leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+    if not all(isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and leaf.shape.rank for leaf in leaves):
+        return ""
+    half = min(_MAX_ROWS, int(leaves[0].shape[0])) // 2
+    try:
+        both, first = (_outputs_of_layers(engine, kind, some_rows(data, 0, rows)) for rows in (2 * half, half))
+    except Exception:  # such as a model that its own step calls in another way
+        return ""
+    for name, (kind_of_layer, value) in both.items():
+        part = first[name][1] if name in first else value
+        if value.shape[:1] != (2 * half,) or part.shape[:1] != (half,) or not np.isfinite(value).all():
+            continue
+        if np.abs(value[:half] - part).max(initial=0.0) > _CLOSE * np.abs(part).max(initial=1e-6):
+            return f"Layer {name!r} ({kind_of_layer}) mixes the rows of a batch"
+    return ""
+
+
+def _outputs_of_layers(engine: Engine, kind: str, data: Any) -> dict[str, tuple[str, np.ndarray]]:
+    model, replicas = engine.model, engine.replicas
+    outputs: dict[str, tuple[str, np.ndarray]] = {}
+    layers = [layer for layer in private_api.all_layers(model) if layer is not model]
+    normalizing = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+    variables = get_variables(model)
+    x = data if kind == "predict" and not isinstance(data, tuple) else keras.utils.unpack_x_y_sample_weight(data)[0]
+    with without_side_effects(model), still_random([]), replicas.local(variables, 0), contextlib.ExitStack() as stack:
+        before = State([private_api.tf_variable(one) for one in variables])
+        stack.callback(before.put_back)
+        stack.enter_context(in_inference_mode(normalizing))
+        for layer in layers:
+            if layer not in normalizing:
+                stack.enter_context(instance_attributes(layer, {"call": _recording_call(layer, outputs)}))
+        private_api.call_model(model, x, training=kind == "train")
+    return outputs
+
+
+def _recording_call(layer: keras.layers.Layer, outputs: dict[str, tuple[str, np.ndarray]]) -> Callable[..., Any]:
+    left = layer.call
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = left(*args, **kwargs)
+        leaves = [leaf for leaf in keras.tree.flatten(result) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
+        if leaves and leaves[0].shape.rank:
+            outputs.setdefault(layer.name, (type(layer).__name__, leaves[0].numpy()))
+        return result
+
+    return call
 
 
 @dataclass(frozen=True, kw_only=True)

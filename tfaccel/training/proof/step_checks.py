@@ -21,18 +21,16 @@ import tensorflow as tf
 from tfaccel.data.graph_batches import Feed
 from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.errors import CoupledRowsError
-from tfaccel.training.proof.culprit import make_refusal
-from tfaccel.training.proof.proof import Proof
-from tfaccel.training.proof.rows import get_num_rows, get_specs
+from tfaccel.training.proof.proof import Proof, make_refusal
+from tfaccel.training.proof.replica_layers import get_num_rows, get_specs
 from tfaccel.training.proof.step_proof import StepProof
-from tfaccel.training.steps.gathered_loss import can_gather, gather_loss, gathers_loss, has_own_loss
+from tfaccel.training.steps.gather_rows import can_gather, gather_loss, gathers_loss, has_own_loss
 from tfaccel.training.steps.global_batch import keep_values, keeps_values
 from tfaccel.training.steps.gradient_update import EACH_ROW_ONCE, SAME_ROWS, take_rows_as
 from tfaccel.training.steps.merged_metrics import GATHERED
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import keeps_methods
-from tfaccel.training.steps.several_replicas import SeveralReplicas
-from tfaccel.training.steps.window_result import WindowResult
+from tfaccel.training.steps.step_graphs import WindowResult
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -289,7 +287,7 @@ class StepChecks:
     def _conclude(self, kind: str, step: StepProof, data: Any, found: Proof, again: Callable[[], Proof]) -> None:
         """Keeps what was found; if the step differs, changes how it is computed, and compares it again."""
         first, steps = found, self._engine.get_steps(kind)
-        self._own_rows = steps.own_rows if kind == "train" and isinstance(steps, SeveralReplicas) else []
+        self._own_rows = list(steps.own_rows) if kind == "train" else []
         changes = (
             self._gather_metrics,
             self._gather_loss,

@@ -30,18 +30,16 @@ import tensorflow as tf
 
 from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_functions import unoptimized_calls
 from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
-from tfaccel.training.private.private_step_state import LookupTable, changed_tables, what_cannot_run_again
-from tfaccel.training.proof.detached_step import DetachedStep
-from tfaccel.training.proof.metric_difference import MetricDifference
-from tfaccel.training.proof.proof import Proof
-from tfaccel.training.proof.replica_layers import ReplicaLayers
-from tfaccel.training.proof.rows import every_nth_row, get_num_rows, get_specs, reversed_rows
-from tfaccel.training.proof.state import CALLS_PYTHON, State, without_side_effects
-from tfaccel.training.proof.still_layers import in_inference_mode, layers_by_replica
-from tfaccel.training.proof.variable_difference import (
+from tfaccel.training.private.private_tensorflow import (
+    LookupTable,
+    changed_tables,
+    unoptimized_calls,
+    what_cannot_run_again,
+)
+from tfaccel.training.proof.differences import (
+    MetricDifference,
     Tolerance,
     difference,
     is_noise,
@@ -49,6 +47,17 @@ from tfaccel.training.proof.variable_difference import (
     size_of_step,
     without_multiple,
 )
+from tfaccel.training.proof.proof import Proof
+from tfaccel.training.proof.replica_layers import (
+    ReplicaLayers,
+    every_nth_row,
+    get_num_rows,
+    get_specs,
+    in_inference_mode,
+    layers_by_replica,
+    reversed_rows,
+)
+from tfaccel.training.proof.state import CALLS_PYTHON, DetachedStep, State, without_side_effects
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import (
@@ -185,7 +194,7 @@ class StepProof:
             results: its logs; or, of a prediction, its outputs.
         """
         after = State(self._variables)
-        self._noted = set(self._engine.noted_results(self._kind))
+        self._noted = set(self._engine.get_steps(self._kind).noted_results.of_logs)
         if not self.is_apart:
             found = self._agreed(lambda: self._compared(data, _as_arrays(results), after))
             if not (found.differing and self._on_shares):
@@ -267,10 +276,9 @@ class StepProof:
         results = getattr(steps, self._kind)(_BATCHES, data)
         if self._kind == "predict":
             return self._replicas.concatenate(results)
-        noted = getattr(steps, "noted_results", None)
         with self._replicas.strategy.scope():
-            own = {**(results or {}), **(noted.over_replicas(self._replicas) if noted is not None else {})}
-        self._noted = set(noted.of_logs) if noted is not None else set()
+            own = {**(results or {}), **steps.noted_results.over_replicas(self._replicas)}
+        self._noted = set(steps.noted_results.of_logs)
         return as_tensors(get_logs(self._model, self._replicas, own, metric_results(self._model, self._replicas)))
 
     def _ran_by_all(self, data: Any) -> tuple[Any, State]:

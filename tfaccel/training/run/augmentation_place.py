@@ -11,10 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.graph_batches import Feed
-from tfaccel.planning.override_flags import override_flag
-from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_fields import AUGMENTATION_PLACES
-from tfaccel.planning.process_rules import AUGMENT_ON_UNMEASURED
+from tfaccel.planning.plan import SETTINGS, Plan, override_flag
+from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.session import Session
@@ -167,7 +165,7 @@ def _trials(
     """Place -> trial with batches augmented there; all trials share one model."""
     sessions = {
         place: Session(workload, replace(plan, augment_on=place), strategy, seed=seed, planned_epochs=epochs)
-        for place in AUGMENTATION_PLACES
+        for place in SETTINGS["augment_on"].values or ()
     }
     engine = sessions["host"].engine
     return {place: _Trial(engine, session.source) for place, session in sessions.items()}

@@ -18,8 +18,8 @@ import tensorflow as tf
 from tfaccel.errors import RunDirError
 from tfaccel.training.private.private_api import tf_variable
 from tfaccel.training.private.private_random import global_seed_state
+from tfaccel.training.private.private_slots import AbsentSlot
 from tfaccel.training.run.checkpoint_files import Checkpoint, get_bytes, plain, typed
-from tfaccel.training.steps.absent_slot import AbsentSlot
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
     get_optimizers,
@@ -34,8 +34,7 @@ from tfaccel.training.steps.replica_state import (
     write_seeds,
 )
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_dtype import rounded_slots
-from tfaccel.training.steps.slot_places import placed_slots, value_of_slot
+from tfaccel.training.steps.slots import placed_slots, rounded_slots, value_of_slot
 
 _MESSAGE_BYTES = 1 << 26
 

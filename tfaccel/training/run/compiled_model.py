@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import keras
 
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.own_model import CompiledByModel, RebuiltModel
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import SETTINGS, Plan
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.own_methods import refuse_own_methods
-from tfaccel.training.private.private_broadcasts import broadcast_at_once
+from tfaccel.training.private.private_workers import broadcast_at_once
 from tfaccel.training.run.scaled_rates import ScaledRates
 from tfaccel.training.steps.batch_statistics import say_if_accumulated, synchronize_batch_norm
+from tfaccel.training.steps.embeddings import tables_created_on_host
 from tfaccel.training.steps.engine import EngineOptions
-from tfaccel.training.steps.host_embeddings import tables_created_on_host
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_train_step
 
 
@@ -123,12 +122,11 @@ def logical_devices(plan: Plan) -> tuple[str, ...]:
 
 def engine_options(plan: Plan) -> EngineOptions:
     """The engine's options for a plan: its fields of the same names, and what follows from others."""
-    common = {one.name for one in fields(EngineOptions)} & {one.name for one in fields(Plan)}
     return EngineOptions(
-        **{name: getattr(plan, name) for name in common},
+        **{name: getattr(plan, name) for name, setting in SETTINGS.items() if setting.in_engine},
         stop_at_non_finite_loss=True,
         single_steps=plan.steps_per_execution == 1,
         batches_per_step=plan.accumulation_steps,
         times_input=True,
-        stage_devices=logical_devices(plan) if plan.pipeline_stages > 1 else (),
+        stage_devices=logical_devices(plan) if plan.devices_per_replica > 1 else (),
     )

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tfaccel.files import whole_file
-from tfaccel.planning.recipe_list import list_recipes
+from tfaccel.planning.load_workload import list_recipes
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.run_dir import RunDir
 

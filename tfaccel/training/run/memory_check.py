@@ -88,7 +88,7 @@ def _bytes_for_a_replica(plan: Plan, hardware: Hardware) -> int | None:
         return hardware.memory_bytes // plan.num_local_replicas if hardware.memory_bytes else None
     sizes = [device.memory_bytes for device in hardware.devices if device.name in plan.devices]
     smallest = min((size for size in sizes if size), default=None)
-    return None if smallest is None else smallest * plan.pipeline_stages
+    return None if smallest is None else smallest * plan.devices_per_replica
 
 
 def _count_bytes(variable: Any) -> int:

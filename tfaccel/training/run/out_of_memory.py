@@ -20,9 +20,8 @@ import tensorflow as tf
 
 from tfaccel.data.given_datasets import GivenDataset, GivenPyDataset
 from tfaccel.errors import OutOfMemoryError
-from tfaccel.planning.override_flags import override_flag
 from tfaccel.planning.placements import SET_BY_YOU
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import Plan, override_flag
 from tfaccel.planning.workload import Workload
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_accumulation import why_epochs_differ

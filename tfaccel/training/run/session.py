@@ -82,14 +82,14 @@ class Session:
     def unbuilt_model(self) -> keras.Model:
         """The model as `make_model` returns it; without a known shape of its inputs, it has no variables yet."""
         num_steps = self.num_steps
-        with built_on_host(self.plan.pipeline_stages), self.strategy.scope():
+        with built_on_host(self.plan.devices_per_replica), self.strategy.scope():
             return self.make_model(self.workload, self.plan, num_steps=num_steps)
 
     @cached_property
     def model(self) -> keras.Model:
         """The model, with variables for weights, optimizer and metrics."""
         model = self.unbuilt_model
-        with built_on_host(self.plan.pipeline_stages):
+        with built_on_host(self.plan.devices_per_replica):
             build_for(model, self.source.batch_spec, self.workload)
         return model
 

@@ -18,9 +18,8 @@ from tfaccel.errors import RunStopped
 from tfaccel.training.run.checkpoints import Checkpoints
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals
-from tfaccel.training.steps.kept_state import get_values, restore_values
 from tfaccel.training.steps.model_parts import untracked_variables
-from tfaccel.training.steps.replica_state import seed_variables
+from tfaccel.training.steps.replica_state import get_values, restore_values, seed_variables
 from tfaccel.training.steps.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")

@@ -12,18 +12,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.costs.model_cost import StepCost
-from tfaccel.costs.private_traces import trace_events
+from tfaccel.costs.private_graphs import trace_events
 from tfaccel.costs.trace_times import layer_seconds
 from tfaccel.data.graph_batches import Feed
-from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
+from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_accumulation import why_epochs_differ
 from tfaccel.training.run.compiled_model import engine_options
 from tfaccel.training.run.session import Session
-from tfaccel.training.steps.layer_scopes import layer_names, optimizer_names
-from tfaccel.training.steps.marked_layers import train_step_cost
+from tfaccel.training.steps.marked_layers import layer_names, optimizer_names, train_step_cost
 from tfaccel.training.steps.windows import WindowLength
 
 _MANY_EPOCHS = 1000

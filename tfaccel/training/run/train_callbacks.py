@@ -13,7 +13,7 @@ import numpy as np
 
 from tfaccel.training.run.run_dir import LEFT_OUT, PERFORMANCE, WORKERS, RunDir
 from tfaccel.training.run.utilization import Utilization
-from tfaccel.training.steps.left_out_count import LeftOutCount
+from tfaccel.training.steps.left_out import LeftOutCount
 
 
 class StepTimes(keras.callbacks.Callback):

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import TfaccelError
-from tfaccel.hardware.gpu_meter import GpuMeter, visible_gpu_ids
+from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.machine_ceilings import cached_ceilings, compute_dtype, num_limited_devices
 from tfaccel.planning.plan import Plan

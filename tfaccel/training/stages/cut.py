@@ -17,10 +17,15 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_graph import get_graph, get_nodes, name_of_maker
-from tfaccel.training.private.private_placement import get_every_slot
+from tfaccel.training.private.private_api import get_graph, get_nodes, name_of_maker
+from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.steps.marked_layers import forward_cost
-from tfaccel.training.steps.model_parts import stepping_optimizers
+from tfaccel.training.steps.model_parts import (
+    has_own_logs,
+    has_own_test_step,
+    has_own_train_step,
+    stepping_optimizers,
+)
 
 FAIR = 1.2  # times an equal share
 _ONE_STAGE = "or use pipeline_stages=1"
@@ -49,6 +54,33 @@ class CutStage:
         """Every layer, inner ones too."""
         outer = [node.operation for node in self.nodes if isinstance(node.operation, keras.layers.Layer)]
         return list({id(one): one for layer in outer for one in private_api.all_layers(layer)}.values())
+
+
+def check_model(model: keras.Model, num_stages: int) -> None:
+    """Raises PlanError for a model whose steps cannot be run in stages."""
+    what = None
+    if has_own_train_step(model) or has_own_test_step(model):
+        what = "a train_step or test_step of its own, which may call parts of the model"
+    elif has_own_logs(model, "train") or has_own_logs(model, "test"):
+        what = "compute_metrics or get_metrics_result of its own"
+    elif model.run_eagerly:
+        what = "run_eagerly=True, and operations are placed in graphs"
+    elif model.jit_compile:
+        what = "jit_compile=True, and XLA compiles the operations of one device"
+    elif any(getattr(one, "overwrite_with_gradient", False) for one in model.trainable_variables):
+        what = "variables that take the value of their gradient, as the scales of float8 do: micro-batches add them up"
+    if what is not None:
+        raise PlanError(
+            f"pipeline_stages={num_stages} runs Keras's own steps in stages. Received: model {model.name!r} of "
+            f"{type(model).__name__}, which has {what}. Change that, {_ONE_STAGE}."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    several = [] if optimizer is None else stepping_optimizers(optimizer)
+    if len(several) > 1:
+        raise PlanError(
+            f"pipeline_stages={num_stages} trains with one optimizer. Received: a MultiOptimizer of {len(several)}. "
+            "Use one optimizer, or pipeline_stages=1."
+        )
 
 
 def cut_model(model: keras.Model, num_stages: int) -> list[CutStage]:
@@ -165,7 +197,7 @@ def _balanced(places: Sequence[int], num_bytes: Sequence[int], flops: Sequence[i
 def _least_largest(
     places: Sequence[int], costs: Sequence[int], num_stages: int, may_be: Callable[[slice], bool]
 ) -> tuple[list[int], float]:
-    """The cuts whose most expensive stage costs least, and that cost; the most even of them."""
+    """The cuts that minimize the cost of the most expensive stage (ties: the most even), and that cost."""
     ends = [*places, len(costs)]
     best: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [])}  # by where the stages so far end
     for stage in range(num_stages):

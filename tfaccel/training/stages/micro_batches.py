@@ -13,6 +13,7 @@ another, as they do where an epoch ends within an optimizer step.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,15 +22,25 @@ import tensorflow as tf
 
 from tfaccel.data.graph_batches import GraphBatches
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.gradients import count_overflows
+from tfaccel.training.stages.staged_model import StagedModel
+from tfaccel.training.steps.all_reduce import all_reduce
+from tfaccel.training.steps.global_batch import global_losses
+from tfaccel.training.steps.gradient_update import GradientUpdate
+from tfaccel.training.steps.gradients import is_bad
 from tfaccel.training.steps.left_out import StateBefore, only_if, variables_to_keep
+from tfaccel.training.steps.loss_scaling import count_overflows
 from tfaccel.training.steps.model_parts import accumulators_by_replica, inner_optimizer
+from tfaccel.training.steps.one_replica import OneReplica
+from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.several_replicas import SeveralReplicas
 
 logger = logging.getLogger("tfaccel")
 
+IsFinite = Callable[[], tf.Tensor] | None
 
-class MicroBatches:
+
+class MicroBatches(ABC):
     """What the micro-batches of an optimizer step have in common, whatever the number of replicas.
 
     Args:
@@ -46,7 +57,7 @@ class MicroBatches:
         self.optimizer: Any = model.optimizer
         self.inner: Any = inner_optimizer(model.optimizer)
         self.number = int(self.inner.gradient_accumulation_steps or 1)
-        between = _what_happens_between(model, self.inner)
+        between = _what_changes_weights(model, self.inner)
         if self.number > 1 and between:
             logger.warning(
                 "The stages do not overlap: Keras's optimizers act after each micro-batch because of %s.", between
@@ -57,6 +68,10 @@ class MicroBatches:
     def scales_loss(self) -> bool:
         """Whether the optimizer has a loss scale."""
         return self.inner is not self.optimizer
+
+    @abstractmethod
+    def train(self, batches: GraphBatches, several: Sequence[Any], *, is_finite: IsFinite) -> tf.Tensor:
+        """Trains on the micro-batches of an optimizer step; returns False if that changed nothing."""
 
     def num_left(self) -> tf.Tensor:
         """Micro-batches until the optimizer step ends."""
@@ -111,6 +126,30 @@ class MicroBatches:
 
         only_if(~fine, clear)
 
+    def end(
+        self, apply: Callable[[], None], bad: Sequence[tf.Tensor], before: StateBefore, is_finite: IsFinite
+    ) -> tf.Tensor:
+        """Applies the gradients, unless something is not as expected; then puts back the state from before.
+
+        Args:
+            apply: updates the weights of all local replicas.
+            bad: numbers, above 0 where a loss or gradients are not finite.
+            before: what `begin` returned.
+            is_finite: whether the loss is finite; None if that is not watched.
+
+        Returns:
+            Whether the gradients were applied.
+        """
+        if not self.checks(is_finite is not None):
+            apply()
+            return tf.constant(True)
+        fine = tf.equal(tf.add_n([tf.constant(0.0), *bad]), 0.0)
+        fine = fine & is_finite() if is_finite else fine
+        only_if(fine, apply)
+        self.clear_unless(fine)
+        before.put_back_unless(fine)
+        return fine
+
     def _counters(self) -> list[keras.Variable]:
         counters = [private_api.raw_iterations(self.inner)]
         return [*counters, self.optimizer.step_counter] if self.scales_loss else counters
@@ -119,7 +158,7 @@ class MicroBatches:
         return tf.identity(self.replicas.components([variable], 0)[0])
 
 
-def _what_happens_between(model: keras.Model, optimizer: Any) -> str:
+def _what_changes_weights(model: keras.Model, optimizer: Any) -> str:
     """What an optimizer does after each micro-batch besides accumulating gradients; empty if nothing."""
     constrained = [one.path for one in model.trainable_variables if one.constraint is not None]
     if constrained:
@@ -131,21 +170,21 @@ Window = Callable[[Any, tf.Tensor], tuple[tf.Tensor, Any, tf.Tensor, Any]]
 
 
 def window_of_micro_batches(
-    steps: Any, batches: GraphBatches, *, is_finite: Callable[[], tf.Tensor] | None, leaves_out: bool
+    steps: Any, together: MicroBatches, batches: GraphBatches, *, is_finite: IsFinite
 ) -> Window:
     """A window whose steps run the micro-batches of an optimizer step together where they can.
 
     Args:
-        steps: has `micro_batches`, and `train_together` and `train` for several and for one.
+        steps: run one micro-batch; see `Steps`.
+        together: runs several. If it leaves out batches, a window that watches the loss ends at the first one.
         batches: of the feed.
         is_finite: whether the loss is finite; a window ends where it is not. None if that is not watched.
-        leaves_out: whether steps leave out batches, and a window that watches the loss ends at the first one.
 
     Returns:
         A function of a graph call's arguments and the number of steps, which returns the number of steps done, the
         loop state, whether the loss is finite, and for each step whether its batch was left out, if any may be.
     """
-    together: MicroBatches = steps.micro_batches
+    leaves_out = together.leaves_out
 
     def one_by_one(fetched: list[Any], count: tf.Tensor, first: tf.Tensor, bad: Any) -> Any:
         def body(number: tf.Tensor, finite: tf.Tensor, bad: Any) -> Any:
@@ -164,9 +203,7 @@ def window_of_micro_batches(
         wanted = tf.minimum(together.num_left(), num_steps - step)
         fetched, count, state = _fetched(batches, arguments, state, step, (together.number, wanted))
         whole = tf.equal(count, together.number) & together.may_run_together()
-        ran = tf.cond(
-            whole, lambda: steps.train_together(batches, fetched, is_finite=is_finite), lambda: tf.constant(False)
-        )
+        ran = tf.cond(whole, lambda: together.train(batches, fetched, is_finite=is_finite), lambda: tf.constant(False))
         done, finite, bad = one_by_one(fetched, tf.where(ran, 0, count), step, bad)
         return step + tf.where(ran, together.number, done), state, finite, bad
 
@@ -205,13 +242,115 @@ def _fetched(
     return fetched, count, state
 
 
-def is_whole(bad: Sequence[tf.Tensor], is_finite: Callable[[], tf.Tensor] | None) -> tf.Tensor:
-    """Whether none of the numbers is above 0, and the loss is finite."""
-    fine = tf.equal(tf.add_n([tf.constant(0.0), *bad]), 0.0)
-    return fine & is_finite() if is_finite else fine
+class TogetherOnOne(MicroBatches):
+    """The micro-batches of one replica in stages.
+
+    Args:
+        steps: its steps.
+        staged: the model's stages.
+        leaves_out: see `MicroBatches`.
+    """
+
+    def __init__(self, steps: OneReplica, staged: StagedModel, *, leaves_out: bool) -> None:
+        super().__init__(steps.model, steps.replicas, leaves_out=leaves_out)
+        self._steps, self._staged = steps, staged
+
+    def train(self, batches: GraphBatches, several: Sequence[Any], *, is_finite: IsFinite) -> tf.Tensor:
+        """Trains on the micro-batches of an optimizer step; returns False if that changed nothing."""
+        with tf.device(self.replicas.devices[0] or None):
+            data = [batches.rows(batch) for batch in several]
+        ran: tf.Tensor = self._steps.on_replica(lambda data: self._run(data, is_finite))(data)
+        return ran
+
+    def _run(self, data: Sequence[Any], is_finite: IsFinite) -> tf.Tensor:
+        optimizer, watches = self.optimizer, is_finite is not None
+        before, bad = self.begin(watches=watches), []
+        last: list[tuple[Any, Any]] = []
+        update, scale = optimizer.apply, optimizer.scale_loss
+
+        def record(gradients: Any, trainable_variables: Any = None) -> None:
+            gradients, variables = list(gradients), list(trainable_variables)
+            bad.append(self.overflows(gradients))
+            if len(bad_losses) == len(data):
+                last.append((gradients, variables))
+            else:
+                self.accumulate(gradients, variables)
+
+        def scale_loss(loss: Any) -> Any:
+            bad_losses.append(is_bad(loss) if self.leaves_out else tf.constant(0.0))
+            return scale(loss)
+
+        bad_losses: list[tf.Tensor] = []
+        with instance_attributes(optimizer, {"apply": record, "scale_loss": scale_loss}):
+            for one in data:
+                self.model.train_step(one)
+
+        def apply() -> None:
+            self.count()
+            update(*last[0])
+
+        with self._staged.on_last():
+            return self.end(apply, [*bad, *bad_losses], before, is_finite)
 
 
-def num_micro_batches(steps: Any) -> int:
-    """How many micro-batches of an optimizer step these steps can run together."""
-    together = getattr(steps, "micro_batches", None)
-    return 1 if together is None else int(together.number)
+class TogetherOnSeveral(MicroBatches):
+    """The micro-batches of several replicas, each in stages on devices of its own: gradients and slots stay there.
+
+    Args:
+        steps: their steps.
+        leaves_out: see `MicroBatches`.
+    """
+
+    def __init__(self, steps: SeveralReplicas, *, leaves_out: bool) -> None:
+        super().__init__(steps.model, steps.replicas, leaves_out=leaves_out)
+        self._steps = steps
+        self._update: GradientUpdate = steps.updates["optimizer"]
+
+    def train(self, batches: GraphBatches, several: Sequence[Any], *, is_finite: IsFinite) -> tf.Tensor:
+        """Trains on the micro-batches of an optimizer step; returns False if that changed nothing."""
+        before, rows = self.begin(watches=is_finite is not None), self._steps.rows
+        with self.replicas.strategy.scope(), global_losses(self.model):
+            outputs = [
+                self._steps.get_gradients(batches, rows.checked(batches, batch), if_empty="borrow") for batch in several
+            ]
+        with self.replicas.strategy.scope():
+            for gradients, *_ in outputs[:-1]:
+                self._accumulate(gradients)
+            counts = [overflows for _, overflows, _, _ in outputs] if self.scales_loss else []
+            counts += [bad for _, _, bad, _ in outputs] if self.leaves_out else []
+            sums = all_reduce(self.replicas, counts) if counts else []
+            total = [self.replicas.local_results(one)[0] for one in sums]
+            return self.end(lambda: self._apply(outputs[-1][0]), total, before, is_finite)
+
+    def _accumulate(self, gradients: list[Any]) -> None:
+        """Adds the gradients of a micro-batch to each replica's accumulators."""
+
+        def add(values: list[Any], variables: list[keras.Variable]) -> None:
+            with self._update.placed():
+                self.accumulate(values, variables)
+
+        self._update.on_each_replica(add, *self._with_gradients(gradients))
+
+    def _apply(self, gradients: list[Any]) -> None:
+        """Applies what is accumulated and the gradients of the last micro-batch of an optimizer step."""
+        kept, variables = self._with_gradients(gradients)
+        self._update.on_each_replica(lambda values, variables: self.count(), [], variables)
+        self._update.apply_accumulated(kept, variables)
+
+    def _with_gradients(self, gradients: list[Any]) -> tuple[list[Any], list[keras.Variable]]:
+        pairs = zip(gradients, self.model.trainable_variables, strict=True)
+        kept = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        return [gradient for gradient, _ in kept], [variable for _, variable in kept]
+
+
+def make_together(staged: StagedModel, steps: Any, *, leaves_out: bool) -> MicroBatches:
+    """Runs the micro-batches of a staged model's optimizer steps together.
+
+    Args:
+        staged: its stages.
+        steps: `OneReplica` or `SeveralReplicas`.
+        leaves_out: see `MicroBatches`.
+    """
+    if isinstance(steps, OneReplica):
+        return TogetherOnOne(steps, staged, leaves_out=leaves_out)
+    return TogetherOnSeveral(steps, leaves_out=leaves_out)

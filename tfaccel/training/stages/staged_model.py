@@ -1,4 +1,9 @@
-"""A model whose stages run on devices of their own: its call, forward and backward, and where its variables are."""
+"""A model whose stages run on devices of their own: its call, forward and backward, and where its variables are.
+
+With one tape for the whole model, the operations of the backward pass have no device of their own, and all run on the
+default one (https://github.com/tensorflow/tensorflow/issues/33688). So each stage has a tape of its own, whose gradient
+is taken on the stage's device. Operations outside of stages follow their inputs.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import PlanError
-from tfaccel.training.private import private_api, private_graph
-from tfaccel.training.private.private_placement import get_every_slot, move
-from tfaccel.training.stages.cut import CutStage, cut_model
-from tfaccel.training.stages.stage_devices import following, has_gradient, run_on
+from tfaccel.training.private import private_api
+from tfaccel.training.private.private_api import like
+from tfaccel.training.private.private_slots import get_every_slot, move
+from tfaccel.training.stages.cut import CutStage, check_model, cut_model
 from tfaccel.training.steps.model_parts import (
-    has_own_logs,
-    has_own_test_step,
-    has_own_train_step,
     stepping_optimizers,
     untracked_variables,
 )
@@ -43,7 +44,7 @@ class StagedModel:
     def __init__(self, model: keras.Model, devices: Sequence[str], num_stages: int) -> None:
         check_model(model, num_stages)
         self.model = model
-        self.graph = private_graph.get_graph(model)
+        self.graph = private_api.get_graph(model)
         self.stages = cut_model(model, num_stages)
         self.devices = [[_name(device) for device in devices[stage::num_stages]] for stage in range(num_stages)]
         self._say()
@@ -74,7 +75,7 @@ class StagedModel:
                 for variable in _get_variables(stage, ()):
                     if variable.regularizer is not None:
                         regularizer = self._regularizer(number, variable.regularizer)
-                        attribute = private_graph.regularizer_attribute(variable, regularizer)
+                        attribute = private_api.regularizer_attribute(variable, regularizer)
                         stack.enter_context(instance_attributes(variable, attribute))
             yield
 
@@ -84,12 +85,18 @@ class StagedModel:
         with tf.device(self._device(-1)), tf.compat.v1.device(following()):
             yield
 
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """While tracing: operations run where their inputs are."""
+        with tf.compat.v1.device(following()):
+            yield
+
     def call(self, inputs: Any, training: Any = None, mask: Any = None, **context: Any) -> Any:
         """The model's call, stage by stage."""
-        values = private_graph.values_of_inputs(self.graph, inputs, mask)
+        values = private_api.values_of_inputs(self.graph, inputs, mask)
         for number, stage in enumerate(self.stages):
             self._run(number, stage, values, {"training": training, **context})
-        return private_graph.outputs_from(self.graph, values)
+        return private_api.outputs_from(self.graph, values)
 
     def _run(self, number: int, stage: CutStage, values: dict[int, Any], context: dict[str, Any]) -> None:
         """Runs one stage, and adds its outputs to `values`."""
@@ -102,7 +109,7 @@ class StagedModel:
         def run(*tensors: tf.Tensor) -> list[Any]:
             own = {key: _moved(value) for key, value in given.items() if key not in passed}
             own |= zip(passed, tensors, strict=True)
-            private_graph.run_nodes(stage.nodes, own, context)
+            private_api.run_nodes(stage.nodes, own, context)
             added = [
                 loss
                 for layer, before in zip(layers, num_before, strict=True)
@@ -117,7 +124,7 @@ class StagedModel:
         for layer, before in zip(layers, num_before, strict=True):
             now = private_api.losses_added_by(layer)
             if len(now) > before:
-                private_graph.replace_losses(layer, [*now[:before], *(next(losses) for _ in now[before:])])
+                private_api.replace_losses(layer, [*now[:before], *(next(losses) for _ in now[before:])])
 
     def _on_last(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def on_last(data: Any) -> Any:
@@ -166,33 +173,6 @@ def staged_model(model: keras.Model, devices: Sequence[str], num_stages: int) ->
     return staged
 
 
-def check_model(model: keras.Model, num_stages: int) -> None:
-    """Raises PlanError for a model whose steps cannot be run in stages."""
-    what = None
-    if has_own_train_step(model) or has_own_test_step(model):
-        what = "a train_step or test_step of its own, which may call parts of the model"
-    elif has_own_logs(model, "train") or has_own_logs(model, "test"):
-        what = "compute_metrics or get_metrics_result of its own"
-    elif model.run_eagerly:
-        what = "run_eagerly=True, and operations are placed in graphs"
-    elif model.jit_compile:
-        what = "jit_compile=True, and XLA compiles the operations of one device"
-    elif any(getattr(one, "overwrite_with_gradient", False) for one in model.trainable_variables):
-        what = "variables that take the value of their gradient, as the scales of float8 do: micro-batches add them up"
-    if what is not None:
-        raise PlanError(
-            f"pipeline_stages={num_stages} runs Keras's own steps in stages. Received: model {model.name!r} of "
-            f"{type(model).__name__}, which has {what}. Change that, or use pipeline_stages=1."
-        )
-    optimizer = getattr(model, "optimizer", None)
-    several = [] if optimizer is None else stepping_optimizers(optimizer)
-    if len(several) > 1:
-        raise PlanError(
-            f"pipeline_stages={num_stages} trains with one optimizer. Received: a MultiOptimizer of {len(several)}. "
-            "Use one optimizer, or pipeline_stages=1."
-        )
-
-
 def _get_variables(stage: CutStage, states: Sequence[keras.Variable]) -> list[keras.Variable]:
     """A stage's weights and seeds, and those of the given states that its layers hold."""
     found = [variable for node in stage.nodes for variable in getattr(node.operation, "variables", ())]
@@ -205,7 +185,7 @@ def _get_variables(stage: CutStage, states: Sequence[keras.Variable]) -> list[ke
 
 def _moved(value: Any) -> Any:
     """A dense tensor on the current device; anything else as it is."""
-    return private_graph.like(value, tf.identity(value)) if isinstance(value, tf.Tensor) else value
+    return private_api.like(value, tf.identity(value)) if isinstance(value, tf.Tensor) else value
 
 
 def _with_moved_mask(value: Any, device: str) -> Any:
@@ -220,3 +200,104 @@ def _with_moved_mask(value: Any, device: str) -> Any:
 def _name(device: str) -> str:
     """TensorFlow's name of a device."""
     return device if device.startswith("/") else f"/device:{device}"
+
+
+def run_on(device: str, function: Callable[..., list[Any]], inputs: Sequence[tf.Tensor]) -> list[Any]:
+    """Calls a function on a device, and takes its gradient there, with a tape of its own.
+
+    Args:
+        device: the device.
+        function: takes the inputs, and returns tensors and Nones.
+        inputs: floating-point or complex tensors that gradients are passed on to.
+
+    Returns:
+        What the function returns, with Keras's masks. Gradients are those of a plain call.
+
+    Example:
+        >>> w = tf.Variable(3.0)
+        >>> @tf.function
+        ... def gradients(x):
+        ...     with tf.GradientTape() as tape:
+        ...         tape.watch(x)
+        ...         (y,) = run_on("CPU:0", lambda x: [w * x], [x])
+        ...     return tape.gradient(y, [x, w])
+        >>> [float(one) for one in gradients(tf.constant(2.0))]
+        [3.0, 2.0]
+    """
+    returned: list[Any] = []
+
+    @tf.custom_gradient
+    def run(*given: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
+        moved = [like(tensor, tf.identity(one)) for tensor, one in zip(inputs, given, strict=True)]
+        with tf.GradientTape() as tape:
+            tape.watch(moved)
+            returned.extend(function(*moved))
+        outputs = [output for output in returned if output is not None]
+
+        def gradients(*upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
+            pairs = [pair for pair in zip(outputs, upstream, strict=True) if has_gradient(pair[0])]
+            with tf.device(device):
+                found = tape.gradient(
+                    [output for output, _ in pairs],
+                    [*moved, *variables],
+                    output_gradients=[tf.identity(gradient) for _, gradient in pairs],
+                )
+                of_inputs = [None if one is None else tf.convert_to_tensor(one) for one in found[: len(moved)]]
+            return (of_inputs, found[len(moved) :]) if variables else of_inputs
+
+        return outputs, gradients
+
+    with tf.device(device):
+        tensors = iter(run(*inputs))
+    return [None if output is None else like(output, next(tensors)) for output in returned]
+
+
+def has_gradient(tensor: Any) -> bool:
+    """Whether gradients pass through a tensor: it has real or complex numbers."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def following() -> Callable[[tf.Operation], str]:
+    """A device function: an operation without a device runs where its inputs are; empty if they are on several.
+
+    Scalar inputs are ignored if a larger input has a device: a gradient is scaled where it is.
+    """
+    known: dict[int, tuple[Any, str]] = {}  # keeps the tensors alive, so that no id is reused
+
+    def get_device(tensor: Any) -> str:
+        if not tf.is_symbolic_tensor(tensor):
+            return str(tensor.device or "")
+        if id(tensor) not in known:
+            known[id(tensor)] = tensor, _source_device(tensor, get_device)
+        return known[id(tensor)][1]
+
+    def follow_inputs(operation: tf.Operation) -> str:
+        if operation.device:
+            return str(operation.device)
+        large: set[str] = set()
+        small: set[str] = set()
+        for tensor in operation.inputs:
+            device = get_device(tensor)
+            if device:
+                (small if tensor.shape.rank == 0 and tensor.dtype != tf.resource else large).add(_short(device))
+        found = large or small
+        return found.pop() if len(found) == 1 else ""
+
+    return follow_inputs
+
+
+def _source_device(tensor: tf.Tensor, get_device: Callable[[Any], str]) -> str:
+    """Where a tensor of a graph is: one that was captured is where it comes from, one read from a variable is there."""
+    operation = tensor.op
+    if operation.type == "Placeholder":
+        outer = next((outer for outer, inner in getattr(tensor.graph, "captures", ()) if inner is tensor), None)
+        return str(operation.device or "") if outer is None else get_device(outer)
+    handles = [one for one in operation.inputs if one.dtype == tf.resource]
+    if operation.device or not handles:
+        return str(operation.device or "")
+    return get_device(handles[0])
+
+
+def _short(device: str) -> str:
+    """A device's name without the machine, which not all operations name."""
+    return device[device.rindex("/device:") :] if "/device:" in device else device

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import PlanError
-from tfaccel.training.private import private_api, private_batch_norm
+from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.steps.global_batch import (
     current_share,
     gradient_of_exchanged,
@@ -59,7 +59,7 @@ def _layers_to_synchronize(model: keras.Model) -> list[keras.layers.Layer]:
     return [
         layer
         for layer in private_api.all_layers(model)
-        if getattr(layer, "synchronized", False) or (everywhere and private_batch_norm.takes_keras_moments(layer))
+        if getattr(layer, "synchronized", False) or (everywhere and private_layers.takes_keras_moments(layer))
     ]
 
 
@@ -80,11 +80,11 @@ def replica_statistics(
     alone: dict[str, None] = {}  # names, in order
     with contextlib.ExitStack() as stack:
         for layer in private_api.all_layers(model):
-            if id(layer) in synchronized and private_batch_norm.takes_keras_moments(layer):
-                attributes = private_batch_norm.global_moments(layer, _OverReplicas(layer.name, timed))
+            if id(layer) in synchronized and private_layers.takes_keras_moments(layer):
+                attributes = private_layers.global_moments(layer, _OverReplicas(layer.name, timed))
             elif isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in synchronized:
                 notice = functools.partial(alone.setdefault, layer.name)
-                attributes = private_batch_norm.noticed_moments(layer, notice)
+                attributes = private_layers.noticed_moments(layer, notice)
             else:
                 continue
             stack.enter_context(instance_attributes(layer, attributes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,30 +25,34 @@ from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.proof.step_checks import StepChecks
+from tfaccel.training.stages.micro_batches import make_together
 from tfaccel.training.stages.staged_model import staged_model
-from tfaccel.training.stages.staged_steps import staged_steps
-from tfaccel.training.steps.fixed_rows import fixed_rows_named
-from tfaccel.training.steps.fixed_shapes import with_fixed_shapes
+from tfaccel.training.steps.clocks import ReduceClock
+from tfaccel.training.steps.embeddings import host_lookups, prepare_tables, row_updates
+from tfaccel.training.steps.gradient_update import GradientUpdate, UpdateInStep
 from tfaccel.training.steps.gradients import densify, summed_rows
-from tfaccel.training.steps.host_embeddings import host_lookups, xla_compiles
-from tfaccel.training.steps.input_clock import runs_on_gpu
-from tfaccel.training.steps.layer_scopes import layers_marked
-from tfaccel.training.steps.left_out_count import LeftOutCount
+from tfaccel.training.steps.left_out import LeftOutCount
+from tfaccel.training.steps.loss_scaling import refuse_loss_scale
+from tfaccel.training.steps.marked_layers import layers_marked
 from tfaccel.training.steps.model_parts import has_slots_of_weights
-from tfaccel.training.steps.model_scope import get_replicas
 from tfaccel.training.steps.one_replica import OneReplica
-from tfaccel.training.steps.recomputed_blocks import recomputed_blocks
-from tfaccel.training.steps.reduce_clock import ReduceClock
+from tfaccel.training.steps.rematerialized import recomputed_blocks
+from tfaccel.training.steps.replica_state import get_replicas
 from tfaccel.training.steps.replicas import is_distributed
-from tfaccel.training.steps.row_updates import prepare_tables, row_updates
 from tfaccel.training.steps.several_replicas import SeveralReplicas
-from tfaccel.training.steps.slot_checks import placed_as_asked
-from tfaccel.training.steps.slot_dtype import FLOAT32, updated_in_float32
-from tfaccel.training.steps.slot_places import HOST
-from tfaccel.training.steps.step_errors import check_same_data, clear_errors
-from tfaccel.training.steps.step_graphs import GraphOptions, OnUnsavedState, StepGraphs, get_logs, metric_results
-from tfaccel.training.steps.whole_step import WholeStep
-from tfaccel.training.steps.window_result import WindowResult
+from tfaccel.training.steps.slots import FLOAT32, HOST, placed_as_asked, updated_in_float32
+from tfaccel.training.steps.step_errors import check_same_data, clear_errors, fixed_rows_named
+from tfaccel.training.steps.step_graphs import (
+    GraphOptions,
+    OnUnsavedState,
+    StepGraphs,
+    Steps,
+    WindowResult,
+    get_logs,
+    metric_results,
+)
+from tfaccel.training.steps.step_on_rows import FixedShares, StepOnRows, with_fixed_shapes
+from tfaccel.training.steps.xla import Compiled, compiled_by_replicas, compiles_steps
 
 _ENGINE = "_tfaccel_engine"
 _COMPILED_AGAIN = (
@@ -65,8 +69,8 @@ class EngineOptions:
         sum_duplicate_indices: sum the gradients of repeated embedding rows before the optimizer sees them; plain Keras
             does not.
         embedding_updates: "keras", "rows" or "rows_lazy"; see `row_updates`.
-        embeddings_on: "device" or "host"; see `host_embeddings`.
-        optimizer_state, optimizer_slots_dtype: of the optimizer's slots; see `slot_places` and `slot_dtype`.
+        embeddings_on: "device" or "host"; see `embeddings`.
+        optimizer_state, optimizer_slots_dtype: of the optimizer's slots; see `slots`.
         bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
         stop_at_non_finite_loss: end a window at the first step whose loss is NaN or infinite.
         leaves_out: leave out batches whose loss or gradients are not finite; see `left_out`. With
@@ -110,7 +114,7 @@ class Engine:
         self.model = model
         self.options = options
         self.replicas = get_replicas(model)
-        if options.times_input and self.replicas.num_workers > 1 and not runs_on_gpu(self.replicas):
+        if options.times_input and self.replicas.num_workers > 1 and not self.replicas.are_gpus:
             self.replicas.reduce_clock = ReduceClock()
         self.on_tpu = isinstance(self.replicas.strategy, tf.distribute.TPUStrategy)
         self.on_unsaved_state: OnUnsavedState | None = None
@@ -165,17 +169,21 @@ class Engine:
         getattr(self.model, f"make_{kind}_function")()
         function = getattr(self.model, f"{kind}_function")
         if known is None or known.function_of_keras is not function:
+            steps, leaves_out, together = self.new_steps(), trains and self.options.leaves_out, None
+            if trains and self.stages is not None:
+                together = make_together(self.stages, steps, leaves_out=leaves_out)
             known = StepGraphs(
                 self.model,
                 kind,
-                self.new_steps(),
+                steps,
                 self.replicas,
                 function_of_keras=function,
                 options=GraphOptions(
                     watch_loss=trains and self.options.stop_at_non_finite_loss,
-                    leaves_out=trains and self.options.leaves_out,
+                    leaves_out=leaves_out,
                     times_input=trains and self.options.times_input,
                     traced_in=self.contexts(trains=trains),
+                    together=together,
                 ),
             )
             self._kinds[kind] = known
@@ -225,44 +233,47 @@ class Engine:
             + (layers_marked,) * self.options.marks_layers
         )
 
-    def get_steps(self, kind: str) -> OneReplica | SeveralReplicas | WholeStep:
+    def get_steps(self, kind: str) -> Steps:
         """The steps that are traced for one kind."""
         return self._kind(kind).steps
 
     def micro_batches(self) -> tuple[int, int]:
-        """How many batches of an optimizer step run together, and how many are left until the current one ends."""
-        together = getattr(self.get_steps("train"), "micro_batches", None) if self.stages is not None else None
+        """Number of micro-batches that run together, and of those left in the current optimizer step."""
+        together = self._kind("train").together if self.stages is not None else None
         return (1, 1) if together is None else (together.number, int(together.num_left()))
 
-    def noted_results(self, kind: str) -> Collection[str]:
-        """The logs of a traced custom step that are results of metrics."""
-        noted = getattr(self.get_steps(kind), "noted_results", None)
-        return () if noted is None else noted.of_logs
-
-    def new_steps(self, *, compiles: bool = True) -> OneReplica | SeveralReplicas | WholeStep:
+    def new_steps(self, *, compiles: bool = True) -> Steps:
         """Steps that nothing has been traced from yet; without `compiles`, XLA does not compile them."""
-        model, options = self.model, self.options
-        jit_compile = compiles and xla_compiles(model)
+        model, replicas, options, stages = self.model, self.replicas, self.options, self.stages
         if self.on_tpu or options.whole_step:
             if options.leaves_out:
                 raise PlanError(NOT_ON_TPUS)
-            return WholeStep(model, self.replicas)
+            refuse_loss_scale(model)
+            shares, make_update = FixedShares(model, replicas), partial(UpdateInStep, replicas=replicas)
+            return SeveralReplicas(model, replicas, rows=shares, make_update=make_update, compiled=Compiled())
+        asked = compiles and stages is None and compiles_steps(model)
         by_rows = options.embedding_updates != "keras"
         combine = summed_rows if by_rows else densify if options.sum_duplicate_indices else None
-        common: dict[str, Any] = {"combine_slices": combine, "leaves_out": options.leaves_out}
-        if self.stages is not None:
-            return staged_steps(self.stages, self.replicas, bytes_per_pack=options.bytes_per_pack, **common)
-        separate_update = (by_rows and jit_compile) or self.optimizer_state == HOST
-        if self.replicas.num_replicas == 1 and not separate_update:
-            return OneReplica(model, self.replicas, jit_compile=jit_compile, **common)
+        is_update_apart = stages is None and ((by_rows and asked) or self.optimizer_state == HOST)
+        if replicas.num_replicas == 1 and not is_update_apart:
+            return OneReplica(model, replicas, jit_compile=asked, combine_slices=combine, leaves_out=options.leaves_out)
+        compiled = compiled_by_replicas(model, asked=asked, updates_rows=by_rows)
         return SeveralReplicas(
             model,
-            self.replicas,
-            jit_compile=jit_compile,
-            bytes_per_pack=options.bytes_per_pack,
-            compiles_update=not by_rows,
-            optimizer_state=self.optimizer_state,
-            **common,
+            replicas,
+            rows=StepOnRows(model, replicas),
+            make_update=partial(
+                GradientUpdate,
+                replicas=replicas,
+                jit_compile=compiled.update,
+                combine_slices=combine,
+                pack_bytes=options.bytes_per_pack,
+                optimizer_state=self.optimizer_state,
+                **({} if stages is None else {"placed": stages.following}),
+            ),
+            compiled=compiled,
+            leaves_out=options.leaves_out,
+            **({} if stages is None else {"placed": stages.on_last}),
         )
 
     def run(
@@ -279,7 +290,7 @@ class Engine:
         """
         check_same_data(self.replicas, feed)
         made = self._kind(kind)
-        call_feed = with_fixed_shapes(feed) if kind == "test" and isinstance(made.steps, WholeStep) else feed
+        call_feed = with_fixed_shapes(feed) if kind == "test" and made.steps.takes_fixed_shapes else feed
         num_graphs = len(made.functions)
         first = feed.peek() if num_graphs == 0 and self.replicas.num_replicas > self.replicas.num_workers == 1 else None
         arguments, count = call_feed.arguments(num_steps if loop else 1)
@@ -310,7 +321,7 @@ class Engine:
             traced: called when the step is traced, before it runs.
         """
         made = self._kind("predict")
-        call_feed = with_fixed_shapes(feed) if isinstance(made.steps, WholeStep) else feed
+        call_feed = with_fixed_shapes(feed) if made.steps.takes_fixed_shapes else feed
         arguments, _ = call_feed.arguments(1)
         with clear_errors(self.replicas.num_replicas):
             function = made.function(call_feed, False, (arguments,))
@@ -339,9 +350,7 @@ class Engine:
         if self.replicas.num_replicas == 1 or feed.signature() is not None:
             return None
         steps = self.get_steps(kind)
-        gathers = getattr(steps, "gathers_rows", False) or (
-            self.replicas.num_workers > 1 and steps.has_sparse_gradients
-        )
+        gathers = steps.gathers_rows or (self.replicas.num_workers > 1 and steps.has_sparse_gradients)
         return 1 if gathers or not self.num_graphs(kind) else None
 
     def metric_results(self) -> dict[str, tf.Tensor]:

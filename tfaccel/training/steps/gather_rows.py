@@ -1,21 +1,35 @@
-"""Gathers the rows of all replicas, with the gradient of one device."""
+"""Gathers the rows of all replicas, with the gradient of one device: for losses and metrics, and for custom steps.
+
+A compiled loss that couples the rows of a batch is computed on every replica from the rows of all of them; its gradient
+with respect to the replica's own rows is summed over the replicas.
+
+Of the summaries that a step writes with `tf.summary`, TensorFlow writes those of the first replica. A scalar is made
+the mean over all of them, weighted by their rows.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_api
+from tfaccel.training.private import private_api, private_losses
+from tfaccel.training.steps.all_reduce import mean_over_replicas
 from tfaccel.training.steps.global_batch import (
     NeedsEveryReplica,
     current_share,
     gradient_of_exchanged,
     gradient_weight,
+    replica_share,
     rows_that_count,
 )
+from tfaccel.training.steps.overrides import instance_attributes
 
 
 def all_gather_rows(rows: Any) -> tf.Tensor:
@@ -98,3 +112,90 @@ def _all_gather(value: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.T
     rows = context.all_gather(value, axis=0)
     rows.set_shape([None, *value.shape[1:]])  # a loss or metric may look at the other sizes
     return rows
+
+
+logger = logging.getLogger("tfaccel")
+
+_OTHERS = ("audio", "histogram", "image", "text")
+_MEANS = (
+    "tf.summary.scalar in a step writes the mean over the %d replicas, weighted by their rows. Sum what is a sum over "
+    "the rows with tfaccel.ops.sum_over_replicas first."
+)
+_OF_FIRST = "tf.summary.%s in a step writes what the first of %d replicas has: that of its own rows of a batch."
+_said: set[str] = set()
+
+
+@contextlib.contextmanager
+def summaries_of_all(num_replicas: int) -> Iterator[None]:
+    """While tracing several replicas: scalar summaries are means over them. Says once what is written."""
+    written: dict[str, Callable[..., Any]] = {name: getattr(tf.summary, name) for name in ("scalar", *_OTHERS)}
+
+    def writing(kind: str) -> Callable[..., Any]:
+        def write(name: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+            share = current_share()
+            if share is not None and share.counting:  # a pass before the step
+                return tf.constant(False)
+            is_mean = kind == "scalar"
+            if share is not None and kind not in _said:
+                _said.add(kind)
+                logger.warning(*((_MEANS, num_replicas) if is_mean else (_OF_FIRST, kind, num_replicas)))
+            return written[kind](name, _mean(data) if is_mean else data, *args, **kwargs)
+
+        return write
+
+    if num_replicas == 1:
+        yield
+        return
+    with instance_attributes(tf.summary, {kind: writing(kind) for kind in written}):
+        yield
+
+
+def _mean(data: Any) -> Any:
+    value = tf.convert_to_tensor(data)
+    if current_share() is None or not value.dtype.is_floating:
+        return data
+    try:
+        return mean_over_replicas(value)
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        return data  # within a condition, where replicas cannot wait for each other
+
+
+_MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+def gather_loss(model: keras.Model, gathers: bool = True) -> None:
+    """Decides whether the compiled loss of a model is computed from the rows of all replicas from now on."""
+    (_MODELS.add if gathers else _MODELS.discard)(model)
+
+
+def gathers_loss(model: keras.Model) -> bool:
+    """Whether `gather_loss` was called for a model."""
+    return model in _MODELS
+
+
+def has_own_loss(model: keras.Model) -> bool:
+    """Whether a model was compiled with a loss that is not one of Keras's."""
+    given = [one for one in keras.tree.flatten(getattr(model, "loss", None)) if one is not None]
+    return not all(isinstance(one, str) or keras.losses.get(one).__module__.startswith("keras.") for one in given)
+
+
+def gathered_loss(model: keras.Model) -> dict[str, Any]:
+    """Attributes of a model, while a step is traced, that compute its compiled loss from all rows, if asked for."""
+    if model not in _MODELS:
+        return {}
+
+    def loss_of_all(loss: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if current_share() is None:
+            return loss(y, y_pred, sample_weight)
+        gathered = [gather_nest(value) for value in (y, y_pred, sample_weight)]
+        with replica_share(None):  # what follows is a computation of one device
+            return loss(*gathered)
+
+    return private_losses.compiled_loss(model, loss_of_all)
+
+
+def can_gather(data: Any) -> bool:
+    """Whether the rows of a batch can be gathered: they are dense."""
+    return all(isinstance(leaf, tf.Tensor) for leaf in keras.tree.flatten(data) if leaf is not None)

@@ -25,11 +25,10 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_losses
-from tfaccel.training.private.private_functions import functions_inlined
-from tfaccel.training.steps.batch_dependence import depends_on
+from tfaccel.training.private.private_tensorflow import functions_inlined
 from tfaccel.training.steps.gradients import scaled
 from tfaccel.training.steps.overrides import instance_attributes
-from tfaccel.training.steps.own_tensors import own_tensors
+from tfaccel.training.steps.tracing import depends_on, own_tensors
 
 
 @dataclass

@@ -3,14 +3,19 @@
 Keras's optimizer code runs once per local replica, on that replica's variables and the summed gradients, as if there
 were no strategy. Clipping, the finite check of a loss scale, weight decay, EMA and the optimizer's own conditions
 therefore act on the gradient of the global batch, and all replicas make the same update.
+
+`GradientUpdate` sums with `all_reduce`, between the replicas' backward passes and updates; `UpdateInStep`, for TPUs,
+inside of each replica's step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -18,25 +23,34 @@ import tensorflow as tf
 
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.batch_dependence import is_same_on_all_replicas
-from tfaccel.training.steps.global_batch import current_share
+from tfaccel.training.steps.all_reduce import all_reduce
+from tfaccel.training.steps.global_batch import current_share, gradient_weight
 from tfaccel.training.steps.gradients import (
     CombineSlices,
     apply_as_class,
     applying_pairs,
+    densify,
     each_row_once,
     have_equal_indices,
-    is_bad,
     merged_slices,
     refuse_overwritten,
     same_numbers_on_all,
+    scaled,
 )
-from tfaccel.training.steps.host_update import HostUpdate
-from tfaccel.training.steps.model_parts import inner_optimizer, unlisted_variables
-from tfaccel.training.steps.overrides import left_by_user
-from tfaccel.training.steps.placed_slots import PlacedSlots
+from tfaccel.training.steps.left_out import bad_gradients
+from tfaccel.training.steps.loss_scaling import (
+    count_overflows,
+    get_gradient_scale,
+    has_loss_scale,
+    weighted_scale_loss,
+    with_overflows,
+)
+from tfaccel.training.steps.model_parts import has_own_train_step, inner_optimizer, unlisted_variables
+from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.placed_slots import HostUpdate, PlacedSlots
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.slot_places import HOST, REPLICATED
+from tfaccel.training.steps.slots import HOST, REPLICATED
+from tfaccel.training.steps.tracing import is_same_on_all_replicas
 
 
 class GradientUpdate:
@@ -47,8 +61,13 @@ class GradientUpdate:
         replicas: the replicas of the strategy that created the variables.
         jit_compile: compile the update of each replica with XLA.
         combine_slices: what to do with `IndexedSlices` first, such as `densify`; None to leave them to Keras.
-        bytes_per_pack: size of the packs in which gradients are reduced; 0 leaves it to TensorFlow.
-        optimizer_state: where slots are: "replicated", "sharded" or "host"; see `slot_places`.
+        pack_bytes: see `all_reduce`.
+        optimizer_state: where slots are: "replicated", "sharded" or "host"; see `slots`.
+        placed: a context, while tracing, that decides on which of a replica's devices gradients and weights are used.
+
+    Attributes:
+        saw_sparse_gradients: whether the gradients of a traced step include `IndexedSlices`.
+        own_rows: the variables whose `IndexedSlices` are taken to be each replica's own, by id.
     """
 
     def __init__(
@@ -58,20 +77,22 @@ class GradientUpdate:
         *,
         jit_compile: bool = False,
         combine_slices: CombineSlices | None = None,
-        bytes_per_pack: int = 0,
+        pack_bytes: int = 0,
         optimizer_state: str = REPLICATED,
+        placed: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.optimizer = optimizer
         self.replicas = replicas
         self.jit_compile = jit_compile
         self.combine_slices = combine_slices
-        self.bytes_per_pack = bytes_per_pack
+        self.placed = placed
         self.saw_sparse_gradients = False
         self._same_rows: set[int] = set()
-        self.own_rows: dict[int, keras.Variable] = {}  # whose `IndexedSlices` are taken to be each replica's own
+        self.own_rows: dict[int, keras.Variable] = {}
         self._num_contributors: Any = replicas.num_replicas
         self._inner = inner_optimizer(optimizer)
-        self._slots = PlacedSlots(optimizer, replicas, optimizer_state)
+        self._scales_loss = has_loss_scale(optimizer)
+        self._slots = PlacedSlots(optimizer, replicas, optimizer_state, pack_bytes=pack_bytes)
         self._host = HostUpdate(optimizer, replicas) if optimizer_state == HOST else None
 
     def build(self, variables: list[keras.Variable]) -> None:
@@ -79,17 +100,47 @@ class GradientUpdate:
         build_optimizer(self.optimizer, variables, self.replicas.strategy)
         self._slots.place()
 
-    def placed(self) -> contextlib.AbstractContextManager[None]:
-        """While tracing: a context that decides on which of a replica's devices its gradients and weights are used."""
-        return contextlib.nullcontext()
-
     @property
     def accumulation_steps(self) -> int:
         return self._inner.gradient_accumulation_steps or 1
 
-    @property
-    def checks_finite(self) -> bool:
-        return self._inner is not self.optimizer
+    def captured(self, *, leaves_out: bool) -> contextlib.AbstractContextManager[None]:
+        """While tracing: the loss is weighted by the replica's rows, and its `Share` keeps the gradients, unapplied."""
+
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            del trainable_variables
+            share = current_share()
+            if share is not None:
+                share.gradients = list(gradients)
+
+        scale_loss = weighted_scale_loss(self.optimizer, notes_bad=leaves_out)
+        attributes = {"scale_loss": scale_loss, "apply": apply, "apply_gradients": applying_pairs(apply)}
+        return instance_attributes(self.optimizer, attributes)
+
+    def in_step(self, model: keras.Model, *, leaves_out: bool) -> contextlib.AbstractContextManager[None]:
+        """While tracing a custom step: it weights, sums and applies the gradients on every replica."""
+
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            share = current_share()
+            weight = 1.0 if share is None else share.row_weight
+            weighted = [None if g is None else scaled(g, weight) for g in gradients]
+            variables = list(trainable_variables or model.trainable_variables)
+            present = [g is not None for g in weighted]
+            self.note_same_rows(weighted, variables, None if share is None else share.data)
+            if share is not None and leaves_out:
+                share.bad.append(bad_gradients(weighted, self.optimizer))
+
+            def merge(_: tf.distribute.Strategy, kept: Any, overflows: Any) -> None:
+                self.build(variables)
+                kept = iter(kept)
+                self.apply([next(kept) if p else None for p in present], variables, overflows)
+
+            tf.distribute.get_replica_context().merge_call(
+                merge, args=([g for g in weighted if g is not None], count_overflows(weighted))
+            )
+
+        apply = tf.autograph.experimental.do_not_convert(apply)
+        return instance_attributes(self.optimizer, {"apply": apply, "apply_gradients": applying_pairs(apply)})
 
     def note_same_rows(self, gradients: list[Any], variables: list[keras.Variable], data: Any) -> None:
         """While tracing one replica: records the variables whose `IndexedSlices` have the same indices on all replicas.
@@ -138,7 +189,7 @@ class GradientUpdate:
                 mine = [not (is_shared and self.replicas.current_local) for is_shared in shared]
                 descend(itertools.compress(values, mine), itertools.compress(variables, mine))
 
-            self._on_each_replica(once, self.replicas.sum(kept), kept_variables)
+            self.on_each_replica(once, all_reduce(self.replicas, kept), kept_variables)
             return
         first = self.replicas.local_results(kept)[0]
         self.saw_sparse_gradients |= any(isinstance(g, tf.IndexedSlices) for g in first)
@@ -149,12 +200,12 @@ class GradientUpdate:
         last = tf.equal((counter + 1) % self.accumulation_steps, 0)
         tf.cond(
             last,
-            lambda: self._apply_accumulated(kept, kept_variables),
+            lambda: self.apply_accumulated(kept, kept_variables),
             lambda: self._accumulate(kept, kept_variables, overflows),
         )
 
     def _apply_sum(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
-        summed = self._slots.sums(gradients, variables, bytes_per_pack=self.bytes_per_pack)
+        summed = self._slots.sums(gradients, variables)
         same = [id(variable) in self._same_rows for variable in variables]
         if tf.executing_eagerly():  # no graph shows what the indices depend on
             same = [have_equal_indices(parts) for parts in zip(*self.replicas.local_results(gradients), strict=True)]
@@ -172,27 +223,24 @@ class GradientUpdate:
 
     def _accumulate(self, gradients: list[Any], variables: list[keras.Variable], overflows: Any) -> None:
         """Adds to each replica's accumulators; only the overflow count of a loss scale is reduced."""
-        if not self.checks_finite:
-            self._on_each_replica(self._keras_apply, gradients, variables)
+        if not self._scales_loss:
+            self.on_each_replica(self._keras_apply, gradients, variables)
             self._slots.give_weights([], gradients)
             return
-        total = self.replicas.sum([overflows])
+        total = all_reduce(self.replicas, [overflows])
 
         def apply(values: list[Any], variables: list[keras.Variable]) -> None:
             *gradients, count = values
-            # A loss scale only checks gradients: a NaN informs each replica of an overflow on another one.
-            poison = tf.where(count > 0, float("nan"), 0.0)
-            gradients[0] = tf.convert_to_tensor(gradients[0]) + tf.cast(poison, gradients[0].dtype)
-            self._keras_apply(gradients, variables)
+            self._keras_apply(with_overflows(gradients, count), variables)
 
-        self._on_each_replica(apply, [*gradients, *total], variables)
+        self.on_each_replica(apply, [*gradients, *total], variables)
         self._slots.give_weights([], gradients)
 
-    def _apply_accumulated(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
+    def apply_accumulated(self, gradients: list[Any], variables: list[keras.Variable]) -> None:
         """Last batch of an update: sums what the replicas accumulated and its gradients in one reduction."""
 
         def with_accumulated(gradients: list[Any]) -> list[tf.Tensor]:
-            scale = self._scale()
+            scale = get_gradient_scale(self.optimizer)
             with self.placed():
                 return [
                     tf.convert_to_tensor(g) + tf.cast(scale, g.dtype) * a.value
@@ -200,7 +248,7 @@ class GradientUpdate:
                 ]
 
         totals = self.replicas.strategy.run(with_accumulated, args=(gradients,))
-        summed = self._slots.sums(list(totals), variables, bytes_per_pack=self.bytes_per_pack)
+        summed = self._slots.sums(list(totals), variables)
         if self._host is not None:
             self._apply_accumulated_on_host(summed, variables)
             return
@@ -213,7 +261,7 @@ class GradientUpdate:
             for accumulator in accumulators:
                 accumulator.assign(tf.zeros_like(accumulator.value))
             self._keras_apply(values, variables)
-            if self.checks_finite:  # a skipped step keeps what was accumulated
+            if self._scales_loss:  # a skipped step keeps what was accumulated
                 skipped = tf.equal(applied, counter.value)
                 for accumulator, old in zip(accumulators, before, strict=True):
                     accumulator.assign(tf.where(skipped, old, accumulator.value))
@@ -231,7 +279,7 @@ class GradientUpdate:
             for accumulator in self._accumulators(variables):
                 accumulator.assign(tf.where(values[0], accumulator.value, tf.zeros_like(accumulator.value)))
 
-        self._on_each_replica(reset, [skipped], variables)
+        self.on_each_replica(reset, [skipped], variables)
 
     def _update(
         self,
@@ -241,7 +289,7 @@ class GradientUpdate:
     ) -> None:
         """Calls `apply` with summed gradients where the slots are."""
         if self._host is None:
-            self._on_each_replica(apply, summed, variables)
+            self.on_each_replica(apply, summed, variables)
             self._slots.give_weights(variables, summed)
         else:
             local = self.replicas.local_results(summed)[0]
@@ -252,18 +300,13 @@ class GradientUpdate:
         found = [every[private_api.variable_index(self._inner, v)] for v in variables]
         return [accumulator for accumulator in found if accumulator is not None]
 
-    def _scale(self) -> Any:
-        """The factor that gradients are multiplied by before `apply` divides by it."""
-        if self.checks_finite:
-            return self.optimizer.dynamic_scale.value
-        return self._inner.loss_scale_factor or 1.0
-
-    def _on_each_replica(
+    def on_each_replica(
         self,
         apply: Callable[[list[Any], list[keras.Variable]], None],
         values: list[Any],
         variables: list[keras.Variable],
     ) -> None:
+        """Calls a function with each replica's values, on its device, where the variables are its own."""
         own = (*self.optimizer.variables, *unlisted_variables(self.optimizer))
         swapped = list({id(v): v for v in (*variables, *own)}.values())
         for replica, local in enumerate(self.replicas.local_results(values)):
@@ -287,6 +330,59 @@ class GradientUpdate:
             gradients = self.combine_slices(gradients)
         with private_api.one_learning_rate(self.optimizer), self.placed():
             apply_as_class(self.optimizer, gradients, variables)
+
+
+class UpdateInStep:
+    """Sums gradients inside the replicas' steps; each then updates as one device does, by Keras's own code.
+
+    Args:
+        optimizer: a Keras optimizer without a loss scale.
+        replicas: the replicas of the strategy that created the variables.
+
+    Attributes:
+        saw_sparse_gradients, own_rows: as of `GradientUpdate`; gradients are dense.
+    """
+
+    saw_sparse_gradients = False
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, replicas: Replicas) -> None:
+        self.optimizer, self.replicas = optimizer, replicas
+        self.own_rows: dict[int, keras.Variable] = {}
+        self._thread = threading.local()  # `updates`: whether a replica's thread traces the update
+
+    @contextlib.contextmanager
+    def in_step(self, model: keras.Model, *, leaves_out: bool) -> Iterator[None]:
+        """While tracing a step: it sums and applies the gradients on every replica."""
+        del leaves_out  # such steps leave out nothing
+        optimizer, num_replicas = self.optimizer, self.replicas.num_replicas
+
+        def apply(gradients: Any, trainable_variables: Any = None) -> None:
+            share, context = current_share(), tf.distribute.get_replica_context()
+            variables = list(trainable_variables or model.trainable_variables)
+            if num_replicas > 1:
+                refuse_overwritten(variables, num_replicas)
+            if not optimizer.built:
+                context.merge_call(lambda strategy: build_optimizer(optimizer, variables, strategy))
+            pairs = [(g, v) for g, v in zip(densify(list(gradients)), variables, strict=True) if g is not None]
+            weighted = share is not None and share.weighs_gradients
+            own = [scaled(gradient, gradient_weight()) if weighted else gradient for gradient, _ in pairs]
+            summed = context.all_reduce(tf.distribute.ReduceOp.SUM, own) if num_replicas > 1 else own
+            self._thread.updates = True
+            try:
+                apply_as_class(optimizer, list(summed), [v for _, v in pairs])
+            finally:
+                self._thread.updates = False
+
+        attributes: dict[str, Any] = {"apply": apply, "apply_gradients": applying_pairs(apply)}
+        if not has_own_train_step(model):
+            attributes["scale_loss"] = weighted_scale_loss(optimizer)
+        updates = partial(getattr, self._thread, "updates", False)
+        with (
+            private_api.single_device_optimizer(optimizer),
+            instance_attributes(optimizer, attributes),
+            same_numbers_on_all(num_replicas, when=updates),
+        ):
+            yield
 
 
 SAME_ROWS = "same rows"  # those of all replicas have the same indices
@@ -336,22 +432,3 @@ def build_optimizer(
     if not optimizer.built:
         with tf.init_scope(), strategy.scope():
             optimizer.build(variables)
-
-
-def recording(optimizer: keras.optimizers.Optimizer, *, leaves_out: bool) -> dict[str, Callable[..., Any]]:
-    """Attributes that make an optimizer weight the loss by the replica's rows and record gradients unapplied."""
-
-    def scale_loss(loss: Any) -> Any:
-        share = current_share()
-        weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
-        if share is not None and leaves_out:
-            share.bad.append(is_bad(loss))
-        return left_by_user(optimizer, "scale_loss")(loss * weight)
-
-    def apply(gradients: Any, trainable_variables: Any = None) -> None:
-        del trainable_variables
-        share = current_share()
-        if share is not None:
-            share.gradients = list(gradients)
-
-    return {"scale_loss": scale_loss, "apply": apply, "apply_gradients": applying_pairs(apply)}

@@ -25,16 +25,6 @@ def densify(gradients: list[Any]) -> list[Any]:
     return [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
 
 
-def count_overflows(gradients: list[Any]) -> tf.Tensor:
-    """Number of gradients that contain an inf or NaN, as a float32 scalar."""
-    flags = [
-        tf.reduce_any(~tf.math.is_finite(g.values if isinstance(g, tf.IndexedSlices) else g))
-        for g in gradients
-        if g is not None
-    ]
-    return tf.reduce_sum(tf.cast(tf.stack(flags), tf.float32)) if flags else tf.constant(0.0)
-
-
 def is_bad(value: Any) -> tf.Tensor:
     """1.0 if a tensor has a NaN or an infinite value, else 0.0."""
     return tf.cast(~tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(value))), tf.float32)
@@ -109,7 +99,7 @@ def same_numbers_on_all(
     """While tracing updates: raises PlanError for random numbers that would differ between the replicas' updates.
 
     Args:
-        num_replicas: one draws what it likes.
+        num_replicas: with one replica, nothing is refused.
         when: whether the current thread traces an update.
     """
     return contextlib.nullcontext() if num_replicas == 1 else refusing_unseeded_random(_refuse_unseeded, when=when)

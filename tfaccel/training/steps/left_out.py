@@ -11,15 +11,19 @@ A `LossScaleOptimizer` expects gradients that overflow, and skips such steps its
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfaccel.errors import NonFiniteLossError
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.gradients import count_overflows, is_bad
-from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_train_step, inner_optimizer
+from tfaccel.training.steps.all_reduce import all_reduce
+from tfaccel.training.steps.gradients import is_bad
+from tfaccel.training.steps.loss_scaling import count_overflows, has_loss_scale
+from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_train_step
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 
@@ -60,7 +64,7 @@ def variables_to_keep(model: keras.Model) -> list[keras.Variable]:
 
 def bad_gradients(gradients: list[Any], optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
     """The number of gradients that are not finite, as a float32 scalar; 0 if a loss scale checks them itself."""
-    return count_overflows(gradients) if inner_optimizer(optimizer) is optimizer else tf.constant(0.0)
+    return tf.constant(0.0) if has_loss_scale(optimizer) else count_overflows(gradients)
 
 
 def bad_logs(logs: Any, model: keras.Model, read: Callable[[keras.Variable], Any]) -> tf.Tensor:
@@ -176,8 +180,88 @@ class ReplicasGuard:
         if not self._leaves_out:
             update()
             return
-        total = self._replicas.local_results(self._replicas.sum([bad]))[0][0]
+        total = self._replicas.local_results(all_reduce(self._replicas, [bad]))[0][0]
         self.finite = tf.equal(total, 0.0)
         only_if(self.finite, update)
         self._before.put_back_unless(self.finite)
         self._before = StateBefore()
+
+
+logger = logging.getLogger("tfaccel")
+
+MAX_IN_A_ROW = 10
+
+
+class LeftOutCount:
+    """The batches of an epoch that were left out, because their loss or gradients were not finite.
+
+    Attributes:
+        of_epoch: how many.
+    """
+
+    def __init__(self) -> None:
+        self.of_epoch = 0
+        self._first: int | None = None
+        self._in_a_row = 0
+
+    def begin_epoch(self, of_epoch: int = 0) -> None:
+        """Starts an epoch, of which `of_epoch` batches have been left out before training was interrupted."""
+        self.of_epoch, self._first = of_epoch, None
+
+    def add(self, epoch: int, window: range, steps: Sequence[int]) -> None:
+        """Adds the steps of a window whose batches were left out.
+
+        Args:
+            epoch: the epoch, from 0.
+            window: the steps of the window, counted from 0 in the epoch.
+            steps: which of them left out their batches.
+
+        Raises:
+            NonFiniteLossError: if ten or more batches in a row were left out.
+        """
+        if not steps:
+            self._in_a_row = 0
+            return
+        self._note(steps[0], len(steps))
+        chosen = set(steps)
+        for step in window:
+            self._in_a_row = self._in_a_row + 1 if step in chosen else 0
+            if self._in_a_row == MAX_IN_A_ROW:
+                raise NonFiniteLossError(
+                    f"{MAX_IN_A_ROW} batches in a row were left out, up to step {step + 1} of epoch {epoch + 1}: their "
+                    "loss or gradients became NaN or infinite. That is no fault of single examples. Try a lower "
+                    "learning rate, gradient clipping, or float32, and inspect the data."
+                )
+
+    def drop(self, step: int) -> None:
+        """Adds a step whose batch is dropped, because an earlier attempt to train on it failed."""
+        self._note(step, 1)
+
+    def _note(self, first: int, number: int) -> None:
+        if not self.of_epoch:
+            self._first = first + 1
+        self.of_epoch += number
+
+    def end_epoch(self, epoch: int, num_steps: int, *, logs: bool) -> None:
+        """Ends an epoch with one line, if batches were left out.
+
+        Args:
+            epoch, num_steps: the epoch, from 0, and its number of steps.
+            logs: whether this process logs the line.
+
+        Raises:
+            NonFiniteLossError: if no batch was left in.
+        """
+        if not self.of_epoch:
+            return
+        if self.of_epoch == num_steps:
+            raise NonFiniteLossError(
+                f"All {num_steps} batches of epoch {epoch + 1} were left out: their loss or gradients became NaN or "
+                "infinite. Try a lower learning rate, gradient clipping, or float32, and inspect the data."
+            )
+        if logs:
+            which = "" if self._first is None else f" (the first one at step {self._first})"
+            logger.warning(
+                f"Epoch {epoch + 1}: {self.of_epoch} of {num_steps} batches were left out{which}, because their loss "
+                "or gradients became NaN or infinite."
+            )

@@ -1,4 +1,4 @@
-"""What the engine needs to know about a model: its optimizers, its variables, and what XLA cannot compile."""
+"""What the engine needs to know about a model: its optimizers, its variables, and the methods that it overrides."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import keras
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_losses import loss_trackers
 from tfaccel.training.private.private_random import global_seed_state
-from tfaccel.training.steps.absent_slot import AbsentSlot
-from tfaccel.training.steps.batch_statistics import synchronized_layers
+from tfaccel.training.private.private_slots import AbsentSlot
 from tfaccel.training.steps.overrides import replaces
 
 
@@ -151,23 +150,6 @@ def has_own_train_step(model: keras.Model) -> bool:
 def has_own_test_step(model: keras.Model) -> bool:
     """Whether the model's `test_step` is not Keras's."""
     return replaces(model, keras.Model, "test_step")
-
-
-def xla_refusal(model: keras.Model) -> str | None:
-    """Why XLA cannot be used to train on several replicas, or None."""
-    synchronized = synchronized_layers(model)
-    if synchronized:
-        names = ", ".join(layer.name for layer in synchronized)
-        return (
-            f"synchronized batch normalization ({names}) sums over the replicas inside the forward pass, which XLA "
-            "cannot compile. For XLA, set synchronize_batch_norm=False in the plan, or synchronized=False in the layer."
-        )
-    if has_own_train_step(model):
-        return (
-            f"{type(model).__name__} has its own train_step, which updates weights inside the step; with several "
-            "replicas that sums gradients over them, which XLA cannot compile."
-        )
-    return None
 
 
 def has_own_logs(model: keras.Model, kind: str) -> bool:

@@ -15,6 +15,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.steps.gradient_update import build_optimizer, descend, is_plain
 from tfaccel.training.steps.gradients import CombineSlices
 from tfaccel.training.steps.left_out import OneReplicaGuard
+from tfaccel.training.steps.merged_metrics import NotedResults
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables
 from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
@@ -30,12 +31,17 @@ class OneReplica:
         model: a compiled Keras model.
         replicas: the replica of the strategy that it was built under.
         jit_compile: compile the steps with XLA.
-        sum_duplicate_indices: see `gradients.densify`.
+        combine_slices: what to do with `IndexedSlices`, such as `densify`; None to leave them to Keras.
         leaves_out: leave out batches whose loss or gradients are not finite; the model must be built.
 
     Attributes:
         finite: with `leaves_out`, while tracing: whether the loss and gradients of the last step were finite.
+        noted_results: none: the logs of one replica are those of the global batch.
     """
+
+    takes_fixed_shapes = gathers_rows = False
+    has_sparse_gradients = False  # there is nothing to reduce
+    own_rows = ()
 
     def __init__(
         self,
@@ -46,22 +52,21 @@ class OneReplica:
         combine_slices: CombineSlices | None = None,
         leaves_out: bool = False,
     ) -> None:
-        self._model = model
-        self._replicas = replicas
+        self.model = model
+        self.replicas = replicas
         self._combine_slices = combine_slices
         self._jit_compile = jit_compile and not model.run_eagerly
         self._leaves_out = leaves_out
         self.finite: tf.Tensor | None = None
+        self.noted_results = NotedResults()
         # A context of the trace may replace a model's steps.
-        self._train = self._function(self._guarded(self._train_step) if leaves_out else self._train_step)
-        self._test = self._function(lambda data: model.test_step(data))
-        self._predict = self._function(lambda data: model.predict_step(data))
-
-    has_sparse_gradients = False  # there is nothing to reduce
+        self._train = self.on_replica(self._guarded(self._train_step) if leaves_out else self._train_step)
+        self._test = self.on_replica(lambda data: model.test_step(data))
+        self._predict = self.on_replica(lambda data: model.predict_step(data))
 
     def train(self, batches: GraphBatches, batch: Any) -> Any:
         """One training step; returns what `train_step` returns."""
-        with tf.device(self._replicas.devices[0] or None):  # batches are augmented here if the plan says so
+        with tf.device(self.replicas.devices[0] or None):  # batches are augmented here if the plan says so
             data = batches.rows(batch)
         if not self._leaves_out:
             return self._train(data)
@@ -77,20 +82,22 @@ class OneReplica:
         return self._predict(batches.rows(batch))
 
     def _train_step(self, data: Any) -> Any:
-        return self._model.train_step(data)
+        return self.model.train_step(data)
 
-    def _function(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def on_replica(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The step as a function of the batch's rows on the replica's device, with its plain variables."""
+
         def run(data: Any) -> Any:
             with contextlib.ExitStack() as stack:
-                variables = get_variables(self._model)
+                variables = get_variables(self.model)
                 distributed = [private_api.tf_variable(v) for v in variables]
-                stack.enter_context(self._replicas.local(variables, 0))
-                for optimizer in get_optimizers(self._model).values():
+                stack.enter_context(self.replicas.local(variables, 0))
+                for optimizer in get_optimizers(self.model).values():
                     stack.enter_context(private_api.single_device_optimizer(optimizer))
 
                     def build(trainable: list[keras.Variable], optimizer: Any = optimizer) -> None:
                         with private_api.local_variables(variables, distributed):
-                            build_optimizer(optimizer, trainable, self._replicas.strategy)
+                            build_optimizer(optimizer, trainable, self.replicas.strategy)
 
                     attributes = {"apply": self._local_apply(optimizer, build)}
                     stack.enter_context(instance_attributes(optimizer, attributes))
@@ -101,7 +108,7 @@ class OneReplica:
             function = graph_function(run, jit_compile=True, reduce_retracing=True)
 
         def on_device(data: Any) -> Any:
-            with tf.device(self._replicas.devices[0] or None):
+            with tf.device(self.replicas.devices[0] or None):
                 return function(data)
 
         return on_device
@@ -109,7 +116,7 @@ class OneReplica:
     def _guarded(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The step as a function that leaves out batches, and also returns whether everything was finite."""
 
-        guard = OneReplicaGuard(self._model, lambda variable: self._replicas.components([variable], 0)[0])
+        guard = OneReplicaGuard(self.model, lambda variable: self.replicas.components([variable], 0)[0])
         return lambda data: guard.run(step, data)
 
     def _local_apply(
@@ -119,13 +126,13 @@ class OneReplica:
 
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
             trainable = None if trainable_variables is None else list(trainable_variables)
-            if trainable is not None and (not self._replicas.is_default or _have_values(trainable)):
+            if trainable is not None and (not self.replicas.is_default or _have_values(trainable)):
                 build(trainable)
             if is_plain():
-                descend(gradients, self._model.trainable_variables if trainable is None else trainable)
+                descend(gradients, self.model.trainable_variables if trainable is None else trainable)
                 return
             gradients = gradients if self._combine_slices is None else self._combine_slices(list(gradients))
-            with self._replicas.local(optimizer.variables, 0), private_api.one_learning_rate(optimizer):
+            with self.replicas.local(optimizer.variables, 0), private_api.one_learning_rate(optimizer):
                 left_by_user(optimizer, "apply")(gradients, trainable)
 
         return apply

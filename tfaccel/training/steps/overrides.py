@@ -1,12 +1,16 @@
-"""Temporary attributes of one object, which methods of its class are replaced, and a function to set one to."""
+"""What is replaced on users' objects: temporary attributes, methods of their own, and an `apply` that is refused."""
+
+from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import keras
 import tensorflow as tf
 
+from tfaccel.errors import PlanError
 from tfaccel.tested_versions import private_part
 
 _MISSING = object()
@@ -112,3 +116,31 @@ def once_per_graph(function: Callable[[], Any]) -> Callable[[], Any]:
         return values[graph]
 
     return value
+
+
+class _RefusedApply(SetByTfaccel):
+    """Stands for an optimizer's `apply`; raises PlanError with the first of the reasons."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise PlanError(self.reasons[0])
+
+
+def refuse_apply(optimizer: keras.optimizers.Optimizer, reason: str) -> None:
+    """Lets `optimizer.apply` raise PlanError with a reason, until `allow_apply` is called with the same one."""
+    refused = vars(optimizer).get("apply")
+    if not isinstance(refused, _RefusedApply):
+        refused = vars(optimizer)["apply"] = _RefusedApply()
+    if reason not in refused.reasons:
+        refused.reasons.append(reason)
+
+
+def allow_apply(optimizer: keras.optimizers.Optimizer, reason: str) -> None:
+    """Takes back one reason; the class's own `apply` is back after the last."""
+    refused = vars(optimizer).get("apply")
+    if isinstance(refused, _RefusedApply) and reason in refused.reasons:
+        refused.reasons.remove(reason)
+        if not refused.reasons:
+            del vars(optimizer)["apply"]

@@ -1,10 +1,13 @@
-"""State that differs between replicas: seeds, intentionally, and moving statistics, which are averaged before use."""
+"""A model's variables under its strategy: whether they belong to it, and what differs between replicas.
+
+Seeds differ intentionally. Moving statistics are averaged before use.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,11 +15,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.errors import PlanError
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import global_seed_state
+from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.batch_statistics import layers_alike
-from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.embeddings import tables_on_host
+from tfaccel.training.steps.model_parts import get_optimizers, get_variables, unlisted_variables
+from tfaccel.training.steps.replicas import Replicas, is_distributed
 
 SEED_STRIDE = 1_000_003  # a prime, so that replicas' seeds do not coincide with those of other layers
 
@@ -99,7 +106,7 @@ def _average_function(variables: list[keras.Variable], replicas: Replicas) -> Ca
     def average() -> None:
         with strategy.scope():
             values = strategy.run(lambda: [tf.identity(private_api.tf_variable(v)) for v in variables])
-            sums = replicas.local_results(replicas.sum(list(values)))
+            sums = replicas.local_results(all_reduce(replicas, list(values)))
         for replica, local in enumerate(sums):
             for component, total in zip(replicas.components(variables, replica), local, strict=True):
                 component.assign(total / replicas.num_replicas)
@@ -114,3 +121,111 @@ def kept_if(condition: tf.Tensor, variables: list[Any]) -> Iterator[None]:
     yield
     for variable, value in zip(variables, before, strict=True):
         variable.assign(tf.where(condition, value, tf.identity(variable)))
+
+
+@contextlib.contextmanager
+def kept_state(model: keras.Model, replicas: Replicas) -> Iterator[None]:
+    """Within the block, a built model may be trained; afterwards it is as before, to the last bit.
+
+    That covers weights, moving statistics, seeds, metrics, the states of recurrent layers and the optimizers' state
+    (slots, number of steps, loss scale, accumulated gradients), on each replica, and the traced training function.
+    """
+    before = get_values(get_variables(model), replicas)
+    shared, train_function = global_seed_state(), model.train_function
+    try:
+        yield
+    finally:
+        model.train_function = train_function
+        restore_values(before, replicas)
+        created = global_seed_state()
+        if shared is None and created is not None:  # as it was when Keras created it, before any number was drawn
+            created.assign(np.array([created.numpy()[0], 0], dtype=np.uint32))
+
+
+def get_values(variables: list[keras.Variable], replicas: Replicas) -> list[tuple[keras.Variable, list[np.ndarray]]]:
+    """Each variable with a copy of its values on the local replicas."""
+    found = []
+    for variable in variables:
+        components = [replicas.components([variable], replica)[0] for replica in range(len(replicas.devices))]
+        found.append((variable, [np.array(component.numpy(), copy=True) for component in components]))
+    return found
+
+
+def restore_values(before: list[tuple[keras.Variable, list[np.ndarray]]], replicas: Replicas) -> None:
+    """Gives variables the values that `get_values` has copied."""
+    for variable, values in before:
+        for replica, value in enumerate(values):
+            replicas.components([variable], replica)[0].assign(value)
+
+
+_INSIDE = "Build the model inside the scope of its strategy: `with strategy.scope(): model = ...`."
+
+
+def get_replicas(model: keras.Model) -> Replicas:
+    """The replicas of a model, whose weights must have been created under the strategy that trains it.
+
+    A weight that was not is shared by all replicas, and each of them would update it.
+
+    Raises:
+        PlanError: if they were not, or if the current scope is that of another strategy.
+    """
+    replicas = Replicas(model.distribute_strategy)
+    strategy = replicas.strategy
+    if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not strategy:
+        raise PlanError(
+            f"The model was built under {_get_name(strategy)}. Received: a call inside the scope of "
+            f"{_get_name(tf.distribute.get_strategy())}. Call tfaccel outside of any scope, which it needs no "
+            "more than Keras does once the model is built, or build the model inside this scope."
+        )
+    on_host = tables_on_host(model)  # once for all replicas, which share them
+    weights = [one for one in model.weights if id(one) not in on_host]
+    odd = [one.path for one in _outside(weights, strategy)] if replicas.num_replicas > 1 else []
+    if odd:
+        raise PlanError(
+            f"{len(odd)} of the model's {len(model.weights)} weights, such as {odd[0]!r}, were created outside the "
+            f"scope of the {_get_name(strategy)} with {replicas.num_replicas} replicas that trains it, so that each "
+            f"replica would update them. {_INSIDE} That holds for pretrained parts of it, too."
+        )
+    return replicas
+
+
+def move_into_scope(model: keras.Model) -> None:
+    """Gives each replica its own copy of variables that were created outside the scope, by `compile` for example.
+
+    These are the states of metrics, seeds and optimizers that are not built. If all replicas shared them, a step
+    counter would count each step several times.
+
+    Raises:
+        PlanError: if an optimizer was built outside the scope.
+    """
+    strategy = model.distribute_strategy
+    if not is_distributed(strategy):
+        return
+    kept, held = {id(one) for one in model.weights}, []
+    for name, optimizer in get_optimizers(model).items():
+        if not optimizer.built:
+            private_api.build_under(strategy, optimizer)
+            held += unlisted_variables(optimizer)
+            continue
+        kept |= {id(one) for one in optimizer.variables}  # their slots may have places of their own
+        if list(_outside([private_api.raw_iterations(optimizer)], strategy)):
+            raise PlanError(
+                f"model.{name} was built outside the scope of the {type(strategy).__name__} that the model was built "
+                "under. Compile the model with a new optimizer."
+            )
+    moved = list(_outside([one for one in (*get_variables(model), *held) if id(one) not in kept], strategy))
+    values = [strategy.experimental_local_results(private_api.tf_variable(one))[0].numpy() for one in moved]
+    with tf.init_scope(), strategy.scope():
+        for variable, value in zip(moved, values, strict=True):
+            private_api.create_again(variable, value)
+
+
+def _outside(variables: Iterable[keras.Variable], strategy: tf.distribute.Strategy) -> Iterable[keras.Variable]:
+    for variable in variables:
+        value: Any = private_api.tf_variable(variable)
+        if isinstance(value, tf.Variable) and not strategy.extended.variable_created_in_scope(value):
+            yield variable
+
+
+def _get_name(strategy: tf.distribute.Strategy) -> str:
+    return type(strategy).__name__ if is_distributed(strategy) else "no strategy"

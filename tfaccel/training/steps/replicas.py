@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_tensorflow import keep_collectives_apart
-from tfaccel.training.steps.reduce_clock import ReduceClock
+from tfaccel.training.steps.clocks import ReduceClock
 
 _NUMBERS_AT_ONCE = 1 << 24
 
@@ -45,6 +45,13 @@ class Replicas:
         self.reduce_clock: ReduceClock | None = None  # measures the time of reductions between workers
         if self.num_workers == 1 and self.num_replicas > 1:
             keep_collectives_apart(strategy)
+
+    @property
+    def are_gpus(self) -> bool:
+        """Whether steps run on GPUs."""
+        if self.is_default:
+            return bool(tf.config.list_logical_devices("GPU"))
+        return "GPU" in self.devices[0]
 
     def components(self, variables: Sequence[keras.Variable], replica: int) -> list[tf.Variable]:
         """The plain variables that a local replica (0, 1, …) holds of the given Keras variables."""
@@ -77,23 +84,6 @@ class Replicas:
         return [
             tf.nest.pack_sequence_as(values, [s[min(i, len(s) - 1)] for s in split]) for i in range(len(self.devices))
         ]
-
-    def sum(self, values: list[Any], *, bytes_per_pack: int = 0) -> list[Any]:
-        """Sums each per-replica value over all replicas of all workers, in one packed reduction.
-
-        Must be called in the strategy's cross-replica context. Takes dense tensors and `IndexedSlices`.
-        """
-        local = [self.strategy.experimental_local_results(value) for value in values]
-        # TensorFlow's collectives require the same number of slices in each step of a graph call.
-        joined = [self.num_workers == 1 and isinstance(parts[0], tf.IndexedSlices) for parts in local]
-        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=bytes_per_pack)
-        pairs = [(value, value) for value, join in zip(values, joined, strict=True) if not join]
-
-        def reduce() -> Any:
-            return self.strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs, options=options)
-
-        reduced = iter((self.timed(local, reduce) if pairs else None) or ())
-        return [_joined_slices(parts) if join else next(reduced) for parts, join in zip(local, joined, strict=True)]
 
     def timed(self, inputs: Any, reduce: Callable[[], Any]) -> Any:
         """What `reduce()` returns; the time that it takes is measured if there is a clock for that."""
@@ -131,42 +121,23 @@ class Replicas:
         padded = content.ljust(-(-len(content) // 4) * 4, b"\0") if self.is_chief else bytes(-(-num_bytes // 4) * 4)
         numbers, parts = np.frombuffer(padded, np.int32), []
         for start in range(0, len(numbers), _NUMBERS_AT_ONCE):
-            part = tf.constant(numbers[start : start + _NUMBERS_AT_ONCE])
-            values = self.strategy.experimental_distribute_values_from_function(
-                lambda context, part=part: part if self._is_first(context) else tf.zeros_like(part)
-            )
-            parts.append(self.strategy.reduce("SUM", values, axis=None).numpy())
+            parts.append(self._sum_of_firsts(numbers[start : start + _NUMBERS_AT_ONCE], first=0))
         return b"".join(part.tobytes() for part in parts)[:num_bytes]
-
-    def _is_first(self, context: tf.distribute.ReplicaContext) -> bool:
-        return bool(context.replica_id_in_sync_group == 0)
 
     def sum_over_workers(self, numbers: Sequence[int]) -> list[int]:
         """The sums over all workers of each number (below 2**31 in total); every worker gets the same answer."""
         if self.num_workers == 1:
             return list(numbers)
-
-        def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
-            is_first = context.replica_id_in_sync_group == self.first_replica
-            return tf.constant(list(numbers) if is_first else [0] * len(numbers), tf.int64)
-
-        values = self.strategy.experimental_distribute_values_from_function(share)
-        return [int(total) for total in self.strategy.reduce("SUM", values, axis=None).numpy()]
+        totals = self._sum_of_firsts(np.array(numbers, np.int64), first=self.first_replica)
+        return [int(total) for total in totals]
 
     def sum_arrays_over_workers(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """The sums over all workers of each array; every worker gets the same answer."""
         if self.num_workers == 1 or not arrays:
             return arrays
         flat = np.concatenate([np.asarray(one, np.float64).ravel() for one in arrays])
-
-        def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
-            is_first = context.replica_id_in_sync_group == self.first_replica
-            return tf.constant(flat if is_first else np.zeros_like(flat))
-
-        values = self.strategy.experimental_distribute_values_from_function(share)
-        parts = np.split(
-            self.strategy.reduce("SUM", values, axis=None).numpy(), np.cumsum([a.size for a in arrays])[:-1]
-        )
+        totals = self._sum_of_firsts(flat, first=self.first_replica)
+        parts = np.split(totals, np.cumsum([one.size for one in arrays])[:-1])
         return [part.reshape(one.shape).astype(one.dtype) for part, one in zip(parts, arrays, strict=True)]
 
     def wait_for_all_workers(self) -> None:
@@ -177,19 +148,21 @@ class Replicas:
         """A number below 2**31 that the chief draws and broadcasts to every worker."""
         if self.num_workers == 1:
             return draw()
+        return int(self._sum_of_firsts(np.array(draw() if self.first_replica == 0 else 0, np.int64), first=0))
+
+    def _sum_of_firsts(self, values: np.ndarray, *, first: int) -> np.ndarray:
+        """The sum over all replicas of an array on one of them, and zeros on the others.
+
+        Args:
+            values: the array of this worker.
+            first: the replica that has it; one of another worker gives zeros on all of this one.
+        """
 
         def share(context: tf.distribute.ReplicaContext) -> tf.Tensor:
-            first = context.replica_id_in_sync_group == 0
-            return tf.constant(draw() if first else 0, tf.int64)
+            return tf.constant(values if context.replica_id_in_sync_group == first else np.zeros_like(values))
 
-        values = self.strategy.experimental_distribute_values_from_function(share)
-        return int(self.strategy.reduce("SUM", values, axis=None))
-
-
-def _joined_slices(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """The sum of sparse gradients, as the concatenation of their slices."""
-    values = tf.concat([part.values for part in parts], axis=0)
-    return tf.IndexedSlices(values, tf.concat([part.indices for part in parts], axis=0), parts[0].dense_shape)
+        shares = self.strategy.experimental_distribute_values_from_function(share)
+        return np.asarray(self.strategy.reduce("SUM", shares, axis=None))
 
 
 def _concatenate(parts: Sequence[Any]) -> Any:
@@ -251,7 +224,7 @@ def warn_of_keras_distribution() -> None:
             f"keras.distribution does nothing on TensorFlow: {type(found).__name__} is set, but the whole model is on "
             "each device. Build it in the scope of a tf.distribute strategy. For models larger than a device, see "
             "docs/guides/large_models.md.",
-            stacklevel=1,  # one place, so that it is said once
+            stacklevel=1,  # a fixed stack level, so that Python shows the warning once
         )
 
 

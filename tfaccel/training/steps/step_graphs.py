@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -13,20 +13,54 @@ import tensorflow as tf
 from tfaccel.data.graph_batches import CallFeed, GraphBatches, IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
-from tfaccel.training.private.private_step_state import outside_variables, unsaved_state
-from tfaccel.training.stages.micro_batches import num_micro_batches, window_of_micro_batches
-from tfaccel.training.steps.input_clock import InputClock, runs_on_gpu
-from tfaccel.training.steps.merged_metrics import metrics_in, own_results
+from tfaccel.training.private.private_tensorflow import outside_variables, unsaved_state
+from tfaccel.training.stages.micro_batches import MicroBatches, window_of_micro_batches
+from tfaccel.training.steps.clocks import InputClock
+from tfaccel.training.steps.merged_metrics import NotedResults, metrics_in, own_results
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_logs, unlisted_variables
-from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas, current_replica
-from tfaccel.training.steps.several_replicas import SeveralReplicas
-from tfaccel.training.steps.trace_state import TraceStates
-from tfaccel.training.steps.whole_step import WholeStep
+from tfaccel.training.steps.tracing import TraceStates
 
 # Called before each graph call with the kind of step, and what it keeps that no checkpoint holds ("" if nothing).
 OnUnsavedState = Callable[[str, str], None]
+
+
+class Steps(Protocol):
+    """What a model computes in its steps, which graphs are traced from.
+
+    Attributes:
+        finite: while tracing: whether the loss and gradients of the last step were finite; None if that is not checked.
+        gathers_rows: whether a step that was traced gathers rows over the replicas.
+        noted_results: the logs of a custom step that are results of metrics.
+        has_sparse_gradients: whether the gradients of a traced step include `IndexedSlices`, which are reduced.
+        own_rows: the variables whose sparse gradients have rows of each replica's own, with their optimizers.
+        takes_fixed_shapes: whether the rows of all batches of a graph call must be known before it.
+    """
+
+    gathers_rows: bool
+    noted_results: NotedResults
+
+    @property
+    def finite(self) -> tf.Tensor | None: ...
+
+    @property
+    def has_sparse_gradients(self) -> bool: ...
+
+    @property
+    def own_rows(self) -> Sequence[tuple[keras.optimizers.Optimizer, keras.Variable]]: ...
+
+    @property
+    def takes_fixed_shapes(self) -> bool: ...
+
+    def train(self, batches: GraphBatches, batch: Any) -> Any:
+        """One training step; returns the logs of a custom one."""
+
+    def test(self, batches: GraphBatches, batch: Any) -> Any:
+        """One evaluation step; returns the logs of a custom one."""
+
+    def predict(self, batches: GraphBatches, batch: Any) -> Any:
+        """Predictions for one batch; of several replicas, a nest per local replica, in row order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +73,14 @@ class GraphOptions:
             at the first one.
         traced_in: contexts of the model in which the steps are traced: the first is the outermost.
         times_input: measure the time that steps wait for their batches; not on TPUs.
+        together: how the micro-batches of an optimizer step run together; None if they run one by one.
     """
 
     watch_loss: bool
     leaves_out: bool
     traced_in: tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]
     times_input: bool
+    together: MicroBatches | None = None
 
 
 class StepGraphs:
@@ -66,13 +102,13 @@ class StepGraphs:
         self,
         model: keras.Model,
         kind: str,
-        steps: OneReplica | SeveralReplicas | WholeStep,
+        steps: Steps,
         replicas: Replicas,
         *,
         function_of_keras: Any,
         options: GraphOptions,
     ) -> None:
-        self.steps = steps
+        self.steps, self.together = steps, options.together
         self.function_of_keras = function_of_keras
         self.run_eagerly = bool(model.run_eagerly)
         self.states = TraceStates(model)
@@ -138,7 +174,7 @@ class StepGraphs:
         return outside_variables(tf.function(graph, autograph=False).get_concrete_function(batch_spec).graph, saved)
 
     def _saved(self) -> list[tf.Variable] | None:
-        """The variables that a checkpoint holds; None on TPUs, where one handle stands for those of all cores."""
+        """The variables that a checkpoint holds; None on TPUs, where one handle represents those of all cores."""
         if self._is_on_tpu:
             return None
         every = get_variables(self._model)
@@ -169,8 +205,8 @@ class StepGraphs:
 
     def _window_graph(self, batches: GraphBatches, loop: bool) -> Callable[..., Any]:
         steps = self.steps
-        if loop and self._kind == "train" and num_micro_batches(steps) > 1:
-            return self._window_of_micro_batches(batches)
+        if loop and self.together is not None and self.together.number > 1:
+            return self._window_of_micro_batches(batches, self.together)
         step_fn = steps.train if self._kind == "train" else steps.test
         keep_logs = has_own_logs(self._model, self._kind)
         # A single worker must not leave the loop on its own, so several workers check the loss at the window's end.
@@ -179,7 +215,7 @@ class StepGraphs:
         leaves_out = self._leaves_out
         may_leave = leaves_out or (self._replicas.num_workers == 1 and not self._is_on_tpu)
         watch_loss = self._watch_loss and may_leave
-        on_gpu = runs_on_gpu(self._replicas)
+        on_gpu = self._replicas.are_gpus
         # A GPU would stand still while the host reads whether a step's loss is finite before it launches the next one.
         # The flag of the step before is read there instead, which is ready by then.
         num_flags = 2 if on_gpu and watch_loss and not leaves_out else 1
@@ -217,7 +253,7 @@ class StepGraphs:
             if keep_logs or not loop:  # the first step determines the structure of the logs
                 variables = body(*variables)
             done, state, logs, flags, waited, bad = tf.while_loop(go_on, body, variables) if loop else variables
-            if keep_logs and not isinstance(steps, OneReplica):
+            if keep_logs and steps.noted_results.of_logs:
                 with self._replicas.strategy.scope():
                     logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
             finite = tf.reduce_all(flags) if watch_loss else tf.constant(True)
@@ -228,10 +264,9 @@ class StepGraphs:
 
         return window
 
-    def _window_of_micro_batches(self, batches: GraphBatches) -> Callable[..., Any]:
-        watches = self._watch_loss
+    def _window_of_micro_batches(self, batches: GraphBatches, together: MicroBatches) -> Callable[..., Any]:
         run = window_of_micro_batches(
-            self.steps, batches, is_finite=self._loss_is_finite if watches else None, leaves_out=self._leaves_out
+            self.steps, together, batches, is_finite=self._loss_is_finite if self._watch_loss else None
         )
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
@@ -253,9 +288,8 @@ class StepGraphs:
         return predict
 
     def _steps_are_finite(self) -> tf.Tensor:
-        """Whether the step that was just traced has left its batch in; the same on all workers."""
-        finite = None if isinstance(self.steps, WholeStep) else self.steps.finite
-        return tf.constant(True) if finite is None else finite
+        """Whether the step that was just traced kept its batch; the same on all workers."""
+        return tf.constant(True) if self.steps.finite is None else self.steps.finite
 
     def _loss_is_finite(self) -> tf.Tensor:
         """Whether this process's share of the mean loss is finite; a NaN remains in it until the epoch ends."""
@@ -313,3 +347,22 @@ def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
     for name, value in logs.items():
         flat.update(flat_logs(value) if isinstance(value, dict) else {name: value})
     return flat
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """Result of one graph call.
+
+    Attributes:
+        num_steps: number of steps, those whose batches were left out included.
+        logs: the final logs.
+        loss_is_finite: whether the last loss was finite, if that is watched.
+        traced: whether the call traced its graph.
+        left_out: which of the steps left out their batches, from 0.
+    """
+
+    num_steps: int
+    logs: dict[str, Any]
+    loss_is_finite: bool = True
+    traced: bool = False
+    left_out: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from tfaccel.data.graph_batches import Feed
 from tfaccel.training.private.private_api import traces_batches
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.overrides import replaces
-from tfaccel.training.steps.window_result import WindowResult
+from tfaccel.training.steps.step_graphs import WindowResult
 
 WINDOW_SECONDS = 0.4
 MAX_GROWTH = 16

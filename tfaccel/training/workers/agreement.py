@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfaccel.planning.signature import get_signature
+from tfaccel.planning.reference import get_signature
 from tfaccel.planning.workload import Workload
 
 _DIGITS = 12

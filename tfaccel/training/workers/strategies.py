@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfaccel.errors import ClusterError, PlanError
 from tfaccel.planning.plan import Plan
-from tfaccel.training.private.private_bind import servers_on_loopback
+from tfaccel.training.private.private_workers import servers_on_loopback
 from tfaccel.training.run.result import installed_versions
 from tfaccel.training.workers.lost_worker import get_place
 from tfaccel.training.workers.own_port import host_and_port
@@ -64,7 +64,7 @@ def make_strategy(plan: Plan, same_on_all: Mapping[str, Any] | None = None) -> t
         return tpu_strategy(plan)
     if plan.strategy == "multi_worker_mirrored":
         return _multi_worker_strategy(plan, same_on_all or {})
-    devices = _logical_devices(plan)[:: plan.pipeline_stages]  # with stages, the first of each replica
+    devices = _logical_devices(plan)[:: plan.devices_per_replica]  # with stages, the first of each replica
     if plan.strategy == "one_device":
         return tf.distribute.OneDeviceStrategy(devices[0])
     operations = tf.distribute.HierarchicalCopyAllReduce() if plan.communication == "hierarchical_copy" else None

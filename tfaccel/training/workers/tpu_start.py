@@ -11,8 +11,8 @@ import logging
 import tensorflow as tf
 
 from tfaccel.errors import PlanError
+from tfaccel.hardware.doctor import explain
 from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
-from tfaccel.hardware.doctor_examination import explain
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import install_command, tpu_wheel_version
 from tfaccel.planning.plan import Plan

@@ -1,0 +1,213 @@
+"""The private API of Keras's layers: of attention, batch normalization, recurrent cells, and the state around a `call`.
+
+No public API selects the rows that batch statistics are computed over. Keras's `synchronized=True` ignores masks, and
+computes the variance as a difference of squares, which loses precision if the mean is large.
+
+`Layer.__call__` sets a state around a layer's `call`, and takes it back afterwards. There is no public way to have it
+in the backward pass too, which runs a `call` again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from tfaccel.tested_versions import private_part
+from tfaccel.training.steps.overrides import keeps_methods
+
+_COMPUTE = "_compute_attention"
+
+
+def computes_keras_attention(layer: keras.layers.Layer) -> bool:
+    """Whether a layer is a `MultiHeadAttention` that does not override how Keras computes attention."""
+    return keeps_methods(layer, keras.layers.MultiHeadAttention, _COMPUTE)
+
+
+def wants_flash_attention(layer: keras.layers.MultiHeadAttention) -> bool:
+    """Whether a layer asks for flash attention, which Keras refuses on TensorFlow."""
+    return bool(private_part(layer, "_flash_attention"))
+
+
+def attends_over(layer: keras.layers.MultiHeadAttention, *, axes: tuple[int, ...]) -> bool:
+    """Whether a built layer attends over these axes of its inputs."""
+    return tuple(private_part(layer, "_attention_axes")) == axes
+
+
+def attention_scale(layer: keras.layers.MultiHeadAttention) -> float:
+    """The factor of the scores of queries and keys."""
+    return float(private_part(layer, "_inverse_sqrt_key_dim"))
+
+
+def drops_scores(layer: keras.layers.MultiHeadAttention) -> bool:
+    """Whether a layer drops attention scores while it trains."""
+    return private_part(layer, "_dropout") > 0.0
+
+
+def attention_shares(layer: keras.layers.MultiHeadAttention, scores: Any, query: Any, value: Any, **given: Any) -> Any:
+    """The softmax of scores `(batch, heads, queries, keys)` in a layer with dropout: masked, then dropped."""
+    mask = given.get("attention_mask")
+    if given.get("use_causal_mask"):
+        causal = private_part(layer, "_compute_causal_mask")(query, value)
+        mask = causal if mask is None else keras.ops.logical_and(keras.ops.cast(mask, "bool"), causal)
+    found = private_part(layer, "_masked_softmax")(scores, mask)
+    return private_part(layer, "_dropout_layer")(found, training=given.get("training"))
+
+
+def keras_attention(layer: keras.layers.MultiHeadAttention, *arguments: Any, **options: Any) -> Any:
+    """Attention as Keras computes it; returns the outputs and the scores, or None."""
+    return private_part(type(layer), _COMPUTE)(layer, *arguments, **options)
+
+
+def attention_attributes(compute: Callable[..., Any]) -> dict[str, Any]:
+    """Attributes that make a layer compute attention with `compute(query, key, value, **options)`."""
+
+    def by_position(query: Any, key: Any, value: Any, *arguments: Any, **options: Any) -> Any:
+        names = ("attention_mask", "training", "return_attention_scores")  # Keras passes these by position
+        return compute(query, key, value, **dict(zip(names, arguments, strict=False)), **options)
+
+    return {_COMPUTE: by_position}
+
+
+_CONTEXT = "current_call_ctx"
+
+
+def state_around_call(layer: keras.layers.Layer) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Inside a layer's `call`: a function whose context has the same call context and autocasting.
+
+    The call context carries `training` to inner layers that are called without it; autocasting gives the layer's
+    weights its compute dtype.
+    """
+    from keras.src import backend
+    from keras.src.backend.common import global_state
+
+    read, write = private_part(global_state, "get_global_attribute"), private_part(global_state, "set_global_attribute")
+    scope = private_part(backend, "AutocastScope")
+    context = read(_CONTEXT)
+    casts = layer.autocast and layer.compute_dtype != layer.variable_dtype
+
+    @contextlib.contextmanager
+    def state() -> Iterator[None]:
+        before = read(_CONTEXT)
+        write(_CONTEXT, context)
+        try:
+            with scope(layer.compute_dtype if casts else None):
+                yield
+        finally:
+            write(_CONTEXT, before)
+
+    return state
+
+
+def takes_keras_moments(layer: keras.layers.Layer) -> bool:
+    """Whether a layer is a `BatchNormalization` that does not override how Keras computes its statistics."""
+    return keeps_methods(layer, keras.layers.BatchNormalization, "call", "_moments")
+
+
+def uses_own_rows(layer: keras.layers.BatchNormalization) -> bool:
+    """Whether a layer computes its statistics over the rows of its replica; calls what wants to notice that."""
+    moments = vars(layer).get("_moments")
+    if moments is None:
+        return not layer.synchronized
+    if not hasattr(moments, "notice"):
+        return False
+    moments.notice()
+    return True
+
+
+class Exchange(Protocol):
+    """How one replica's sums become those of all replicas, while its step is traced."""
+
+    def own(self, sums: tf.Tensor) -> tf.Tensor:
+        """A replica's sums over its rows; zeros if its only row is borrowed from another replica."""
+
+    def sum(self, values: tf.Tensor) -> tf.Tensor:
+        """The sum over the replicas."""
+
+    def gradient(self, upstream: tf.Tensor) -> tf.Tensor:
+        """The gradient of `sum` with respect to this replica's values."""
+
+
+def global_moments(layer: keras.layers.BatchNormalization, exchange: Exchange) -> dict[str, Any]:
+    """Attributes that make a layer compute mean and variance over the rows of all replicas, as on one device.
+
+    The gradient is written out: it passes over the activations once, where that of `tf.nn.moments` does several times.
+
+    Args:
+        layer: a layer that `takes_keras_moments`.
+        exchange: sums over the replicas.
+    """
+
+    def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+        axes, channels = private_part(layer, "_reduction_axes"), inputs.shape[layer.axis]
+        shape = [1] * len(inputs.shape)
+        shape[layer.axis] = channels
+        valid = None
+        if mask is not None:
+            valid = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+
+        def summed(values: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_sum(values if valid is None else tf.where(valid, values, tf.zeros_like(values)), axes)
+
+        @tf.custom_gradient
+        def of_all_rows(x: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
+            if valid is None:
+                own_count = tf.cast(tf.fill([channels], tf.size(x) // channels), x.dtype)
+            else:
+                own_count = summed(tf.ones_like(x))
+            sums = exchange.sum(exchange.own(tf.stack([summed(x), own_count])))
+            count = sums[1] + (0.0 if valid is None else keras.backend.epsilon())  # as Keras adds it
+            mean = sums[0] / count
+            deviations = x - tf.reshape(mean, shape)
+            variance = exchange.sum(exchange.own(summed(tf.square(deviations)))) / count
+
+            def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
+                # Deviations from the mean sum to zero, so the variance has no gradient through the mean.
+                upstream = exchange.own(exchange.gradient(tf.stack([of_mean, 2.0 * of_variance]) / count))
+                of_x = (x - tf.reshape(mean, shape)) * tf.reshape(upstream[1], shape) + tf.reshape(upstream[0], shape)
+                return of_x if valid is None else tf.where(valid, of_x, tf.zeros_like(of_x))
+
+            return (mean, variance), gradient
+
+        return of_all_rows(inputs)
+
+    return {"_moments": moments}
+
+
+def noticed_moments(layer: keras.layers.BatchNormalization, notice: Callable[[], Any]) -> dict[str, Any]:
+    """Attributes that make a layer call `notice` whenever it computes batch statistics."""
+    moments = private_part(layer, "_moments")
+
+    def noticed(inputs: tf.Tensor, mask: Any = None) -> Any:
+        notice()
+        return moments(inputs, mask)
+
+    noticed.notice = notice  # type: ignore[attr-defined]
+    return {"_moments": noticed}
+
+
+_GATES_OF_LSTM = "_compute_carry_and_output_fused"
+
+
+def computes_as_keras(layer: keras.layers.Layer, kind: type[keras.layers.RNN]) -> bool:
+    """Whether a layer is a Keras `LSTM` or `GRU` whose computation is not overridden, with the default settings.
+
+    These are the default activations, the default `implementation` and no recurrent dropout.
+
+    Args:
+        layer: any layer.
+        kind: `keras.layers.LSTM` or `keras.layers.GRU`.
+    """
+    cell_kind = keras.layers.LSTMCell if kind is keras.layers.LSTM else keras.layers.GRUCell
+    if not keeps_methods(layer, kind, "call", "inner_loop") or layer.use_cudnn is True:
+        return False
+    cell, activations = layer.cell, keras.activations
+    # An unknown version of Keras may compute the gates elsewhere; then this raises an error.
+    names = ("call", _GATES_OF_LSTM) if cell_kind is keras.layers.LSTMCell else ("call",)
+    if type(cell) is not cell_kind or not keeps_methods(cell, cell_kind, *names):
+        return False
+    is_usual = cell.activation is activations.tanh and cell.recurrent_activation is activations.sigmoid
+    return is_usual and cell.implementation == 2 and not cell.recurrent_dropout

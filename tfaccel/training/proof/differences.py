@@ -1,0 +1,314 @@
+"""Whether variables and metrics after a step on several replicas differ from one device's by more than rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfaccel.training.private.private_losses import loss_trackers
+from tfaccel.training.proof.state import State
+from tfaccel.training.steps.merged_metrics import GATHERED, get_result, merges_itself, metrics_in
+from tfaccel.training.steps.model_parts import unlisted_metrics
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.step_graphs import flat_logs
+
+_SPREADS = 50.0  # differences of more than so many times the rounding that was seen are not rounding
+_MAX_ROUNDING = 1e-2  # of the largest step; what the order of the rows moves by more is not only rounding
+_EPSILON = 2e-6  # of the value itself
+_NOISY_ELEMENTS = 4.0
+_MAX_TOGETHER = 0.02  # of the step, of all elements of a weight that has slots
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How large a difference may be.
+
+    Attributes:
+        of_step: relative to the largest change of any element in the step.
+        of_value: relative to a log's value.
+        scale: the largest step of variables of the same kind; what is nothing beside it is rounding.
+        nothing: relative to that step.
+    """
+
+    of_step: float
+    of_value: float
+    scale: float = 0.0
+    nothing: float = 1e-5
+
+    @classmethod
+    def of_model(cls, model: keras.Model) -> Tolerance:
+        """That of a model: wider in 16 bits, on a GPU, which may multiply in TF32, and under XLA."""
+        policies = {layer.dtype_policy.compute_dtype for layer in (model, *model.layers)}
+        if policies & {"float16", "bfloat16"}:
+            return cls(0.1, 0.02, nothing=2e-2)
+        if tf.config.list_logical_devices("GPU"):
+            return cls(2e-2, 1e-2)
+        return cls(5e-4, 1e-4)
+
+    def of_output(self, many: Any, one: Any) -> tuple[bool, float]:
+        """Whether two outputs differ, and by how much; other than dense values are not compared."""
+        if not (isinstance(many, np.ndarray) and isinstance(one, np.ndarray)):
+            return False, 0.0
+        if many.shape != one.shape:
+            return True, 1.0
+        if not is_rounded(one):
+            return bool((many != one).any()), float((many != one).mean()) if one.size else 0.0
+        return self.of_log(many, one)
+
+    def of_log(self, many: Any, one: Any) -> tuple[bool, float]:
+        """Whether two logs differ, and by how much."""
+        many, one = np.asarray(many), np.asarray(one)
+        if many.shape != one.shape:
+            return False, 0.0
+        many, one = _where_finite(one, _in_64_bits(many), _in_64_bits(one))
+        if not np.isfinite(many).all():
+            return True, 1.0
+        size = max(float(np.abs(one).max(initial=0.0)), 1e-3)
+        distance = float(np.abs(many - one).max(initial=0.0)) / size
+        return distance > self.of_value, distance
+
+
+def is_rounded(values: np.ndarray) -> bool:
+    """Whether values are floating-point numbers, real or complex; others are equal or not."""
+    return values.dtype.kind in "fc" or values.dtype.name.startswith(("bfloat", "float"))
+
+
+def size_of_step(before: np.ndarray, after: np.ndarray) -> float:
+    """How far a variable has moved at most."""
+    if after.dtype.kind not in "iu" and not is_rounded(after):
+        return 0.0
+    moved = _in_64_bits(after) - _in_64_bits(before)
+    return float(np.abs(moved[np.isfinite(moved)]).max(initial=0.0))
+
+
+def _in_64_bits(values: Any) -> np.ndarray:
+    """Values as float64, complex ones with their real and imaginary parts along a last axis."""
+    values = np.asarray(values)
+    if values.dtype.kind == "c":
+        values = np.stack([values.real, values.imag], axis=-1)
+    return np.asarray(values, np.float64)
+
+
+def _where_finite(one: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Values with zeros where one device's are not finite: those tell nothing, unlike the ones beside them."""
+    finite = np.isfinite(_in_64_bits(one))
+    return tuple(np.where(finite, value, 0.0) for value in values)
+
+
+def is_noise(slots: list[tuple[str, np.ndarray, float]], tolerance: Tolerance) -> Any:
+    """Where the gradient that an optimizer has seen is nothing beside the others', so that all of it may be rounding.
+
+    Args:
+        slots: for each slot of a weight: the last word of its name, how far it has moved, and how far the slots of that
+            name have moved at most. Those that hold squares of gradients have other names than "momentum".
+        tolerance: what is nothing beside the largest step.
+
+    Returns:
+        A boolean array of the weight's shape; False without slots.
+    """
+    found: Any = False
+    for place, (word, moved, largest) in enumerate(slots):
+        nothing = np.abs(moved) <= tolerance.nothing ** (1 if "momentum" in word else 2) * largest
+        found = nothing if not place else found & nothing
+    return found
+
+
+def without_multiple(many: np.ndarray, one: np.ndarray, rounded: list[np.ndarray]) -> np.ndarray:
+    """A variable after a step on several replicas, without what follows from the rounding of a weight.
+
+    A moving average of a weight differs by a fraction of what the weight differs by.
+
+    Args:
+        many: its value on several replicas.
+        one: its value on one device.
+        rounded: by how much weights differ, which is only rounding.
+    """
+    if not is_rounded(one) or one.dtype.kind == "c" or one.size == 1:
+        return many
+    distance = np.asarray(many, np.float64) - one
+    best = distance
+    for other in rounded:
+        if other.shape != distance.shape or not (other.any() and np.isfinite(other).all()):
+            continue
+        fraction = np.vdot(other, distance) / np.vdot(other, other)
+        rest = distance - fraction * other
+        if abs(fraction) <= 1 and np.abs(rest).max() < np.abs(best).max():
+            best = rest
+    return many if best is distance else np.asarray(one, np.float64) + best
+
+
+def difference(
+    before: np.ndarray,
+    one: np.ndarray,
+    again: np.ndarray,
+    many: np.ndarray,
+    tolerance: Tolerance,
+    *,
+    has_slots: bool,
+    noise: Any = False,
+) -> tuple[bool, float]:
+    """Compares a variable.
+
+    An optimizer such as Adam divides a gradient by its own size, so that a gradient that is nothing but rounding moves
+    a weight by up to a whole step. A weight that has slots therefore differs only if its elements do by more than a
+    fraction of the step together, and more of them than the order of the rows moves, too. No fault can hide there: the
+    slots, which hold the gradient itself, are compared element by element.
+
+    Args:
+        before: its value before the step.
+        one: after the step on one device.
+        again: after the step on one device, with the rows in another order.
+        many: after the step on several replicas.
+        tolerance: how large a difference may be.
+        has_slots: whether an optimizer moves it, with slots of its own.
+        noise: see `is_noise`.
+
+    Returns:
+        Whether it differs, and the largest difference relative to the step, without what is only rounding.
+
+    Example:
+        >>> before, one = np.zeros(2), np.ones(2)
+        >>> difference(before, one, one, np.array([1.0, 0.5]), Tolerance(1e-5, 1e-5), has_slots=False)
+        (True, 0.5)
+    """
+    if not is_rounded(one):
+        return bool((one != many).any()), float((one != many).mean()) if one.size else 0.0
+    if not one.size:
+        return False, 0.0
+    if np.array_equal(one, many):
+        return False, 0.0
+    before, one, again, many = _where_finite(one, *map(_in_64_bits, (before, one, again, many)))
+    before, again = (np.where(np.isfinite(value), value, one) for value in (before, again))
+    if not np.isfinite(many).all():
+        return True, 1.0
+    step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
+    distance = np.where(noise, 0.0, np.abs(many - one))
+    floor = tolerance.nothing * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
+    allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * max(step, tolerance.scale)))
+    size = max(step, tolerance.scale, float(np.abs(one).max()), 1e-12)
+    far = distance > allowed
+    differs = bool(far.any())
+    if has_slots:
+        together = float(np.linalg.norm(distance)) > _MAX_TOGETHER * float(np.linalg.norm(one - before))
+        differs = together and int(far.sum()) > _NOISY_ELEMENTS * int((rounding > floor).sum())
+    return differs, float(distance[far if differs else ~far].max(initial=0.0)) / size
+
+
+_ROUNDING = 1e-6  # of what a metric has added up so far
+
+
+class MetricDifference:
+    """The metrics of a model before and after a step.
+
+    A metric's state over all replicas is the sum of their states; that of a gathered metric is the same on all. What a
+    step adds to it must give the result that it gives on one device.
+
+    Args:
+        model: the compiled model.
+        replicas: its replicas.
+
+    Attributes:
+        names: the names of all its metrics, also those that only layers and losses refer to.
+        variables: what their states are made of.
+        names_of_results: those of their results in logs.
+        begun: whether they held rows before the step.
+        differing: the metrics that differed in the last step.
+    """
+
+    def __init__(self, model: keras.Model, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._model = model
+        trackers = [one for one in loss_trackers(model) if one is not None]
+        metrics = {id(one): one for one in (*metrics_in(model), *unlisted_metrics(model))}
+        self._metrics = [metric for metric in metrics.values() if metric.variables]
+        self._of_losses = {id(tracker) for tracker in trackers}
+        self.names = sorted({metric.name for metric in self._metrics})
+        self.variables = [variable for metric in self._metrics for variable in metric.variables]
+        self.names_of_results: set[str] = set()
+        self.begun = False
+        self.differing: list[keras.metrics.Metric] = []
+        self._ratios: dict[int, float] = {}  # of what one device and all replicas have added to the count of a mean
+        self._before = State([])
+
+    def begin(self, before: State) -> None:
+        """Takes note of the state before a step, which holds all of the model's variables."""
+        with self._replicas.local(self._model.metrics_variables, 0):
+            self.names_of_results = set(flat_logs(self._model.get_metrics_result()))
+        self._before = before
+        states = [self._before[one] for metric in self._metrics for one in self._components(metric)]
+        numbers = [state for state in states if state.dtype.kind == "f" and np.isfinite(state).all()]
+        self.begun = any(state.any() for state in numbers)
+
+    def of_step(self, many: State, one: State, tolerance: Tolerance) -> Iterator[tuple[str, float]]:
+        """Yields the names of the metrics that differ, and by how much.
+
+        Args:
+            many: the state of all replicas after the step.
+            one: the state after a step of one device, which holds it in the components of the first replica.
+            tolerance: how large a difference may be.
+        """
+        self.differing = []
+        for metric in self._metrics:
+            if merges_itself(metric) or any(v.dtype == "string" for v in metric.variables):
+                continue
+            before = [np.asarray(self._before[v]) for v in self._replicas.components(metric.variables, 0)]
+            of_one = [np.asarray(one[v]) for v in self._replicas.components(metric.variables, 0)]
+            of_all = self._state_of_all(metric, many)
+            largest = max((float(np.abs(v).max(initial=0.0)) for v in before if np.isfinite(v).all()), default=0.0)
+            if self.begun and metric not in GATHERED:
+                start = self._state_of_all(metric, self._before)
+                of_all = [value - first for value, first in zip(of_all, start, strict=True)]
+                of_one = [value - first for value, first in zip(of_one, before, strict=True)]
+            if isinstance(metric, keras.metrics.Mean):  # a scalar of each replica counts as one value
+                count = [variable is metric.count for variable in metric.variables].index(True)
+                self._ratios[id(metric)] = float(of_one[count] / of_all[count]) if of_all[count] else 1.0
+            added = max((float(np.abs(v).max(initial=0.0)) for v in of_one), default=0.0)
+            rounding = _ROUNDING * largest / added if np.isfinite(added) and added else 0.0
+            results = [self._results(metric, state) for state in (of_all, of_one)]
+            for value, of_device in zip(*results, strict=True):
+                differs, relative = tolerance.of_log(value, of_device)
+                if differs and relative > rounding:
+                    self.differing.append(metric)
+                    yield metric.name, relative
+                    break
+
+    def gather(self) -> list[keras.metrics.Metric]:
+        """Lets every replica update the metrics that differed with the rows of all; returns them.
+
+        Not those of losses. Call it with the state from before the step.
+        """
+        found = [one for one in self.differing if one not in GATHERED and id(one) not in self._of_losses]
+        for metric in found:
+            summed = self._state_of_all(metric, self._before) if self.begun else []
+            GATHERED.add(metric)
+            for i in range(len(self._replicas.devices) if self.begun else 0):
+                for variable, total in zip(self._replicas.components(metric.variables, i), summed, strict=True):
+                    variable.assign(total * self._ratios.get(id(metric), 1.0))
+        return found
+
+    def _components(self, metric: keras.metrics.Metric) -> list[tf.Variable]:
+        local = range(len(self._replicas.devices))
+        return [one for i in local for one in self._replicas.components(metric.variables, i)]
+
+    def _state_of_all(self, metric: keras.metrics.Metric, state: State) -> list[np.ndarray]:
+        """The state over all replicas: the sum of theirs, or the first one's of a gathered metric."""
+        is_alike = metric in GATHERED
+        local = range(1 if is_alike else len(self._replicas.devices))
+        parts = [[np.asarray(state[v]) for v in self._replicas.components(metric.variables, i)] for i in local]
+        sums = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
+        return sums if is_alike else self._replicas.sum_arrays_over_workers(sums)
+
+    def _results(self, metric: keras.metrics.Metric, state: list[np.ndarray]) -> list[Any]:
+        kept = State(self._replicas.components(metric.variables, 0))
+        with self._replicas.local(metric.variables, 0):
+            for variable, value in zip(metric.variables, state, strict=True):
+                variable.assign(value)
+            try:
+                return [np.asarray(one) for one in keras.tree.flatten(get_result(metric))]
+            finally:
+                kept.put_back()

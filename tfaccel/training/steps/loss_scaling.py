@@ -1,0 +1,76 @@
+"""Loss scaling: the factor of a `LossScaleOptimizer`, and a replica's share of the rows as the weight of its loss.
+
+The optimizer multiplies the loss by its factor before the backward pass, divides the gradients by it, and skips an
+update whose gradients overflow. So that all replicas skip the same ones, an overflow on one is made known to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfaccel.errors import PlanError
+from tfaccel.training.steps.global_batch import current_share
+from tfaccel.training.steps.gradients import is_bad
+from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
+from tfaccel.training.steps.overrides import left_by_user
+
+
+def has_loss_scale(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether an optimizer scales the loss, and checks gradients itself."""
+    return inner_optimizer(optimizer) is not optimizer
+
+
+def weighted_scale_loss(optimizer: keras.optimizers.Optimizer, *, notes_bad: bool = False) -> Callable[[Any], Any]:
+    """`optimizer.scale_loss`, with the loss weighted by the replica's fraction of the rows.
+
+    Args:
+        optimizer: the optimizer.
+        notes_bad: take note of a loss that is not finite.
+    """
+
+    def scale_loss(loss: Any) -> Any:
+        share = current_share()
+        weight = 1.0 if share is None else tf.cast(share.row_weight, loss.dtype)
+        if share is not None and notes_bad:
+            share.bad.append(is_bad(loss))
+        return left_by_user(optimizer, "scale_loss")(loss * weight)
+
+    return scale_loss
+
+
+def get_gradient_scale(optimizer: Any) -> Any:
+    """The factor that gradients are multiplied by before an optimizer's `apply` divides by it."""
+    if has_loss_scale(optimizer):
+        return optimizer.dynamic_scale.value
+    return optimizer.loss_scale_factor or 1.0
+
+
+def count_overflows(gradients: list[Any]) -> tf.Tensor:
+    """Number of gradients that contain an inf or NaN, as a float32 scalar."""
+    flags = [
+        tf.reduce_any(~tf.math.is_finite(g.values if isinstance(g, tf.IndexedSlices) else g))
+        for g in gradients
+        if g is not None
+    ]
+    return tf.reduce_sum(tf.cast(tf.stack(flags), tf.float32)) if flags else tf.constant(0.0)
+
+
+def with_overflows(gradients: list[Any], num_overflows: tf.Tensor) -> list[Any]:
+    """Gradients of which the first is NaN if those of any replica have overflown: a loss scale checks nothing else."""
+    poison = tf.where(num_overflows > 0, float("nan"), 0.0)
+    first, *others = gradients
+    return [tf.convert_to_tensor(first) + tf.cast(poison, first.dtype), *others]
+
+
+def refuse_loss_scale(model: keras.Model) -> None:
+    """Raises PlanError for a `LossScaleOptimizer` on a TPU: each replica would decide on the loss scale separately."""
+    for name, optimizer in get_optimizers(model).items():
+        if has_loss_scale(optimizer):
+            raise PlanError(
+                f"model.{name} is a LossScaleOptimizer. TPUs compute in bfloat16, which has float32's range and "
+                "needs no loss scale. Compile with the optimizer itself, and use dtype_policy='mixed_bfloat16'."
+            )
