@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from tfaccel.errors import CompressionError
-from tfaccel.training.private.private_graph import get_graph, get_nodes, name_of_maker
+from tfaccel.training.private.private_api import get_graph, get_nodes, name_of_maker
 
 _MODELS = ("Functional", "Sequential", "Model")
 _HALF = re.compile(r"(mixed_)?b?float16")
