@@ -72,7 +72,6 @@ NOUN_MODULES = {
     "tfaccel.compressing.litert.layer_cost",
     "tfaccel.compressing.methods",
     "tfaccel.compressing.tfmot.options",
-    "tfaccel.compressing.tfmot.translation_graph",
     "tfaccel.compressing.variant",
     "tfaccel.compressing.comparison.variant_result",
     "tfaccel.tuning.device_groups",

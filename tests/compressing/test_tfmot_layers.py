@@ -5,23 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.compressing.tfmot.translation_graph import flat_graph
-from tfaccel.compressing.tfmot.translation_model import tf_names
-
 HERE = Path(__file__).parent
 LEGACY = {"TF_USE_LEGACY_KERAS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 QAT = ("separable:qat", "separable_1d:qat", "shared:qat", "masked:qat", "unscaled:qat", "attention:qat", "mobile:qat")
 WEIGHTS = ("shared:prune", "masked:prune", "masked:cluster", "attention:prune", "attention:cluster")
 
 
-def test_no_name_is_like_those_that_tf_keras_gives():
-    layers = [
-        {"class_name": "InputLayer", "config": {"name": "x", "batch_shape": [None, 4], "dtype": "float32"}},
-        {"class_name": "Dense", "config": {"name": "conv2d"}},
-        {"class_name": "Dense", "config": {"name": "a b"}},
-        {"class_name": "Dense", "config": {"name": "a_b"}},
-    ]
-    names = tf_names(flat_graph({"class_name": "Sequential", "config": {"layers": layers}}))
+def test_no_name_is_like_those_that_tf_keras_gives(logical_devices):
+    import keras
+
+    from tfaccel.compressing.tfmot.translation_model import tf_names
+    from tfaccel.compressing.tfmot.translation_source import flatten_model
+
+    layers = [keras.layers.Dense(4, name=name) for name in ("conv2d", "a b", "a_b")]
+    names = tf_names(flatten_model(keras.Sequential([keras.Input((4,), name="x"), *layers])))
     assert names == {"conv2d": "own_conv2d", "a b": "own_a_b", "a_b": "own_a_b_1"}
 
 

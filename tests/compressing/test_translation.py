@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from tfaccel.compressing.tfmot.translation_graph import FlatGraph, flat_graph, in_float32, tensors_in
-from tfaccel.compressing.tfmot.translation_model import largest_difference
 from tfaccel.errors import CompressionError
 
 TOLERANCE = 1e-5
@@ -44,31 +42,6 @@ RECIPES = (
     "transfer_learning",
     "translation",
 )
-INPUT = {
-    "class_name": "InputLayer",
-    "config": {"name": "x", "batch_shape": [None, 4], "dtype": "float32"},
-    "name": "x",
-    "inbound_nodes": [],
-}
-
-
-def node(*sources):
-    tensors = [
-        {"class_name": "__keras_tensor__", "config": {"keras_history": [name, number, 0]}} for name, number in sources
-    ]
-    return {"args": [tensors[0] if len(tensors) == 1 else tensors], "kwargs": {}}
-
-
-def layer(name, *nodes, kind="Dense", **config):
-    return {"class_name": kind, "config": {"name": name, **config}, "name": name, "inbound_nodes": list(nodes)}
-
-
-def functional(*layers, inputs="x", outputs="y"):
-    config = {"name": "model", "layers": list(layers)}
-    return {
-        "class_name": "Functional",
-        "config": {**config, "input_layers": [inputs, 0, 0], "output_layers": [outputs, 0, 0]},
-    }
 
 
 def translate(run_python, *cases):
@@ -76,27 +49,52 @@ def translate(run_python, *cases):
     return {line["case"]: line for line in map(json.loads, child.stdout.splitlines())}
 
 
-def test_models_in_models_are_opened():
-    inner = functional(INPUT, layer("dense", node(("x", 0))), outputs="dense")
-    inner |= {"name": "inner", "inbound_nodes": [node(("x", 0)), node(("inner", 0))]}
-    inner["config"] |= {"name": "inner"}
-    model = functional(INPUT, inner, layer("y", node(("inner", 0), ("inner", 1)), kind="Add"))
-    graph = flat_graph(model)
-    assert [call.path for call in graph.calls] == ["inner/dense", "inner/dense", "y"]
-    assert [tensors_in(call.args) for call in graph.calls] == [["in:0"], ["0:0"], ["0:0", "1:0"]]
-    assert FlatGraph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
+def flat_calls(model):
+    """The calls of a model, after its way to another process."""
+    from tfaccel.compressing.tfmot.translation_source import FlatModel, flatten_model
+
+    flat = FlatModel.from_json(json.loads(json.dumps(flatten_model(model).serialized)))
+    return flat.calls
 
 
-def test_training_is_handed_down():
-    inner = functional(INPUT, layer("dropout", node(("x", 0)), kind="Dropout"), outputs="dropout")
-    call = node(("x", 0)) | {"kwargs": {"training": False}}
-    model = functional(INPUT, {**inner, "name": "y", "inbound_nodes": [call]})
-    model["config"]["output_layers"] = ["y", 1, 0]  # Keras counts the node by which a model was made, but only here.
-    graph = flat_graph(model)
-    assert graph.calls[0].kwargs == {"training": False}
+def test_models_in_models_are_opened(logical_devices):
+    import keras
+
+    from tfaccel.compressing.tfmot.translation_source import Tensor
+
+    inner_input, x = keras.Input((4,)), keras.Input((4,), name="x")
+    inner = keras.Model(inner_input, keras.layers.Dense(4, name="dense")(inner_input), name="inner")
+    once = inner(x)
+    calls = flat_calls(keras.Model(x, keras.layers.Add(name="y")([once, inner(once)])))
+    assert [call.path for call in calls] == ["inner/dense", "inner/dense", "y"]
+    assert [call.tensors for call in calls] == [[Tensor(None, 0)], [Tensor(0, 0)], [Tensor(0, 0), Tensor(1, 0)]]
+
+
+def test_training_is_handed_down_to_layers(logical_devices):
+    import keras
+
+    inner_input, x = keras.Input((4,)), keras.Input((4,), name="x")
+    dropped = keras.ops.tanh(keras.layers.Dropout(0.5, name="dropout")(inner_input))
+    inner = keras.Model(inner_input, dropped, name="inner")
+    calls = flat_calls(keras.Model(x, inner(x, training=False)))
+    assert [call.kwargs for call in calls] == [{"training": False}, {}]  # an operation takes no such argument
+
+
+def test_inputs_of_a_model_in_a_model_are_found_by_name(logical_devices):
+    import keras
+
+    from tfaccel.compressing.tfmot.translation_source import Tensor
+
+    parts = [keras.Input((4,), name="second"), keras.Input((4,), name="first")]
+    inner = keras.Model(parts, keras.layers.Subtract(name="difference")(parts), name="inner")
+    outer = [keras.Input((4,), name="a"), keras.Input((4,), name="b")]
+    [call] = flat_calls(keras.Model(outer, inner({"first": outer[0], "second": outer[1]})))
+    assert call.tensors == [Tensor(None, 1), Tensor(None, 0)]
 
 
 def test_half_precision_becomes_float32():
+    from tfaccel.compressing.tfmot.translation_source import in_float32
+
     policy = {"class_name": "DTypePolicy", "config": {"name": "mixed_float16"}}
     assert in_float32({"dtype": policy, "config": {"dtype": "bfloat16", "x": [{"dtype": "int32"}]}}) == {
         "dtype": "float32",
@@ -106,31 +104,86 @@ def test_half_precision_becomes_float32():
         in_float32({"dtype": {"class_name": "QuantizedDTypePolicy", "config": {"name": "int8_from_float32"}}})
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"class_name": "ConditionalGan", "config": {}}, r"is a ConditionalGan, a subclassed model.* post-training"),
-        ({"class_name": "Sequential", "config": {"layers": [layer("dense")]}}, r"has no input shape.*keras.Input"),
-        (
-            functional({**INPUT, "config": {**INPUT["config"], "ragged": True}}, layer("y", node(("x", 0)))),
-            "'x' is spar",
-        ),
-        (functional(INPUT, layer("a", node(("y", 0))), layer("y", node(("a", 0)))), r"\['a', 'y'\] form a"),
-    ],
-)
-def test_model_that_cannot_be_translated_is_refused(model, message):
+def test_model_that_cannot_be_translated_is_refused(logical_devices):
+    import keras
+
+    from tfaccel.compressing.tfmot.translation_source import flatten_model
+
+    class ConditionalGan(keras.Model):
+        def call(self, x):
+            return x
+
+    class Shapeless(keras.layers.Layer):
+        def compute_output_spec(self, *args, **kwargs):
+            return self.compute_output_shape(None)  # which Keras's layers do not have
+
+        def call(self, x):
+            return x
+
+    class Scale(keras.layers.Layer):
+        def __init__(self, units, name=None):
+            super().__init__(name=name)
+            self.units = units
+
+        def call(self, x):
+            return x
+
+        def get_config(self):
+            return {"units": self.units}
+
+    shapeless = keras.Sequential([Shapeless()])
+    shapeless(keras.ops.ones((1, 4)))
+    sparse = keras.Input((4,), name="x", sparse=True)
+    with keras.saving.custom_object_scope({"Scale": Scale, "Shapeless": Shapeless}):
+        for model, message in (
+            (ConditionalGan(), r"is a ConditionalGan, a subclassed model.* post-training"),
+            (keras.Sequential([keras.layers.Dense(4)]), r"is not built: it has no weights yet"),
+            (shapeless, r"has no input shape.*keras.Input"),
+            (keras.Model(sparse, keras.layers.Dense(4)(sparse)), "'x' is sparse or ragged"),
+            (
+                keras.Sequential([keras.Input((4,)), Scale(3, name="mine")]),
+                r"'mine' \(Scale\) is saved without its name\. Let its `__init__` pass",
+            ),
+        ):
+            with pytest.raises(CompressionError, match=message):
+                flatten_model(model)
+
+
+def test_layer_that_the_other_process_does_not_know_is_named(logical_devices):
+    import keras
+
+    from tfaccel.compressing.tfmot.translation_source import FlatModel, flatten_model
+
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="mine")], name="inner")
+    text = json.dumps(flatten_model(keras.Sequential([keras.Input((4,)), inner])).serialized)
+    unknown = json.loads(text.replace('"keras.layers", "class_name": "Dense"', '"gone.layers", "class_name": "Gone"'))
+    message = r"Layer 'mine' \(Gone\) cannot be rebuilt in another process: Could not locate class 'Gone'.* top level"
     with pytest.raises(CompressionError, match=message):
-        flat_graph(model)
+        FlatModel.from_json(unknown)
 
 
-def test_layer_without_its_name_is_refused():
-    nameless = {"class_name": "Scale", "config": {"units": 3}}
-    model = {"class_name": "Sequential", "config": {"layers": [INPUT, nameless]}}
-    with pytest.raises(CompressionError, match=r"class Scale is saved without its name\. Let its `__init__` pass"):
-        flat_graph(model)
+def test_weights_that_a_layer_makes_later_are_refused(logical_devices):
+    import keras
+
+    from tfaccel.compressing.tfmot.translation_source import flatten_model
+
+    class Late(keras.layers.Layer):
+        def call(self, x):
+            return x
+
+    with keras.saving.custom_object_scope({"Late": Late}):
+        model = keras.Sequential([keras.Input((4,)), Late(name="late")])
+        model.layers[0]._tracker.unlock()
+        model.layers[0].add_weight(shape=(2,))
+        with pytest.raises(
+            CompressionError, match=r"Layer 'late' \(Late\) cannot be rebuilt .* Create all of them in `b"
+        ):
+            flatten_model(model)
 
 
 def test_differences_are_seen():
+    from tfaccel.compressing.tfmot.translation_model import largest_difference
+
     assert largest_difference([[1.0, 2.0]], [[1.0, 2.0]]) == 0.0
     assert largest_difference([[1.0, 2.1]], [[1.0, 2.0]]) == pytest.approx(0.05)
     assert largest_difference([[1.0, float("nan")]], [[1.0, 2.0]]) == float("inf")

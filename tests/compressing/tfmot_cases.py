@@ -79,8 +79,7 @@ def trained(name, method):
     import tf_keras
 
     from tfaccel.compressing.tfmot.options import TfmotOptions
-    from tfaccel.compressing.tfmot.quantizing import quantized_model
-    from tfaccel.compressing.tfmot.ranges import begin_with_ranges
+    from tfaccel.compressing.tfmot.quantizing import begin_with_ranges, quantized_model
     from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
     from tfaccel.compressing.tfmot.translation_model import translate
     from tfaccel.compressing.tfmot.translation_source import flatten_model
@@ -88,15 +87,15 @@ def trained(name, method):
     keras.utils.set_random_seed(0)
     flat = flatten_model(CASES[name](keras))
     x = get_inputs(flat.model)
-    graph, layers = flat.graph, translate(flat.graph, flat.weights(), x)
+    layers = translate(flat, flat.weights(), x)
     options = TfmotOptions(num_clusters=4)
     if method == "qat":
-        made = quantized_model(graph, layers, method)
+        made = quantized_model(flat, layers, method)
         begin_with_ranges(made.model, x)
     elif method == "cluster":
-        made = clustered_model(graph, layers, options)
+        made = clustered_model(flat, layers, options)
     else:
-        made = pruned_model(graph, layers, method, options, 4)
+        made = pruned_model(flat, layers, method, options, 4)
     made.model.compile(tf_keras.optimizers.Adam(1e-3), loss="mse")
     given = x if len(x) > 1 else x[0]
     targets = np.random.default_rng(1).normal(size=(16, flat.model.output_shape[-1]))
@@ -104,7 +103,7 @@ def trained(name, method):
     made.model.fit(given, targets, callbacks=getattr(made, "callbacks", ()), **steps)
     expected = made.model.predict_on_batch(given)
     if method == "qat":
-        return {"notes": made.notes, **as_litert(made.model, graph, x, expected)}
+        return {"notes": made.notes, **as_litert(made.model, flat, x, expected)}
     kernels = {path: [made.weights()[path][place] for place in places] for path, places in made.changed().items()}
     outputs = flat.with_weights(made.weights())(given, training=False)
     return {
@@ -116,15 +115,15 @@ def trained(name, method):
     }
 
 
-def as_litert(model, graph, x, expected):
+def as_litert(model, flat, x, expected):
     from ai_edge_litert.interpreter import Interpreter
 
     from tfaccel.compressing.litert.file import float_operations
     from tfaccel.compressing.tfmot.quantizing import SIGNATURE_KEY, litert_file
 
-    content = litert_file(model, graph, {"inputs": [one.name for one in graph.inputs], "outputs": ["y"]})
+    content = litert_file(model, flat, {"inputs": flat.input_names, "outputs": ["y"]})
     run = Interpreter(model_content=content).get_signature_runner(SIGNATURE_KEY)
-    rows = [{one.name: array[row : row + 1] for one, array in zip(graph.inputs, x, strict=True)} for row in range(16)]
+    rows = [{name: array[row : row + 1] for name, array in zip(flat.input_names, x, strict=True)} for row in range(16)]
     outputs = np.concatenate([run(**row)["y"] for row in rows])
     # Single rows lie where int8 rounds up or down: there, the runtime's own kernels differ among themselves.
     difference = float(np.linalg.norm(outputs - expected) / np.linalg.norm(expected))

@@ -227,18 +227,17 @@ def translated(model, inputs=None):
     """The largest difference of the translated model's outputs from Keras 3's, and its kept layers."""
     import keras
 
-    from tfaccel.compressing.tfmot.translation_graph import FlatGraph
     from tfaccel.compressing.tfmot.translation_model import assemble, check_outputs, translate
-    from tfaccel.compressing.tfmot.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.translation_source import FlatModel, flatten_model
 
     flat = flatten_model(model)
-    graph = FlatGraph.from_json(json.loads(json.dumps(flat.graph.to_json())))
+    sent = FlatModel.from_json(json.loads(json.dumps(flat.serialized)))
     x = examples(flat.model) if inputs is None else flat.get_inputs(inputs)
-    given = dict(zip([one.name for one in graph.inputs], x, strict=True)) if inputs is None else inputs
+    given = dict(zip(flat.input_names, x, strict=True)) if inputs is None else inputs
     outputs = flat.model(given if len(x) > 1 or inputs is not None else x[0], training=False)
-    layers = translate(graph, flat.weights(), x)
-    made = assemble(graph, layers)
-    difference = check_outputs(made, graph, x, keras.tree.flatten(outputs))
+    layers = translate(sent, flat.weights(), x)
+    made = assemble(sent, layers)
+    difference = check_outputs(made, sent, x, keras.tree.flatten(outputs))
     back = {path: layers.get_layer_weights(path) for path, layer in layers.by_path.items() if layer.weights}
     changed = {path: [array + 1 for array in arrays] for path, arrays in back.items()}
     before = [np.asarray(array) for array in model.get_weights()]

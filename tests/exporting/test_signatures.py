@@ -86,6 +86,18 @@ def test_class_of_its_own_needs_a_sample():
     }
 
 
+def test_a_sample_that_is_no_batch_is_refused(logical_devices, tmp_path):
+    import keras
+
+    import tfaccel
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    message = r"`sample` must be a batch: for each input of the model, an array with one row .*Received: 3\. Give it"
+    with pytest.raises(ExportError, match=message):
+        tfaccel.export(model, ["keras"], out=tmp_path / "out", name="model", sample=3)
+    assert not (tmp_path / "out").exists()
+
+
 def test_words_in_the_graph_are_those_of_training():
     import tensorflow as tf
 

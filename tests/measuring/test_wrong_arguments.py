@@ -6,7 +6,7 @@ import operator
 import pytest
 
 import tfaccel
-from tfaccel.errors import HardwareError, PlanError, ReportError, RunDirError, TfaccelError
+from tfaccel.errors import HardwareError, PlanError, ReportError, RunDirError, TfaccelError, WorkloadError
 from tfaccel.local_path import local_path
 from tfaccel.tuning.search_processes import worker_places
 
@@ -98,6 +98,13 @@ def test_a_misspelled_name_has_the_nearest_one(name):
 def test_an_engine_that_is_no_text_is_refused():
     with pytest.raises(TfaccelError, match=r"`engine` must be one of local, ray. Received: engine=3\."):
         next(iter(worker_places(1, 3, None).gen))
+
+
+def test_a_misspelled_argument_of_find_fastest_is_named():
+    with pytest.raises(WorkloadError, match=r"find_fastest\(\) has no argument 'mesure'\. Did you mean 'measure'\?"):
+        tfaccel.find_fastest(WORKLOAD, mesure=None)
+    with pytest.raises(WorkloadError, match=r"There is no option 'epoch'\. Did you mean 'epochs'"):
+        tfaccel.find_fastest(WORKLOAD, epoch=1)
 
 
 def test_a_dict_is_no_plan_and_no_hardware():

@@ -27,7 +27,7 @@ from tfaccel.exporting.fresh_process import NEST, RAW_MARK, as_inputs
 from tfaccel.exporting.load_model import MODEL_FILE, ModelPlace
 from tfaccel.exporting.sample_rows import NUM_ROWS, raw_rows, rows_of_raw, sample_rows, smallest_embedding
 from tfaccel.exporting.saved_model_files import serving_command, write_saved_model
-from tfaccel.exporting.signatures import DEFAULT, RAW, make_signatures, output_specs
+from tfaccel.exporting.signatures import DEFAULT, RAW, check_batch, make_signatures, output_specs
 from tfaccel.training.private.private_api import call_model
 
 logger = logging.getLogger("tfaccel")
@@ -203,6 +203,7 @@ class Exporter:
             raise ExportError(
                 f"The model has {len(names)} inputs ({', '.join(names)}). Received: a sample with {len(leaves)}."
             )
+        check_batch(leaves)
         rows = {name: np.asarray(leaf)[:NUM_ROWS] for name, leaf in zip(names, leaves, strict=True)}
         return {
             name: _encoded(array)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
@@ -153,7 +154,22 @@ def _input_nest(model: keras.Model, sample: Any) -> Any:
             f"The inputs of {type(model).__name__} are unknown, unlike those of functional and sequential models. Give "
             "a batch: export(..., sample=x)."
         )
+    check_batch(keras.tree.flatten(sample))
     return keras.tree.map_structure(_get_spec, sample)
+
+
+def check_batch(leaves: Sequence[Any]) -> None:
+    """Refuses a sample whose inputs are not arrays of rows.
+
+    Raises:
+        ExportError: if one is a single value.
+    """
+    for leaf in leaves:
+        if np.ndim(leaf) == 0:
+            raise ExportError(
+                "`sample` must be a batch: for each input of the model, an array with one row per example. "
+                f"Received: {leaf!r}. Give it as the model takes it: export(..., sample=x)."
+            )
 
 
 def _get_spec(leaf: Any) -> tf.TensorSpec:

@@ -14,6 +14,7 @@ from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, TfaccelError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.known_names import did_you_mean
 from tfaccel.measuring.candidate import MeasureOptions, SearchProgress
 from tfaccel.measuring.candidate_child import CandidateServers
 from tfaccel.measuring.plan_search import PlanSearch
@@ -25,9 +26,15 @@ from tfaccel.planning.moves import PROCESS_AXES
 from tfaccel.planning.plan_cache import CachedPlan, cached_plan, ignored, keep_plan
 from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.train_command import train_command
+from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import unavailable_settings
 
 logger = logging.getLogger("tfaccel")
+
+_OWN_ARGUMENTS = ("measure", "hardware", "progress")
+_CLOSE = 0.8  # a misspelled name agrees so far with its own; below it, the workload's options are nearer
+# What `given_workload` says of an option that the workload does not take.
+_UNKNOWN = ("There is no option {!r}", "There is no argument {!r}", "takes no options. Received: {}")
 
 
 @data_after_model
@@ -85,7 +92,7 @@ def find_fastest(
         'float32'
     """
     fixed = taken_fields(options)
-    made = given_workload(workload, x, y, **options)
+    made = _get_workload(workload, x, y, options)
     hardware = hardware or detect_hardware()
     _check_one_worker(hardware)
     measure = measure or MeasureOptions()
@@ -133,6 +140,22 @@ def find_fastest(
     finally:
         servers.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _get_workload(workload: Any, x: Any, y: Any, options: dict[str, Any]) -> Workload:
+    """The workload of the arguments; a misspelled argument of `find_fastest` itself is named as such.
+
+    Raises:
+        WorkloadError: as `given_workload`.
+    """
+    try:
+        return given_workload(workload, x, y, **options)
+    except WorkloadError as error:
+        for name in options:
+            hint = did_you_mean(name, _OWN_ARGUMENTS, closeness=_CLOSE)
+            if hint and any(text.format(name) in str(error) for text in _UNKNOWN):
+                raise WorkloadError(f"find_fastest() has no argument {name!r}.{hint}") from error
+        raise
 
 
 def _check_one_worker(hardware: Hardware) -> None:

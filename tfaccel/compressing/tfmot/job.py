@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -16,8 +16,7 @@ import numpy as np
 from tfaccel.compressing.call_signature import CallSignature
 from tfaccel.compressing.tfmot.options import TfmotOptions, get_stages
 from tfaccel.compressing.tfmot.training import TrainingJob
-from tfaccel.compressing.tfmot.translation_source import FlatModel
-from tfaccel.compressing.tfmot.weights import named_arrays, save_arrays
+from tfaccel.compressing.tfmot.translation_source import FlatModel, named_arrays, save_arrays
 from tfaccel.errors import CompressionError
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
@@ -54,7 +53,7 @@ class TrainingBatches:
             raise CompressionError(f"The training data of workload {workload.name!r} are empty.")
         self.first_x = keras.utils.unpack_x_y_sample_weight(first)[0]
         self.first = self._leaves(first)
-        num_inputs, num_outputs = len(flat.graph.inputs), len(flat.graph.outputs)
+        num_inputs, num_outputs = len(flat.inputs), len(flat.outputs)
         self.num_sample_weights = len(self.first) - num_inputs - num_outputs
         if self.num_sample_weights not in (0, 1, num_outputs):
             raise CompressionError(
@@ -130,7 +129,7 @@ def write_job(
         )
         for stage in get_stages(method)
     }
-    inputs = batches.first[: len(flat.graph.inputs)]
+    inputs = batches.first[: len(flat.inputs)]
     outputs = keras.tree.flatten(flat.model(batches.first_x, training=False))
     arrays = {f"in{n}": array for n, array in enumerate(inputs)}
     arrays |= {f"out{n}": np.asarray(array) for n, array in enumerate(outputs)}
@@ -139,7 +138,7 @@ def write_job(
     modules = {*flat.modules, *(saved["import"][0] for saved in losses if isinstance(saved, Mapping))}
     job = {
         "method": method,
-        "graph": flat.graph.to_json(),
+        "model": flat.serialized,
         "options": options.to_json(),
         "sys_path": sys.path,
         "modules": sorted(modules),
@@ -186,7 +185,7 @@ def _no_loss(name: str, why: str) -> CompressionError:
 
 def _losses(arguments: Mapping[str, Any], flat: FlatModel) -> tuple[list[Any], list[float]]:
     """The loss and the loss weight of each output."""
-    names = flat.graph.output_names
+    names = flat.output_names
     loss, factors = arguments.get("loss"), arguments.get("loss_weights")
     if loss is None:
         raise CompressionError("The workload has no loss to fine-tune with (`compile_args` gives none).")
@@ -195,7 +194,7 @@ def _losses(arguments: Mapping[str, Any], flat: FlatModel) -> tuple[list[Any], l
     return [saved_loss(one) for one in of_outputs], [1.0 if one is None else float(one) for one in of_factors]
 
 
-def _spread(given: Any, names: tuple[str, ...]) -> list[Any]:
+def _spread(given: Any, names: Sequence[str]) -> list[Any]:
     if isinstance(given, Mapping):
         unknown = sorted(set(given) - set(names))
         if unknown:

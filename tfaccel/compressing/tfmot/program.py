@@ -1,6 +1,6 @@
 """The child process in which TFMOT trains a model: TFMOT supports Keras 2 only, and changes its process.
 
-`tfmot_child` starts it with a folder, sends batches, and takes reports. The folder holds the job (`job.json`,
+`methods` starts it with a folder, sends batches, and takes reports. The folder holds the job (`job.json`,
 `weights.npz`, `check.npz`), and receives the results (`weights_out.npz`, `predictions.npz`, `model.tflite`).
 """
 
@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from tfaccel.compressing.tfmot.options import TfmotOptions, get_stages
-from tfaccel.compressing.tfmot.translation_graph import FlatGraph
-from tfaccel.compressing.tfmot.weights import arrays_by_path, named_arrays, save_arrays
+from tfaccel.compressing.tfmot.training import TrainingJob, tf_optimizer, train
+from tfaccel.compressing.tfmot.translation_model import assemble, check_outputs, translate
+from tfaccel.compressing.tfmot.translation_source import FlatModel, arrays_by_path, named_arrays, save_arrays
 from tfaccel.errors import TfaccelError
 from tfaccel.processes.connection import connect_to_parent
 
@@ -39,11 +40,12 @@ class Program:
         self._folder = folder
         self._parent = parent
         self._job: dict[str, Any] = json.loads((folder / "job.json").read_text())
-        self._graph = FlatGraph.from_json(self._job["graph"])
         self._options = TfmotOptions.from_json(self._job["options"])
         with np.load(folder / "check.npz") as check:
             self._check = {name: check[name] for name in check.files}
-        self._inputs = [self._check[f"in{number}"] for number in range(len(self._graph.inputs))]
+        self._inputs = [
+            self._check[f"in{number}"] for number in range(sum(name.startswith("in") for name in self._check))
+        ]
 
     def report(self, **message: Any) -> None:
         """Sends a report."""
@@ -62,55 +64,44 @@ class Program:
             weights = self._stage(stage, weights, is_first=stage == stages[0])
 
     def _stage(self, stage: str, weights: dict[str, list[np.ndarray]], *, is_first: bool) -> Any:
-        from tfaccel.compressing.tfmot.quantizing import quantized_model
-        from tfaccel.compressing.tfmot.ranges import begin_with_ranges
+        from tfaccel.compressing.tfmot.quantizing import begin_with_ranges, quantized_model
         from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
-        from tfaccel.compressing.tfmot.training import TrainingJob, tf_optimizer, train
-        from tfaccel.compressing.tfmot.translation_model import assemble, check_outputs, translate
 
-        layers = translate(self._graph, weights, self._inputs)
+        flat = FlatModel.from_json(self._job["model"])
+        layers = translate(flat, weights, self._inputs)
         if is_first:
-            expected = [self._check[f"out{n}"] for n in range(len(self._graph.outputs))]
-            difference = check_outputs(assemble(self._graph, layers), self._graph, self._inputs, expected)
+            expected = [self._check[f"out{n}"] for n in range(len(flat.outputs))]
+            difference = check_outputs(assemble(flat, layers), flat, self._inputs, expected)
             self.report(difference=difference, kept=layers.kept)
         job = TrainingJob(**self._job["training"][stage])
         if is_first and tf_optimizer(job)[1]:
             self.report(note=tf_optimizer(job)[1])
-        batches = self._part()
         if stage in ("qat", "pqat", "cqat"):
-            quantized = quantized_model(self._graph, layers, stage)
+            quantized = quantized_model(flat, layers, stage)
             self._notes(quantized.notes)
             begin_with_ranges(quantized.model, self._inputs)
-            train(quantized.model, job, self._graph, batches, report=lambda message: self.report(**message))
-            self._finish_quantized(quantized.model)
+            train(quantized.model, job, flat, self._part(), report=self._parent.send)
+            self._finish_quantized(quantized.model, flat)
             return weights
         if stage == "cluster":
-            wrapped = clustered_model(self._graph, layers, self._options)
+            wrapped = clustered_model(flat, layers, self._options)
         else:
-            wrapped = pruned_model(self._graph, layers, stage, self._options, job.num_steps)
+            wrapped = pruned_model(flat, layers, stage, self._options, job.num_steps)
         self._notes(wrapped.notes)
-        train(
-            wrapped.model,
-            job,
-            self._graph,
-            batches,
-            callbacks=wrapped.callbacks,
-            report=lambda message: self.report(**message),
-        )
+        train(wrapped.model, job, flat, self._part(), callbacks=wrapped.callbacks, report=self._parent.send)
         weights = wrapped.weights()
         save_arrays(self._folder / "weights_out.npz", named_arrays(weights))
         self.report(changed=wrapped.changed())
         return weights
 
-    def _finish_quantized(self, model: Any) -> None:
+    def _finish_quantized(self, model: Any, flat: FlatModel) -> None:
         """Predicts on the held-out data, and converts the model."""
         from tfaccel.compressing.tfmot.quantizing import litert_file
 
-        num_inputs = len(self._graph.inputs)
-        rows = [_outputs(model, batch[:num_inputs]) for batch in self._part()]
+        rows = [_outputs(model, batch[: len(flat.inputs)]) for batch in self._part()]
         save_arrays(self._folder / "predictions.npz", named_arrays({str(n): row for n, row in enumerate(rows)}))
         self.report(stage="convert")
-        (self._folder / "model.tflite").write_bytes(litert_file(model, self._graph, self._job["signature"]))
+        (self._folder / "model.tflite").write_bytes(litert_file(model, flat, self._job["signature"]))
 
     def _part(self) -> Iterator[list[np.ndarray]]:
         """The batches up to the end of a part (for example, the training data)."""

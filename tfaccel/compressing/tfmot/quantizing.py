@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tfaccel.compressing.tfmot import private_tfmot
-from tfaccel.compressing.tfmot.translation_graph import FlatGraph, tensors_in
-from tfaccel.compressing.tfmot.translation_kept import kept_layer_class
-from tfaccel.compressing.tfmot.translation_model import TranslatedLayers, assemble
+from tfaccel.compressing.tfmot.translation_model import TranslatedLayers, assemble, kept_layer_class
+from tfaccel.compressing.tfmot.translation_source import FlatModel
 from tfaccel.errors import CompressionError
+from tfaccel.graph_function import graph_function
 
 # Activations that TFMOT can quantize.
 _ACTIVATIONS = ("relu", "swish", "gelu", "linear", "softmax", "sigmoid", "tanh")
@@ -22,6 +23,11 @@ _SPLIT = ("SeparableConv1D", "SeparableConv2D")
 # A batch normalization after one of these is folded into it. (After a dense layer, LiteRT would keep both in float.)
 _FOLDING = ("Conv2D", "DepthwiseConv2D")
 SIGNATURE_KEY = "serving_default"
+# The update rate of ranges in TFMOT's MovingAverageQuantizer (tensorflow-model-optimization 0.8.1).
+_STEP = 0.001
+_OF_INPUTS = "QuantizeLayer"  # its range covers all values seen so far, and -6..6
+_MAX_PASSES = 10
+_SMALL_CHANGE = 0.05  # fraction of a range's width: passes end once all changes are smaller
 
 
 @dataclass
@@ -37,11 +43,11 @@ class Quantized:
     notes: list[str] = field(default_factory=list)
 
 
-def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> Quantized:
+def quantized_model(flat: FlatModel, layers: TranslatedLayers, method: str) -> Quantized:
     """A model whose layers are fake-quantized where TFMOT supports it; others stay in float.
 
     Args:
-        graph, layers: the translated model.
+        flat, layers: the translated model.
         method: "qat"; "pqat" keeps zero weights zero, "cqat" keeps equal weights equal.
 
     Raises:
@@ -51,14 +57,14 @@ def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> 
 
     private_tfmot.allow_lambdas()
     scheme = _scheme(method)
-    chosen = _quantizable(graph, layers, scheme.get_quantize_registry())
+    chosen = _quantizable(flat, layers, scheme.get_quantize_registry())
     with_weights = [path for path, layer in layers.by_path.items() if layer.trainable_weights]
     if not any(path in chosen for path in with_weights):
         raise CompressionError(
             f"TFMOT can quantize none of the layers with weights ({_described(layers, with_weights)}). Use a "
             "post-training method (dynamic, int8, int16x8), or prune or cluster."
         )
-    consumers, output_only = _consumers(graph), private_tfmot.output_config_class()()
+    consumers, output_only = _consumers(flat), private_tfmot.output_config_class()()
     numbers = itertools.count()  # a layer that is called several times has several ranges
 
     def wrap(path: str, layer: Any) -> Any:
@@ -71,20 +77,20 @@ def quantized_model(graph: FlatGraph, layers: TranslatedLayers, method: str) -> 
         return _identity(f"{layers.by_path[path].name}_range_{next(numbers)}", output_only)(tensor)
 
     with _custom_objects(tfmot):
-        model = assemble(graph, layers, wrap, after)
+        model = assemble(flat, layers, wrap, after)
         quantized = tfmot.quantization.keras.quantize_apply(model, scheme)
     left = [path for path in layers.by_path if path not in chosen]
     notes = [f"annotated as not quantized: {_described(layers, left)}"] if left else []
     return Quantized(quantized, notes)
 
 
-def litert_file(model: Any, graph: FlatGraph, names: Mapping[str, Sequence[str]]) -> bytes:
+def litert_file(model: Any, flat: FlatModel, names: Mapping[str, Sequence[str]]) -> bytes:
     """The quantized model as a LiteRT file that takes one example at a time, by the signature `serving_default`.
 
     Args:
         model: a trained model with its ranges.
-        graph: gives the shapes of the inputs.
-        names: the signature's names of "inputs" and "outputs", in the order of the graph.
+        flat: gives the shapes of the inputs.
+        names: the signature's names of "inputs" and "outputs", in the order of the model.
 
     Raises:
         CompressionError: if LiteRT cannot convert the model.
@@ -92,8 +98,8 @@ def litert_file(model: Any, graph: FlatGraph, names: Mapping[str, Sequence[str]]
     import tensorflow as tf
 
     specs = [
-        tf.TensorSpec((1, *one.batch_shape[1:]), one.dtype, name=name)
-        for one, name in zip(graph.inputs, names["inputs"], strict=True)
+        tf.TensorSpec((1, *one.shape[1:]), one.dtype, name=name)
+        for one, name in zip(flat.inputs, names["inputs"], strict=True)
     ]
 
     def serve(*arrays: Any) -> dict[str, Any]:
@@ -149,75 +155,72 @@ def _identity(name: str, config: Any) -> Any:
     return tfmot.quantization.keras.quantize_annotate_layer(layer, config)
 
 
-def _quantizable(graph: FlatGraph, layers: TranslatedLayers, registry: Any) -> set[str]:
+def _quantizable(flat: FlatModel, layers: TranslatedLayers, registry: Any) -> set[str]:
     """Paths of the layers that TFMOT can quantize."""
-    chosen, masked = set(), _masked(graph, layers)
+    chosen, masked = set(), _masked(flat, layers)
     for path, layer in layers.by_path.items():
         kind = type(layer).__name__
         if path in layers.kept:
             continue
         activation = getattr(getattr(layer, "activation", None), "__name__", "linear")
         supported = activation in _ACTIVATIONS and (kind in _SPLIT or registry.supports(layer))
-        if supported and path not in masked and not _takes_integers(graph, path):
+        if supported and path not in masked and not _takes_integers(flat, path):
             chosen.add(path)
-    chosen |= {path for path in _folded_normalizations(graph, layers) if _source(graph, path) in chosen}
+    chosen |= {path for path in _folded_normalizations(flat, layers) if _source(flat, path) in chosen}
     return chosen
 
 
-def _masked(graph: FlatGraph, layers: TranslatedLayers) -> set[str]:
+def _masked(flat: FlatModel, layers: TranslatedLayers) -> set[str]:
     """Paths of the layers with a masked input: TFMOT's wrappers do not propagate masks."""
-    consumers, found = _consumers(graph), set()
+    consumers, found = _consumers(flat), set()
 
     def after(path: str, index: int, tensor: Any) -> Any:
         if private_tfmot.has_mask(tensor):
             found.update(consumers.get((path, index), set()))
         return tensor
 
-    assemble(graph, layers, after=after)
+    assemble(flat, layers, after=after)
     return found
 
 
-def _takes_integers(graph: FlatGraph, path: str) -> bool:
+def _takes_integers(flat: FlatModel, path: str) -> bool:
     """Whether a layer takes a non-float input of the model."""
-    names = [name for call in graph.calls if call.path == path for name in tensors_in([call.args, call.kwargs])]
-    kinds = [graph.inputs[int(name[3:])].dtype for name in names if name.startswith("in:")]
-    return any("float" not in kind for kind in kinds)
+    tensors = [tensor for call in flat.calls if call.path == path for tensor in call.tensors]
+    return any("float" not in flat.inputs[tensor.index].dtype for tensor in tensors if tensor.call is None)
 
 
-def _folded_normalizations(graph: FlatGraph, layers: TranslatedLayers) -> list[str]:
+def _folded_normalizations(flat: FlatModel, layers: TranslatedLayers) -> list[str]:
     """Batch normalizations that are the only consumer of a convolution or dense layer."""
-    consumers = _consumers(graph)
+    consumers = _consumers(flat)
     found = []
     for path, layer in layers.by_path.items():
-        source = _source(graph, path)
+        source = _source(flat, path)
         if type(layer).__name__ != "BatchNormalization" or path in layers.kept or source is None:
             continue
         before = layers.by_path[source]
         linear = getattr(getattr(before, "activation", None), "__name__", "") == "linear"
-        once = sum(call.path == source for call in graph.calls) == 1 and consumers.get((source, 0)) == {path}
+        once = sum(call.path == source for call in flat.calls) == 1 and consumers.get((source, 0)) == {path}
         if source not in layers.kept and type(before).__name__ in _FOLDING and linear and once:
             found.append(path)
     return found
 
 
-def _source(graph: FlatGraph, path: str) -> str | None:
+def _source(flat: FlatModel, path: str) -> str | None:
     """The layer whose only output is the only input of a layer that is called once."""
-    calls = [call for call in graph.calls if call.path == path]
-    tensors = tensors_in([calls[0].args, calls[0].kwargs]) if len(calls) == 1 else []
-    if len(tensors) != 1 or tensors[0].startswith("in:"):
+    calls = [call for call in flat.calls if call.path == path]
+    tensors = calls[0].tensors if len(calls) == 1 else []
+    if len(tensors) != 1 or tensors[0].call is None:
         return None
-    return graph.calls[int(tensors[0].split(":")[0])].path
+    return flat.calls[tensors[0].call].path
 
 
-def _consumers(graph: FlatGraph) -> dict[tuple[str, int], set[str]]:
+def _consumers(flat: FlatModel) -> dict[tuple[str, int], set[str]]:
     """(layer, number of its output) -> the layers that take it; "" where it is an output of the model."""
     found: dict[tuple[str, int], set[str]] = {}
-    uses = [(name, call.path) for call in graph.calls for name in tensors_in([call.args, call.kwargs])]
-    uses += [(name, "") for name in graph.outputs]
-    for name, consumer in uses:
-        number, index = name.split(":")
-        if number != "in":
-            found.setdefault((graph.calls[int(number)].path, int(index)), set()).add(consumer)
+    uses = [(tensor, call.path) for call in flat.calls for tensor in call.tensors]
+    for tensor, consumer in [*uses, *((tensor, "") for tensor in flat.outputs)]:
+        if tensor.call is not None:
+            found.setdefault((flat.calls[tensor.call].path, tensor.index), set()).add(consumer)
     return found
 
 
@@ -226,7 +229,65 @@ def _described(layers: TranslatedLayers, paths: Sequence[str]) -> str:
 
     def kind(path: str) -> str:
         layer = layers.by_path[path]
-        return json.loads(layer.get_config()["saved"])["class_name"] if path in layers.kept else type(layer).__name__
+        return type(layer.operation if path in layers.kept else layer).__name__
 
     shown = ", ".join(f"{path} ({kind(path)})" for path in paths[:8])
     return shown + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
+
+
+def begin_with_ranges(model: Any, inputs: Sequence[np.ndarray]) -> None:
+    """Sets the ranges of activations to those of a batch; nothing else changes.
+
+    TFMOT initializes every range to -6..6 and moves it by a thousandth of the difference in each step, so that after a
+    short training ranges are far too wide or clip larger values. Here they are initialized from a batch. A layer's
+    inputs depend on the ranges before it, so several passes are needed.
+
+    Args:
+        model: a `tf_keras` model that TFMOT has prepared for quantization-aware training.
+        inputs: a batch of training data, one array for each input.
+    """
+    import tensorflow as tf
+
+    of_inputs = [variable for layer in model.layers if type(layer).__name__ == _OF_INPUTS for variable in layer.weights]
+    ranges = [found for layer in model.layers if type(layer).__name__ != _OF_INPUTS for found in _get_ranges(layer)]
+    others = [(variable, variable.numpy()) for variable in model.non_trainable_weights]
+    tensors = [tf.convert_to_tensor(array) for array in inputs]
+    forward = graph_function(lambda: model(tensors if len(tensors) > 1 else tensors[0], training=True))
+    for variable in of_inputs:
+        if not variable.shape.rank and variable.dtype.is_floating:
+            variable.assign(0.0)  # covers all values from now on
+    for _ in range(_MAX_PASSES):
+        before = [(float(low), float(high)) for low, high, _ in ranges]
+        forward()
+        largest_change = 0.0
+        for (low, high, part), (old_low, old_high) in zip(ranges, before, strict=True):
+            least = old_low - (old_low - float(low)) / part
+            most = old_high - (old_high - float(high)) / part
+            if not most > least:  # all zeros: unchanged
+                least, most = old_low, old_high
+            low.assign(min(least, 0.0))
+            high.assign(max(most, 0.0))
+            change = max(abs(least - old_low), abs(most - old_high)) / (most - least)
+            largest_change = max(largest_change, change)
+        if largest_change < _SMALL_CHANGE:
+            break
+    known = {id(variable) for low, high, _ in ranges for variable in (low, high)} | {
+        id(variable) for variable in of_inputs
+    }
+    for variable, value in others:
+        if id(variable) not in known:
+            variable.assign(value)
+
+
+def _get_ranges(layer: Any) -> list[tuple[Any, Any, float]]:
+    """Minimum and maximum of each range of activations, and the fraction by which a pass moves them.
+
+    A layer that is called several times moves them as often; ranges of kernels are recomputed in each step.
+    """
+    part = 1.0 - (1.0 - _STEP) ** max(1, len(layer.inbound_nodes))
+    named = {str(variable.name.split(":")[0]): variable for variable in layer.non_trainable_weights}
+    return [
+        (low, named[f"{name.removesuffix('_min')}_max"], part)
+        for name, low in named.items()
+        if name.endswith("_min") and not low.shape.rank and "kernel" not in name
+    ]

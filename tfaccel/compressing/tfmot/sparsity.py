@@ -13,8 +13,8 @@ import numpy as np
 
 from tfaccel.compressing.tfmot import private_tfmot
 from tfaccel.compressing.tfmot.options import TfmotOptions
-from tfaccel.compressing.tfmot.translation_graph import FlatGraph
 from tfaccel.compressing.tfmot.translation_model import TranslatedLayers, assemble
+from tfaccel.compressing.tfmot.translation_source import FlatModel
 from tfaccel.errors import CompressionError
 
 _M_BY_N = (2, 4)
@@ -66,7 +66,7 @@ class Wrapped:
 
 
 def pruned_model(
-    graph: FlatGraph, layers: TranslatedLayers, method: str, options: TfmotOptions, num_steps: int
+    flat: FlatModel, layers: TranslatedLayers, method: str, options: TfmotOptions, num_steps: int
 ) -> Wrapped:
     """A model whose smallest weights are gradually set to zero during training.
 
@@ -102,14 +102,14 @@ def pruned_model(
                 arguments |= {"block_size": options.block_size, "block_pooling_type": "AVG"}
         return tfmot.sparsity.keras.prune_low_magnitude(layer, **arguments)
 
-    wrapped = _wrapped(graph, layers, wrap, "pruned")
+    wrapped = _wrapped(flat, layers, wrap, "pruned")
     wrapped.callbacks = [tfmot.sparsity.keras.UpdatePruningStep()]
     if singly:
         wrapped.notes.append(f"TFMOT prunes blocks of matrices only; weight by weight it pruned {_listed(singly)}")
     return wrapped
 
 
-def clustered_model(graph: FlatGraph, layers: TranslatedLayers, options: TfmotOptions) -> Wrapped:
+def clustered_model(flat: FlatModel, layers: TranslatedLayers, options: TfmotOptions) -> Wrapped:
     """A model whose kernels hold few distinct values, which are trained.
 
     Raises:
@@ -128,10 +128,10 @@ def clustered_model(graph: FlatGraph, layers: TranslatedLayers, options: TfmotOp
                 layer, number_of_clusters=options.num_clusters, cluster_centroids_init=centroids
             )
 
-    return _wrapped(graph, layers, wrap, "clustered")
+    return _wrapped(flat, layers, wrap, "clustered")
 
 
-def _wrapped(graph: FlatGraph, layers: TranslatedLayers, wrap: Callable[[str, Any], Any], done: str) -> Wrapped:
+def _wrapped(flat: FlatModel, layers: TranslatedLayers, wrap: Callable[[str, Any], Any], done: str) -> Wrapped:
     wrappers: dict[str, Any] = {}
     variables = {path: _variables(layers, path) for path in layers.by_path}
     unwrapped = []
@@ -145,7 +145,7 @@ def _wrapped(graph: FlatGraph, layers: TranslatedLayers, wrap: Callable[[str, An
             unwrapped.append(path)
         return result
 
-    model = assemble(graph, layers, kept_wrap)
+    model = assemble(flat, layers, kept_wrap)
     if not wrappers:
         kinds = sorted({type(layer).__name__ for layer in layers.by_path.values()})
         raise CompressionError(
@@ -175,7 +175,7 @@ def _hand_on_masks(wrapper: Any, layer: Any) -> None:
 def _variables(layers: TranslatedLayers, path: str) -> list[Any]:
     layer = layers.by_path[path]
     if path in layers.kept:
-        return [v.value for v in layer.keras_layer.weights] if hasattr(layer.keras_layer, "weights") else []
+        return [v.value for v in getattr(layer.operation, "weights", ())]
     return list(layer.weights)
 
 

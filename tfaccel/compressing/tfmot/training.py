@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.compressing.tfmot.translation_graph import FlatGraph
+from tfaccel.compressing.tfmot.translation_source import FlatModel
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # Optimizer settings that are not carried over; the learning rate is set separately.
@@ -31,7 +31,7 @@ class TrainingJob:
     """One stage of training.
 
     Args:
-        losses: for each output the loss as `tfmot_job.saved_loss` gives it, or None.
+        losses: for each output the loss as `job.saved_loss` gives it, or None.
         loss_weights: one for each output.
         optimizer: class name and config of the Keras 3 optimizer.
         learning_rate: the peak; it decays to 0 over all steps.
@@ -56,7 +56,7 @@ class TrainingJob:
 def train(
     model: Any,
     job: TrainingJob,
-    graph: FlatGraph,
+    flat: FlatModel,
     batches: Iterator[list[np.ndarray]],
     *,
     callbacks: Sequence[Any] = (),
@@ -65,9 +65,9 @@ def train(
     """Compiles and fits a model.
 
     Args:
-        model: a `tf_keras` model with the inputs and outputs of the graph.
+        model: a `tf_keras` model with the inputs and outputs of the model.
         job: how to train.
-        graph: names and shapes of inputs and outputs.
+        flat: names and shapes of inputs and outputs.
         batches: inputs, targets and sample weights, for exactly as many steps as the job has.
         callbacks: of `tf_keras`.
         report: called periodically with epoch, step and loss.
@@ -75,7 +75,7 @@ def train(
     losses = [None if saved is None else _tf_loss(saved) for saved in job.losses]
     optimizer = tf_optimizer(job)[0]
     model.compile(optimizer, loss=losses, loss_weights=[float(weight) for weight in job.loss_weights])
-    dataset = _dataset(graph, job, batches)
+    dataset = _dataset(flat, job, batches)
     model.fit(
         dataset,
         epochs=job.epochs,
@@ -147,12 +147,12 @@ def _tf_loss(saved: Any) -> Any:
     return LossOfKeras(name=getattr(loss, "name", None) or "loss")
 
 
-def _dataset(graph: FlatGraph, job: TrainingJob, batches: Iterator[list[np.ndarray]]) -> Any:
+def _dataset(flat: FlatModel, job: TrainingJob, batches: Iterator[list[np.ndarray]]) -> Any:
     """Batches as `fit` takes them: inputs, targets, and weights if any."""
     import tensorflow as tf
 
     first = next(batches)
-    num_inputs, num_outputs = len(graph.inputs), len(graph.outputs)
+    num_inputs, num_outputs = len(flat.inputs), len(flat.outputs)
 
     def generate() -> Iterator[tuple[np.ndarray, ...]]:
         yield tuple(first)
@@ -166,12 +166,12 @@ def _dataset(graph: FlatGraph, job: TrainingJob, batches: Iterator[list[np.ndarr
             return _one_or_all(x), _one_or_all(y)
         return _one_or_all(x), _one_or_all(y), _one_or_all(weights * (num_outputs if len(weights) == 1 else 1))
 
-    is_open = any(None in one.batch_shape[1:] for one in graph.inputs)
+    is_open = any(None in one.shape[1:] for one in flat.inputs)
     specs = []
     for number, array in enumerate(first):
         shape = [None, *([None] * (array.ndim - 1) if is_open else array.shape[1:])] if array.ndim else []
         if number < num_inputs:
-            shape = [graph.inputs[number].batch_shape[0], *graph.inputs[number].batch_shape[1:]]
+            shape = list(flat.inputs[number].shape)
         specs.append(tf.TensorSpec(shape, array.dtype))
     dataset = tf.data.Dataset.from_generator(generate, output_signature=tuple(specs))
     return dataset.map(arranged).prefetch(2)

@@ -1,7 +1,7 @@
 """Translates a Keras 3 layer into an equivalent `tf_keras` layer. Used in a child process only.
 
 Layers that TFMOT supports become `tf_keras` layers. All others, and those with an option that `tf_keras` does not have,
-are kept as Keras 3 layers (see `translation_kept`).
+are kept as Keras 3 layers (see `translation_model`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from typing import Any
+
+from tfaccel.compressing.tfmot.translation_source import Call, Tensor
 
 # `tf_keras` layers that TFMOT transforms, or has to see to recognize layer patterns.
 _LAYERS = """
@@ -140,18 +142,18 @@ def _rebuilt(option: str, value: Any, module: Any) -> Any:
         raise UntranslatableError(f"tf_keras has no {option} {value!r} ({error})") from error
 
 
-def call_arguments(layer: Any, args: list[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def call_arguments(layer: Any, call: Call) -> tuple[Any, dict[str, Any]]:
     """The first argument of a `tf_keras` layer's call, and the others by name, from those of the Keras 3 call.
 
     Raises:
         UntranslatableError: if the `tf_keras` layer does not take one of them.
     """
     names = list(inspect.signature(layer.call).parameters)
-    if type(layer).__name__ in _MERGES and len(args) == 2:
-        if any(isinstance(value, (int, float, list, dict)) for value in args):
+    if type(layer).__name__ in _MERGES and len(call.args) == 2:
+        if not all(isinstance(value, Tensor) for value in call.args):
             raise UntranslatableError("it is not a layer but an operation with a constant")
-        return list(args), {}
-    named = dict(zip(names, args, strict=False)) | dict(kwargs)
+        return list(call.args), {}
+    named = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
     first = named.pop(names[0]) if names[0] in named else named.pop("inputs", named.pop("sequences", None))
     kept = {}
     for name, value in named.items():

@@ -1,21 +1,29 @@
-"""Builds a `tf_keras` model from a Keras 3 model's flat graph and weights. Used in a child process only."""
+"""Builds a `tf_keras` model from the calls of a Keras 3 model. Used in a child process only.
+
+Layers without an equivalent are kept: Keras 3 on TensorFlow computes with TensorFlow tensors and variables, so a
+`tf_keras` layer can call a Keras 3 layer, and train and save its variables.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+import keras
 import numpy as np
 
-from tfaccel.compressing.tfmot.translation_graph import Call, FlatGraph, replaced
-from tfaccel.compressing.tfmot.translation_kept import deserialize_constants, kept_layer_class, numbered, restored
 from tfaccel.compressing.tfmot.translation_layers import UntranslatableError, call_arguments, native_layer
+from tfaccel.compressing.tfmot.translation_source import Call, FlatModel, Tensor, get_layer_configs
 from tfaccel.errors import CompressionError
 
 _OWN = "own_"  # prefix of the names of a model's own layers
+_PRUNABLE = ("kernel", "recurrent_kernel", "embeddings")
 TOLERANCE = 1e-5  # largest difference of outputs, relative to the largest output
 
 
@@ -34,65 +42,52 @@ class TranslatedLayers:
     def get_layer_weights(self, path: str) -> list[np.ndarray]:
         """A layer's weights, in Keras 3's order."""
         layer = self.by_path[path]
-        weights = layer.keras_layer.get_weights() if path in self.kept else layer.get_weights()
+        weights = layer.operation.get_weights() if path in self.kept else layer.get_weights()
         return [np.asarray(array) for array in weights]
-
-    def set_weights(self, path: str, weights: Sequence[np.ndarray]) -> None:
-        """Sets a layer's weights, given in Keras 3's order.
-
-        Raises:
-            CompressionError: if they do not match the layer's.
-        """
-        layer = self.by_path[path]
-        try:
-            (layer.keras_layer if path in self.kept else layer).set_weights(list(weights))
-        except ValueError as error:
-            raise CompressionError(f"Layer {path!r} cannot be translated, its weights differ: {error}") from error
 
 
 def translate(
-    graph: FlatGraph, weights: Mapping[str, Sequence[np.ndarray]], check_inputs: Sequence[np.ndarray]
+    flat: FlatModel, weights: Mapping[str, Sequence[np.ndarray]], check_inputs: Sequence[np.ndarray]
 ) -> TranslatedLayers:
-    """The layers of a graph in `tf_keras`, each compared on a real batch with its Keras 3 layer.
+    """The layers of a model in `tf_keras`, each compared on a real batch with its Keras 3 layer.
 
     A layer without an equivalent, or with different outputs, is kept as a Keras 3 layer.
 
     Args:
-        graph: the model.
+        flat: the model; its layers are used, not copied.
         weights: path -> the layer's weights in Keras 3's order, for layers that have some.
         check_inputs: a batch, one array for each input.
     """
     import tensorflow as tf
 
-    names = tf_names(graph)
+    flat.with_weights(weights)
+    names, configs = tf_names(flat), get_layer_configs(flat.serialized)
     layers = TranslatedLayers()
-    keras_layers = {path: restored(layer) for path, layer in graph.layers.items()}
-    for path, arrays in weights.items():
-        _set_keras_weights(path, keras_layers[path], arrays)
-    tensors = {f"in:{number}": tf.convert_to_tensor(array) for number, array in enumerate(check_inputs)}
-    for number, call in enumerate(graph.calls):
-        expected = _called_in_keras(keras_layers[call.path], call, tensors)
-        reason = layers.kept.get(call.path) or _made_natively(graph, layers, call, names, weights, tensors, expected)
-        if reason is not None and call.path not in layers.kept:
-            layers.kept[call.path] = reason
-            layers.by_path[call.path] = _kept(graph, call.path, names[call.path])
-            if call.path in weights:
-                layers.set_weights(call.path, weights[call.path])
-        for index, tensor in enumerate(tf.nest.flatten(expected)):
-            tensors[f"{number}:{index}"] = tensor
+    tensors = {Tensor(None, index): tf.convert_to_tensor(array) for index, array in enumerate(check_inputs)}
+    for number, call in enumerate(flat.calls):
+        args, kwargs = _fill_in((call.args, call.kwargs), tensors)
+        expected = tf.nest.flatten(call.operation(*args, **kwargs))  # in inference mode
+        if call.path not in layers.kept:
+            layer = layers.by_path.get(call.path)
+            made = _make_native(call, layer, configs[call.path], names[call.path], tensors, expected)
+            if isinstance(made, str):
+                layers.kept[call.path] = made
+                made = _keep(flat, call, names[call.path])
+            layers.by_path[call.path] = made
+        tensors |= {Tensor(number, index): tensor for index, tensor in enumerate(expected)}
     return layers
 
 
 def assemble(
-    graph: FlatGraph,
+    flat: FlatModel,
     layers: TranslatedLayers,
     wrap: Callable[[str, Any], Any] = lambda path, layer: layer,
     after: Callable[[str, int, Any], Any] = lambda path, index, tensor: tensor,
 ) -> Any:
-    """The `tf_keras` model: its inputs and outputs are lists, in the order of the graph's.
+    """The `tf_keras` model: its inputs and outputs are lists, in the order of the Keras 3 model's.
 
     Args:
-        graph, layers: the model and its layers; layers are used, not copied.
+        flat, layers: the model and its layers; layers are used, not copied.
         wrap: `wrap(path, layer)` returns the layer to call instead; called once for each layer.
         after: `after(path, index, tensor)` returns the replacement of each output tensor of a layer.
     """
@@ -100,30 +95,32 @@ def assemble(
     import tf_keras
 
     inputs = [
-        tf_keras.Input(one.batch_shape[1:], batch_size=one.batch_shape[0], dtype=one.dtype, name=_plain(one.name))
-        for one in graph.inputs
+        tf_keras.Input(one.shape[1:], batch_size=one.shape[0], dtype=one.dtype, name=_plain(name))
+        for one, name in zip(flat.inputs, flat.input_names, strict=True)
     ]
-    tensors = {f"in:{number}": tensor for number, tensor in enumerate(inputs)}
+    tensors = {Tensor(None, index): tensor for index, tensor in enumerate(inputs)}
     wrapped: dict[str, Any] = {}
-    for number, call in enumerate(graph.calls):
+    for number, call in enumerate(flat.calls):
         layer = layers.by_path[call.path]
         if call.path not in wrapped:
             wrapped[call.path] = wrap(call.path, layer)
-        first, named = _tf_arguments(layer, call, tensors, kept=call.path in layers.kept)
-        outputs = wrapped[call.path](first, **named)
-        for index, tensor in enumerate(tf.nest.flatten(outputs)):
-            tensors[f"{number}:{index}"] = after(call.path, index, tensor)
-    return tf_keras.Model(inputs, [tensors[name] for name in graph.outputs])
+        first, named = (call.tensors, {}) if call.path in layers.kept else call_arguments(layer, call)
+        if call.path in layers.kept and len(first) == 1:
+            [first] = first
+        first, named = _fill_in((first, named), tensors)
+        for index, tensor in enumerate(tf.nest.flatten(wrapped[call.path](first, **named))):
+            tensors[Tensor(number, index)] = after(call.path, index, tensor)
+    return tf_keras.Model(inputs, [tensors[tensor] for tensor in flat.outputs])
 
 
-def tf_names(graph: FlatGraph) -> dict[str, str]:
+def tf_names(flat: FlatModel) -> dict[str, str]:
     """A valid `tf_keras` name for each layer: path -> name.
 
     TFMOT finds weights by name, so names never equal automatic ones ("conv2d_1"), which layers added by TFMOT get.
     """
     names: dict[str, str] = {}
-    taken = {_plain(one.name) for one in graph.inputs}
-    for path in graph.layers:
+    taken = {_plain(name) for name in flat.input_names}
+    for path in dict.fromkeys(call.path for call in flat.calls):
         name, number = f"{_OWN}{_plain(path)}", 1
         while name in taken:
             name, number = f"{_OWN}{_plain(path)}_{number}", number + 1
@@ -145,7 +142,7 @@ def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
     return largest
 
 
-def check_outputs(model: Any, graph: FlatGraph, inputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+def check_outputs(model: Any, flat: FlatModel, inputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """Compares a translated model's outputs with the Keras 3 model's; returns the largest difference.
 
     Raises:
@@ -157,82 +154,132 @@ def check_outputs(model: Any, graph: FlatGraph, inputs: Sequence[np.ndarray], ex
     difference = largest_difference(outputs, expected)
     if not difference <= TOLERANCE:
         raise CompressionError(
-            f"The model translated to tf_keras has different outputs ({', '.join(graph.output_names)}): the largest "
+            f"The model translated to tf_keras has different outputs ({', '.join(flat.output_names)}): the largest "
             f"difference is {difference:.2g} of the largest output, more than {TOLERANCE:g}. A layer computes "
             "differently in each process, or depends on more than its inputs. Use a post-training method."
         )
     return difference
 
 
-def _made_natively(
-    graph: FlatGraph,
-    layers: TranslatedLayers,
-    call: Call,
-    names: Mapping[str, str],
-    weights: Mapping[str, Sequence[np.ndarray]],
-    tensors: Mapping[str, Any],
-    expected: Any,
-) -> str | None:
-    """Why a layer cannot be translated; None if it can, which adds the `tf_keras` layer to `layers`."""
+def _make_native(
+    call: Call, layer: Any, saved: Mapping[str, Any], name: str, tensors: Mapping[Tensor, Any], expected: list[Any]
+) -> Any:
+    """The `tf_keras` layer that computes a call, or why it cannot be translated.
+
+    Args:
+        call: the call.
+        layer: the layer, if an earlier call has made it; else it is made, with this name.
+        saved: the serialized Keras 3 layer.
+        tensors, expected: the values of tensors, and the outputs of the Keras 3 layer.
+    """
     import tensorflow as tf
 
+    kind, is_new = saved["class_name"], layer is None
     try:
-        layer = layers.by_path.get(call.path) or native_layer(graph.layers[call.path], names[call.path])
-        first, named = _tf_arguments(layer, call, tensors, kept=False)
+        layer = native_layer(saved, name) if is_new else layer
+        first, named = _fill_in(call_arguments(layer, call), tensors)
         outputs = layer(first, **named)
-        if call.path not in layers.by_path and call.path in weights:
-            layer.set_weights([np.asarray(array) for array in weights[call.path]])
+        if is_new and getattr(call.operation, "weights", None):
+            layer.set_weights(call.operation.get_weights())
             outputs = layer(first, **named)
     except UntranslatableError as error:
         return str(error)
     except (TypeError, ValueError, tf.errors.OpError) as error:
-        return f"tf_keras's {graph.layers[call.path]['class_name']} refuses it: {' '.join(str(error).split())[:120]}"
-    difference = largest_difference(tf.nest.flatten(outputs), tf.nest.flatten(expected))
-    if not difference <= TOLERANCE:
-        layers.by_path.pop(call.path, None)
-        return f"tf_keras's {graph.layers[call.path]['class_name']} has different outputs ({difference:.1g})"
-    layers.by_path[call.path] = layer
-    return None
+        return f"tf_keras's {kind} refuses it: {' '.join(str(error).split())[:120]}"
+    difference = largest_difference(tf.nest.flatten(outputs), expected)
+    return layer if difference <= TOLERANCE else f"tf_keras's {kind} has different outputs ({difference:.1g})"
 
 
-def _kept(graph: FlatGraph, path: str, name: str) -> Any:
+def _keep(flat: FlatModel, call: Call, name: str) -> Any:
     """Keeps a Keras 3 layer or operation."""
-    calls = [call for call in graph.calls if call.path == path]
-    arguments = {numbered(call.args, call.kwargs)[0] for call in calls}
-    if len(arguments) > 1:
+    forms = {_get_form(one) for one in flat.calls if one.path == call.path}
+    if len(forms) > 1:
         raise CompressionError(
-            f"Layer {path!r} cannot be translated: it is called in {len(arguments)} ways ({sorted(arguments)}). Call "
+            f"Layer {call.path!r} cannot be translated: it is called in {len(forms)} ways ({sorted(forms)}). Call "
             "it with the same arguments everywhere, or use a post-training method."
         )
-    saved = graph.layers[path]
-    trainable = bool(saved["config"].get("trainable", True))
-    return kept_layer_class()(json.dumps(saved), arguments.pop(), name=name, trainable=trainable)
+    kept = kept_layer_class()
+    key = f"{name}:{len(kept.calls)}"
+    kept.calls[key] = call
+    return kept(key, name=name, trainable=bool(getattr(call.operation, "trainable", True)))
 
 
-def _tf_arguments(layer: Any, call: Call, tensors: Mapping[str, Any], *, kept: bool) -> tuple[Any, dict[str, Any]]:
-    if kept:
-        _, names = numbered(call.args, call.kwargs)
-        found = [tensors[name] for name in names]
-        return (found[0] if len(found) == 1 else found), {}
-    arguments = replaced([call.args, call.kwargs], lambda name: tensors[name])
-    return call_arguments(layer, arguments[0], arguments[1])
+@functools.cache
+def kept_layer_class() -> Any:
+    """The class of `tf_keras` layers that wrap a Keras 3 layer or operation."""
+    import tensorflow as tf
+    import tf_keras
+
+    class KeptLayer(tf_keras.layers.Layer):
+        """Calls a Keras 3 layer or operation.
+
+        Args:
+            key: which of `calls`; TFMOT clones layers from their configs, and the clones share the Keras 3 layer.
+        """
+
+        calls: ClassVar[dict[str, Call]] = {}
+
+        def __init__(self, key: str, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self._key = key
+            operation = self.operation
+            self._calls_layer = isinstance(operation, keras.layers.Layer)
+            self._takes_training = self._calls_layer and "training" in inspect.signature(operation.call).parameters
+            self.supports_masking = bool(self._calls_layer and operation.supports_masking)
+            # A list of variables, so that they are trained, copied and saved with this layer.
+            self._variables_of_keras = [one.value for one in operation.variables] if self._calls_layer else []
+
+        @property
+        def operation(self) -> Any:
+            return self.calls[self._key].operation
+
+        def call(self, inputs: Any, training: Any = None) -> Any:
+            return tf.autograph.experimental.do_not_convert(self._call_keras)(inputs, training)
+
+        def _call_keras(self, inputs: Any, training: Any) -> Any:
+            values = {Tensor(None, index): tensor for index, tensor in enumerate(tf.nest.flatten(inputs))}
+            args, kwargs = _fill_in(_numbered(self.calls[self._key]), values)
+            # As in Keras's own models, the model's `training` argument takes precedence over the layer's.
+            if self._takes_training and (training is not None or "training" not in kwargs):
+                kwargs["training"] = bool(tf.get_static_value(training)) if tf.is_tensor(training) else bool(training)
+            return self.operation(*args, **kwargs)
+
+        def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+            if not self.supports_masking:
+                return None
+            return tf.autograph.experimental.do_not_convert(self.operation.compute_mask)(inputs, mask)
+
+        def get_prunable_weights(self) -> list[Any]:
+            """The variables that TFMOT may prune."""
+            variables = self.operation.trainable_variables if self._calls_layer else []
+            return [one.value for one in variables if one.name in _PRUNABLE and len(one.shape) >= 2]
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "key": self._key}
+
+    return KeptLayer
 
 
-def _called_in_keras(layer: Any, call: Call, tensors: Mapping[str, Any]) -> Any:
-    """The outputs of a Keras 3 layer, in inference mode."""
-    arguments, names = numbered(call.args, call.kwargs)
-    given = replaced(json.loads(arguments), lambda number: tensors[names[number]])
-    return layer(*deserialize_constants(given["args"]), **deserialize_constants(given["kwargs"]))
+def _numbered(call: Call) -> tuple[Any, Any]:
+    """The arguments of a call, with inputs numbered in their order in place of its tensors."""
+    positions = itertools.count()
+    structure = (call.args, call.kwargs)
+    numbered: tuple[Any, Any] = keras.tree.map_structure(
+        lambda leaf: Tensor(None, next(positions)) if isinstance(leaf, Tensor) else leaf, structure
+    )
+    return numbered
 
 
-def _set_keras_weights(path: str, layer: Any, arrays: Sequence[np.ndarray]) -> None:
-    try:
-        layer.set_weights(list(arrays))
-    except ValueError as error:
-        raise CompressionError(
-            f"Layer {path!r} ({type(layer).__name__}) cannot be rebuilt in another process: its "
-            "weights then differ. Create all of them in `build`, or use a post-training method."
-        ) from error
+def _get_form(call: Call) -> str:
+    """The arguments of a call as JSON, without its tensors; equal for calls that one kept layer can make."""
+    numbers = {Tensor(None, index): {"__tensor__": index} for index in range(len(call.tensors))}
+    args, kwargs = _fill_in(_numbered(call), numbers)
+    return json.dumps(keras.saving.serialize_keras_object({"args": args, "kwargs": kwargs}))
+
+
+def _fill_in(structure: Any, values: Mapping[Tensor, Any]) -> Any:
+    """The structure with the values of its tensors."""
+    return keras.tree.map_structure(lambda leaf: values[leaf] if isinstance(leaf, Tensor) else leaf, structure)
 
 
 def _plain(name: str) -> str:
