@@ -18,7 +18,7 @@ def graph_function(run: Callable[..., Any], *, autograph: bool = False, **option
         autograph, **options: as for `tf.function`.
 
     Example:
-        >>> graph_function(lambda x: x + 1)(1).numpy()
+        >>> int(graph_function(lambda x: x + 1)(1))
         2
     """
     import tensorflow as tf

@@ -32,7 +32,7 @@ class DropInterval:
         num_needed: how many examples with the same outcome would bring `high` below the limit; None if none would.
 
     Example:
-        >>> paired_interval(0, 0, 32, confidence=0.95, limit=0.01)
+        >>> paired_interval(0, 0, 32, confidence=0.95, limit=0.01)  # doctest: +ELLIPSIS
         DropInterval(low=-0.0894..., high=0.0894..., num_examples=32, num_needed=299)
     """
 

@@ -50,16 +50,16 @@ class TabularBatches(InMemory):
         identity = np.eye(len(data.encoding.class_names), dtype=np.float32) if one_hot else None
         weights = None if data.class_weights is None else data.class_weights.astype(np.float32)
 
-        def rows_of(part: TabularPart, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        def rows_in(part: TabularPart, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
             goal = part.targets[rows]
             goal = goal[..., np.newaxis] if identity is None else identity[goal]
             return {name: array[rows] for name, array in part.inputs.items()}, goal
 
         def read(rows: np.ndarray) -> tuple[Any, ...]:
-            batch = rows_of(data.train, rows)
+            batch = rows_in(data.train, rows)
             return batch if weights is None else (*batch, weights[data.train.targets[rows]])
 
-        test = rows_of(data.test, np.arange(len(data.test.targets)))
+        test = rows_in(data.test, np.arange(len(data.test.targets)))
         super().__init__(read, num_examples=len(data.train.targets), test=test, noun="rows")
 
 

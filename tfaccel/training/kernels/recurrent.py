@@ -130,7 +130,7 @@ def unrolled_loop(one_step: Callable[..., Any], start: tuple[Any, ...], length: 
         length: how often, as `num_steps` returns it.
 
     Example:
-        >>> unrolled_loop(lambda done, x: (done + 1, 2 * x), (tf.constant(0), tf.constant(1)), 6)[1].numpy()
+        >>> int(unrolled_loop(lambda done, x: (done + 1, 2 * x), (tf.constant(0), tf.constant(1)), 6)[1])
         64
     """
     together = _STEPS_TOGETHER if isinstance(length, int) else 1

@@ -109,7 +109,7 @@ def owners_by_size(sizes: Sequence[int], num_replicas: int) -> list[int]:
 
     Example:
         >>> owners_by_size([5, 90, 40, 50, 5], 2)
-        [1, 0, 1, 1, 1]
+        [0, 0, 1, 1, 1]
     """
     loads, owners = [0] * num_replicas, [0] * len(sizes)
     for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
