@@ -33,7 +33,7 @@ class DropInterval:
 
     Example:
         >>> paired_interval(0, 0, 32, confidence=0.95, limit=0.01)  # doctest: +ELLIPSIS
-        DropInterval(low=-0.0894..., high=0.0894..., num_examples=32, num_needed=299)
+        DropInterval(low=-0.0893..., high=0.0893..., num_examples=32, num_needed=299)
     """
 
     low: float
