@@ -18,7 +18,6 @@ from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.processes.child import run_program
 from tfaccel.training.run.checkpoint_files import save_checkpoint
-from tfaccel.training.run.checkpoints import CheckpointWriter
 
 CHECKPOINT_FIGURES = ("blocking", "throughput", "resume")
 MAX_BLOCKING, MIN_THROUGHPUT, MAX_LATE_RESUME = 0.3, 0.965, 1.1
@@ -60,6 +59,8 @@ def run_checkpoints_suite(names: Sequence[str], options: SuiteOptions) -> Report
 
 
 def _blocking(options: SuiteOptions) -> list[dict[str, float]]:
+    from tfaccel.training.run.checkpoints import CheckpointWriter
+
     arrays = {f"weight/{number}": np.random.default_rng(number).bytes(_ARRAY_BYTES) for number in range(_NUM_ARRAYS)}
     state = {name: np.frombuffer(content, "float32") for name, content in arrays.items()}
     found = []
