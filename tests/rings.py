@@ -38,10 +38,10 @@ def chosen(items: Sequence[pytest.Item], config: pytest.Config) -> tuple[list[py
         is_slow = item.get_closest_marker("slow") is not None and not config.getoption("--all")
         is_long = known.get(get_function(item.nodeid), 0.0) >= QUICK_SECONDS and not item.get_closest_marker("quick")
         (left if is_slow or (is_long and config.getoption("--quick")) else runs).append(item)
-    seconds: Counter[Path] = Counter()
+    tenths: Counter[Path] = Counter()  # whole numbers, whose sum is the same in every process
     for path, function in {(item.path, get_function(item.nodeid)) for item in runs}:
-        seconds[path] += known.get(function, 0.0)  # type: ignore[assignment]
-    return sorted(runs, key=lambda item: -seconds[item.path]), left
+        tenths[path] += round(10 * known.get(function, 0.0))
+    return sorted(runs, key=lambda item: -tenths[item.path]), left
 
 
 class StoredDurations:
