@@ -25,8 +25,13 @@ _OF_RAY = tuple(one.name for one in fields(RayOptions) if one.name != "log_dir")
 _OF_JOB = ("name", "cores_per_worker", "gpus_per_worker", "max_restarts", "grace_seconds", "environment")
 _OF_SEARCH = ("address", "connect_seconds", "wait_seconds", "cores_per_worker", "gpus_per_worker")
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
+_EXCHANGE_SECONDS = 0.1
+_ANSWER_SECONDS = 30.0
+_SHOWN_CHARACTERS = 500
+_SILENCE_SECONDS = 120.0  # after which a host counts as lost, though Ray has not noticed
+_LOG_CHARACTERS = 1_000_000
 
-OPTIONS = (*_OF_RAY, *_OF_JOB)
+Event = tuple[str, Any, int | None]  # name of the process, message, exit status; a message of None is its last event
 
 
 class RayWorkers:
@@ -40,7 +45,7 @@ class RayWorkers:
         LaunchError: for an option that has no such value.
     """
 
-    options = OPTIONS
+    options = (*_OF_RAY, *_OF_JOB)
 
     def __init__(self, num_workers: int, options: Mapping[str, Any]) -> None:
         self._num_workers, self._given = num_workers, options
@@ -118,12 +123,6 @@ def _show(index: int, line: str) -> None:
 
 def _drop(index: int, line: str) -> None:
     """Leaves a line to the log."""
-
-
-_EXCHANGE_SECONDS = 0.1
-_ANSWER_SECONDS = 30.0
-_SHOWN_CHARACTERS = 500
-_SILENCE_SECONDS = 120.0  # after which a host counts as lost, though Ray has not noticed
 
 
 class RayChild:
@@ -293,11 +292,6 @@ def _kill(host: _Host) -> None:
 
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
         ray.kill(host.actor)
-
-
-_LOG_CHARACTERS = 1_000_000
-
-Event = tuple[str, Any, int | None]  # name of the process, message, exit status; a message of None is its last event
 
 
 class ProcessHost:
