@@ -46,25 +46,35 @@ def checks_types(error: type[TfaccelError], *, checks_numbers: bool = False) -> 
         if isinstance(function, type):
             function.__init__ = decorate(function.__init__)  # type: ignore[misc]
             return function
-        signature = inspect.signature(function)
-        scope = inspect.unwrap(function).__globals__
-        kinds_of = functools.cache(lambda name: _kinds(signature.parameters[name].annotation, scope, checks_numbers))
+        check = type_check(function, error, checks_numbers=checks_numbers)
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            try:
-                given = signature.bind_partial(*args, **kwargs).arguments
-            except TypeError:  # Python's own message, which the call below raises
-                given = {}
-            for name, value in given.items():
-                several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-                for one in value if several else (value,):
-                    _check(name, one, kinds_of(name), error)
+            check(*args, **kwargs)
             return function(*args, **kwargs)
 
         return checked
 
     return decorate
+
+
+def type_check(function: Any, error: type[TfaccelError], *, checks_numbers: bool = False) -> Callable[..., None]:
+    """The check of `checks_types`, which takes the function's arguments and raises an error for a wrong type."""
+    signature = inspect.signature(function)
+    scope = inspect.unwrap(function).__globals__
+    get_kinds = functools.cache(lambda name: _kinds(signature.parameters[name].annotation, scope, checks_numbers))
+
+    def check(*args: Any, **kwargs: Any) -> None:
+        try:
+            given = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:  # Python's own message, which the call of the function raises
+            return
+        for name, value in given.items():
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for one in value if several else (value,):
+                _check(name, one, get_kinds(name), error)
+
+    return check
 
 
 def _check(name: str, value: Any, kinds: Mapping[str, _Kind], error: type[TfaccelError]) -> None:

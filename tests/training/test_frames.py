@@ -23,7 +23,7 @@ options = {"optimizer": "sgd", "loss": "mse", "epochs": 1, "verbose": 0, "strate
 tfaccel.train(build_model, x, x[:, :1], run_dir=sys.argv[1], **options)
 print(json.dumps(found))
 """
-MOST = 20
+MOST = 15
 
 
 def test_frames_from_train_to_the_train_step(run_python, tmp_path):

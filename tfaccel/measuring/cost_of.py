@@ -6,7 +6,6 @@ import inspect
 import math
 from typing import Any
 
-from tfaccel.argument_types import checks_types
 from tfaccel.costs.model_cost import ModelCost
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.load_workload import given_workload
@@ -17,7 +16,6 @@ from tfaccel.planning.workload import Workload
 
 
 @data_after_model
-@checks_types(WorkloadError)
 def cost_of(
     workload: Any, x: Any = None, y: Any = None, *, replica_batch_size: int | None = None, **options: Any
 ) -> ModelCost:

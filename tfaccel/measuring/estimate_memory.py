@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, TfaccelError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
@@ -28,7 +27,6 @@ LIMIT_SECONDS = 600.0
 
 
 @data_after_model
-@checks_types(WorkloadError)
 def estimate_memory(
     workload: Any,
     x: Any = None,

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.detect import detect_hardware
@@ -32,7 +31,6 @@ from tfaccel.planning.workload import Workload
 
 
 @data_after_model
-@checks_types(WorkloadError)
 def find_batch_size(
     workload: Any,
     x: Any = None,

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, TfaccelError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
@@ -38,7 +37,6 @@ _UNKNOWN = ("There is no option {!r}", "There is no argument {!r}", "takes no op
 
 
 @data_after_model
-@checks_types(WorkloadError)
 def find_fastest(
     workload: Any,
     x: Any = None,

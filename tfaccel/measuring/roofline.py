@@ -12,9 +12,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-from tfaccel.argument_types import checks_types
 from tfaccel.costs.model_cost import HOST, LayerCost, StepCost
-from tfaccel.errors import PlanError, ReportError, WorkloadError
+from tfaccel.errors import PlanError, ReportError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.local_path import local_path
@@ -40,7 +39,6 @@ _NUM_WINDOWS = 5
 
 
 @data_after_model
-@checks_types(WorkloadError)
 def roofline(
     workload: Any,
     x: Any = None,

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from tfaccel.argument_types import type_check
 from tfaccel.data.given_data import leaves
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import check_names
@@ -30,7 +31,8 @@ def data_after_model(function: Callable[_Arguments, _Result]) -> Callable[_Argum
 
     The decorated one also takes (model, compile_args, x, y): a dictionary with arguments of `Model.compile`, which go
     on by their names, or a function that returns one, which goes on as `compile_args`. In other places they are
-    refused with a WorkloadError that shows the right call.
+    refused with a WorkloadError that shows the right call. So are arguments of the wrong type (see `checks_types`),
+    except for a classmethod.
 
     Example:
         >>> @data_after_model
@@ -44,10 +46,13 @@ def data_after_model(function: Callable[_Arguments, _Result]) -> Callable[_Argum
         tfaccel.errors.WorkloadError: ... Write measured(build_model, compile_args, x, y).
     """
     is_of_class = next(iter(inspect.signature(function).parameters)) == "cls"
+    check_types = type_check(function, WorkloadError)
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> _Result:
         placed, named = _in_place(function.__qualname__, args[is_of_class:], kwargs)
+        if not is_of_class:
+            check_types(*placed, **named)
         return function(*args[:is_of_class], *placed, **named)
 
     return checked

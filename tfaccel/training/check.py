@@ -167,9 +167,6 @@ def check_script(
     """The same for a script: it runs up to its first `Model.fit`, three times.
 
     Args:
-        script: path of the script.
-        arguments: its command line.
-        num_replicas, num_steps: see `check`.
         name: what messages call it; None for the path.
         time_limit_seconds: of each of the three.
         progress: called with a line before each.

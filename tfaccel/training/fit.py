@@ -218,9 +218,7 @@ def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan
     """The plan that a compiled model was built for, with the given fields replaced.
 
     Args:
-        model: a compiled model.
         batch_size: number of examples in a batch over all replicas; the optimizer may accumulate several batches.
-        **fields: fields of `Plan`, such as `sum_duplicate_indices`.
 
     Raises:
         PlanError: if the model's strategy does not allow a field.
@@ -252,9 +250,7 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
     """Applies a plan to a compiled model.
 
     Args:
-        model: a compiled model.
         plan: the plan. Its threads, memory and data pipeline apply to `tfaccel.train` only, and have no effect here.
-        x, batch_size: as in `Model.fit`.
 
     Returns:
         The engine's options, and the batch size.

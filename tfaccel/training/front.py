@@ -145,8 +145,6 @@ def call_own_method(
 
     Args:
         model: a model that `overrides` the method.
-        name: "fit", "evaluate" or "predict".
-        arguments: the user's arguments, by name.
         engine_methods: replacements for the methods of `keras.Model`, by name; each takes the model first.
 
     Raises:
@@ -265,7 +263,6 @@ def make_source(
 
     Args:
         x, y, sample_weight, batch_size: as in `Model.fit`; the batch size is global.
-        replicas: the replicas that share each batch.
         steps: `steps_per_epoch` (or `validation_steps`, `steps`).
         others: `shuffle`, `class_weight`, `num_epochs`, the model's `steps_per_execution`, and `order_seed`, for arrays
             that are shuffled without a global seed.

@@ -163,7 +163,6 @@ class Recipe:
         """Trains the workload. Writes the files of `tfaccel.train`, and the recipe's own results, to `run_dir`.
 
         Args:
-            run_dir: as in `tfaccel.train`.
             **options: options of the recipe and of `tfaccel.train` (`plan`, `epochs`, `seed`, `resume`, ...), and
                 fields of the plan if none is given.
         """
@@ -252,7 +251,6 @@ def bound_options(
 
     Args:
         function: the recipe's function; its parameters are the options.
-        given: option -> value.
         beside: parameters that are not options.
 
     Raises:
@@ -291,7 +289,6 @@ def check_data_options(
 
     Args:
         function: the recipe's function; an option that has its default is never refused.
-        options: option -> value, with defaults.
         data_dir_only: options that apply only where `data_dir` is given.
         bundled_only: options that apply only where it is not.
 
@@ -399,8 +396,6 @@ def run_recipe(
     """Trains a recipe's workload, and shows the result on the chief.
 
     Args:
-        make_workload: the recipe's `workload`.
-        run_dir, plan: as in `tfaccel.train`.
         options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `keep_checkpoints`, `callbacks`, `verbose`,
             `learning_rate_scaling`, `scaling_warm_up` and `on_nonfinite` of `tfaccel.train`; fields of the plan, if
             there is none; all others are passed to the workload.

@@ -287,10 +287,6 @@ def split_cpu(num_devices: int) -> None:
 class JaxRuntime:
     """A context manager that sets dtype policy and seed for Keras on JAX; leaving restores the policy.
 
-    Args:
-        dtype_policy: a dtype policy, such as "mixed_bfloat16".
-        seed: seeds Python, NumPy and Keras.
-
     Raises:
         PlanError: on entering, if Keras has another backend.
     """

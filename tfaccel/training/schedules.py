@@ -100,7 +100,6 @@ def make_schedule(name: str, *, peak: float, num_steps: int, warm_up: float) -> 
     Args:
         name: "cosine", "linear", "exponential" (each decays to a thousandth of the peak) or "constant".
         peak: the peak learning rate.
-        num_steps: optimizer steps of the whole run.
         warm_up: fraction of the steps used for the warm-up.
 
     Example:

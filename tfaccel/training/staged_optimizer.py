@@ -74,8 +74,6 @@ def staged_optimizer(
 
     Args:
         options: options for the part that trains from the start; stages use them with lower rates, and start later.
-        stages: the weights of each stage.
-        num_steps: optimizer steps of the whole run.
     """
     default, optimizers = options.make_optimizer(num_steps=num_steps), []
     for number, start in enumerate(stage_starts(len(stages), num_steps)):
@@ -94,7 +92,6 @@ class StagedOptimizer(keras.optimizers.MultiOptimizer):
 
     Args:
         default: optimizer for weights that are in no stage.
-        optimizers: one optimizer per stage.
         paths: paths of each stage's weights. In a loaded model, paths may change, but positions do not.
         places: positions of each stage's weights among the trainable ones; None to find them from the paths.
     """

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import ClusterError, LaunchError, PlanError, RunDirError, WorkloadError
 from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
@@ -57,7 +56,6 @@ _NO_RECOMMENDATION = (
 
 
 @data_after_model
-@checks_types(WorkloadError)
 def train(
     workload: Workload | str | Callable[..., Any] | Any,
     x: Any = None,
@@ -228,13 +226,7 @@ def _check_options(
 def _what_to_train(
     given: Any, x: Any, y: Any, plan: Plan | None, of: dict[str, Any], fixed: dict[str, Any], *, scaling: str | None
 ) -> tuple[Workload, Plan | None]:
-    """The workload, built from a model and its data if necessary, and the plan.
-
-    Args:
-        given, x, y, plan, of: arguments of `train`.
-        fixed: the fields of the plan among them.
-        scaling: `learning_rate_scaling` of `train`.
-    """
+    """The workload, built from a model and its data if necessary, and the plan."""
     if x is not None and not isinstance(x, Plan) and scaling is not None:
         raise WorkloadError(_NO_RECOMMENDATION.format(scaling))
     if isinstance(given, Workload | str):
@@ -333,11 +325,8 @@ def train_on_workers(
     Args:
         group: how many workers, and what starts them.
         given: what `train` was called with. A name is sent as such, for the workers to make the workload.
-        workload: made from it.
-        of: arguments for that.
         run_dir: the run directory, which this process must see.
         callbacks: Keras callbacks, which the workers get copies of.
-        arguments: others of `train`.
 
     Raises:
         LaunchError: if the workers cannot be started, or one fails; the message has its last words.
@@ -407,11 +396,7 @@ def _task(
 
 
 def arguments_of_task(file: Path) -> tuple[Workload, dict[str, Any]]:
-    """The workload, and the other arguments of `train`, that a worker was sent.
-
-    Args:
-        file: the task.
-    """
+    """The workload, and the other arguments of `train`, that a worker was sent."""
     task = json.loads(file.read_text())
     origin = {**task["origin"], "import_paths": tuple(task["origin"]["import_paths"])}
     Origin(**origin).prepare()

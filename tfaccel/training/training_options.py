@@ -145,11 +145,7 @@ class TrainingOptions:
         return [keras.callbacks.EarlyStopping("val_loss", patience=self.early_stopping, restore_best_weights=True)]
 
     def make_optimizer(self, *, num_steps: int) -> keras.optimizers.Optimizer:
-        """Creates the optimizer with its schedule.
-
-        Args:
-            num_steps: optimizer steps of the whole run.
-        """
+        """Creates the optimizer with its schedule."""
         from tfaccel.training.schedules import make_schedule
 
         decay = self.weight_decay

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import check_names
@@ -31,7 +30,6 @@ _OF_DATA = ("batch_size", "sample_weight", "class_weight", "shuffle")
 
 
 @data_after_model
-@checks_types(WorkloadError)
 def find_learning_rate(
     workload: Any,
     x: Any = None,

@@ -120,7 +120,10 @@ class RateSweep:
         model.reset_metrics()
         left, loss = self._batches_per_step, float("nan")
         while left > 0:
-            result = self._engine.checks.run("train", self._batches(), left, loop=self._batches_per_step > 1)
+            feed, loop = self._batches(), self._batches_per_step > 1
+            result = self._engine.checks.compare("train", feed, loop=loop)
+            if result is None:
+                result = self._engine.run("train", feed, left, loop=loop)
             left -= result.num_steps
             self._num_batches += result.num_steps
             if "loss" not in result.logs:

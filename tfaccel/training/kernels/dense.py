@@ -123,9 +123,6 @@ def _activation(x: Any, approximate: bool = False) -> Any:
 def gelu(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """`x` times the probability that a normally distributed number is less than `x`, as `keras.activations.gelu`.
 
-    Args:
-        x: a float tensor.
-
     Example:
         >>> round(float(gelu(tf.constant(1.0))), 4)
         0.8413

@@ -32,7 +32,6 @@ def fused_recurrence(layer: keras.layers.Layer, kind: type[keras.layers.RNN], ru
     Keras's operations compute masked sequences, and other dtypes than float32.
 
     Args:
-        layer: any layer.
         kind: `keras.layers.LSTM` or `keras.layers.GRU`.
         run: computes the steps from inputs of shape `(steps, batch, features)`, the initial states, and kernel,
             recurrent kernel and bias (absent if the layer has none). It returns the hidden states, those of all steps

@@ -295,7 +295,6 @@ def run_nodes(nodes: Iterable[Any], values: dict[int, Any], context: dict[str, A
     """Runs calls of operations as `Functional.call` does, and adds their outputs to `values`.
 
     Args:
-        nodes: in their order.
         values: by the ids of symbolic tensors.
         context: what the model's call was given for its layers, such as `training`.
     """

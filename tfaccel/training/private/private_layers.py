@@ -135,10 +135,6 @@ def global_moments(layer: keras.layers.BatchNormalization, exchange: Exchange) -
     """Attributes that make a layer compute mean and variance over the rows of all replicas, as on one device.
 
     The gradient is written out: it passes over the activations once, where that of `tf.nn.moments` does several times.
-
-    Args:
-        layer: a layer that `takes_keras_moments`.
-        exchange: sums over the replicas.
     """
 
     def moments(inputs: tf.Tensor, mask: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -196,10 +192,6 @@ def computes_as_keras(layer: keras.layers.Layer, kind: type[keras.layers.RNN]) -
     """Whether a layer is a Keras `LSTM` or `GRU` whose computation is not overridden, with the default settings.
 
     These are the default activations, the default `implementation` and no recurrent dropout.
-
-    Args:
-        layer: any layer.
-        kind: `keras.layers.LSTM` or `keras.layers.GRU`.
     """
     cell_kind = keras.layers.LSTMCell if kind is keras.layers.LSTM else keras.layers.GRUCell
     if not keeps_methods(layer, kind, "call", "inner_loop") or layer.use_cudnn is True:

@@ -17,12 +17,7 @@ patch_lock = threading.RLock()
 
 @contextlib.contextmanager
 def patched(owner: Any, **parts: Any) -> Iterator[None]:
-    """Within the block, a class or module of another package has other parts: for one thread at a time that patches.
-
-    Args:
-        owner: the class or module.
-        **parts: its parts by name.
-    """
+    """Within the block, a class or module of another package has other parts: for one thread at a time that patches."""
     with patch_lock:
         before = {name: getattr(owner, name) for name in parts}
         try:

@@ -42,7 +42,6 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
     first step, and so do tfaccel's `fit`, `evaluate` and `predict`.
 
     Args:
-        model: a compiled model.
         batch_spec: specs of `x`, `(x, y)` or `(x, y, sample_weight)`.
         kind: the step that will run: "train", "test" or "predict".
 

@@ -100,7 +100,6 @@ def refusing_unseeded_random(
     """While tracing: calls `refuse` where an operation draws random numbers without a `SeedGenerator` of its own.
 
     Args:
-        refuse: raises an error.
         when: whether the current thread may not draw such numbers at the moment.
     """
     from keras.src.random import seed_generator
@@ -130,7 +129,6 @@ def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -
 
     Args:
         used: a list to which True is appended for each such operation.
-        when: whether that holds where the operation is called.
     """
     from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as gen_stateless_random_ops_v2

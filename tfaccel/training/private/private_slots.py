@@ -124,9 +124,7 @@ def get_keys(
     """Attributes that make an optimizer know weights whose values are, for now, in copies of their variables.
 
     Args:
-        optimizer: the optimizer.
         variables: the weights; call this while their values are not in the copies.
-        copies: the copies.
     """
     name = "_var_key"
     key_of = private_part(type(optimizer), name)
@@ -170,13 +168,7 @@ def dtype_attribute(variable: keras.Variable, dtype: str) -> dict[str, str]:
 
 
 def plain_variable(value: Any, name: str, *, shape: Any = None) -> tf.Variable:
-    """A new variable on the current device: no strategy whose scope the caller is in takes part.
-
-    Args:
-        value: the first value.
-        name: of the variable.
-        shape: of all values; by default that of the first one.
-    """
+    """A new variable on the current device: no strategy whose scope the caller is in takes part."""
     from tensorflow.python.ops import resource_variable_ops
 
     kind = private_part(resource_variable_ops, "ResourceVariable", package="tensorflow")

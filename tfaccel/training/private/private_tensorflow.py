@@ -203,7 +203,6 @@ def captures_replaced(function: Any, captures: Mapping[int, tf.Tensor]) -> Itera
     """Within the block, a concrete function takes other tensors in place of those that it captured.
 
     Args:
-        function: the concrete function.
         captures: by the id of what they replace.
     """
     before = private_part(function, "captured_inputs", package="tensorflow")
@@ -285,13 +284,7 @@ def changed_tables(graph: Any) -> list[LookupTable]:
 
 
 class LookupTable:
-    """The contents of a mutable lookup table, which can be taken and assigned as those of a variable.
-
-    Args:
-        handle: the table's resource.
-        keys, values: the types of its keys and values.
-        name: what to call it.
-    """
+    """The contents of a mutable lookup table, which can be taken and assigned as those of a variable."""
 
     def __init__(self, handle: tf.Tensor, keys: str, values: str, *, name: str) -> None:
         self._handle, self._types, self.name = handle, (keys, values), name

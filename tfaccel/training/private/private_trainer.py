@@ -77,11 +77,7 @@ class Done(BaseException):
 
 
 def replace_fit(train: Callable[[keras.Model, dict[str, Any]], None]) -> None:
-    """Makes the next `Model.fit` call `train(model, arguments)` and raise `Done`; later ones are Keras's again.
-
-    Args:
-        train: gets the model and the arguments of `fit` by name.
-    """
+    """Makes the next `Model.fit` call `train(model, arguments)` and raise `Done`; later ones are Keras's again."""
     original = keras.Model.fit
 
     def stopped(model: keras.Model, *args: Any, **kwargs: Any) -> NoReturn:
@@ -98,10 +94,6 @@ _PER_BYTE, _MORE = 2, 1 << 24  # weights of 4 bits; and a few that are not saved
 
 def load_model(path: str | os.PathLike[str], **options: Any) -> keras.Model:
     """`keras.saving.load_model` for a `.keras` file, without allocating weights that the file does not hold.
-
-    Args:
-        path: the file, which has been checked with `tfaccel.keras_file`.
-        **options: as for Keras.
 
     Raises:
         ExportError: if the layers declare more weights than the file has room for.

@@ -49,9 +49,7 @@ def broadcast(
     """Sends a tensor from one replica to all others of a `MultiWorkerMirroredStrategy`. All workers call it together.
 
     Args:
-        strategy: whose replicas take part.
         values: for each local replica, the tensor that it sends, or None to receive it.
-        shape, dtype: of the tensor.
         after: for each local replica, what must be there before it sends or receives.
 
     Returns:
@@ -90,10 +88,7 @@ def broadcast_array(
     """Sends a value from one replica to all workers, which call it together; not in a graph.
 
     Args:
-        strategy: of the replicas.
-        value: the value, on the worker that sends it; None on the others.
         replica: which of that worker's replicas sends.
-        shape, dtype: of the value.
     """
     devices = [launcher._device for launcher in _launchers(strategy)]
     flat = None if value is None else tf.reshape(value, [-1])

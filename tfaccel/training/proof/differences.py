@@ -106,7 +106,6 @@ def is_noise(slots: list[tuple[str, np.ndarray, float]], tolerance: Tolerance) -
     Args:
         slots: for each slot of a weight: the last word of its name, how far it has moved, and how far the slots of that
             name have moved at most. Those that hold squares of gradients have other names than "momentum".
-        tolerance: what is nothing beside the largest step.
 
     Returns:
         A boolean array of the weight's shape; False without slots.
@@ -164,9 +163,7 @@ def difference(
         one: after the step on one device.
         again: after the step on one device, with the rows in another order.
         many: after the step on several replicas.
-        tolerance: how large a difference may be.
         has_slots: whether an optimizer moves it, with slots of its own.
-        noise: see `is_noise`.
 
     Returns:
         Whether it differs, and the largest difference relative to the step, without what is only rounding.
@@ -208,10 +205,6 @@ class MetricDifference:
     A metric's state over all replicas is the sum of their states; that of a gathered metric is the same on all. What a
     step adds to it must give the result that it gives on one device.
 
-    Args:
-        model: the compiled model.
-        replicas: its replicas.
-
     Attributes:
         names: the names of all its metrics, also those that only layers and losses refer to.
         variables: what their states are made of.
@@ -250,7 +243,6 @@ class MetricDifference:
         Args:
             many: the state of all replicas after the step.
             one: the state after a step of one device, which holds it in the components of the first replica.
-            tolerance: how large a difference may be.
         """
         self.differing = []
         for metric in self._metrics:

@@ -39,9 +39,6 @@ def what_depends_on_micro_batches(
     in other micro-batches; that does not count.
 
     Args:
-        model: a built and compiled model.
-        replicas: the replicas of its strategy.
-        batch: one batch, as eager tensors.
         sums_duplicates: whether the gradients of repeated embedding rows are summed before the optimizer sees them, as
             with accumulation or `sum_duplicate_indices`.
 
@@ -197,11 +194,6 @@ def noted_step(model: keras.Model, replicas: Replicas, batch: Any) -> NotedStep:
     """Runs the default train step on a batch, without applying gradients; the model stays as it is.
 
     Random numbers are constants.
-
-    Args:
-        model: a built and compiled model.
-        replicas: the replicas of its strategy.
-        batch: a batch of few rows, as eager tensors.
     """
     noted = NotedStep()
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)

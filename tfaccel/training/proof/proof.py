@@ -41,9 +41,6 @@ def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
 
     Args:
         engine: the engine that ran it; the model has its state from before.
-        kind: "train", "test" or "predict".
-        data: the global batch that it was run on.
-        proof: what was found.
     """
     what = _mixing_layer(engine, kind, data) or _blamed(engine.model, kind, proof)
     logs = [name[4:] for name in proof.differing if name.startswith("log ")]

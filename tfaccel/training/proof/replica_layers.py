@@ -24,10 +24,6 @@ from tfaccel.training.steps.replicas import Replicas, split_rows
 class ReplicaLayers:
     """The layers of a model that run on shares of the rows.
 
-    Args:
-        model: a built model.
-        replicas: its replicas, all in this process.
-
     Attributes:
         components: the variables of each replica that these layers change.
         runs: whether one of the layers is being traced.
@@ -186,7 +182,6 @@ def get_specs(data: Any, known: Any = None) -> Any:
     """The specs of a batch.
 
     Args:
-        data: the batch.
         known: the specs of all batches, whose unknown sizes stay unknown; None takes the sizes of this one.
     """
     leaves, others = tf.nest.flatten(data), tf.nest.flatten(known)

@@ -217,9 +217,6 @@ def _get_package(defined: Any) -> str:
 class DetachedStep:
     """A concrete function that changes none of the variables that it was traced with.
 
-    Args:
-        function: the concrete function of the step.
-
     Example:
         >>> total = tf.Variable(1.0)
         >>> add = tf.function(lambda amount: total.assign_add(amount)).get_concrete_function(2.0)
@@ -239,8 +236,6 @@ class DetachedStep:
         """Runs the step in a thread of its own, in which no strategy's scope is open.
 
         Args:
-            data: a batch.
-            before: the state that the step begins with.
             given: values that take the place of those in `before`, by the ids of their variables.
         """
         thread = background_thread()

@@ -54,9 +54,6 @@ _MAX_DOUBLINGS = 20
 class StepChecks:
     """The checks of an engine.
 
-    Args:
-        engine: the engine.
-
     Attributes:
         looks: whether checks are on.
         proofs: kind of step -> what comparing its first step with one device's has shown.
@@ -100,7 +97,6 @@ class StepChecks:
         """The steps of an epoch that are to be compared.
 
         Args:
-            kind: "train" or "test".
             done: the first step of the epoch that is run.
             limit: the number of its steps; None if it is not known.
         """
@@ -127,29 +123,26 @@ class StepChecks:
 
     # --- Running them -------------------------------------------------------------------------------------------------
 
-    def run(self, kind: str, feed: Feed, num_steps: int, *, loop: bool, is_due: bool = False) -> WindowResult:
-        """`Engine.run`; the first step is compared with one device's if it is due, or none of its kind was before.
-
-        Such a step may be the only one that is run.
+    def compare(self, kind: str, feed: Feed, *, loop: bool, is_due: bool = False) -> WindowResult | None:
+        """Compares the next step with one device's if it is due, or none of its kind was before.
 
         Args:
-            kind: "train" or "test".
-            feed: the batches.
-            num_steps, loop: see `Engine.run`.
             is_due: whether to compare the step.
+
+        Returns:
+            Its result if the step has been run; None if it is still to be run.
 
         Raises:
             CoupledRowsError: if it differs, whatever is computed from the rows of all replicas.
         """
-        engine = self._engine
         if not (self._are_needed and (is_due or not self._is_proven(kind))):
-            return engine.run(kind, feed, num_steps, loop=loop)
+            return None
 
         def one_step(batch: Feed, traced: Callable[[], None] | None = None) -> WindowResult:
-            return engine.run(kind, batch, 1, loop=loop, traced=traced)
+            return self._engine.run(kind, batch, 1, loop=loop, traced=traced)
 
-        result = self._compared(kind, feed, one_step, lambda done: done.logs)
-        return engine.run(kind, feed, num_steps, loop=loop) if result is None else result
+        result: WindowResult | None = self._compared(kind, feed, one_step, lambda done: done.logs)
+        return result
 
     def predict(self, feed: Feed) -> Any:
         """`Engine.predict`; the first batch of all is compared with what one device predicts.

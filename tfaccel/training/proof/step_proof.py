@@ -84,8 +84,6 @@ class StepProof:
     """One kind of step, traced for one device, which is compared with the engine's on any batch.
 
     Args:
-        engine: the engine of a built and compiled model.
-        kind: "train", "test" or "predict".
         data: a global batch, as eager tensors.
         spec: the specs of all batches; None if they are all alike.
         every: n, to compare a step of its own on every n-th row, where one device has no memory for all of them.
@@ -170,11 +168,7 @@ class StepProof:
         return sum((variable.shape.num_elements() or 0) * variable.dtype.size for variable in self._variables)
 
     def begin(self, data: Any) -> None:
-        """Takes note of the state that the engine's step is about to begin with, and starts the step of one device.
-
-        Args:
-            data: the global batch of the step.
-        """
+        """Takes note of the state that the engine's step is about to begin with, and starts the step of one device."""
         self._before = State(self._variables)
         self._accumulated = self._accumulated_by_all()
         if self._kind != "predict":
@@ -190,7 +184,6 @@ class StepProof:
         """Compares the engine's step after it has run; its result stays as it is.
 
         Args:
-            data: its global batch, as eager tensors.
             results: its logs; or, of a prediction, its outputs.
         """
         after = State(self._variables)

@@ -57,7 +57,6 @@ def place_augmentation(
         workload: the workload to train. Without `augment`, the plan is returned unchanged.
         plan: the plan to train with. With several workers nothing is measured, and they augment on the host.
         strategy: the plan's strategy, in its runtime; None for a new one.
-        seed: determines the data.
         epochs: number of epochs of the planned run; None for the workload's recommendation.
         window_seconds: approximate duration of a turn at the slower place; a turn has 4 to 64 steps.
 
@@ -96,12 +95,6 @@ def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runt
     """Returns a run's plan with `augment_on` measured if it was undecided, and logs the choice.
 
     A resumed run keeps its first choice. Random generators end in the same state as without a measurement.
-
-    Args:
-        workload, plan: the workload to train, and the plan to train it with.
-        run_dir: the run directory.
-        runtime: the plan's runtime, entered.
-        epochs: number of epochs of the run.
     """
     if workload.augment is None or not is_unplaced(plan):
         return plan
@@ -121,12 +114,7 @@ def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runt
 
 
 class _Trial:
-    """Training for a few steps with batches augmented at one place.
-
-    Args:
-        engine: the engine of a throwaway model.
-        source: the data to train on.
-    """
+    """Training for a few steps with batches augmented at one place."""
 
     def __init__(self, engine: Engine, source: WorkloadSource) -> None:
         self._engine = engine

@@ -63,11 +63,6 @@ _OF_MODELS = {"layers", "input_layers", "output_layers"}
 def built_settings(model: keras.Model, *, num_batches: int | None, batch_size: int) -> dict[str, Any]:
     """The settings of a compiled model and its data, as JSON values.
 
-    Args:
-        model: the compiled model.
-        num_batches: batches of an epoch; None if unknown.
-        batch_size: rows of a batch.
-
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)])
         >>> model.compile("sgd", "mse")
@@ -177,7 +172,6 @@ def parts_per_batch(position: dict[str, Any], accumulation_steps: int) -> int:
 
     Args:
         position: the position of a checkpoint; without `accumulation_steps`, it has those of the run.
-        accumulation_steps: those of the run that continues.
 
     Raises:
         RunDirError: if batches would have to be joined.
@@ -229,12 +223,6 @@ def state_in_parts(
 ) -> dict[str, np.ndarray]:
     """The state of a checkpoint, for optimizers that accumulate over `parts` times as many batches.
 
-    Args:
-        state: the arrays of `read_state`, of the same model with fewer accumulation steps.
-        model: the built model.
-        parts: see `parts_per_batch`.
-        num_replicas: number of replicas, each of which has its own accumulated gradients.
-
     Raises:
         RunDirError: if the model has states, which belong to the rows of a batch.
     """
@@ -270,9 +258,6 @@ def step_in_split_epoch(workload: Workload, plan: Plan, parts: int, *, seed: int
     """Checks that an epoch can continue in smaller batches; returns its next step, at most the epoch's length.
 
     Args:
-        workload, plan: what is trained, with the smaller batches.
-        parts: the number of batches that each batch was split into.
-        seed, epoch: of the run.
         step: the next step in the epoch, counted in smaller batches.
 
     Raises:
@@ -348,11 +333,6 @@ def check_same_when_longer(
     workload: Workload, scaling: LearningRateScaling | None, *, num_steps: int | None, more_steps: int | None
 ) -> None:
     """Checks that nothing of a run depends on its number of optimizer steps.
-
-    Args:
-        workload, scaling: what is trained, and how its learning rate is scaled.
-        num_steps: the number that the run was begun with.
-        more_steps: the number that it shall have.
 
     Raises:
         RunDirError: if a compile argument differs, which is named, or the warm-up of a scaled rate does.

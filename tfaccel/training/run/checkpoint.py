@@ -110,12 +110,7 @@ def _first_replicas_state(variable: keras.Variable, replicas: Replicas) -> np.nd
 
 
 def bad_weight(model: keras.Model, state: Mapping[str, np.ndarray]) -> str | None:
-    """The path of the first weight that has a NaN, or if it is trained, an infinite value; None if there is none.
-
-    Args:
-        model: the model.
-        state: what `read_state` returned.
-    """
+    """The path of the first weight that has a NaN, or if it is trained, an infinite value; None if there is none."""
     for i, variable in enumerate(model.weights):
         value = state[f"weight/{i}"]
         if np.issubdtype(np.asarray(value).dtype, np.integer) or value.dtype == bool:
@@ -181,10 +176,6 @@ def checkpoint_of_chief(found: Checkpoint | None, replicas: Replicas) -> Checkpo
     """The checkpoint that the chief has read, on all workers, which need no access to its disk.
 
     It is sent in messages of about 64 MB, or of one array if that is larger.
-
-    Args:
-        found: what this worker has read; only the chief's counts.
-        replicas: of the run.
     """
     if replicas.num_workers == 1:
         return found

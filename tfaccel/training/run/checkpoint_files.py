@@ -47,11 +47,8 @@ def save_checkpoint(
     At any moment, what has a visible name is complete, and the newest of these is this checkpoint or the one before.
 
     Args:
-        folder: the folder of checkpoints, in an existing one.
-        arrays: name -> array.
         position: JSON-serializable; its `step` names the checkpoint. Its `monitored`, if there is one, has the `name`,
             `direction` and `value` that decide which checkpoint is the best.
-        keep: number of the newest checkpoints to keep.
         run: the run, whose id is saved; None for arrays of no run.
 
     Raises:
@@ -121,7 +118,6 @@ def load_newest(folder: Path, run: RunIdentity | None = None) -> Checkpoint | No
     A broken one is named in a warning, and the one before is used.
 
     Args:
-        folder: the folder of checkpoints.
         run: the run that is to be continued; None not to ask whose checkpoint it is.
 
     Raises:
@@ -150,7 +146,6 @@ def checkpoint_weights(folder: Path, name: str) -> list[np.ndarray]:
     """The model's weights in a checkpoint, in the order of `Model.weights`.
 
     Args:
-        folder: the folder of checkpoints.
         name: "best", or the name of a checkpoint.
 
     Raises:

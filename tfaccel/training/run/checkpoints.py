@@ -43,9 +43,6 @@ class OutsideVariables:
 
     A closure, a loss or a regularizer may hold such a variable, which a callback moves from epoch to epoch. Only the
     traced steps know it. Large ones are saved only if something has changed them.
-
-    Args:
-        engine: the engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -72,10 +69,6 @@ class OutsideVariables:
 
     def restore(self, arrays: dict[str, np.ndarray], batch_spec: Any) -> None:
         """Restores what `arrays` returned, once the callbacks have begun and before the first step is traced.
-
-        Args:
-            arrays: of the checkpoint.
-            batch_spec: specs of a batch, for which the step is traced to find the variables.
 
         Raises:
             RunDirError: if the step reads other variables than that of the stopped run.
@@ -204,7 +197,6 @@ def restore_model(engine: Engine, restored: Restored | None, *, parts: int = 1) 
     """Puts an engine's model back where a checkpoint was; does nothing without one.
 
     Args:
-        engine, restored: the engine, and the checkpoint.
         parts: how many batches each batch of the checkpoint is split into from now on.
     """
     if restored is None:
@@ -220,10 +212,7 @@ class Checkpoints(keras.callbacks.Callback):
     """Saves and restores the whole training state. Checkpoints are written in a thread, while training goes on.
 
     Args:
-        run_dir, engine: the run directory to save to, and the engine whose state is saved.
         others: callbacks whose state (best value, patience) is saved too; this callback must come after them.
-        options: when to save.
-        restored: arrays and position of the checkpoint to continue from.
     """
 
     tfaccel_windows = True
@@ -383,8 +372,6 @@ class CheckpointWriter:
     are: training goes on, and the next one is tried. After three in a row, training stops.
 
     Args:
-        folder: the folder of checkpoints.
-        keep: number of the newest checkpoints to keep, besides the best.
         resume_by: how the user resumes the run, for messages.
         run: the run, if the folder is in a run directory.
     """
@@ -401,9 +388,6 @@ class CheckpointWriter:
 
     def write(self, arrays: dict[str, np.ndarray], position: dict[str, Any]) -> None:
         """Copies the arrays, and begins to write them; first waits for the checkpoint before.
-
-        Args:
-            arrays, position: as for `save_checkpoint`.
 
         Raises:
             RunDirError: if three checkpoints in a row could not be written.

@@ -33,7 +33,6 @@ def compiled_model(
     """Builds and compiles a new model of a workload; call it inside the scope of the plan's strategy.
 
     Args:
-        workload, plan: the workload to train, and the plan to train it with.
         num_steps: number of optimizer steps of the whole run, for `compile_args`; None if unknown.
         rates: scales the learning rates; None to leave them as they are.
 
@@ -142,12 +141,7 @@ _SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPla
 
 
 class ScaledRates:
-    """Scales learning rates, and remembers from what to what.
-
-    Args:
-        scaling: the rule and the batch sizes.
-        num_steps: optimizer steps of the whole run; None if unknown.
-    """
+    """Scales learning rates, and remembers from what to what."""
 
     def __init__(self, scaling: LearningRateScaling, num_steps: int | None) -> None:
         self._scaling = scaling

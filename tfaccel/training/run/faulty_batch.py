@@ -41,7 +41,6 @@ class Fault:
         what: "input", "target", "sample weight", "loss" or "gradient".
         name: which input or target, or the paths of the weights; "" if there is one only.
         rows: the rows of the batch concerned; None if they could not be told.
-        num_rows: the number of rows of the batch.
     """
 
     what: str
@@ -95,8 +94,6 @@ def causes_named(engine: Engine, workload: Workload, plan: Plan, *, seed: int, f
     """Within the block, a `NonFiniteLossError` names its cause, as far as it is known without repeating steps.
 
     Args:
-        engine: the engine that trains.
-        workload, plan, seed: as of the run.
         finds: whether steps leave out their batch if it is not finite, so that the weights are those from before it.
     """
     try:
@@ -120,8 +117,6 @@ def explained(
     """The error with its cause, as far as it can be found.
 
     Args:
-        error: has the epoch and the step.
-        workload, plan, seed: as of the run.
         model, replicas: the model with the weights from before the step; None if they are lost, so that only the data
             can tell.
     """
@@ -260,9 +255,6 @@ _CHANGED = "It could be read when the run started, and was changed or removed si
 @contextlib.contextmanager
 def input_errors_named(workload: Workload) -> Iterator[None]:
     """Within the block, TensorFlow's errors about damaged input become a `DataError`.
-
-    Args:
-        workload: its image files are checked again, to find the one that has changed.
 
     Raises:
         DataError: in place of TensorFlow's error.

@@ -45,8 +45,6 @@ class FitData:
 
     Args:
         x: the first argument for data of `fit`.
-        source: the source made of the data.
-        mode: "exact", "replay" or "restart", see `Resume`.
         order_seed: of the order of arrays, if no global seed is set.
 
     Raises:
@@ -113,7 +111,6 @@ class FitData:
         """Makes the next epoch continue at a place.
 
         Args:
-            place, arrays: what `place` returned.
             epoch: epochs that are complete.
 
         Raises:

@@ -74,10 +74,6 @@ def smaller_batches_if_out_of_memory(
 ) -> Iterator[None]:
     """Within the block, running out of memory raises `BatchTooLarge`.
 
-    Args:
-        model: the compiled model that is trained.
-        workload, plan, replicas: what it is trained with.
-
     Raises:
         BatchTooLarge: if the run may continue with smaller batches.
         StepCancelled: if one of several replicas has failed, and it is not known how.
@@ -171,10 +167,6 @@ def within_memory(name: str, plan: Plan, hardware: Hardware) -> Iterator[None]:
 
     Without this check, the operating system kills the process without a message.
 
-    Args:
-        name: name of the workload.
-        plan, hardware: the devices that hold the model, and their memory.
-
     Raises:
         WorkloadError: at the first variable that does not fit together with its gradient.
 
@@ -205,10 +197,6 @@ def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) 
     """Refuses a built model whose weights, gradients and optimizer state exceed the available memory.
 
     Activations come on top and are not known in advance, so a model that passes may still be too large.
-
-    Args:
-        model: a built model with its optimizer.
-        name, plan, hardware: as in `within_memory`.
 
     Raises:
         WorkloadError: if the model is too large.

@@ -65,11 +65,6 @@ def train_until_done(
     A failed session's model and data are released, regardless of what its last step changed. The next one starts from
     the newest checkpoint of the run, or over, with the same random generators: no example is lost or trained twice.
 
-    Args:
-        workload, plan, run_dir, options: what to train, how, and where to.
-        runtime, hardware: the plan's runtime, entered, and the machine.
-        signals: what asks to stop.
-
     Returns:
         The plan that the run ended with, and its outcome.
 

@@ -140,12 +140,7 @@ def say(text: str) -> None:
 
 
 class ShownRun:
-    """What `train` says of a run, on the chief.
-
-    Args:
-        verbose: as for `train`.
-        cluster: this process's place in a cluster; None for a single process.
-    """
+    """What `train` says of a run, on the chief."""
 
     def __init__(self, verbose: int | str, cluster: Cluster | None) -> None:
         self._is_shown = bool(verbose) and (cluster is None or cluster.is_chief)

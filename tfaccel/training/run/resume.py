@@ -186,10 +186,6 @@ def refuse_own_loop(resume: Resume | None, model: keras.Model) -> None:
 class ResumedFit:
     """What `fit` does with a `Resume`: finds the newest checkpoint, and trains from there.
 
-    Args:
-        resume: the callback.
-        replicas: of the model.
-
     Raises:
         RunDirError: if the directory holds anything else, or only broken checkpoints.
     """

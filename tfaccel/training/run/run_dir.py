@@ -403,11 +403,7 @@ def _is_left(entry: Path) -> bool:
 
 @contextlib.contextmanager
 def nothing_left_if_refused(directory: RunDir) -> Iterator[None]:
-    """Removes what a new run has written, if its model or plan is refused before anything is trained.
-
-    Args:
-        directory: of a run that begins within the block, and is unlocked there.
-    """
+    """Removes what a new run has written, if its model or plan is refused before anything is trained."""
     was_there, is_new = directory.path.exists(), directory.writes and not directory.resumes
     try:
         yield

@@ -80,9 +80,6 @@ class Owner:
 class RunLock:
     """Takes the directory of a run for this process, until `release`.
 
-    Args:
-        folder: the directory, which exists.
-
     Raises:
         RunDirError: if another process, or another run of this one, uses it; the message names it.
         OSError: if nothing can be written there.

@@ -42,12 +42,8 @@ def plan_and_origin(
     not see each other's files, it is always that of the rules.
 
     Args:
-        hardware, workload: what the plan is for.
-        run_dir: the run directory, which need not exist.
-        resume: "never", "auto" or "must", as for `tfaccel.train`.
         can_restart: whether settings that this process cannot take any more stay in a measured plan.
         measured: a plan that was measured just now, which counts as a kept one, whether or not it could be kept.
-        **fixed: plan fields, whose values stay fixed.
 
     Raises:
         PlanError: if a fixed field cannot run here.
@@ -100,9 +96,6 @@ def _saved_plan(file: Path) -> Plan | None:
 class StepRange:
     """Some consecutive optimizer steps of a run, counted from 1.
 
-    Args:
-        first, last: both are included.
-
     Raises:
         WorkloadError: if they are not whole numbers with 1 <= first <= last.
 
@@ -147,10 +140,7 @@ class RunOptions:
     """What `train` was asked for, besides workload and plan.
 
     Args:
-        epochs, seed, checkpoint_interval, keep_checkpoints, callbacks, verbose: as in `train`.
         scaling: how to scale the learning rate; None to leave it as it is.
-        profile: the optimizer steps to profile; None for none.
-        on_nonfinite: what to do when the loss or gradients become NaN or infinite; see `train`.
         until: only repeat the steps up to this position (epoch and step, from 1) to find out why they did.
     """
 

@@ -32,9 +32,6 @@ class Session:
     """A workload's training under a plan. Each part is made when it is first used; `close` releases the data.
 
     Args:
-        workload, plan: what is trained, and how.
-        strategy: the plan's, in its runtime.
-        seed: determines the data.
         epochs: total number of epochs; no batches of more are prepared.
         planned_epochs: number of epochs that `num_steps` is computed for; None for the workload's recommendation.
         start_epoch, start: the first epoch, and where in it to start.
@@ -160,7 +157,6 @@ def check_batches(model: keras.Model, batch_spec: Any, of: str) -> None:
 
     Args:
         model: the model; the inputs of a subclassed model are unknown before it is called.
-        batch_spec: specs of `x`, `(x, y)` or `(x, y, sample_weight)`.
         of: the source of the batches, for the message.
     """
     shapes = [getattr(spec, "shape", None) for spec in keras.tree.flatten(batch_spec)]

@@ -71,7 +71,6 @@ class StopSignals:
     status 138, which asks for another start.
 
     Args:
-        grace_seconds: the grace time after SIGTERM.
         continues: a sentence that says how to continue after a stop.
 
     Attributes:

@@ -33,11 +33,6 @@ class StopWhenAsked(keras.callbacks.Callback):
 
     Validation is interrupted as well: the checkpoint then has the state from before it, and a resumed run repeats it.
 
-    Args:
-        signals: what this process has received.
-        checkpoints: the callback that saves, which comes before this one.
-        run_dir, replicas: the run directory, and the replicas that are trained.
-
     Raises:
         RunStopped: after SIGTERM.
         KeyboardInterrupt: after Ctrl-C, with the text of a `RunStopped`.
@@ -137,11 +132,7 @@ class StopWhenAsked(keras.callbacks.Callback):
 
 
 class Agreement:
-    """What all workers have been asked to do, which each of them learns after the same steps.
-
-    Args:
-        replicas: the replicas of several workers.
-    """
+    """What all workers have been asked to do, which each of them learns after the same steps."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -163,11 +154,7 @@ class Agreement:
         return sum(number * self._step_seconds[kind] for kind, number in counted.items()) >= _SECONDS_BETWEEN_ASKING
 
     def ask(self, own: signal.Signals | None) -> signal.Signals | None:
-        """The signal that any worker has received: SIGINT before SIGTERM; None if there was none.
-
-        Args:
-            own: what this worker has received.
-        """
+        """The signal that any worker has received: SIGINT before SIGTERM; None if there was none."""
         is_chief = self._replicas.is_chief
         micros = [int(is_chief * self._seconds[kind] * 1e6) for kind in (_TRAIN, _TEST)]
         asked = [int(own == number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -36,10 +36,8 @@ class TimedWindow:
 
     Args:
         seconds: wall time of all of them, the wait for their batches included.
-        num_steps: how many.
         loss: their mean training loss.
         waited_seconds: how long the steps waited for their batches; None if unknown.
-        cpu_seconds: CPU time of the process, all threads.
         gpu_utilization: the fraction of the time in which the GPUs computed something; None if unknown.
     """
 
@@ -55,9 +53,6 @@ class TimedSteps:
     """A workload's training under a plan, in timed windows. Each instance has a model of its own.
 
     Args:
-        workload, plan: what is trained, and how.
-        strategy: the plan's, in its runtime.
-        seed: determines the data.
         epochs: of the run that is planned, for learning-rate schedules; None for the workload's recommendation.
         marks_layers: mark the layers' operations, for `layer_seconds`.
 
@@ -145,9 +140,6 @@ class TimedSteps:
 
         The layers must have been marked. Empty where single operations cannot be told apart: on other devices than
         CPUs, and where XLA compiles them.
-
-        Args:
-            num_steps: how many are traced, with TensorFlow's profiler.
         """
         if self._plan.jit_compile or not self._plan.devices[0].startswith("CPU"):
             return {}

@@ -75,8 +75,6 @@ class MetricLines(keras.callbacks.Callback):
     """Writes one line of `metrics.jsonl` per epoch.
 
     Args:
-        run_dir: the run directory.
-        steps_of_epoch: batches of an epoch; None if unknown.
         utilization: a callback before this one, which knows the epoch's performance; None if nothing does.
         left_out: knows how many batches of the epoch were left out; None if none may be.
     """
@@ -175,9 +173,7 @@ class ProfileSteps(keras.callbacks.Callback):
     """Profiles a range of steps. Graph calls begin and end at its limits.
 
     Args:
-        steps: the optimizer steps to profile.
         folder: TensorBoard's directory; the trace is written into `plugins/profile` in it.
-        batches_per_step: batches of an optimizer step.
         batches_before: batches that the run has trained on before this call to `train`.
         batches_in_epoch: how many of them belong to the epoch that is resumed.
     """
@@ -244,7 +240,6 @@ class TensorBoardScalars(keras.callbacks.Callback):
     The epoch's performance is in `train` too, as `performance/NAME`.
 
     Args:
-        folder: the directory to pass to `tensorboard --logdir`.
         utilization: a callback before this one, which knows the epoch's performance.
     """
 

@@ -101,13 +101,7 @@ class UntilFault(keras.callbacks.Callback):
 
 
 class TrainSession:
-    """Builds the model of a workload under the current runtime, and trains it.
-
-    Args:
-        workload, plan, run_dir, options: what to train, how, and where to.
-        runtime, hardware: the plan's runtime, entered, and the machine.
-        signals: what asks to stop.
-    """
+    """Builds the model of a workload under the current runtime, and trains it."""
 
     def __init__(
         self,

@@ -32,12 +32,6 @@ class Utilization(keras.callbacks.Callback):
 
     Graph calls that trace are left out, unless an epoch has no others. So is validation.
 
-    Args:
-        engine: the engine that trains.
-        plan, hardware: the run's plan, and the machine that it runs on.
-        batch_spec: specs of a global batch.
-        examples_per_batch: the number of examples in one.
-
     Attributes:
         of_epoch: the performance of the last epoch; None before the first one, or if it had no steps.
         workers: the times of each worker in the last epoch; empty with one worker.

@@ -50,10 +50,7 @@ class WorkloadSource(IteratorSource):
     If the plan has data workers, they prepare the same batches in the same order.
 
     Args:
-        workload, plan, seed: the workload to train, its plan and its seed.
-        replicas: the replicas that share each batch.
         epochs: total number of epochs; no more are prepared.
-        start_epoch: the first epoch.
         start: where in this epoch to start; its `step` counts.
     """
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -42,10 +43,6 @@ IsFinite = Callable[[], tf.Tensor] | None
 
 class MicroBatches(ABC):
     """What the micro-batches of an optimizer step have in common, whatever the number of replicas.
-
-    Args:
-        model, replicas: the model, built with its optimizer, and its replicas.
-        leaves_out: whether batches are left out whose loss or gradients are not finite.
 
     Attributes:
         number: micro-batches of an optimizer step that run together; 1 if Keras changes weights or their averages after
@@ -132,9 +129,7 @@ class MicroBatches(ABC):
         """Applies the gradients, unless something is not as expected; then puts back the state from before.
 
         Args:
-            apply: updates the weights of all local replicas.
             bad: numbers, above 0 where a loss or gradients are not finite.
-            before: what `begin` returned.
             is_finite: whether the loss is finite; None if that is not watched.
 
         Returns:
@@ -175,9 +170,7 @@ def window_of_micro_batches(
     """A window whose steps run the micro-batches of an optimizer step together where they can.
 
     Args:
-        steps: run one micro-batch; see `Steps`.
         together: runs several. If it leaves out batches, a window that watches the loss ends at the first one.
-        batches: of the feed.
         is_finite: whether the loss is finite; a window ends where it is not. None if that is not watched.
 
     Returns:
@@ -225,7 +218,6 @@ def _fetched(
     """The next batches: as many as are wanted and there; the rest of the list repeats the first.
 
     Args:
-        batches, arguments, state, step: see `GraphBatches`.
         limits: the length of the list, and how many are wanted, at least 1.
     """
     first, state = batches.fetch(arguments, state, step)
@@ -243,13 +235,7 @@ def _fetched(
 
 
 class TogetherOnOne(MicroBatches):
-    """The micro-batches of one replica in stages.
-
-    Args:
-        steps: its steps.
-        staged: the model's stages.
-        leaves_out: see `MicroBatches`.
-    """
+    """The micro-batches of one replica in stages."""
 
     def __init__(self, steps: OneReplica, staged: StagedModel, *, leaves_out: bool) -> None:
         super().__init__(steps.model, steps.replicas, leaves_out=leaves_out)
@@ -257,9 +243,9 @@ class TogetherOnOne(MicroBatches):
 
     def train(self, batches: GraphBatches, several: Sequence[Any], *, is_finite: IsFinite) -> tf.Tensor:
         """Trains on the micro-batches of an optimizer step; returns False if that changed nothing."""
-        with tf.device(self.replicas.devices[0] or None):
+        with self._steps.on_device():
             data = [batches.rows(batch) for batch in several]
-        ran: tf.Tensor = self._steps.on_replica(lambda data: self._run(data, is_finite))(data)
+            ran: tf.Tensor = self._steps.on_replica(lambda: partial(self._run, is_finite=is_finite))(data)
         return ran
 
     def _run(self, data: Sequence[Any], is_finite: IsFinite) -> tf.Tensor:
@@ -294,12 +280,7 @@ class TogetherOnOne(MicroBatches):
 
 
 class TogetherOnSeveral(MicroBatches):
-    """The micro-batches of several replicas, each in stages on devices of its own: gradients and slots stay there.
-
-    Args:
-        steps: their steps.
-        leaves_out: see `MicroBatches`.
-    """
+    """The micro-batches of several replicas, each in stages on devices of its own: gradients and slots stay there."""
 
     def __init__(self, steps: SeveralReplicas, *, leaves_out: bool) -> None:
         super().__init__(steps.model, steps.replicas, leaves_out=leaves_out)
@@ -344,13 +325,7 @@ class TogetherOnSeveral(MicroBatches):
 
 
 def make_together(staged: StagedModel, steps: Any, *, leaves_out: bool) -> MicroBatches:
-    """Runs the micro-batches of a staged model's optimizer steps together.
-
-    Args:
-        staged: its stages.
-        steps: `OneReplica` or `SeveralReplicas`.
-        leaves_out: see `MicroBatches`.
-    """
+    """Runs the micro-batches of a staged model's optimizer steps together."""
     if isinstance(steps, OneReplica):
         return TogetherOnOne(steps, staged, leaves_out=leaves_out)
     return TogetherOnSeveral(steps, leaves_out=leaves_out)

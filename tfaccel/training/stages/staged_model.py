@@ -33,9 +33,7 @@ class StagedModel:
     """The stages of a built model, and their devices.
 
     Args:
-        model: a built and compiled model, on one device or mirrored.
         devices: of each replica, those of its stages: replica by replica.
-        num_stages: how many stages there are.
 
     Raises:
         PlanError: if the model cannot be cut, or does what stages do not support; the message says what can be done.
@@ -206,7 +204,6 @@ def run_on(device: str, function: Callable[..., list[Any]], inputs: Sequence[tf.
     """Calls a function on a device, and takes its gradient there, with a tape of its own.
 
     Args:
-        device: the device.
         function: takes the inputs, and returns tensors and Nones.
         inputs: floating-point or complex tensors that gradients are passed on to.
 

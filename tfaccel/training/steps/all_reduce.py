@@ -29,7 +29,6 @@ def all_reduce(replicas: Replicas, values: list[Any], *, pack_bytes: int = 0) ->
     Must be called in the strategy's cross-replica context.
 
     Args:
-        replicas: of the model.
         values: dense tensors and `IndexedSlices`.
         pack_bytes: size of the packs in which they are reduced; 0 leaves it to TensorFlow.
     """

@@ -70,12 +70,7 @@ def replica_statistics(
     *,
     timed: Callable[[Any, Callable[[], Any]], Any] = lambda inputs, reduce: reduce(),
 ) -> Iterator[None]:
-    """While tracing a training step: synchronized layers sum over the replicas; others are logged once.
-
-    Args:
-        model, num_replicas: the model, and the number of its replicas.
-        timed: see `Replicas.timed`.
-    """
+    """While tracing a training step: synchronized layers sum over the replicas; others are logged once."""
     synchronized = {id(layer) for layer in synchronized_layers(model)}
     alone: dict[str, None] = {}  # names, in order
     with contextlib.ExitStack() as stack:

@@ -25,7 +25,7 @@ _CALLS = ("StatefulPartitionedCall", "While", "If", "Case", "XlaLaunch")
 
 
 class InputClock:
-    """Measures one step: `step`, then `waited`.
+    """Measures the step that is traced after its creation: `ended`, then `waited`.
 
     Args:
         on_gpu: whether the step's device only launches operations.
@@ -33,25 +33,19 @@ class InputClock:
 
     def __init__(self, *, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
+        self._num_before = len(_operations())
         self._ends: list[tf.Operation] = []
 
-    def step(self, step_fn: Callable[..., Any], *arguments: Any) -> Any:
-        """Runs the step, and takes note of the operations that end it."""
-        if tf.executing_eagerly():
-            return step_fn(*arguments)
-        graph = tf.compat.v1.get_default_graph()
-        num_before = len(graph.get_operations())
-        logs = step_fn(*arguments)
-        new = graph.get_operations()[num_before:]
+    def ended(self) -> None:
+        """Takes note of the operations that end the step."""
+        new = _operations()[self._num_before :]
         self._ends = [operation for operation in new if not operation.outputs or operation.type in _CALLS]
-        return logs
 
     def waited(self, state: Any, finite: tf.Tensor) -> tf.Tensor:
         """Seconds from the end of the step until the next batch is there, as a float64 scalar.
 
         Args:
             state: the loop state after the step's batch was fetched; see `GraphBatches.fetch`.
-            finite: whether the step's loss is finite.
         """
         if not state:  # batches of arrays are always there
             return tf.constant(0.0, tf.float64)
@@ -61,6 +55,12 @@ class InputClock:
                 ended = tf.timestamp()
             with tf.control_dependencies([ended, state[0].has_value()]):
                 return tf.timestamp() - ended
+
+
+def _operations() -> list[tf.Operation]:
+    """The operations of the graph being traced so far."""
+    found: list[tf.Operation] = [] if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_operations()
+    return found
 
 
 class ReduceClock:
@@ -80,12 +80,7 @@ class ReduceClock:
         return float(self.variable.numpy())
 
     def timed(self, inputs: list[Any], reduce: Callable[[], Any]) -> Any:
-        """What `reduce()` returns; the time from when the inputs are there until the results are is added.
-
-        Args:
-            inputs: this worker's tensors, dense or `IndexedSlices`.
-            reduce: reduces them.
-        """
+        """What `reduce()` returns; the time from when the inputs are there until the results are is added."""
         if tf.executing_eagerly():
             return reduce()
         started = _time_after(inputs)

@@ -205,7 +205,6 @@ def host_lookup(layer: keras.layers.Embedding, ids: Any, *, equal_gradients: boo
     """The rows of a table on the host, copied to the device of the step, each distinct one once.
 
     Args:
-        layer: the layer whose table it is.
         ids: its inputs; ragged ones give ragged rows, and what is missing in sparse ones is id 0, as in Keras.
         equal_gradients: give the gradient a slice for each id, not for each distinct id, by slices of zeros. Workers
             can only exchange gradients that have the same number of slices.
@@ -283,7 +282,6 @@ def prepare_tables(model: keras.Model, how: str, where: str) -> None:
     """Checks that row updates give what was asked for, and moves tables to where they are asked for.
 
     Args:
-        model: a compiled model.
         how, where: `embedding_updates` and `embeddings_on` of a plan.
 
     Raises:
@@ -298,7 +296,6 @@ def check_row_updates(model: keras.Model, how: str) -> None:
     """Checks that row updates give what was asked for.
 
     Args:
-        model: a compiled model.
         how: "rows", which must be exact, or "rows_lazy".
 
     Raises:

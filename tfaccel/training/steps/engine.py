@@ -139,10 +139,6 @@ class Engine:
 
         As in Keras, a new `model.optimizer` alone has no effect on steps that are traced already.
 
-        Args:
-            kind: "train" or "test".
-            feed: the batches.
-
         Raises:
             PlanError: as at the start of training.
         """
@@ -282,9 +278,7 @@ class Engine:
         """Runs steps on the next batches of `feed` in one graph call.
 
         Args:
-            kind: "train" or "test".
             feed: the batches; at least one must be left.
-            num_steps: maximum number of steps.
             loop: False runs one step, in a graph without a loop.
             traced: called when the steps are traced, before they run.
         """
@@ -361,15 +355,7 @@ class Engine:
 def build_before_steps(
     model: keras.Model, batch_spec: Any, options: EngineOptions, kind: str = "train", *, always: bool = False
 ) -> None:
-    """Creates a model's variables unless, as in Keras, the first step may do so while it is traced.
-
-    Args:
-        model: a compiled model.
-        batch_spec: specs of a batch.
-        options: of the engine that will train it.
-        kind: the step that will run.
-        always: create them in any case.
-    """
+    """Creates a model's variables unless, as in Keras, the first step may do so while it is traced."""
     usual = (options.embedding_updates, options.optimizer_state, options.optimizer_slots_dtype, options.pipeline_stages)
     needed = usual != ("keras", "replicated", "float32", 1) or options.leaves_out or has_slots_of_weights(model)
     if always or needed or is_distributed(model.distribute_strategy):

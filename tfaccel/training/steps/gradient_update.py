@@ -58,10 +58,7 @@ class GradientUpdate:
 
     Args:
         optimizer: a built Keras optimizer; with `gradient_accumulation_steps`, gradients are reduced once per update.
-        replicas: the replicas of the strategy that created the variables.
-        jit_compile: compile the update of each replica with XLA.
         combine_slices: what to do with `IndexedSlices` first, such as `densify`; None to leave them to Keras.
-        pack_bytes: see `all_reduce`.
         optimizer_state: where slots are: "replicated", "sharded" or "host"; see `slots`.
         placed: a context, while tracing, that decides on which of a replica's devices gradients and weights are used.
 
@@ -170,7 +167,6 @@ class GradientUpdate:
         Args:
             gradients: one per-replica value for each variable (None if it has no gradient); their sum over the replicas
                 is the gradient of the global batch.
-            variables: the trainable variables.
             overflows: per-replica count of non-finite gradients; required for accumulation with a loss scale.
             num_contributors: number of replicas whose `IndexedSlices` have slices; None for all.
         """
@@ -337,7 +333,6 @@ class UpdateInStep:
 
     Args:
         optimizer: a Keras optimizer without a loss scale.
-        replicas: the replicas of the strategy that created the variables.
 
     Attributes:
         saw_sparse_gradients, own_rows: as of `GradientUpdate`; gradients are dense.

@@ -96,12 +96,7 @@ def refuse_overwritten(variables: Iterable[keras.Variable], num_replicas: int) -
 def same_numbers_on_all(
     num_replicas: int, *, when: Callable[[], bool] = lambda: True
 ) -> contextlib.AbstractContextManager[None]:
-    """While tracing updates: raises PlanError for random numbers that would differ between the replicas' updates.
-
-    Args:
-        num_replicas: with one replica, nothing is refused.
-        when: whether the current thread traces an update.
-    """
+    """While tracing updates: raises PlanError for random numbers that would differ between the replicas' updates."""
     return contextlib.nullcontext() if num_replicas == 1 else refusing_unseeded_random(_refuse_unseeded, when=when)
 
 

@@ -68,13 +68,7 @@ def bad_gradients(gradients: list[Any], optimizer: keras.optimizers.Optimizer) -
 
 
 def bad_logs(logs: Any, model: keras.Model, read: Callable[[keras.Variable], Any]) -> tf.Tensor:
-    """Above 0 if the loss that a custom `train_step` returns or tracks is not finite.
-
-    Args:
-        logs: what the step returned.
-        model: the model.
-        read: reads a variable of the replica.
-    """
+    """Above 0 if the loss that a custom `train_step` returns or tracks is not finite."""
     found = [logs["loss"]] if isinstance(logs, dict) and "loss" in logs else []
     tracker = private_api.loss_tracker(model)
     found += [] if tracker is None else [read(tracker.total)]
@@ -86,7 +80,6 @@ class OneReplicaGuard:
     """Runs a training step of one replica, and leaves out its batch if the loss or gradients are not finite.
 
     Args:
-        model: the model, built with its optimizers and metrics.
         component: returns the plain variable behind a Keras variable.
     """
 
@@ -151,8 +144,6 @@ class ReplicasGuard:
     """Leaves out the batch of a step on all replicas if the loss or gradients are not finite on any of them.
 
     Args:
-        model: the model, built with its optimizers and metrics.
-        replicas: its replicas.
         leaves_out: False to leave out nothing; gradients are then always applied.
 
     Attributes:
@@ -175,7 +166,6 @@ class ReplicasGuard:
 
         Args:
             bad: per-replica numbers, above 0 where something is not finite.
-            update: sums and applies the gradients.
         """
         if not self._leaves_out:
             update()
@@ -211,11 +201,6 @@ class LeftOutCount:
     def add(self, epoch: int, window: range, steps: Sequence[int]) -> None:
         """Adds the steps of a window whose batches were left out.
 
-        Args:
-            epoch: the epoch, from 0.
-            window: the steps of the window, counted from 0 in the epoch.
-            steps: which of them left out their batches.
-
         Raises:
             NonFiniteLossError: if ten or more batches in a row were left out.
         """
@@ -244,10 +229,6 @@ class LeftOutCount:
 
     def end_epoch(self, epoch: int, num_steps: int, *, logs: bool) -> None:
         """Ends an epoch with one line, if batches were left out.
-
-        Args:
-            epoch, num_steps: the epoch, from 0, and its number of steps.
-            logs: whether this process logs the line.
 
         Raises:
             NonFiniteLossError: if no batch was left in.

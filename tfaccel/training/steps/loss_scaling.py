@@ -25,12 +25,7 @@ def has_loss_scale(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def weighted_scale_loss(optimizer: keras.optimizers.Optimizer, *, notes_bad: bool = False) -> Callable[[Any], Any]:
-    """`optimizer.scale_loss`, with the loss weighted by the replica's fraction of the rows.
-
-    Args:
-        optimizer: the optimizer.
-        notes_bad: take note of a loss that is not finite.
-    """
+    """`optimizer.scale_loss`, with the loss weighted by the replica's fraction of the rows."""
 
     def scale_loss(loss: Any) -> Any:
         share = current_share()

@@ -28,9 +28,6 @@ def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int, batches_per_s
     Nothing is trained, and random states are left as they are. Operations are counted before they are fused.
 
     Args:
-        engine: whose step is traced, once more.
-        batch_spec: specs of a global batch.
-        rows: the number of examples in it.
         batches_per_step: micro-batches whose gradients are accumulated; only the last one updates the weights.
 
     Raises:
@@ -48,11 +45,6 @@ def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int, batches_per_s
 
 def forward_cost(model: keras.Model, inputs_spec: Any, *, rows: int) -> StepCost:
     """The cost of a forward pass in inference mode of a built model.
-
-    Args:
-        model: the model.
-        inputs_spec: specs of its inputs.
-        rows: the number of examples.
 
     Raises:
         WorkloadError: if a shape or the length of a loop depends on the data.

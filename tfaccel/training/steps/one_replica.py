@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -28,9 +29,6 @@ class OneReplica:
     including the optimizer update, is one function that XLA can compile.
 
     Args:
-        model: a compiled Keras model.
-        replicas: the replica of the strategy that it was built under.
-        jit_compile: compile the steps with XLA.
         combine_slices: what to do with `IndexedSlices`, such as `densify`; None to leave them to Keras.
         leaves_out: leave out batches whose loss or gradients are not finite; the model must be built.
 
@@ -59,33 +57,42 @@ class OneReplica:
         self._leaves_out = leaves_out
         self.finite: tf.Tensor | None = None
         self.noted_results = NotedResults()
-        # A context of the trace may replace a model's steps.
-        self._train = self.on_replica(self._guarded(self._train_step) if leaves_out else self._train_step)
-        self._test = self.on_replica(lambda data: model.test_step(data))
-        self._predict = self.on_replica(lambda data: model.predict_step(data))
+        guard = OneReplicaGuard(model, lambda variable: replicas.components([variable], 0)[0])
+        self._train = self.on_replica(lambda: partial(guard.run, model.train_step) if leaves_out else model.train_step)
+        self._test = self.on_replica(lambda: model.test_step)
+        self._predict = self.on_replica(lambda: model.predict_step)
 
     def train(self, batches: GraphBatches, batch: Any) -> Any:
         """One training step; returns what `train_step` returns."""
-        with tf.device(self.replicas.devices[0] or None):  # batches are augmented here if the plan says so
-            data = batches.rows(batch)
-        if not self._leaves_out:
-            return self._train(data)
-        logs, self.finite = self._train(data)
+        with self.on_device():  # batches are augmented here if the plan says so
+            logs = self._train(batches.rows(batch))
+        if self._leaves_out:
+            logs, self.finite = logs
         return logs
 
     def test(self, batches: GraphBatches, batch: Any) -> Any:
         """One evaluation step; returns what `test_step` returns."""
-        return self._test(batches.rows(batch))
+        data = batches.rows(batch)
+        with self.on_device():
+            return self._test(data)
 
     def predict(self, batches: GraphBatches, batch: Any) -> Any:
         """Predictions for one batch."""
-        return self._predict(batches.rows(batch))
+        data = batches.rows(batch)
+        with self.on_device():
+            return self._predict(data)
 
-    def _train_step(self, data: Any) -> Any:
-        return self.model.train_step(data)
+    def on_device(self) -> contextlib.AbstractContextManager[None]:
+        """The replica's device."""
+        device: contextlib.AbstractContextManager[None] = tf.device(self.replicas.devices[0] or None)
+        return device
 
-    def on_replica(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The step as a function of the batch's rows on the replica's device, with its plain variables."""
+    def on_replica(self, get_step: Callable[[], Callable[[Any], Any]]) -> Callable[[Any], Any]:
+        """A step as a function of the batch's rows, with the replica's plain variables; call it `on_device`.
+
+        Args:
+            get_step: returns the step when it is traced: a context of the trace may replace those of the model.
+        """
 
         def run(data: Any) -> Any:
             with contextlib.ExitStack() as stack:
@@ -101,23 +108,9 @@ class OneReplica:
 
                     attributes = {"apply": self._local_apply(optimizer, build)}
                     stack.enter_context(instance_attributes(optimizer, attributes))
-                return step(data)
+                return get_step()(data)
 
-        function = run
-        if self._jit_compile:
-            function = graph_function(run, jit_compile=True, reduce_retracing=True)
-
-        def on_device(data: Any) -> Any:
-            with tf.device(self.replicas.devices[0] or None):
-                return function(data)
-
-        return on_device
-
-    def _guarded(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The step as a function that leaves out batches, and also returns whether everything was finite."""
-
-        guard = OneReplicaGuard(self.model, lambda variable: self.replicas.components([variable], 0)[0])
-        return lambda data: guard.run(step, data)
+        return graph_function(run, jit_compile=True, reduce_retracing=True) if self._jit_compile else run
 
     def _local_apply(
         self, optimizer: keras.optimizers.Optimizer, build: Callable[[list[keras.Variable]], None]

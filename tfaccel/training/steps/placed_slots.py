@@ -47,13 +47,7 @@ from tfaccel.training.steps.slots import (
 
 
 class PlacedSlots:
-    """The slots of one optimizer.
-
-    Args:
-        optimizer, replicas: of a model.
-        how: where they are: "replicated", "sharded" or "host".
-        pack_bytes: see `all_reduce`.
-    """
+    """The slots of one optimizer."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: str, *, pack_bytes: int = 0
@@ -164,7 +158,6 @@ def give_weights(
     Args:
         variables: the weights, in the same order on all workers.
         owners: the replica that has each weight's new value, by the weight's id.
-        replicas: of the model.
         after: tensors that must be there before weights are received.
     """
     if replicas.num_workers == 1:
@@ -251,12 +244,7 @@ def _get_pieces(variables: Sequence[keras.Variable], owner: int) -> Iterator[Pie
 
 
 class HostUpdate:
-    """Runs an optimizer on the host, once in each process.
-
-    Args:
-        optimizer: a built optimizer whose slots are on the host.
-        replicas: of its model.
-    """
+    """Runs an optimizer on the host, once in each process."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, replicas: Replicas) -> None:
         self._optimizer, self._replicas = optimizer, replicas
@@ -268,7 +256,6 @@ class HostUpdate:
         Args:
             gradients: the summed gradients of one replica.
             apply: calls the optimizer with gradients on the host.
-            jit_compile: compile the update with XLA.
         """
         with tf.device(host_device(self._replicas)):
             moved = self._moved()
@@ -348,7 +335,6 @@ def sums_at_owners(
         gradients: dense gradients of this worker.
         variables: their weights, in the same order on both workers.
         owners: the replica that owns each weight, by the weight's id.
-        replicas: of the model.
     """
     sums = {id(variable): gradient for variable, gradient in zip(variables, gradients, strict=True)}
     done: list[Any] = []

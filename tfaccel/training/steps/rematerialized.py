@@ -140,7 +140,6 @@ class _Runs:
     """The forward pass of a block, and its recomputation with the same random numbers.
 
     Args:
-        block: the layer.
         state: makes the context of `Layer.__call__`, which the backward pass lacks.
     """
 
@@ -216,7 +215,6 @@ def recomputed(function: Callable[..., Any], inputs: Sequence[tf.Tensor]) -> Any
     Args:
         function: takes the inputs and returns a tensor or a nest of tensors and Nones; the second run must repeat the
             first one.
-        inputs: tensors.
 
     Returns:
         What the function returns, with Keras's masks.

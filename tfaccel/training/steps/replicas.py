@@ -154,7 +154,6 @@ class Replicas:
         """The sum over all replicas of an array on one of them, and zeros on the others.
 
         Args:
-            values: the array of this worker.
             first: the replica that has it; one of another worker gives zeros on all of this one.
         """
 

@@ -59,11 +59,8 @@ class SeveralReplicas:
     """Train, test and predict steps on global batches, each replica on its own rows.
 
     Args:
-        model: a built and compiled Keras model.
-        replicas: the replicas of the strategy that it was built under.
         rows: splits the rows of a batch over the replicas, and runs steps on them.
         make_update: makes of an optimizer what sums and applies its gradients.
-        compiled: what XLA compiles.
         leaves_out: leave out batches whose loss or gradients are not finite on any replica.
         placed: a context, while tracing a replica, that decides where the operations on its gradients are.
 
@@ -176,10 +173,6 @@ class SeveralReplicas:
 
     def get_gradients(self, batches: GraphBatches, batch: Any, *, if_empty: str) -> Any:
         """The forward and backward pass of all replicas, in the strategy's scope.
-
-        Args:
-            batches, batch: see `GraphBatches`.
-            if_empty: see `StepOnRows.run`.
 
         Returns:
             Per-replica gradients, numbers of overflows, numbers above 0 for what is not finite if batches are left out,

@@ -121,11 +121,6 @@ def owners_by_size(sizes: Sequence[int], num_replicas: int) -> list[int]:
 def place_slots(optimizer: keras.optimizers.Optimizer, replicas: Replicas, how: str) -> SlotPlaces | None:
     """Moves the slots of a built optimizer to their places, with their values, unless they are there.
 
-    Args:
-        optimizer: the optimizer; all workers call it together.
-        replicas: of its model.
-        how: "replicated", "sharded" or "host".
-
     Returns:
         The places; None for "replicated".
     """
@@ -330,11 +325,6 @@ _OWN_PACKAGES = ("keras.", "tfaccel.")
 
 def placed_as_asked(model: keras.Model, replicas: Replicas, options: Any) -> str:
     """Stores the slots of a model's optimizers, as far as they are built, where and as they were asked for.
-
-    Args:
-        model: a compiled model.
-        replicas: its replicas.
-        options: the engine's.
 
     Returns:
         Where slots are: "sharded", "host" or "replicated", also if a single replica has nobody to share them with.

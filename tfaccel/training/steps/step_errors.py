@@ -121,9 +121,6 @@ def fixed_rows_named(model: keras.Model, replicas: Replicas, kind: str, data: An
     """Within the block, in which steps run: looks for a fixed number of rows if a step fails.
 
     Args:
-        model: a built and compiled model.
-        replicas: the replicas of its strategy.
-        kind: "train" or "test".
         data: the step's global batch, as eager tensors; None if it is not to be looked for.
 
     Raises:
@@ -147,7 +144,6 @@ def fixed_rows(step: str, sizes: tuple[int, int], failure: Exception) -> str:
     """The message for a step that only works on all rows of a batch.
 
     Args:
-        step: the name of the step.
         sizes: the number of rows of the batch, and of one replica.
         failure: what the step raised on the rows of one replica.
     """

@@ -87,11 +87,7 @@ class StepGraphs:
     """The steps of one kind, and the graphs traced from them.
 
     Args:
-        model, replicas: the engine's model and replicas.
-        kind: "train", "test" or "predict".
-        steps: the steps to trace.
         function_of_keras: Keras's function for the model's step; when Keras replaces it, these graphs are outdated.
-        options: what the graphs do beside the steps.
 
     Attributes:
         functions: the graphs, by their inputs.
@@ -114,7 +110,6 @@ class StepGraphs:
         self.states = TraceStates(model)
         self.functions: dict[tuple[Any, str, bool], Callable[..., Any]] = {}
         self.has_one_graph = False
-        self.batch_specs: Any = None
         self._model = model
         self._kind = kind
         self._replicas = replicas
@@ -133,25 +128,27 @@ class StepGraphs:
         """
         if self.has_one_graph:
             loop = self._kind != "predict" and not has_own_logs(self._model, self._kind)
-        specs = feed.signature(any_rows=self.has_one_graph)
-        self.batch_specs = feed.spec
+        specs, predicts = feed.signature(any_rows=self.has_one_graph), self._kind == "predict"
         key = (feed.batches, str(specs), loop)
-        if key not in self.functions:
-            stateful: list[bool] = []
-            with noting_stateful_random(stateful, current_replica):
-                function = self._traced(feed, loop, specs, arguments)
-            if stateful and not (self.has_one_graph or self.run_eagerly):
-                self.has_one_graph = True
-                return self.function(feed, loop, arguments)
-            self.functions[key] = function
-        return self.functions[key]
+        if key in self.functions:
+            return self.functions[key]
+        stateful: list[bool] = []
+        with noting_stateful_random(stateful, current_replica):
+            function: Any = self._predict_graph(feed.batches) if predicts else self._window_graph(feed.batches, loop)
+            if not self.run_eagerly:
+                function = tf.function(self._in_contexts(function, feed.spec), autograph=False, reduce_retracing=True)
+                traced = arguments if specs is None else (specs, tf.TensorSpec([], tf.int32))[: 1 if predicts else 2]
+                concrete = function.get_concrete_function(*traced)
+                function = function if specs is None else concrete
+                self._graphs[function] = concrete.graph
+        if stateful and not (self.has_one_graph or self.run_eagerly):
+            self.has_one_graph = True
+            return self.function(feed, loop, arguments)
+        self.functions[key] = function
+        return function
 
     def unsaved_state(self, function: Callable[..., Any]) -> str:
-        """What a graph keeps from step to step that no checkpoint holds; "" if nothing is known.
-
-        Args:
-            function: what `function` returned.
-        """
+        """What a graph keeps from step to step that no checkpoint holds; "" if nothing is known."""
         if self.run_eagerly:
             return ""
         if function not in self._unsaved:
@@ -180,19 +177,6 @@ class StepGraphs:
         every = get_variables(self._model)
         every = every + [v for one in get_optimizers(self._model).values() for v in unlisted_variables(one)]
         return [one for i in range(len(self._replicas.devices)) for one in self._replicas.components(every, i)]
-
-    def _traced(self, feed: CallFeed, loop: bool, specs: Any, arguments: Any) -> Callable[..., Any]:
-        predicts = self._kind == "predict"
-        graph = self._predict_graph(feed.batches) if predicts else self._window_graph(feed.batches, loop)
-        if self.run_eagerly:
-            return graph
-        function: Any = tf.function(self._in_contexts(graph, self.batch_specs), autograph=False, reduce_retracing=True)
-        if specs is not None:
-            arguments = (specs, *(() if predicts else (tf.TensorSpec([], tf.int32),)))
-        concrete = function.get_concrete_function(*arguments)
-        function = function if specs is None else concrete
-        self._graphs[function] = concrete.graph
-        return function
 
     def _in_contexts(self, run: Callable[..., Any], batch_specs: Any) -> Callable[..., Any]:
         def traced(*arguments: Any) -> Any:
@@ -224,9 +208,10 @@ class StepGraphs:
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
             def body(step: tf.Tensor, state: Any, logs: Any, flags: Any, waited: Any, bad: Any) -> Any:
                 earlier = logs
-                clock = InputClock(on_gpu=on_gpu)
                 batch, state = batches.fetch(arguments, state, step)
-                own_logs = clock.step(step_fn, batches, batch)
+                clock = InputClock(on_gpu=on_gpu)
+                own_logs = step_fn(batches, batch)
+                clock.ended()
                 if leaves_out:
                     finite = self._steps_are_finite()
                     bad = (bad[0].write(step, ~finite),)
@@ -327,9 +312,7 @@ def get_logs(model: keras.Model, replicas: Replicas, own: Any, results: dict[str
     not use.
 
     Args:
-        model, replicas: the model and its replicas.
         own: what a custom step returned; empty if there is none.
-        results: the results of all metrics.
     """
     own = flat_logs(own or {})
     if not own or set(own) == set(results):

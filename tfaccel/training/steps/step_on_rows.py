@@ -36,10 +36,6 @@ from tfaccel.training.steps.replicas import Replicas, split_rows
 class StepOnRows:
     """Runs steps on every replica with its rows of the global batch.
 
-    Args:
-        model: a built model.
-        replicas: the replicas of the strategy that it was built under.
-
     Attributes:
         are_fixed: whether replicas get shares of fixed sizes, and run the whole step with nothing between them.
         needs_every_replica: whether every replica must run the step, because it reduces or gathers over the replicas,
@@ -249,12 +245,7 @@ def with_fixed_shapes(feed: CallFeed) -> CallFeed:
 
 
 class FixedShapeFeed:
-    """The batches of a feed up to the next one of another shape, for one graph call.
-
-    Args:
-        feed: the feed.
-        batches: its batches, for the graph call.
-    """
+    """The batches of a feed up to the next one of another shape, for one graph call."""
 
     def __init__(self, feed: CallFeed, batches: ArrayBatches | FixedShapeBatches) -> None:
         self._feed = feed

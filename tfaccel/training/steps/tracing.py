@@ -150,10 +150,6 @@ def _has_tensors(value: Any) -> bool:
 def depends_on(tensor: Any, batch: Any) -> bool:
     """Whether a tensor is computed from the values of a batch.
 
-    Args:
-        tensor: a tensor of the graph being traced.
-        batch: a nest of tensors of the same graph.
-
     Returns:
         True if it is; always True in eager mode, which has no graph.
     """

@@ -55,11 +55,6 @@ class WindowLength:
     """Chooses the number of steps for an engine's next graph call.
 
     A callback with a method `steps_to_boundary(done)` determines where a window must end.
-
-    Args:
-        engine: the engine, which keeps the step time between calls.
-        kind: "train" or "test".
-        callbacks: the callbacks of this call.
     """
 
     def __init__(self, engine: Engine, kind: str, callbacks: list[keras.callbacks.Callback]) -> None:
@@ -149,9 +144,6 @@ def epoch_windows(
     """Runs one epoch window by window; yields the number of its steps that are done, and the window's result.
 
     Args:
-        engine, kind: the engine to run, and the kind of step.
-        feed: the batches of the epoch.
-        length: chooses the length of windows.
         limit: number of steps in the epoch; None for all batches of the feed.
         begin: called with the first step of each window before it runs.
         counted: the steps that were done before, or are not to be done; None if there are none.
@@ -176,7 +168,8 @@ def epoch_windows(
             stop = min([end, *(step for step in due if step > done)])
             num_steps = min(stop - done, engine.longest_window(kind, feed) or sys.maxsize)
             before = engine.checks.num_compared(kind)
-            result = engine.checks.run(kind, feed, num_steps, loop=length.loops, is_due=done in due)
+            compared = engine.checks.compare(kind, feed, loop=length.loops, is_due=done in due)
+            result = compared or engine.run(kind, feed, num_steps, loop=length.loops)
             is_compared = engine.checks.num_compared(kind) != before
             length.ran(result.num_steps, time.perf_counter() - started, traced=result.traced or is_compared)
             left_out += tuple(done + step for step in result.left_out)

@@ -55,13 +55,7 @@ def compiles_steps(model: keras.Model) -> bool:
 
 
 def compiled_by_replicas(model: keras.Model, *, asked: bool, updates_rows: bool) -> Compiled:
-    """What XLA compiles of the steps of several replicas, whose gradients are summed between pass and update.
-
-    Args:
-        model: a built and compiled model.
-        asked: whether it compiles any step.
-        updates_rows: whether rows of embedding tables are updated, which it cannot compile.
-    """
+    """What XLA compiles of the steps of several replicas, whose gradients are summed between pass and update."""
     refusal = why_not_in_training(model) if asked else None
     if refusal:
         logger.warning("XLA stays off for training: %s", refusal)
