@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfaccel.parity.case import ParityCase
-from tfaccel.training.lars import Lars
+from tfaccel.training.optimizers import Lars
 
 # Bounds that most gradients of the small models exceed.
 CLIPPING: dict[str, dict[str, float]] = {

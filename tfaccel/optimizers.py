@@ -4,7 +4,7 @@ from tfaccel.known_names import lazy_names
 
 # Public name -> the module that defines it.
 _PUBLIC_NAMES = {
-    "Lars": "tfaccel.training.lars",
+    "Lars": "tfaccel.training.optimizers",
 }
 
 __all__ = sorted(_PUBLIC_NAMES)

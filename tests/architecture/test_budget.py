@@ -34,7 +34,6 @@ BUDGET = {
     "training.run": 6_500,
     "training.stages": 900,
     "training.steps": 6_650,
-    "training.verdict": 600,
     "training.workers": 850,
     "tuning": 4_950,
 }

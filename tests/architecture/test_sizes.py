@@ -15,7 +15,7 @@ LONG_SIGNATURES = {f"tfaccel/training/{name}.py" for name in ("fit", "evaluate",
 LONG_SIGNATURES |= {"tfaccel/planning/workload.py"}
 LONG_SIGNATURES |= {"tfaccel/tuning/search.py", "tfaccel/compressing/compress.py"}
 LONG_SIGNATURES |= {"tfaccel/data/epochs.py"}  # what a workload's train_data may take
-LONG_SIGNATURES |= {"tfaccel/training/lars.py"}  # what Keras's optimizers take
+LONG_SIGNATURES |= {"tfaccel/training/optimizers.py"}  # what Keras's optimizers take
 
 
 def long_files(source: Source) -> list[str]:

@@ -89,7 +89,7 @@ def on_device(plan):
 
 def weights_after_training(work, plan, *, whole_step=False):
     from tfaccel.training.private import private_models
-    from tfaccel.training.run.compiled_model import compiled_model
+    from tfaccel.training.run.session import compiled_model
     from tfaccel.training.run.workload_source import WorkloadSource
     from tfaccel.training.runtime import Runtime
     from tfaccel.training.steps.engine import EngineOptions, get_engine

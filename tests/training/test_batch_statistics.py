@@ -10,7 +10,7 @@ import keras, numpy as np, tensorflow as tf, tfaccel
 from keras import layers
 from tfaccel.training.steps.batch_statistics import synchronize_batch_norm
 from tfaccel.training.steps.engine import get_engine
-from tfaccel.training.rematerialize import rematerialize
+from tfaccel.training.steps.rematerialized import rematerialize
 
 CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 4)

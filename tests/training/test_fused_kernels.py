@@ -12,8 +12,7 @@ from keras import layers
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
 from tfaccel.training.fit import plan_of_model
-from tfaccel.training.kernels.dense import fused_einsum_dense
-from tfaccel.training.kernels.fused_kernels import LAYER_KERNELS, fused_kernels
+from tfaccel.training.kernels.fused_kernels import LAYER_KERNELS, fused_einsum_dense, fused_kernels
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

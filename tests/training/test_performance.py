@@ -50,7 +50,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tfaccel import detect_hardware, train
 from tfaccel.planning.machine_ceilings import MachineCeilings, keep_ceilings
-from tfaccel.training.run.train_session import TrainSession
+from tfaccel.training.run.recovery import TrainSession
 from train_workload import plan, workload
 
 folder = Path(sys.argv[1])

@@ -11,8 +11,7 @@ from keras import layers
 from tfaccel import Plan, fit
 from tfaccel.errors import PlanError
 from tfaccel.training.fit import plan_of_model
-from tfaccel.training.rematerialize import rematerialize
-from tfaccel.training.steps.rematerialized import get_blocks, recomputed_blocks
+from tfaccel.training.steps.rematerialized import get_blocks, recomputed_blocks, rematerialize
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

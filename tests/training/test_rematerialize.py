@@ -7,7 +7,7 @@ from tfaccel.errors import WorkloadError
 MODEL = """
 import keras, numpy as np, tensorflow as tf, tfaccel
 from keras import layers
-from tfaccel.training.rematerialize import rematerialize
+from tfaccel.training.steps.rematerialized import rematerialize
 
 CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -62,7 +62,7 @@ def test_block_is_computed_again_for_the_gradient(logical_devices):
     import keras
     import tensorflow as tf
 
-    from tfaccel.training.rematerialize import rematerialize
+    from tfaccel.training.steps.rematerialized import rematerialize
 
     class Counted(keras.layers.Layer):
         def call(self, x):
@@ -89,7 +89,7 @@ def test_masks_pass_a_block(logical_devices):
     import numpy as np
     from keras import layers
 
-    from tfaccel.training.rematerialize import rematerialize
+    from tfaccel.training.steps.rematerialized import rematerialize
 
     def loss(remat):
         keras.utils.set_random_seed(1)
@@ -106,7 +106,7 @@ def test_masks_pass_a_block(logical_devices):
 def test_block_with_a_state_of_its_own_is_refused(logical_devices):
     import keras
 
-    from tfaccel.training.rematerialize import rematerialize
+    from tfaccel.training.steps.rematerialized import rematerialize
 
     frozen = [keras.layers.Dense(8, trainable=False), keras.layers.BatchNormalization(trainable=False)]
     rematerialize(keras.Sequential([keras.Input((8,)), *frozen]))  # frozen weights are no state

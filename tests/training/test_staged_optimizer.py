@@ -8,7 +8,7 @@ def trained(num_steps, *, stop_after, optimizer="sgd"):
     """A model after some steps of a staged run, and its first weights, by layer."""
     import keras
 
-    from tfaccel.training.staged_optimizer import layer_stages, staged_optimizer
+    from tfaccel.training.optimizers import layer_stages, staged_optimizer
     from tfaccel.training.training_options import TrainingOptions
 
     dense = [keras.layers.Dense(4, name=f"dense_{i}") for i in range(4)]
@@ -62,7 +62,7 @@ def test_deeper_stages_learn_more_slowly_and_the_model_is_saved(logical_devices,
 
 
 def test_without_stages_there_is_one_optimizer(logical_devices):
-    from tfaccel.training.staged_optimizer import staged_optimizer
+    from tfaccel.training.optimizers import staged_optimizer
     from tfaccel.training.training_options import TrainingOptions
 
     assert type(staged_optimizer(TrainingOptions(), [], num_steps=10)).__name__ == "AdamW"

@@ -76,7 +76,7 @@ from pathlib import Path
 import keras
 import numpy as np
 from tfaccel import train
-from tfaccel.training.accumulation import AccumulatedSchedule
+from tfaccel.training.schedules import AccumulatedSchedule
 from train_workload import plan, workload
 
 class Rates(keras.callbacks.Callback):

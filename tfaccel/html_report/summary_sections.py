@@ -26,7 +26,7 @@ from tfaccel.html_report.texts import (
     value_text,
 )
 from tfaccel.planning.plan import plan_field_names
-from tfaccel.training.verdict.fit_verdict import SOUND, UNKNOWN
+from tfaccel.training.verdict import SOUND, UNKNOWN
 from tfaccel.tuning.objective import infer_direction
 from tfaccel.tuning.trial_row import TrialRow
 

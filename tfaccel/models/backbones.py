@@ -182,7 +182,7 @@ def prepared_backbone(
     import keras
 
     from tfaccel.training.private.private_api import all_layers
-    from tfaccel.training.rematerialize import rematerialize
+    from tfaccel.training.steps.rematerialized import rematerialize
 
     model = load_backbone(backbone, image_size, pretrained=pretrained)
     for layer in all_layers(model):

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.accumulation import accumulate
+from tfaccel.training.schedules import accumulate
 from tfaccel.training.steps.model_parts import inner_optimizer
 
 

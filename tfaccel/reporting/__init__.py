@@ -7,7 +7,7 @@ from tfaccel.known_names import lazy_names
 
 # Public name -> the module that defines it, and its name there if that differs.
 _PUBLIC_NAMES = {
-    "BaselineScores": "tfaccel.training.verdict.baseline_scores",
+    "BaselineScores": "tfaccel.training.verdict",
     "box_rows": "tfaccel.reporting.coco_scores",
     "central_sentence": "tfaccel.reporting.texts",
     "check_coco_library": "tfaccel.reporting.coco_scores",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfaccel.training.verdict.baseline_scores import BaselineScores
+from tfaccel.training.verdict import BaselineScores
 
 if TYPE_CHECKING:
     from tfaccel.data.interactions.interaction_set import InteractionSet

@@ -15,7 +15,7 @@ import numpy as np
 from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedSplit
 from tfaccel.models.centre_detector import Detections
 from tfaccel.reporting.coco_scores import coco_scores
-from tfaccel.training.verdict.baseline_scores import BaselineScores
+from tfaccel.training.verdict import BaselineScores
 
 logger = logging.getLogger("tfaccel")
 

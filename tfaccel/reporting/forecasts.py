@@ -11,7 +11,7 @@ import numpy as np
 from tfaccel.data.series.series_set import SeriesSet
 from tfaccel.errors import DataError
 from tfaccel.reporting.figures import BLACK, BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
-from tfaccel.training.verdict.baseline_scores import BaselineScores
+from tfaccel.training.verdict import BaselineScores
 
 if TYPE_CHECKING:
     from pathlib import Path

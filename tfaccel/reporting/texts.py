@@ -15,7 +15,7 @@ import numpy as np
 from tfaccel.data.texts.documentation import first_sentence
 from tfaccel.data.texts.pairs import DAYS, MONTHS
 from tfaccel.reporting.classes import accuracy_scores, with_best_penalty
-from tfaccel.training.verdict.baseline_scores import BaselineScores
+from tfaccel.training.verdict import BaselineScores
 
 MAX_GRAM_CHARACTERS = 6
 MAX_CHARACTERS = 2_000_000  # baselines use the last ones of the training text

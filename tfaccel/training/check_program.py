@@ -28,7 +28,7 @@ from tfaccel.processes.connection import end_with_parent
 from tfaccel.training.fit import fit
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_trainer import Done, replace_fit
-from tfaccel.training.proof.replica_layers import draws, in_inference_mode
+from tfaccel.training.proof.one_device import draws, in_inference_mode
 from tfaccel.training.runtime import set_seeds, split_cpu
 from tfaccel.training.steps.engine import get_engine
 

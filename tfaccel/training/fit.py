@@ -17,9 +17,8 @@ from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import make_callbacks, run_epochs, validation_of_fit
 from tfaccel.training.front import make_source, on_engine, prepared_model
-from tfaccel.training.run.compiled_model import engine_options
-from tfaccel.training.run.fit_data import FitData
-from tfaccel.training.run.resume import ResumedFit, refuse_own_loop, taken_out
+from tfaccel.training.run.resume import FitData, ResumedFit, refuse_own_loop, taken_out
+from tfaccel.training.run.session import engine_options
 from tfaccel.training.steps.batch_statistics import synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions, build_before_steps, get_engine
 from tfaccel.training.steps.model_parts import inner_optimizer
@@ -27,6 +26,13 @@ from tfaccel.training.steps.replicas import Replicas, short_name
 from tfaccel.training.workers.lost_worker import only_chief_writes
 
 _POLICIES = (None, STOP, SKIP)
+
+_STRATEGIES = {
+    "one_device": tf.distribute.OneDeviceStrategy,
+    "multi_worker_mirrored": tf.distribute.MultiWorkerMirroredStrategy,
+    "mirrored": tf.distribute.MirroredStrategy,
+    "tpu": tf.distribute.TPUStrategy,
+}
 
 
 def _settled(model: keras.Model, given: dict[str, Any], in_keras_loop: bool) -> None:
@@ -204,14 +210,6 @@ def _capped_epochs(epochs: int) -> int:
         warnings.warn(f"Limiting epochs to {cap}", stacklevel=4)
         return int(cap)
     return epochs
-
-
-_STRATEGIES = {
-    "one_device": tf.distribute.OneDeviceStrategy,
-    "multi_worker_mirrored": tf.distribute.MultiWorkerMirroredStrategy,
-    "mirrored": tf.distribute.MirroredStrategy,
-    "tpu": tf.distribute.TPUStrategy,
-}
 
 
 def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan:

@@ -49,6 +49,10 @@ _OWN = "own"  # the parameter that holds what only a model's own method knows
 _on_engine: dict[str, Callable[..., Any]] = {}  # what runs in place of Keras's method, by name
 _reached: set[tuple[int, str]] = set()  # the models, by id, and the own methods of theirs that have reached the engine
 
+Source = ArraySource | IteratorSource
+_MAX_SEED = 2**31 - 1
+_UNKNOWN_TYPE = "Unrecognized data type"  # how Keras's message begins
+
 
 def on_engine(
     settle: Callable[[keras.Model, dict[str, Any], bool], None] = lambda *_: None,
@@ -241,12 +245,6 @@ def refuse_own_methods(model: keras.Model, made_by: str) -> None:
             "read the workload's own data and never call them. Use tfaccel.fit, which does, or prepare the data in the "
             "workload and return a model without overrides (a KerasHub task with preprocessor=None)."
         )
-
-
-Source = ArraySource | IteratorSource
-
-_MAX_SEED = 2**31 - 1
-_UNKNOWN_TYPE = "Unrecognized data type"  # how Keras's message begins
 
 
 def make_source(

@@ -29,13 +29,39 @@ from tfaccel.planning.workload_calls import advice
 from tfaccel.training.run.result import PROGRESS, ShownRun, TrainResult
 from tfaccel.training.train import train
 from tfaccel.training.training_options import TrainingOptions
-from tfaccel.training.verdict.baseline_scores import BaselineScores
+from tfaccel.training.verdict import BaselineScores
 
 _ShowResult = Callable[[Any, TrainResult], BaselineScores | None]
 
 _TRAINING = "training"  # the parameter that takes the training options
 _BAD_DATA = "bad_data"  # the parameter that takes a `BadData`
 _OF_BAD_DATA = ("on_bad_data", "max_bad_fraction")  # the options that it is made of
+
+logger = logging.getLogger("tfaccel")
+
+_COUNT, _FRACTION = "a count", "a fraction"
+Count = Annotated[int, _COUNT]
+Fraction = Annotated[float, _FRACTION]
+DataPath = str | os.PathLike[str]
+_PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a text"),
+}
+NAMED_DATA_SETS = ("tfds:", "hf:")
+_OF_TRAIN = (
+    "epochs",
+    "seed",
+    "resume",
+    "checkpoint_interval",
+    "keep_checkpoints",
+    "callbacks",
+    "verbose",
+    "learning_rate_scaling",
+    "scaling_warm_up",
+    "on_nonfinite",
+)
 
 
 def recipe(
@@ -225,23 +251,11 @@ def _called(value: Any, options: Mapping[str, Any]) -> Any:
     return value(**{name: options[name] for name in inspect.signature(value).parameters}) if callable(value) else value
 
 
-_COUNT, _FRACTION = "a count", "a fraction"
-
-Count = Annotated[int, _COUNT]
 """The type of an option that counts something: a whole number of at least 1."""
 
-Fraction = Annotated[float, _FRACTION]
 """The type of an option that is a fraction: a number from 0 to below 1."""
 
-DataPath = str | os.PathLike[str]
 """The type of an option that is a file, a folder, or the name of a dataset ("tfds:mnist")."""
-
-_PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    str: ((str,), "a text"),
-}
 
 
 def bound_options(
@@ -354,9 +368,6 @@ def _check(name: str, value: Any, hint: Any) -> None:
         raise WorkloadError(f"`{name}` must be {_PLAIN[hint][1]}. Received: {name}={shortened(value)}.")
 
 
-NAMED_DATA_SETS = ("tfds:", "hf:")
-
-
 def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
     """The absolute path of a folder or file; the name of a dataset ("tfds:mnist") or None is returned unchanged.
 
@@ -368,22 +379,6 @@ def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
         return None
     place = local_path(data_dir, WorkloadError)
     return str(data_dir) if str(data_dir).startswith(NAMED_DATA_SETS) else os.path.abspath(place)
-
-
-logger = logging.getLogger("tfaccel")
-
-_OF_TRAIN = (
-    "epochs",
-    "seed",
-    "resume",
-    "checkpoint_interval",
-    "keep_checkpoints",
-    "callbacks",
-    "verbose",
-    "learning_rate_scaling",
-    "scaling_warm_up",
-    "on_nonfinite",
-)
 
 
 def run_recipe(

@@ -31,8 +31,18 @@ from tfaccel.processes.quiet_start import without_notes
 if TYPE_CHECKING:
     import tensorflow as tf
 
-
 _GRAPPLER_BFLOAT16 = "auto_mixed_precision_onednn_bfloat16"  # in `tf.config.optimizer`'s options
+
+logger = logging.getLogger("tfaccel")
+
+# Plan field -> the variables that it sets.
+_VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "onednn": ("TF_ENABLE_ONEDNN_OPTS",),
+    "xla_auto_clustering": ("TF_XLA_FLAGS",),
+    "gpu_thread_mode": ("TF_GPU_THREAD_MODE",),
+    "memory_allocator": READ_AT_START,
+}
+_loaded_with: dict[str, str] = {}
 
 
 @suggests_names
@@ -315,18 +325,6 @@ class JaxRuntime:
         import keras
 
         keras.config.set_dtype_policy(self._dtype_policy)
-
-
-logger = logging.getLogger("tfaccel")
-
-# Plan field -> the variables that it sets.
-_VARIABLES: Mapping[str, tuple[str, ...]] = {
-    "onednn": ("TF_ENABLE_ONEDNN_OPTS",),
-    "xla_auto_clustering": ("TF_XLA_FLAGS",),
-    "gpu_thread_mode": ("TF_GPU_THREAD_MODE",),
-    "memory_allocator": READ_AT_START,
-}
-_loaded_with: dict[str, str] = {}
 
 
 def note_loaded(variables: Mapping[str, str]) -> None:

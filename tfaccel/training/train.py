@@ -32,8 +32,7 @@ from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import DONE, INTERRUPTED, RETRY, resume_in_attempt
-from tfaccel.training.run.example_inputs import write_example_inputs
-from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions
+from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions, write_example_inputs
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, checked_place, nothing_left_if_refused, resume_on
 from tfaccel.training.run.run_options import (
     RunOptions,
@@ -45,7 +44,7 @@ from tfaccel.training.run.run_options import (
 )
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.verdict.baseline_scores import trivial_scores
+from tfaccel.training.verdict import trivial_scores
 from tfaccel.training.workers.rendezvous import hardware_of_worker, settings_to_agree_on
 
 _NO_RECOMMENDATION = (
@@ -53,6 +52,11 @@ _NO_RECOMMENDATION = (
     "and its data. Received: learning_rate_scaling={!r}. Pass tfaccel.Workload.of(build_model, x, y, batch_size=...) "
     "with that size, and a plan with the other one."
 )
+
+logger = logging.getLogger("tfaccel")
+
+_PROGRAM = "tfaccel.training.train_program"
+_RESUME = 'resume="auto" continues from the newest checkpoint.'
 
 
 @data_after_model
@@ -302,12 +306,6 @@ def _result(
         proof=outcome.proof,
         left_out_batches=sum(row.get(LEFT_OUT) or 0 for row in directory.rows),
     )
-
-
-logger = logging.getLogger("tfaccel")
-
-_PROGRAM = "tfaccel.training.train_program"
-_RESUME = 'resume="auto" continues from the newest checkpoint.'
 
 
 def train_on_workers(

@@ -176,6 +176,6 @@ def _optimizer_class(name: str) -> Any:
     """The class of an optimizer."""
     import keras
 
-    from tfaccel.training.lars import Lars
+    from tfaccel.training.optimizers import Lars
 
     return Lars if name == "lars" else getattr(keras.optimizers, _OPTIMIZERS[name][0])

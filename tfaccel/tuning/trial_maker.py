@@ -18,7 +18,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.training.front import refuse_own_methods
-from tfaccel.training.run.compiled_model import compiled_model, with_plan
+from tfaccel.training.run.session import as_planned, compiled_model
 from tfaccel.training.steps.overrides import replaces
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.own_arguments import OwnArguments
@@ -191,7 +191,7 @@ class TrialMaker:
             return made
         if not self.trains_itself:
             refuse_own_methods(made, f"The space {self.source.space.name}")
-        return with_plan(made, plan)
+        return as_planned(made, plan)
 
     def _compiled(self, model: keras.Model) -> keras.Model:
         """The model, recompiled if the search overrides the optimizer, loss or metrics."""

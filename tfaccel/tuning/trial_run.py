@@ -20,9 +20,8 @@ from tfaccel.errors import SearchError, TfaccelError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.checkpoint import read_state, write_state
-from tfaccel.training.run.compiled_model import building_for
 from tfaccel.training.run.run_dir import RunIdentity
-from tfaccel.training.run.session import Session, callbacks_of_workload
+from tfaccel.training.run.session import Session, building_for, callbacks_of_workload
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.tuning.latency import latency_seconds

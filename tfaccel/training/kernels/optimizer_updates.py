@@ -25,6 +25,8 @@ _MIN_BETA = 0.5  # the smallest by which moments may be divided without losing p
 _MIN_ROWS = 4096  # in smaller tables, most rows occur several times in a batch
 _METHODS = ("update_step", "assign", "assign_add", "assign_sub")  # Keras's step calls the others
 
+_kept: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, dict[Any, RowGradient]] = weakref.WeakKeyDictionary()
+
 
 def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Attributes that make an optimizer use a kernel; {} where there is none.
@@ -168,9 +170,6 @@ class RowGradient:
         last = raw.ResourceGather(resource=self._places.handle, indices=rows, dtype=tf.int32)
         others = tf.where(tf.not_equal(last, places))[:, 0]
         return dense, tf.IndexedSlices(tf.gather(slices.values, others), tf.gather(rows, others))
-
-
-_kept: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, dict[Any, RowGradient]] = weakref.WeakKeyDictionary()
 
 
 def row_gradient(optimizer: keras.optimizers.Optimizer, table: tf.Variable) -> RowGradient:

@@ -25,6 +25,8 @@ _STEPS_TOGETHER = 4  # in one iteration of a loop
 
 Run = Callable[[tf.Tensor, Sequence[tf.Tensor], Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
+_SAVED_OF_LSTM = ("i", "cs", "f", "o", "ci", "co", "cs_prev", "h")
+
 
 def fused_recurrence(layer: keras.layers.Layer, kind: type[keras.layers.RNN], run: Run) -> dict[str, Any]:
     """Attributes that make an RNN layer compute its steps with `run`, if all devices are CPUs; {} for other layers.
@@ -157,8 +159,6 @@ def before_each_step(first: tf.Tensor, states: tf.Tensor) -> tf.Tensor:
 
 
 # --- LSTM ---------------------------------------------------------------------------------------------------------
-
-_SAVED_OF_LSTM = ("i", "cs", "f", "o", "ci", "co", "cs_prev", "h")
 
 
 def fused_lstm(layer: keras.layers.Layer) -> dict[str, Any]:

@@ -18,6 +18,15 @@ import tensorflow as tf
 from tfaccel.tested_versions import private_part, warn_if_untested
 from tfaccel.training.steps.overrides import instance_attributes, keeps_methods, once_per_graph
 
+CACHED_EVALUATION = "_use_cached_eval_dataset"  # an argument that Keras's `fit` passes to `evaluate`
+PROFILER_FLAGS = ("_is_tracing", "_profiler_started")  # of TensorBoard: they hold for one process
+_SINGLE_DEVICE_METHODS = (
+    "_backend_update_step",
+    "_apply_weight_decay",
+    "_backend_increment_gradient_accumulators",
+    "_overwrite_model_variables_with_average_value",
+)
+
 
 def check_versions() -> None:
     """Warns once if tfaccel was not tested with the installed minor version of Keras or TensorFlow."""
@@ -88,12 +97,6 @@ def initial_epoch(model: keras.Model, default: int) -> int:
     return getattr(model, "_initial_epoch", None) or default
 
 
-CACHED_EVALUATION = "_use_cached_eval_dataset"  # an argument that Keras's `fit` passes to `evaluate`
-
-
-PROFILER_FLAGS = ("_is_tracing", "_profiler_started")  # of TensorBoard: they hold for one process
-
-
 def traces_batches(callback: keras.callbacks.TensorBoard) -> bool:
     """Whether a callback profiles batches (`profile_batch`), for which there is no public attribute."""
     return bool(private_part(callback, "_should_trace"))
@@ -144,14 +147,6 @@ def build_under(strategy: tf.distribute.Strategy, optimizer: keras.optimizers.Op
     for one in optimizers_in(optimizer):
         private_part(one, "_distribution_strategy")
         one._distribution_strategy = strategy
-
-
-_SINGLE_DEVICE_METHODS = (
-    "_backend_update_step",
-    "_apply_weight_decay",
-    "_backend_increment_gradient_accumulators",
-    "_overwrite_model_variables_with_average_value",
-)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfaccel.errors import DataError, PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import all_layers
-from tfaccel.training.private.private_losses import patched
+from tfaccel.training.private.private_layers import patched
 from tfaccel.training.private.private_random import distribute_global_seeds
 from tfaccel.training.private.private_workers import broadcast_at_once
 from tfaccel.training.steps.embeddings import slots_on_host

@@ -18,11 +18,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
-from tfaccel.training.private.private_losses import patch_lock, patched
+from tfaccel.training.private.private_layers import patch_lock, patched
 from tfaccel.training.steps.overrides import instance_attributes
 
 _NAME = "global_seed_generator"
 _SEED_STRIDE = 1_000_003
+
+_STILL = 0.9  # what is drawn from [0, 1): dropout keeps all of it
+_STILL_NORMAL = 0.3
+_shuffled = dict.fromkeys(("random_shuffle", "stateless_shuffle"), lambda given: tf.identity(given["value"]))
 
 
 def _generator() -> keras.random.SeedGenerator | None:
@@ -117,10 +121,6 @@ def refusing_unseeded_random(
         yield
 
 
-_STILL = 0.9  # what is drawn from [0, 1): dropout keeps all of it
-_STILL_NORMAL = 0.3
-
-
 @contextlib.contextmanager
 def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """While tracing: operations that draw random numbers give constants, the same ones for any number of rows.
@@ -208,7 +208,6 @@ def _between(given: dict[str, Any]) -> Any:
 _normal = _filled(lambda given: _STILL_NORMAL)
 _uniform = _filled(lambda given: _STILL)
 _any_number = _filled(lambda given: 9)
-_shuffled = dict.fromkeys(("random_shuffle", "stateless_shuffle"), lambda given: tf.identity(given["value"]))
 _CONSTANTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     **dict.fromkeys(("random_standard_normal", "truncated_normal"), _normal),
     **dict.fromkeys(("stateless_random_normal", "stateless_random_normal_v2"), _normal),

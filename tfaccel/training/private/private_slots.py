@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfaccel.errors import PlanError
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_api import variable_index
-from tfaccel.training.private.private_losses import patched
+from tfaccel.training.private.private_layers import patched
 from tfaccel.training.steps.overrides import instance_attributes
 
 _AVERAGES = "_model_variables_moving_average"

@@ -22,9 +22,46 @@ import tensorflow as tf
 
 from tfaccel.data.private_pipelines import get_nodes, is_python, is_random
 from tfaccel.tested_versions import private_part
-from tfaccel.training.private.private_losses import patched
+from tfaccel.training.private.private_layers import patched
 
 GROUPS_PER_STRATEGY = 1000
+
+logger = logging.getLogger("tfaccel")
+
+_numbers: weakref.WeakKeyDictionary[tf.distribute.Strategy, int] = weakref.WeakKeyDictionary()
+_next_number = itertools.count(1).__next__  # not 0: `Model.fit` under a strategy of its own may have used those keys
+_KEPT = ("tfaccel", "tensorflow")  # packages whose functions do not wait for other replicas
+_XLA_IS_OFF = (
+    "XLA stays off for %s: with several replicas, a tf.function in a step is traced as part of the step, and XLA "
+    "cannot compile sums over the replicas."
+)
+_said: set[str] = set()
+_READS_AN_ITERATOR = re.compile(r"IteratorGetNext(Sync)?")  # the engine's own is read by `IteratorGetNextAsOptional`
+_CHANGES_A_TABLE = re.compile(r"LookupTable(Insert|Import|Remove)(V2)?")
+_TAKES_OR_WRITES = re.compile(
+    r"IteratorGetNext(Sync|AsOptional)?|Queue(Enqueue|Dequeue)\w*|(Uns|S)tage|WriteFile|PrintV2|Write\w*Summary"
+)
+SCRATCH = "tfaccel_scratch"  # an attribute of variables that a resumed run may begin anew
+_DRAWS = (
+    "The {} draws random numbers from a state that no checkpoint holds ({}): call `keras.random` with a "
+    "`keras.random.SeedGenerator` that is an attribute of the layer or model"
+)
+_RUNS_PYTHON = (
+    "The {} runs Python code ({}), which may draw random numbers or keep a state: write it with `keras.ops` or "
+    "TensorFlow's operations"
+)
+_READS = "The {} reads from an iterator of its own ({}), whose position no checkpoint holds: pass all data to `fit`"
+_TABLE = "The {} changes a lookup table ({}), which no checkpoint holds: fill it before training"
+_CHANGES = (
+    "The {} changes a variable that no checkpoint holds ({}): make it with `add_weight`, or make the seed generator, "
+    "layer or metric that it belongs to an attribute of the model"
+)
+_KINDS: tuple[tuple[Callable[[Any], Any], str], ...] = (
+    (is_random, _DRAWS),
+    (is_python, _RUNS_PYTHON),
+    (lambda node: _READS_AN_ITERATOR.fullmatch(node.op), _READS),
+    (lambda node: _CHANGES_A_TABLE.fullmatch(node.op), _TABLE),
+)
 
 
 def global_seed() -> int | None:
@@ -33,10 +70,6 @@ def global_seed() -> int | None:
 
     seed: int | None = context.global_seed()
     return seed
-
-
-_numbers: weakref.WeakKeyDictionary[tf.distribute.Strategy, int] = weakref.WeakKeyDictionary()
-_next_number = itertools.count(1).__next__  # not 0: `Model.fit` under a strategy of its own may have used those keys
 
 
 def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
@@ -142,16 +175,6 @@ def pin_host_memory() -> None:
     context._compute_gpu_options = pinned
 
 
-logger = logging.getLogger("tfaccel")
-
-_KEPT = ("tfaccel", "tensorflow")  # packages whose functions do not wait for other replicas
-_XLA_IS_OFF = (
-    "XLA stays off for %s: with several replicas, a tf.function in a step is traced as part of the step, and XLA "
-    "cannot compile sums over the replicas."
-)
-_said: set[str] = set()
-
-
 @contextlib.contextmanager
 def functions_inlined(where: Callable[[], bool]) -> Iterator[None]:
     """While tracing: calls of `tf.function`s become part of the graph that they are called in, where `where()` holds.
@@ -211,37 +234,6 @@ def captures_replaced(function: Any, captures: Mapping[int, tf.Tensor]) -> Itera
         yield
     finally:
         function.set_external_captures(before)
-
-
-_READS_AN_ITERATOR = re.compile(r"IteratorGetNext(Sync)?")  # the engine's own is read by `IteratorGetNextAsOptional`
-_CHANGES_A_TABLE = re.compile(r"LookupTable(Insert|Import|Remove)(V2)?")
-
-_TAKES_OR_WRITES = re.compile(
-    r"IteratorGetNext(Sync|AsOptional)?|Queue(Enqueue|Dequeue)\w*|(Uns|S)tage|WriteFile|PrintV2|Write\w*Summary"
-)
-
-SCRATCH = "tfaccel_scratch"  # an attribute of variables that a resumed run may begin anew
-
-_DRAWS = (
-    "The {} draws random numbers from a state that no checkpoint holds ({}): call `keras.random` with a "
-    "`keras.random.SeedGenerator` that is an attribute of the layer or model"
-)
-_RUNS_PYTHON = (
-    "The {} runs Python code ({}), which may draw random numbers or keep a state: write it with `keras.ops` or "
-    "TensorFlow's operations"
-)
-_READS = "The {} reads from an iterator of its own ({}), whose position no checkpoint holds: pass all data to `fit`"
-_TABLE = "The {} changes a lookup table ({}), which no checkpoint holds: fill it before training"
-_CHANGES = (
-    "The {} changes a variable that no checkpoint holds ({}): make it with `add_weight`, or make the seed generator, "
-    "layer or metric that it belongs to an attribute of the model"
-)
-_KINDS: tuple[tuple[Callable[[Any], Any], str], ...] = (
-    (is_random, _DRAWS),
-    (is_python, _RUNS_PYTHON),
-    (lambda node: _READS_AN_ITERATOR.fullmatch(node.op), _READS),
-    (lambda node: _CHANGES_A_TABLE.fullmatch(node.op), _TABLE),
-)
 
 
 def unsaved_state(graph: Any, saved: Iterable[tf.Variable] | None, *, what: str) -> str:

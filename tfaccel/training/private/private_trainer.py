@@ -29,6 +29,8 @@ _lock = threading.Lock()
 _methods: dict[int, Mapping[str, Callable[..., Any]]] = {}  # by the id of the model that they stand in for
 _originals: dict[str, Any] = {}  # what the closures hold otherwise; empty unless there is such a model
 
+_PER_BYTE, _MORE = 2, 1 << 24  # weights of 4 bits; and a few that are not saved
+
 
 @contextlib.contextmanager
 def methods_in_place_of_keras(model: keras.Model, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
@@ -87,9 +89,6 @@ def replace_fit(train: Callable[[keras.Model, dict[str, Any]], None]) -> None:
         raise Done
 
     keras.Model.fit = stopped
-
-
-_PER_BYTE, _MORE = 2, 1 << 24  # weights of 4 bits; and a few that are not saved
 
 
 def load_model(path: str | os.PathLike[str], **options: Any) -> keras.Model:

@@ -37,6 +37,25 @@ _PACKAGE = {"package": "tensorflow"}
 # What TensorFlow's broadcast takes; other floating-point dtypes travel as float32, which holds all of their values.
 _DTYPES = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
+logger = logging.getLogger("tfaccel")
+
+# Packs take twice their size while they are sent; TensorFlow sends larger variables, without a copy.
+_PACK_BYTES = 32 * 2**20
+# What TensorFlow's broadcast takes; other dtypes travel as one that holds all of their values.
+_BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_LIBRARY = "libtensorflow"
+_DYNAMIC_SEGMENT = 2  # PT_DYNAMIC
+_STRINGS, _STRINGS_SIZE, _SYMBOLS = 5, 10, 6  # DT_STRTAB, DT_STRSZ, DT_SYMTAB
+_PLT_SIZE, _PLT = 2, 23  # DT_PLTRELSZ, DT_JMPREL
+_ENTRY_BYTES = 16
+_RELOCATION = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
+_SYMBOL = np.dtype([("name", "<u4"), ("other", "V20")])
+_ANY = {
+    socket.AF_INET: (4, b"\0" * 4, b"\x7f\0\0\1"),
+    socket.AF_INET6: (8, b"\0" * 16, b"\0" * 10 + b"\xff\xff\x7f\0\0\1"),
+}
+_Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
+
 
 def broadcast(
     strategy: tf.distribute.Strategy,
@@ -118,12 +137,6 @@ def _launchers(strategy: tf.distribute.Strategy) -> list[Any]:
 def _touch(launcher: Any) -> Any:
     """An operation on the variable that TensorFlow's other collectives of a device use in turn."""
     return private_part(launcher, "_ordering_token", **_PACKAGE).assign_add(0.0, read_value=False)
-
-
-# Packs take twice their size while they are sent; TensorFlow sends larger variables, without a copy.
-_PACK_BYTES = 32 * 2**20
-# What TensorFlow's broadcast takes; other dtypes travel as one that holds all of their values.
-_BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 @contextlib.contextmanager
@@ -235,22 +248,6 @@ def give_values_of_chief(variable: tf.Variable) -> None:
         sent = tf.Variable(part if part.dtype in _BROADCAST else tf.cast(part, tf.float32), trainable=False)
         received = strategy.experimental_local_results(sent)[0]
         variable[start : start + rows_at_once].assign(tf.cast(received, part.dtype))
-
-
-logger = logging.getLogger("tfaccel")
-
-_LIBRARY = "libtensorflow"
-_DYNAMIC_SEGMENT = 2  # PT_DYNAMIC
-_STRINGS, _STRINGS_SIZE, _SYMBOLS = 5, 10, 6  # DT_STRTAB, DT_STRSZ, DT_SYMTAB
-_PLT_SIZE, _PLT = 2, 23  # DT_PLTRELSZ, DT_JMPREL
-_ENTRY_BYTES = 16
-_RELOCATION = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
-_SYMBOL = np.dtype([("name", "<u4"), ("other", "V20")])
-_ANY = {
-    socket.AF_INET: (4, b"\0" * 4, b"\x7f\0\0\1"),
-    socket.AF_INET6: (8, b"\0" * 16, b"\0" * 10 + b"\xff\xff\x7f\0\0\1"),
-}
-_Bind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
 
 
 class _ProgramHeader(ctypes.Structure):

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.training.private.private_losses import loss_trackers
-from tfaccel.training.proof.state import State
+from tfaccel.training.private.private_layers import loss_trackers
+from tfaccel.training.proof.one_device import State
 from tfaccel.training.steps.merged_metrics import GATHERED, get_result, merges_itself, metrics_in
 from tfaccel.training.steps.model_parts import unlisted_metrics
 from tfaccel.training.steps.replicas import Replicas
@@ -22,6 +22,8 @@ _MAX_ROUNDING = 1e-2  # of the largest step; what the order of the rows moves by
 _EPSILON = 2e-6  # of the value itself
 _NOISY_ELEMENTS = 4.0
 _MAX_TOGETHER = 0.02  # of the step, of all elements of a weight that has slots
+
+_ROUNDING = 1e-6  # of what a metric has added up so far
 
 
 @dataclass(frozen=True)
@@ -194,9 +196,6 @@ def difference(
         together = float(np.linalg.norm(distance)) > _MAX_TOGETHER * float(np.linalg.norm(one - before))
         differs = together and int(far.sum()) > _NOISY_ELEMENTS * int((rounding > floor).sum())
     return differs, float(distance[far if differs else ~far].max(initial=0.0)) / size
-
-
-_ROUNDING = 1e-6  # of what a metric has added up so far
 
 
 class MetricDifference:

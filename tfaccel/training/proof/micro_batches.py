@@ -16,11 +16,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.training.private import private_api, private_losses
+from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.private.private_random import still_random
+from tfaccel.training.proof.one_device import State, some_rows
 from tfaccel.training.proof.proof import names_of_losses
-from tfaccel.training.proof.replica_layers import some_rows
-from tfaccel.training.proof.state import State
 from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.model_parts import get_variables, has_own_train_step, inner_optimizer, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
@@ -200,7 +199,7 @@ def noted_step(model: keras.Model, replicas: Replicas, batch: Any) -> NotedStep:
     touched = get_variables(model)
     with replicas.local(touched, 0), still_random([]), contextlib.ExitStack() as stack:
         stack.callback(State([private_api.tf_variable(one) for one in touched]).put_back)
-        stack.enter_context(private_losses.loss_reduction(_noting_reductions(noted), _plain_update, _plain_gradient))
+        stack.enter_context(private_layers.loss_reduction(_noting_reductions(noted), _plain_update, _plain_gradient))
         stack.enter_context(instance_attributes(model, _noting_added(model, noted)))
         before = [(one, one.numpy()) for one in model.non_trainable_weights]
         with tf.GradientTape() as tape:
@@ -238,7 +237,7 @@ def _noting_added(model: keras.Model, noted: NotedStep) -> dict[str, Any]:
         noted.added.append(tuple(loss.shape))
         return original(loss)
 
-    return private_losses.added_loss_reduction(model, total)
+    return private_layers.added_loss_reduction(model, total)
 
 
 def _plain_update(original: Any, metric: keras.metrics.Mean, values: Any, sample_weight: Any) -> Any:

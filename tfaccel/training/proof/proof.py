@@ -16,15 +16,13 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import still_random
-from tfaccel.training.proof.replica_layers import in_inference_mode, some_rows
-from tfaccel.training.proof.state import State, without_side_effects
+from tfaccel.training.proof.one_device import State, in_inference_mode, some_rows, without_side_effects
 from tfaccel.training.steps.merged_metrics import metrics_in
 from tfaccel.training.steps.model_parts import get_variables, has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import instance_attributes, keeps_methods, replaces
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
-
 
 _MAX_ROWS = 64
 _CLOSE = 1e-3

@@ -21,8 +21,8 @@ import tensorflow as tf
 from tfaccel.data.graph_batches import Feed
 from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.errors import CoupledRowsError
+from tfaccel.training.proof.one_device import get_num_rows, get_specs
 from tfaccel.training.proof.proof import Proof, make_refusal
-from tfaccel.training.proof.replica_layers import get_num_rows, get_specs
 from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gather_rows import can_gather, gather_loss, gathers_loss, has_own_loss
 from tfaccel.training.steps.global_batch import keep_values, keeps_values

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_losses import losses_of_one_device
+from tfaccel.training.private.private_layers import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.private.private_tensorflow import (
     LookupTable,
@@ -47,17 +47,20 @@ from tfaccel.training.proof.differences import (
     size_of_step,
     without_multiple,
 )
-from tfaccel.training.proof.proof import Proof
-from tfaccel.training.proof.replica_layers import (
+from tfaccel.training.proof.one_device import (
+    CALLS_PYTHON,
+    DetachedStep,
     ReplicaLayers,
+    State,
     every_nth_row,
     get_num_rows,
     get_specs,
     in_inference_mode,
     layers_by_replica,
     reversed_rows,
+    without_side_effects,
 )
-from tfaccel.training.proof.state import CALLS_PYTHON, DetachedStep, State, without_side_effects
+from tfaccel.training.proof.proof import Proof
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.model_parts import (

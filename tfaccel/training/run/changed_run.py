@@ -31,9 +31,9 @@ from tfaccel.planning.own_model import CompiledByModel, described
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
-from tfaccel.training.accumulation import AccumulatedSchedule
 from tfaccel.training.private.private_api import raw_iterations
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.schedules import AccumulatedSchedule
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
     get_accumulators,
@@ -58,6 +58,9 @@ _LEFT_OUT = {
     "batch_input_shape",
 }
 _OF_MODELS = {"layers", "input_layers", "output_layers"}
+
+_OTHER = object()  # in place of a value that JSON does not have
+_ANEW = "Train the longer run in a new directory, from its start"
 
 
 def built_settings(model: keras.Model, *, num_batches: int | None, batch_size: int) -> dict[str, Any]:
@@ -131,9 +134,6 @@ def _settings(one: Any) -> dict[str, Any]:
         config = dict(one.get_config())
     plain = {name: _plain(value) for name, value in config.items() if _counts(name)}
     return {"class": type(one).__qualname__, **{name: value for name, value in plain.items() if value is not _OTHER}}
-
-
-_OTHER = object()  # in place of a value that JSON does not have
 
 
 def _counts(name: str) -> bool:
@@ -324,9 +324,6 @@ def _have_equal_rows(some: tf.data.Dataset, others: tf.data.Dataset) -> bool:
         one.shape == other.shape and bool(tf.reduce_all(tf.equal(one, other)))
         for one, other in zip(*leaves, strict=True)
     )
-
-
-_ANEW = "Train the longer run in a new directory, from its start"
 
 
 def check_same_when_longer(

@@ -35,6 +35,11 @@ from tfaccel.training.steps.slots import placed_slots, rounded_slots, value_of_s
 
 _MESSAGE_BYTES = 1 << 26
 
+logger = logging.getLogger("tfaccel")
+
+Arrays = dict[str, np.ndarray]
+_CSV = "csv"
+
 
 def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
     """The state of a model and its optimizers as arrays. All workers must call it together.
@@ -208,13 +213,6 @@ def _messages(names: list[Any]) -> Iterator[list[Any]]:
         num_bytes += size
     if group:
         yield group
-
-
-logger = logging.getLogger("tfaccel")
-
-Arrays = dict[str, np.ndarray]
-
-_CSV = "csv"
 
 
 def callback_states(callbacks: Sequence[keras.callbacks.Callback]) -> tuple[list[dict[str, Any]], Arrays]:

@@ -37,6 +37,24 @@ OUTSIDE = "outside/"  # begins the names of their arrays
 _LARGE_BYTES = 1 << 20
 _REPLICA = "/replica_"
 
+logger = logging.getLogger("tfaccel")
+
+_CHOICE = (
+    "The training cannot be resumed exactly. {}. Or choose: tfaccel.Resume(..., state='restart') to begin that state "
+    "anew when training is resumed."
+)
+_WARNING = "If this run is stopped and resumed, its results will differ from those without the stop. {}."
+_EAGER = (
+    "The model was compiled with run_eagerly=True, so its steps are not examined for a state that no checkpoint holds, "
+    "such as that of `tf.random.normal`."
+)
+EXACT, RESTART = STATE_MODES = ("exact", "restart")  # what becomes of a state that no checkpoint holds
+_MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
+NOT_OF_MODEL = ("callback/", "data/", OUTSIDE)  # begin the names of arrays that `read_state` does not return
+Restored = tuple[dict[str, Any], dict[str, Any]]  # arrays and position of the checkpoint to continue from
+PlaceOfData = Callable[[int], tuple[dict[str, Any], Arrays]]
+MAX_FAILURES = 3
+
 
 class OutsideVariables:
     """Variables that an engine's training steps read and that belong to no part of the model.
@@ -114,17 +132,6 @@ def _base(name: str) -> str:
     return f"{name.partition(_REPLICA)[0]}#{number}"
 
 
-_CHOICE = (
-    "The training cannot be resumed exactly. {}. Or choose: tfaccel.Resume(..., state='restart') to begin that state "
-    "anew when training is resumed."
-)
-_WARNING = "If this run is stopped and resumed, its results will differ from those without the stop. {}."
-_EAGER = (
-    "The model was compiled with run_eagerly=True, so its steps are not examined for a state that no checkpoint holds, "
-    "such as that of `tf.random.normal`."
-)
-
-
 def refused_unsaved_state(model: keras.Model, mode: str) -> OnUnsavedState | None:
     """What the engine of `fit` calls with a `Resume` whose `state` is `mode`; None if nothing needs to be known.
 
@@ -155,14 +162,6 @@ def warned_unsaved_state() -> OnUnsavedState:
             logger.warning(_WARNING.format(reason))
 
     return warn
-
-
-EXACT, RESTART = STATE_MODES = ("exact", "restart")  # what becomes of a state that no checkpoint holds
-_MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
-NOT_OF_MODEL = ("callback/", "data/", OUTSIDE)  # begin the names of arrays that `read_state` does not return
-
-Restored = tuple[dict[str, Any], dict[str, Any]]  # arrays and position of the checkpoint to continue from
-PlaceOfData = Callable[[int], tuple[dict[str, Any], Arrays]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,11 +357,6 @@ def _monitored(logs: Mapping[str, Any]) -> dict[str, Any] | None:
     """What decides which checkpoint is the best."""
     name = "val_loss" if "val_loss" in logs else "loss"
     return {"name": name, "direction": "min", "value": float(logs[name])} if name in logs else None
-
-
-logger = logging.getLogger("tfaccel")
-
-MAX_FAILURES = 3
 
 
 class CheckpointWriter:

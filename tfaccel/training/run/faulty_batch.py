@@ -32,6 +32,10 @@ _MAX_SHOWN = 10
 _LEAVE_OUT = 'leave out such batches with on_nonfinite="skip" (--on_nonfinite=skip)'
 _STEADY = "a lower learning rate, gradient clipping, or float32"
 
+_ERRORS = (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError)
+_RECORD = re.compile(r"(corrupted|truncated) record at \d+")  # the offset in the file, in bytes
+_CHANGED = "It could be read when the run started, and was changed or removed since."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
@@ -245,11 +249,6 @@ def _rows_not_finite(leaf: tf.Tensor) -> tuple[int, ...]:
 def _is_finite(value: Any) -> bool:
     dense = value.values if isinstance(value, tf.IndexedSlices) else value
     return bool(tf.reduce_all(tf.math.is_finite(dense)))
-
-
-_ERRORS = (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.NotFoundError)
-_RECORD = re.compile(r"(corrupted|truncated) record at \d+")  # the offset in the file, in bytes
-_CHANGED = "It could be read when the run started, and was changed or removed since."
 
 
 @contextlib.contextmanager

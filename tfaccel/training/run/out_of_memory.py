@@ -36,6 +36,8 @@ _REMEDIES = (
     "(--set=rematerialization=on), or more devices"
 )
 
+_WHAT = "weights and gradients"
+
 
 class StepCancelled(Exception):
     """Signals that one of several replicas has failed, and that TensorFlow shows only that another was cancelled."""
@@ -156,9 +158,6 @@ def _what_depends_on_the_batch(model: keras.Model, workload: Workload, plan: Pla
     return what_depends_on_micro_batches(model, replicas, batch, sums_duplicates=sums_duplicates) or why_epochs_differ(
         workload, plan
     )
-
-
-_WHAT = "weights and gradients"
 
 
 @contextlib.contextmanager

@@ -12,6 +12,31 @@ from tfaccel.short_repr import short_repr
 INPUT_BOUND_FROM = 0.15  # fraction of the training time spent waiting for batches
 BUSY_FROM = 0.7  # utilization of the processor from which it holds the run back
 
+_INPUT = (
+    "input-bound: {:.0f} % of the step time is spent waiting for input. Try more --set=data_threads, a larger "
+    "--set=prefetch_batches, --set=cache_data=true if the workload can, or cheaper preprocessing"
+)
+_COMPUTE = (
+    "compute-bound: {}, {} busy {:.0f} % of the time. `tfaccel roofline` tells arithmetic from memory; `tfaccel "
+    "find-fastest` looks for a faster plan"
+)
+_CPU_HOST = (
+    "host-bound: the CPU cores are idle {:.0f} % of the time though batches are ready, or other programs use them. The "
+    "operations are too small to share: try a larger --global_batch_size, or `tfaccel find-fastest`"
+)
+_GPU_HOST = (
+    "host-bound: the GPUs are idle {:.0f} % of the time though batches are ready. Operations are launched too slowly: "
+    "try --xla=on, a larger --global_batch_size, or `tfaccel find-fastest`"
+)
+_NO_GPU_UTILIZATION = "unknown: install nvidia-ml-py, so that the utilization of GPUs can be measured"
+SLOW_FROM = 1.25  # times as long as the other workers
+MIN_SHARE = 0.1  # of the step time that the others wait
+_PHASES = {"input": "waiting for its input", "compute": "computing"}
+_HELP = {
+    "input": "look at its disk and network, and at what else reads or uses its CPU cores",
+    "compute": "look at what else runs on it, its cores, clock and cooling",
+}
+
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
@@ -105,35 +130,6 @@ class Performance:
 
 def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-_INPUT = (
-    "input-bound: {:.0f} % of the step time is spent waiting for input. Try more --set=data_threads, a larger "
-    "--set=prefetch_batches, --set=cache_data=true if the workload can, or cheaper preprocessing"
-)
-_COMPUTE = (
-    "compute-bound: {}, {} busy {:.0f} % of the time. `tfaccel roofline` tells arithmetic from memory; `tfaccel "
-    "find-fastest` looks for a faster plan"
-)
-_CPU_HOST = (
-    "host-bound: the CPU cores are idle {:.0f} % of the time though batches are ready, or other programs use them. The "
-    "operations are too small to share: try a larger --global_batch_size, or `tfaccel find-fastest`"
-)
-_GPU_HOST = (
-    "host-bound: the GPUs are idle {:.0f} % of the time though batches are ready. Operations are launched too slowly: "
-    "try --xla=on, a larger --global_batch_size, or `tfaccel find-fastest`"
-)
-_NO_GPU_UTILIZATION = "unknown: install nvidia-ml-py, so that the utilization of GPUs can be measured"
-
-
-SLOW_FROM = 1.25  # times as long as the other workers
-MIN_SHARE = 0.1  # of the step time that the others wait
-
-_PHASES = {"input": "waiting for its input", "compute": "computing"}
-_HELP = {
-    "input": "look at its disk and network, and at what else reads or uses its CPU cores",
-    "compute": "look at what else runs on it, its cores, clock and cooling",
-}
 
 
 @short_repr

@@ -31,6 +31,13 @@ LEFT_OUT = "left_out"  # the key of the number of batches that were left out in 
 WORKERS = "workers"  # the key of the times of each worker
 NO_METRICS = ("epoch", "step", "seconds", LEFT_OUT, PERFORMANCE, WORKERS)  # keys of a row that are not metrics
 
+CONFIG_FILE = "config.json"
+RUN_ID = "run_id"  # the key of the id in the config, and in the header of a checkpoint
+RESUME = ("never", "auto", "must", "extend")
+EXTEND = RESUME[-1]
+_MUST = 'resume="must" (--resume=must) continues a run'
+_OR_START = 'Check the path, or start the run with resume="auto" (--resume=auto).'
+
 
 class RunDir:
     """The directory of one training run.
@@ -274,10 +281,6 @@ def _flat(config: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in config.items() if name != "options"}, **options}
 
 
-CONFIG_FILE = "config.json"
-RUN_ID = "run_id"  # the key of the id in the config, and in the header of a checkpoint
-
-
 @dataclass(frozen=True)
 class RunIdentity:
     """A run, and the directory that it writes to.
@@ -343,12 +346,6 @@ def read_config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
     return found
-
-
-RESUME = ("never", "auto", "must", "extend")
-EXTEND = RESUME[-1]
-_MUST = 'resume="must" (--resume=must) continues a run'
-_OR_START = 'Check the path, or start the run with resume="auto" (--resume=auto).'
 
 
 def resume_on(cluster: Cluster | None, resume: str) -> str:

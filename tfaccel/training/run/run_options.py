@@ -24,6 +24,8 @@ from tfaccel.processes.launched import whole_group_size
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.runtime import without_unavailable
 
+logger = logging.getLogger("tfaccel")
+
 
 def plan_and_origin(
     hardware: Hardware,
@@ -154,9 +156,6 @@ class RunOptions:
     profile: StepRange | None = None
     on_nonfinite: str = STOP
     until: tuple[int, int] | None = None
-
-
-logger = logging.getLogger("tfaccel")
 
 
 def config_of_run(workload: Workload, plan: Plan, scaling: LearningRateScaling | None) -> dict[str, Any]:

@@ -39,6 +39,8 @@ _FIRST = {
 _SECOND = "Stopped without saving."
 _CONTINUES = "The same command with --resume=auto continues from the newest checkpoint."
 
+_active: StopSignals | None = None
+
 
 def grace_seconds(environ: Mapping[str, str] | None = None) -> float:
     """The time between SIGTERM and the end of the process: the value of `TFACCEL_GRACE_SECONDS`, or 15 seconds.
@@ -216,9 +218,6 @@ def _is_interactive() -> bool:
 def _end_process(status: int) -> NoReturn:
     """Ends the process from a thread, as a signal would: whatever the main thread does is not finished."""
     os._exit(status)
-
-
-_active: StopSignals | None = None
 
 
 def _forget_in_child() -> None:

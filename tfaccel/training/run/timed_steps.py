@@ -20,8 +20,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_run import why_epochs_differ
-from tfaccel.training.run.compiled_model import engine_options
-from tfaccel.training.run.session import Session
+from tfaccel.training.run.session import Session, engine_options
 from tfaccel.training.steps.marked_layers import layer_names, optimizer_names, train_step_cost
 from tfaccel.training.steps.windows import WindowLength
 

@@ -40,6 +40,8 @@ logger = logging.getLogger("tfaccel")
 
 IsFinite = Callable[[], tf.Tensor] | None
 
+Window = Callable[[Any, tf.Tensor], tuple[tf.Tensor, Any, tf.Tensor, Any]]
+
 
 class MicroBatches(ABC):
     """What the micro-batches of an optimizer step have in common, whatever the number of replicas.
@@ -159,9 +161,6 @@ def _what_changes_weights(model: keras.Model, optimizer: Any) -> str:
     if constrained:
         return f"the constraint of {constrained[0]}"
     return "use_ema" if optimizer.use_ema else ""
-
-
-Window = Callable[[Any, tf.Tensor], tuple[tf.Tensor, Any, tf.Tensor, Any]]
 
 
 def window_of_micro_batches(

@@ -44,6 +44,16 @@ _ONE_TABLE = (
 )
 _on_host: weakref.WeakSet[keras.layers.Embedding] = weakref.WeakSet()
 
+ROWS, ROWS_LAZY = "rows", "rows_lazy"
+_OPTIMIZERS = keras.optimizers
+_EXACT = (_OPTIMIZERS.SGD, _OPTIMIZERS.Adagrad)
+# Their slots have one value for each weight, which depends on no other weight.
+_LAZY = (
+    *_EXACT,
+    *(_OPTIMIZERS.Adam, _OPTIMIZERS.AdamW, _OPTIMIZERS.Adamax, _OPTIMIZERS.Nadam),
+    *(_OPTIMIZERS.RMSprop, _OPTIMIZERS.Adadelta, _OPTIMIZERS.Lion),
+)
+
 
 def get_embeddings(model: keras.Model) -> list[keras.layers.Embedding]:
     """The embedding layers of a model that have a table; a subclassed model need not call all of its layers."""
@@ -265,17 +275,6 @@ def _adding_slots(optimizer: keras.optimizers.Optimizer, tables: dict[int, keras
             return private_slots.new_slot(optimizer, reference_variable, name, initializer)
 
     return {"add_variable_from_reference": add}
-
-
-ROWS, ROWS_LAZY = "rows", "rows_lazy"
-_OPTIMIZERS = keras.optimizers
-_EXACT = (_OPTIMIZERS.SGD, _OPTIMIZERS.Adagrad)
-# Their slots have one value for each weight, which depends on no other weight.
-_LAZY = (
-    *_EXACT,
-    *(_OPTIMIZERS.Adam, _OPTIMIZERS.AdamW, _OPTIMIZERS.Adamax, _OPTIMIZERS.Nadam),
-    *(_OPTIMIZERS.RMSprop, _OPTIMIZERS.Adadelta, _OPTIMIZERS.Lion),
-)
 
 
 def prepare_tables(model: keras.Model, how: str, where: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_api, private_losses
+from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.steps.all_reduce import mean_over_replicas
 from tfaccel.training.steps.global_batch import (
     NeedsEveryReplica,
@@ -30,6 +30,17 @@ from tfaccel.training.steps.global_batch import (
     rows_that_count,
 )
 from tfaccel.training.steps.overrides import instance_attributes
+
+logger = logging.getLogger("tfaccel")
+
+_OTHERS = ("audio", "histogram", "image", "text")
+_MEANS = (
+    "tf.summary.scalar in a step writes the mean over the %d replicas, weighted by their rows. Sum what is a sum over "
+    "the rows with tfaccel.ops.sum_over_replicas first."
+)
+_OF_FIRST = "tf.summary.%s in a step writes what the first of %d replicas has: that of its own rows of a batch."
+_said: set[str] = set()
+_MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def all_gather_rows(rows: Any) -> tf.Tensor:
@@ -114,17 +125,6 @@ def _all_gather(value: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.T
     return rows
 
 
-logger = logging.getLogger("tfaccel")
-
-_OTHERS = ("audio", "histogram", "image", "text")
-_MEANS = (
-    "tf.summary.scalar in a step writes the mean over the %d replicas, weighted by their rows. Sum what is a sum over "
-    "the rows with tfaccel.ops.sum_over_replicas first."
-)
-_OF_FIRST = "tf.summary.%s in a step writes what the first of %d replicas has: that of its own rows of a batch."
-_said: set[str] = set()
-
-
 @contextlib.contextmanager
 def summaries_of_all(num_replicas: int) -> Iterator[None]:
     """While tracing several replicas: scalar summaries are means over them. Says once what is written."""
@@ -162,9 +162,6 @@ def _mean(data: Any) -> Any:
         return data  # within a condition, where replicas cannot wait for each other
 
 
-_MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-
-
 def gather_loss(model: keras.Model, gathers: bool = True) -> None:
     """Decides whether the compiled loss of a model is computed from the rows of all replicas from now on."""
     (_MODELS.add if gathers else _MODELS.discard)(model)
@@ -193,7 +190,7 @@ def gathered_loss(model: keras.Model) -> dict[str, Any]:
         with replica_share(None):  # what follows is a computation of one device
             return loss(*gathered)
 
-    return private_losses.compiled_loss(model, loss_of_all)
+    return private_layers.compiled_loss(model, loss_of_all)
 
 
 def can_gather(data: Any) -> bool:

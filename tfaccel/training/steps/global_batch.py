@@ -24,11 +24,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_losses
+from tfaccel.training.private import private_layers
 from tfaccel.training.private.private_tensorflow import functions_inlined
 from tfaccel.training.steps.gradients import scaled
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.tracing import depends_on, own_tensors
+
+# Each replica is traced in a separate thread, so the current share is thread-local.
+_current = threading.local()
+# Models whose steps do not sum the values of a loss that is not reduced.
+_keeps_values: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 @dataclass
@@ -76,10 +81,6 @@ class NeedsEveryReplica(Exception):
     """While tracing: the step gathers rows over the replicas, but some do not run it, or XLA compiles it."""
 
 
-# Each replica is traced in a separate thread, so the current share is thread-local.
-_current = threading.local()
-
-
 @contextlib.contextmanager
 def replica_share(share: Share | None) -> Iterator[Share | None]:
     """While tracing a replica's step: losses are reduced over its share of the global batch (None: one device)."""
@@ -94,10 +95,6 @@ def replica_share(share: Share | None) -> Iterator[Share | None]:
 def current_share() -> Share | None:
     """The share of the replica being traced in this thread, or None."""
     return getattr(_current, "share", None)
-
-
-# Models whose steps do not sum the values of a loss that is not reduced.
-_keeps_values: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def keep_values(model: keras.Model, keeps: bool = True) -> None:
@@ -122,9 +119,9 @@ def global_losses(model: keras.Model) -> Iterator[None]:
     is right for them. Weight regularizers are equal on all replicas, and the row weights sum to 1. If a layer adds one
     loss per example, Keras sums them, and so does `sum_of_added`.
     """
-    added = private_losses.added_loss_reduction(model, sum_of_added)
-    update_mean = functools.partial(_update_mean, private_losses.loss_trackers(model))
-    reduction = private_losses.loss_reduction(_reduce, update_mean, _gradient)
+    added = private_layers.added_loss_reduction(model, sum_of_added)
+    update_mean = functools.partial(_update_mean, private_layers.loss_trackers(model))
+    reduction = private_layers.loss_reduction(_reduce, update_mean, _gradient)
     inlined = functions_inlined(lambda: current_share() is not None)
     with reduction, instance_attributes(model, added), own_tensors(model), inlined:
         yield
@@ -204,7 +201,7 @@ def _of_all_rows(total: Any, share: Share) -> tf.Tensor:
 def _own_denominator(values: Any, sample_weight: Any, mask: Any, by_weight: bool, dtype: Any) -> tf.Tensor:
     """This replica's part of the denominator: its sum of weights, or its number of valid elements."""
     if by_weight:
-        merged = private_losses.merge_mask(sample_weight, mask, dtype=dtype, values=values)
+        merged = private_layers.merge_mask(sample_weight, mask, dtype=dtype, values=values)
         return tf.reduce_sum(tf.cast(merged, dtype))
     mask = tf.cast(mask, dtype)
     elements_per_mask = tf.math.divide_no_nan(tf.cast(tf.size(values), dtype), tf.cast(tf.size(mask), dtype))

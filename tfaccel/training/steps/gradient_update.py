@@ -52,6 +52,12 @@ from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import HOST, REPLICATED
 from tfaccel.training.steps.tracing import is_same_on_all_replicas
 
+SAME_ROWS = "same rows"  # those of all replicas have the same indices
+EACH_ROW_ONCE = "each row once"  # one device has one slice for each row, such as of a dense layer's sparse inputs
+# By optimizer and the ids of variables, what has turned out to make their `IndexedSlices` those of one device.
+_rows: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, dict[int, str]] = weakref.WeakKeyDictionary()
+_plain: list[bool] = []  # one for each `plain_descent` block
+
 
 class GradientUpdate:
     """Sums gradients over the replicas and applies them on each.
@@ -380,22 +386,12 @@ class UpdateInStep:
             yield
 
 
-SAME_ROWS = "same rows"  # those of all replicas have the same indices
-EACH_ROW_ONCE = "each row once"  # one device has one slice for each row, such as of a dense layer's sparse inputs
-
-# By optimizer and the ids of variables, what has turned out to make their `IndexedSlices` those of one device.
-_rows: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, dict[int, str]] = weakref.WeakKeyDictionary()
-
-
 def take_rows_as(optimizer: keras.optimizers.Optimizer, variable: keras.Variable, rows: str | None) -> None:
     """Decides for later traces what the `IndexedSlices` of a variable are: SAME_ROWS, EACH_ROW_ONCE, or None."""
     known = _rows.setdefault(optimizer, {})
     known.pop(id(variable), None)
     if rows is not None:
         known[id(variable)] = rows
-
-
-_plain: list[bool] = []  # one for each `plain_descent` block
 
 
 @contextlib.contextmanager

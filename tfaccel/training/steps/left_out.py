@@ -27,6 +27,10 @@ from tfaccel.training.steps.model_parts import get_optimizers, get_variables, ha
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
 
+logger = logging.getLogger("tfaccel")
+
+MAX_IN_A_ROW = 10
+
 
 class StateBefore:
     """While tracing: the values of plain variables before a step."""
@@ -175,11 +179,6 @@ class ReplicasGuard:
         only_if(self.finite, update)
         self._before.put_back_unless(self.finite)
         self._before = StateBefore()
-
-
-logger = logging.getLogger("tfaccel")
-
-MAX_IN_A_ROW = 10
 
 
 class LeftOutCount:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_losses import loss_trackers
+from tfaccel.training.private.private_layers import loss_trackers
 from tfaccel.training.private.private_random import global_seed_state
 from tfaccel.training.private.private_slots import AbsentSlot
 from tfaccel.training.steps.overrides import replaces

@@ -45,6 +45,8 @@ from tfaccel.training.steps.slots import (
     place_slots,
 )
 
+MAX_PIECES = 4  # on their way at a time
+
 
 class PlacedSlots:
     """The slots of one optimizer."""
@@ -105,9 +107,6 @@ class PlacedSlots:
         given = list({id(v): v for v in (*updated, *averaged)}.values())
         after = tf.nest.flatten(self._replicas.local_results(gradients)[0], expand_composites=True)
         give_weights(given, owners_of_weights(self._optimizer, self._places), self._replicas, after=after)
-
-
-MAX_PIECES = 4  # on their way at a time
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ SEED_STRIDE = 1_000_003  # a prime, so that replicas' seeds do not coincide with
 _separated: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _averages: weakref.WeakKeyDictionary[keras.Model, tuple[list[int], Callable[[], None]]] = weakref.WeakKeyDictionary()
 
+_INSIDE = "Build the model inside the scope of its strategy: `with strategy.scope(): model = ...`."
+
 
 def seed_variables(model: keras.Model) -> list[keras.Variable]:
     """The states of the model's seed generators (uint32, shape (2,): seed and counter), in the model's order.
@@ -156,9 +158,6 @@ def restore_values(before: list[tuple[keras.Variable, list[np.ndarray]]], replic
     for variable, values in before:
         for replica, value in enumerate(values):
             replicas.components([variable], replica)[0].assign(value)
-
-
-_INSIDE = "Build the model inside the scope of its strategy: `with strategy.scope(): model = ...`."
 
 
 def get_replicas(model: keras.Model) -> Replicas:

@@ -46,6 +46,15 @@ _SLOTS_ELSEWHERE = (
     "'replicated'. Train with tfaccel.fit, or compile the model with a new optimizer for Model.fit."
 )
 
+logger = logging.getLogger("tfaccel")
+
+_places: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, SlotPlaces] = weakref.WeakKeyDictionary()
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+_INSTEAD = "Use optimizer_state='replicated'."
+# What an optimizer of the user's own may define; other methods may look at all weights together.
+_OWN_METHODS = frozenset(("__init__", "build", "update_step", "get_config", "from_config"))
+_OWN_PACKAGES = ("keras.", "tfaccel.")
+
 
 @dataclass
 class SlotPlaces:
@@ -61,9 +70,6 @@ class SlotPlaces:
     how: str
     owners: dict[int, list[int]] = field(default_factory=dict)
     replica_of_slot: dict[int, int] = field(default_factory=dict)
-
-
-_places: weakref.WeakKeyDictionary[keras.optimizers.Optimizer, SlotPlaces] = weakref.WeakKeyDictionary()
 
 
 def get_places(optimizer: keras.optimizers.Optimizer) -> SlotPlaces | None:
@@ -207,9 +213,6 @@ def slot_bytes(optimizer: keras.optimizers.Optimizer, replicas: Replicas) -> dic
     return found
 
 
-FLOAT32, BFLOAT16 = "float32", "bfloat16"
-
-
 def has_other_slots(optimizer: keras.optimizers.Optimizer, dtype: str) -> bool:
     """Whether slots of a built optimizer are stored in another dtype."""
     every = [slot for one in stepping_optimizers(optimizer) for own in _slots(one) for slot in own]
@@ -313,14 +316,6 @@ def _update_step(optimizer: Any) -> Any:
 
 def _get_dtype(target: Any) -> Any:
     return target.value.dtype if isinstance(target, keras.Variable) else target.dtype
-
-
-logger = logging.getLogger("tfaccel")
-
-_INSTEAD = "Use optimizer_state='replicated'."
-# What an optimizer of the user's own may define; other methods may look at all weights together.
-_OWN_METHODS = frozenset(("__init__", "build", "update_step", "get_config", "from_config"))
-_OWN_PACKAGES = ("keras.", "tfaccel.")
 
 
 def placed_as_asked(model: keras.Model, replicas: Replicas, options: Any) -> str:

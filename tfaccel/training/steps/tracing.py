@@ -16,8 +16,11 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_api import all_layers
-from tfaccel.training.private.private_losses import merge_calls
+from tfaccel.training.private.private_layers import merge_calls
 from tfaccel.training.steps.overrides import instance_attributes
+
+_MISSING = object()
+_BATCH, _STATE = "batch", "state"
 
 
 class TraceState:
@@ -97,9 +100,6 @@ def _structure(specs: Any) -> Any:
     return tf.nest.map_structure(lambda spec: True if spec is None else None, specs)
 
 
-_MISSING = object()
-
-
 @contextlib.contextmanager
 def own_tensors(model: keras.Model) -> Iterator[None]:
     """While tracing several replicas: saves the layers' tensors where a replica waits, and restores them after."""
@@ -164,9 +164,6 @@ def is_same_on_all_replicas(tensor: Any, batch: Any) -> bool:
     False if it depends on a variable: those of seed generators differ between replicas.
     """
     return not tf.executing_eagerly() and next(_sources(tensor, batch), None) is None
-
-
-_BATCH, _STATE = "batch", "state"
 
 
 def _sources(tensor: Any, batch: Any) -> Iterator[str]:

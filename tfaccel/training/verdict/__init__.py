@@ -1,1 +1,0 @@
-"""Assesses a trained model by its training history and by simple baselines."""
