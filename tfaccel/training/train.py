@@ -17,7 +17,6 @@ from typing import Any
 
 from tfaccel.errors import ClusterError, LaunchError, PlanError, RunDirError, WorkloadError
 from tfaccel.files import write_json
-from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import taken_fields
@@ -35,7 +34,7 @@ from tfaccel.processes.launched import DONE, INTERRUPTED, RETRY, resume_in_attem
 from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions, write_example_inputs
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, checked_place, nothing_left_if_refused, resume_on
 from tfaccel.training.run.run_options import (
-    RunOptions,
+    Run,
     StepRange,
     check_resumable,
     config_of_run,
@@ -197,7 +196,6 @@ def train(
         _give_back(own, directory.model_file)
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     check_resumable(workload, directory, on_nonfinite)
-    options = RunOptions(**asked, callbacks=callbacks, scaling=scaling, profile=steps_to_profile)
     with nothing_left_if_refused(directory), directory.in_use(), contextlib.ExitStack() as stack:
         same = settings_to_agree_on(workload, directory.config)
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
@@ -206,9 +204,19 @@ def train(
 
         stack.enter_context(errors_of_run_named(workload, directory, runtime))
         signals = stack.enter_context(StopSignals(grace))
-        where = {"runtime": runtime, "hardware": hardware, "signals": signals}
-        plan, outcome = train_until_done(workload, plan, directory, options, **where)  # type: ignore[arg-type]
-        result = _result(workload, plan, hardware, outcome, directory, started=started, workload_key=workload_key)
+        run = Run(
+            workload=workload,
+            directory=directory,
+            runtime=runtime,
+            hardware=hardware,
+            signals=signals,
+            callbacks=callbacks,
+            scaling=scaling,
+            profile=steps_to_profile,
+            **asked,
+        )
+        plan, trained = train_until_done(run, plan)
+        result = _result(run, plan, trained, started=started, workload_key=workload_key)
         directory.write_raw_input(workload.raw_input)
         directory.write_result(result.to_json())
     _give_back(own, directory.model_file)
@@ -268,43 +276,24 @@ def _give_back(own: RebuiltModel | None, model_file: Path) -> None:
         own.take_weights(model_file)
 
 
-def _result(
-    workload: Workload,
-    plan: Plan,
-    hardware: Hardware,
-    outcome: Any,
-    directory: RunDir,
-    *,
-    started: float,
-    workload_key: str,
-) -> TrainResult:
+def _result(run: Run, plan: Plan, trained: Mapping[str, Any], *, started: float, workload_key: str) -> TrainResult:
     """The result of a run that began at `started`, by the clock of `time.perf_counter`; keeps rows for exports."""
-    wall_seconds, baselines = time.perf_counter() - started, None
+    wall_seconds, baselines, workload, directory = time.perf_counter() - started, None, run.workload, run.directory
     write_example_inputs(directory, workload, plan.global_batch_size)
     if workload.validation_data is not None and directory.writes:
-        baselines = trivial_scores(workload.validation_data(plan.global_batch_size), outcome.final)
-    rate = outcome.times.steps_per_second() * (plan.global_batch_size // plan.accumulation_steps)
-    steps = {name: seconds * plan.accumulation_steps for name, seconds in outcome.times.step_seconds().items()}
+        baselines = trivial_scores(workload.validation_data(plan.global_batch_size), trained["final"])
     return TrainResult(
         recipe=workload.name,
         plan=plan,
-        history=outcome.history,
-        final=outcome.final,
-        examples_per_second=rate,
-        step_seconds=steps,
-        first_step_seconds=outcome.times.first_seconds,
         wall_seconds=wall_seconds,
-        hardware=hardware.to_json(),
+        hardware=run.hardware.to_json(),
         versions=installed_versions(),
         run_dir=str(directory.path),
-        learning_rate_scaling=outcome.learning_rate_scaling,
-        performance=outcome.performance,
         baselines=baselines,
         workload_key=workload_key,
         bad_data=None if workload.bad_data is None or not workload.bad_data.skips else workload.bad_data.to_json(),
-        workers=outcome.workers,
-        proof=outcome.proof,
         left_out_batches=sum(row.get(LEFT_OUT) or 0 for row in directory.rows),
+        **trained,
     )
 
 

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -33,7 +34,7 @@ from tfaccel.training.kernels.optimizer_updates import fused_update
 from tfaccel.training.kernels.recurrent import fused_gru, fused_lstm
 from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
-from tfaccel.training.steps.overrides import instance_attributes, keeps_methods
+from tfaccel.training.steps.overrides import attributes_of_each, keeps_methods
 
 _HALF = (tf.bfloat16, tf.float16)
 
@@ -348,14 +349,8 @@ LAYER_KERNELS = (
 )
 
 
-@contextlib.contextmanager
-def fused_kernels(model: keras.Model) -> Iterator[None]:
+def fused_kernels(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """While tracing a training step: the model's layers and optimizers use fused kernels where there are some."""
-    with contextlib.ExitStack() as stack:
-        for layer in private_api.all_layers(model):
-            for kernel in LAYER_KERNELS:
-                stack.enter_context(instance_attributes(layer, kernel(layer)))
-        for optimizer in get_optimizers(model).values():
-            inner = inner_optimizer(optimizer)
-            stack.enter_context(instance_attributes(inner, fused_update(inner)))
-        yield
+    layers = ((layer, kernel(layer)) for layer in private_api.all_layers(model) for kernel in LAYER_KERNELS)
+    optimizers = ((one, fused_update(one)) for one in map(inner_optimizer, get_optimizers(model).values()))
+    return attributes_of_each(itertools.chain(layers, optimizers))

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part, warn_if_untested
-from tfaccel.training.steps.overrides import instance_attributes, keeps_methods, once_per_graph
+from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, keeps_methods, once_per_graph
 
 CACHED_EVALUATION = "_use_cached_eval_dataset"  # an argument that Keras's `fit` passes to `evaluate`
 PROFILER_FLAGS = ("_is_tracing", "_profiler_started")  # of TensorBoard: they hold for one process
@@ -188,18 +188,14 @@ def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.o
     return type(kind.__name__, (kind, type("SingleDevice", (distributed,), methods)), {})
 
 
-@contextlib.contextmanager
-def one_learning_rate(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def one_learning_rate(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
     """During one `apply`: computes the learning rate once per graph; Keras recomputes it for each variable.
 
     TensorFlow removes the duplicates when a graph is first called. Avoiding them shortens that call, which is part of
     the published training time of the recipe `image_classification`.
     """
-    rate = "_get_current_learning_rate"
-    with contextlib.ExitStack() as stack:
-        for one in optimizers_in(optimizer):
-            stack.enter_context(instance_attributes(one, {rate: once_per_graph(private_part(one, rate))}))
-        yield
+    rate, every = "_get_current_learning_rate", optimizers_in(optimizer)
+    return attributes_of_each((one, {rate: once_per_graph(private_part(one, rate))}) for one in every)
 
 
 def optimizers_in(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:

@@ -17,7 +17,7 @@ from tfaccel.training.private.private_random import distribute_global_seeds
 from tfaccel.training.private.private_workers import broadcast_at_once
 from tfaccel.training.steps.embeddings import slots_on_host
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_test_step, has_own_train_step
-from tfaccel.training.steps.overrides import instance_attributes, replaces
+from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, replaces
 from tfaccel.training.steps.replica_state import move_into_scope
 from tfaccel.training.steps.step_errors import fixed_rows, raise_missing_row, rows_of_replica
 
@@ -129,10 +129,8 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
         return apply
 
     if not _is_built(model):
-        with contextlib.ExitStack() as stack:
-            for optimizer in get_optimizers(model).values():
-                stack.enter_context(instance_attributes(optimizer, {"apply": noting(optimizer)}))
-            stack.enter_context(_no_gradients())
+        optimizers = get_optimizers(model).values()
+        with attributes_of_each((one, {"apply": noting(one)}) for one in optimizers), _no_gradients():
             try:
                 _compute_output_spec(step, specs)
             except Exception as error:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_layers import patch_lock, patched
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes
 
 _NAME = "global_seed_generator"
 _SEED_STRIDE = 1_000_003
@@ -134,12 +134,16 @@ def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -
     from tensorflow.python.ops import gen_stateless_random_ops_v2 as gen_stateless_random_ops_v2
 
     modules = (gen_random_ops, gen_stateful_random_ops, gen_stateless_random_ops, gen_stateless_random_ops_v2)
-    with patch_lock, contextlib.ExitStack() as stack:
-        for module in modules:
-            found = {name: _still(getattr(module, name), used, when) for name in dir(module) if name in _CONSTANTS}
-            stack.enter_context(instance_attributes(module, found))
-        for of_python, kind in ((random, random.Random), (np.random, np.random.RandomState)):
-            stack.enter_context(instance_attributes(of_python, _still_python(of_python, kind, used)))
+
+    def still(module: Any) -> dict[str, Any]:
+        return {name: _still(getattr(module, name), used, when) for name in dir(module) if name in _CONSTANTS}
+
+    of_python = ((random, random.Random), (np.random, np.random.RandomState))
+    with (
+        patch_lock,
+        attributes_of_each((module, still(module)) for module in modules),
+        attributes_of_each((module, _still_python(module, kind, used)) for module, kind in of_python),
+    ):
         yield
 
 

@@ -30,7 +30,7 @@ from tfaccel.training.runtime import background_thread
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.merged_metrics import metrics_in
 from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes
 from tfaccel.training.steps.replicas import Replicas, split_rows
 
 _MAX_SIZE = 100_000  # of a list or an array that the code of a step may change while it is traced
@@ -297,15 +297,11 @@ class ReplicaLayers:
     def __bool__(self) -> bool:
         return bool(self._layers)
 
-    @contextlib.contextmanager
-    def on_shares(self, data: Any) -> Iterator[None]:
+    def on_shares(self, data: Any) -> contextlib.AbstractContextManager[None]:
         """While tracing a step of one device on a batch: the layers run on each replica's rows alone."""
         leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None and leaf.shape.rank]
         num_rows = tf.shape(leaves[0])[0]
-        with contextlib.ExitStack() as stack:
-            for layer in self._layers:
-                stack.enter_context(instance_attributes(layer, {"call": self._call(layer, num_rows)}))
-            yield
+        return attributes_of_each((layer, {"call": self._call(layer, num_rows)}) for layer in self._layers)
 
     def _call(self, layer: keras.layers.Layer, num_rows: tf.Tensor) -> Callable[..., Any]:
         left, number = layer.call, self._replicas.num_replicas  # with what contexts outside have put in its place
@@ -393,13 +389,9 @@ def draws(layer: keras.layers.Layer) -> bool:
     return draws and "training" in inspect.signature(layer.call).parameters
 
 
-@contextlib.contextmanager
-def in_inference_mode(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+def in_inference_mode(layers: Iterable[keras.layers.Layer]) -> contextlib.AbstractContextManager[None]:
     """Within the block, these layers run in inference mode, whatever mode they are called in."""
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(instance_attributes(layer, {"call": _inference_call(layer)}))
-        yield
+    return attributes_of_each((layer, {"call": _inference_call(layer)}) for layer in layers)
 
 
 def _inference_call(layer: keras.layers.Layer) -> Callable[..., Any]:

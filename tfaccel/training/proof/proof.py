@@ -19,7 +19,7 @@ from tfaccel.training.private.private_random import still_random
 from tfaccel.training.proof.one_device import State, in_inference_mode, some_rows, without_side_effects
 from tfaccel.training.steps.merged_metrics import metrics_in
 from tfaccel.training.steps.model_parts import get_variables, has_own_test_step, has_own_train_step, moved_by_gradients
-from tfaccel.training.steps.overrides import instance_attributes, keeps_methods, replaces
+from tfaccel.training.steps.overrides import attributes_of_each, keeps_methods, replaces
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -128,14 +128,11 @@ def _outputs_of_layers(engine: Engine, kind: str, data: Any) -> dict[str, tuple[
     normalizing = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     variables = get_variables(model)
     x = data if kind == "predict" and not isinstance(data, tuple) else keras.utils.unpack_x_y_sample_weight(data)[0]
+    recorded = ((one, {"call": _recording_call(one, outputs)}) for one in layers if one not in normalizing)
     with without_side_effects(model), still_random([]), replicas.local(variables, 0), contextlib.ExitStack() as stack:
-        before = State([private_api.tf_variable(one) for one in variables])
-        stack.callback(before.put_back)
-        stack.enter_context(in_inference_mode(normalizing))
-        for layer in layers:
-            if layer not in normalizing:
-                stack.enter_context(instance_attributes(layer, {"call": _recording_call(layer, outputs)}))
-        private_api.call_model(model, x, training=kind == "train")
+        stack.callback(State([private_api.tf_variable(one) for one in variables]).put_back)
+        with in_inference_mode(normalizing), attributes_of_each(recorded):
+            private_api.call_model(model, x, training=kind == "train")
     return outputs
 
 

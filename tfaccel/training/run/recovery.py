@@ -18,7 +18,7 @@ import gc
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -26,7 +26,6 @@ import keras
 from tfaccel.data.iterator_feed import ResumedPlace
 from tfaccel.errors import DataError, NonFiniteLossError, PlanError, RunStopped
 from tfaccel.files import whole_file
-from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.non_finite_policy import NOT_ON_TPUS, ROLLBACK, SKIP, STOP
 from tfaccel.planning.plan import Plan, override_flag
 from tfaccel.planning.workload import Workload
@@ -53,10 +52,9 @@ from tfaccel.training.run.out_of_memory import (
     smaller_batches_if_out_of_memory,
     within_memory,
 )
-from tfaccel.training.run.performance import Performance, WorkerTimes
 from tfaccel.training.run.result import say
 from tfaccel.training.run.run_dir import NO_METRICS, RunDir
-from tfaccel.training.run.run_options import RunOptions
+from tfaccel.training.run.run_options import Run
 from tfaccel.training.run.session import (
     ScaledRates,
     Session,
@@ -65,7 +63,6 @@ from tfaccel.training.run.session import (
     engine_options,
     refuse_restoring,
 )
-from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.stopping import StopWhenAsked
 from tfaccel.training.run.train_callbacks import (
     MetricLines,
@@ -89,19 +86,6 @@ _GO_ON = (
     'Start all workers again with the same command and resume="auto" (--resume=auto): training continues from the '
     "newest checkpoint in {}."
 )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a session."""
-
-    history: dict[str, list[float | None]]
-    final: dict[str, float]
-    times: StepTimes
-    performance: Performance | None
-    workers: tuple[WorkerTimes, ...] = ()
-    learning_rate_scaling: dict[str, Any] | None = None
-    proof: dict[str, Any] | None = None
 
 
 class NotRepeated(Exception):
@@ -133,24 +117,18 @@ class UntilFault(keras.callbacks.Callback):
 
 
 class TrainSession:
-    """Builds the model of a workload under the current runtime, and trains it."""
+    """Builds the model of a run under its runtime, and trains it.
 
-    def __init__(
-        self,
-        workload: Workload,
-        plan: Plan,
-        run_dir: RunDir,
-        options: RunOptions,
-        *,
-        runtime: Runtime,
-        hardware: Hardware,
-        signals: StopSignals,
-    ) -> None:
-        self._workload, self.plan, self._run_dir, self._options = workload, plan, run_dir, options
-        self._strategy, self._hardware, self._signals = runtime.strategy, hardware, signals
+    Args:
+        until: only repeat the steps up to this position (epoch and step, from 1) to find out why they failed.
+    """
+
+    def __init__(self, run: Run, plan: Plan, until: tuple[int, int] | None = None) -> None:
+        self._run, self.plan, self._until, self._run_dir = run, plan, until, run.directory
         self.dropped: frozenset[tuple[int, int]] = frozenset()  # positions of batches that are left out
         self._rates: ScaledRates | None = None
-        self._begin_from(load_newest(run_dir.checkpoints, run_dir.identity) if run_dir.resumes else None)
+        newest = load_newest(self._run_dir.checkpoints, self._run_dir.identity) if self._run_dir.resumes else None
+        self._begin_from(newest)
 
     def _begin_from(self, restored: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
         self._stored, self._parts = restored, 1
@@ -159,7 +137,7 @@ class TrainSession:
             restored = restored[0], in_parts(restored[1], self._parts)
         self._restored = restored
         position = restored[1] if restored else {"epoch": 0, "step_in_epoch": 0}
-        self._first_epoch: int = self._options.epochs if position.get("stopped") else position["epoch"]
+        self._first_epoch: int = self._run.epochs if position.get("stopped") else position["epoch"]
         self._first_step: int = position["step_in_epoch"]
         self._num_steps: int | None = position.get("num_steps")  # of the original run, even if `epochs` has changed
 
@@ -181,21 +159,28 @@ class TrainSession:
     def _continue_within_epoch(self) -> None:
         """Corrects the position if batches are split from now on."""
         if self._restored is not None and self._parts > 1 and self._first_step:
-            where = {"seed": self._options.seed, "epoch": self._first_epoch, "step": self._first_step}
-            step = step_in_split_epoch(self._workload, self.plan, self._parts, **where)
+            where = {"seed": self._run.seed, "epoch": self._first_epoch, "step": self._first_step}
+            step = step_in_split_epoch(self._run.workload, self.plan, self._parts, **where)
             self._restored[1]["step"] -= self._first_step - step
             self._restored[1]["step_in_epoch"] = self._first_step = step
 
-    def run(self) -> Outcome:
-        """Trains with the workload's and additional callbacks, until a signal asks to stop; evaluates and saves."""
+    def run(self) -> dict[str, Any]:
+        """Trains with the workload's and additional callbacks, until a signal asks to stop; evaluates and saves.
+
+        Returns:
+            What a `TrainResult` says of the training itself, by its attributes.
+        """
         times = StepTimes()
         with contextlib.closing(self._open()) as session:
             session.source.leave_out(self.dropped)
-            check_memory(session.model, self._workload.name, self.plan, self._hardware)
+            check_memory(session.model, self._run.workload.name, self.plan, self._run.hardware)
             engine, source, validation = session.engine, session.source, session.validation
             utilization, container = self._begin(session, times)
+            why: dict[str, Any] = {"seed": self._run.seed, "finds": self._until is not None}
             with (
-                self._errors_named(session),
+                smaller_batches_if_out_of_memory(session.model, self._run.workload, self.plan, engine.replicas),
+                causes_named(engine, self._run.workload, self.plan, **why),
+                source.failures_named(),
                 _closed(container.callbacks),
                 only_chief_writes(session.model, container.callbacks, engine.replicas),
             ):
@@ -210,34 +195,38 @@ class TrainSession:
                     session.model.save(temporary)
             workers = utilization.workers_of_run()
             engine.replicas.wait_for_all_workers()
-            scaled = None if self._rates is None else self._rates.to_json()
-            proof = engine.checks.to_json()
-            return Outcome(self._run_dir.history(), final, times, utilization.of_run(), workers, scaled, proof)
+            step_seconds = {name: one * self.plan.accumulation_steps for name, one in times.step_seconds().items()}
+            return {
+                "history": self._run_dir.history(),
+                "final": final,
+                "examples_per_second": times.steps_per_second() * source.batch_size,
+                "step_seconds": step_seconds,
+                "first_step_seconds": times.first_seconds,
+                "performance": utilization.of_run(),
+                "workers": workers,
+                "learning_rate_scaling": None if self._rates is None else self._rates.to_json(),
+                "proof": engine.checks.to_json(),
+            }
 
     def _open(self) -> Session:
         """The workload's model and data, where the newest checkpoint was."""
-        self._begin_with_chief(Replicas(self._strategy))
+        self._begin_with_chief(Replicas(self._run.runtime.strategy))
         self._continue_within_epoch()
         return Session(
-            self._workload,
+            self._run.workload,
             self.plan,
-            self._strategy,
-            seed=self._options.seed,
-            epochs=self._options.epochs,
-            planned_epochs=self._options.epochs,
+            self._run.runtime.strategy,
+            seed=self._run.seed,
+            epochs=self._run.epochs,
+            planned_epochs=self._run.epochs,
             start_epoch=self._first_epoch,
             start=ResumedPlace.of(self._restored),
-            options=self.engine_options(),
+            options=self._engine_options(),
             make_model=self._compiled_model,
         )
 
-    def engine_options(self) -> EngineOptions:
-        """The engine's options for the plan.
-
-        Raises:
-            PlanError: if batches are to be left out on a TPU.
-        """
-        on_nonfinite, finds = self._options.on_nonfinite, self._options.until is not None
+    def _engine_options(self) -> EngineOptions:
+        on_nonfinite, finds = self._run.on_nonfinite, self._until is not None
         if self.plan.strategy == "tpu" and on_nonfinite != STOP:
             raise PlanError(NOT_ON_TPUS)
         skips, own = on_nonfinite == SKIP, engine_options(self.plan)
@@ -248,33 +237,22 @@ class TrainSession:
         model, engine, source = session.model, session.engine, session.source
         engine.on_unsaved_state = warned_unsaved_state()
         note_first_step(0 if self._restored is None else self._restored[1]["step"])
-        asked_for = [*callbacks_of_workload(self._workload), *self._options.callbacks]
+        asked_for = [*callbacks_of_workload(self._run.workload), *self._run.callbacks]
         refuse_restoring(asked_for)
         if self._rates is not None:
             self._rates.check_callbacks(asked_for)
             self._rates.log()
-        self._run_dir.writes = engine.replicas.is_chief and self._options.until is None
+        self._run_dir.writes = engine.replicas.is_chief and self._until is None
         check_built(self._run_dir, built_settings(model, num_batches=source.num_batches, batch_size=source.batch_size))
         restore_model(engine, self._restored, parts=self._parts)
-        if self._run_dir.resumes and self._run_dir.writes and self._options.verbose:
+        if self._run_dir.resumes and self._run_dir.writes and self._run.verbose:
             say(f"The run in {self._run_dir.path} continues {self.place}.")
         self._run_dir.start(self.plan.to_json())
         batches = {"batch_spec": source.batch_spec, "examples_per_batch": source.batch_size}
-        utilization = Utilization(engine, self.plan, self._hardware, **batches)
+        utilization = Utilization(engine, self.plan, self._run.hardware, **batches)
         every = [*asked_for, times, utilization, *self._callbacks_that_show(session, utilization)]
         every += self._callbacks_that_save(session, asked_for)
-        return utilization, make_callbacks(every, engine, source, verbose=0, epochs=self._options.epochs)
-
-    @contextlib.contextmanager
-    def _errors_named(self, session: Session) -> Iterator[None]:
-        """Within the block, errors of a step say what to do about them, or that smaller batches may be tried."""
-        model, replicas, finds = session.model, session.engine.replicas, self._options.until is not None
-        with (
-            smaller_batches_if_out_of_memory(model, self._workload, self.plan, replicas),
-            causes_named(session.engine, self._workload, self.plan, seed=self._options.seed, finds=finds),
-            session.source.failures_named(),
-        ):
-            yield
+        return utilization, make_callbacks(every, engine, source, verbose=0, epochs=self._run.epochs)
 
     def _know_steps(self, num_steps: int | None) -> None:
         """Takes the number of optimizer steps; a resumed run has that of the original, unless it becomes longer."""
@@ -283,40 +261,40 @@ class TrainSession:
         before, self._num_steps = self._num_steps, num_steps
         if self._is_longer and self._restored is not None:
             steps = {"num_steps": before, "more_steps": self._num_steps}
-            check_same_when_longer(self._workload, self._options.scaling, **steps)
+            check_same_when_longer(self._run.workload, self._run.scaling, **steps)
 
     def _compiled_model(self, workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:
-        scaling, profile = self._options.scaling, self._options.profile
+        scaling, profile = self._run.scaling, self._run.profile
         self._know_steps(num_steps)
         if profile is not None:
             profile.check_length(self._num_steps)
         self._rates = None if scaling is None else ScaledRates(scaling, self._num_steps)
-        with within_memory(workload.name, plan, self._hardware):
+        with within_memory(workload.name, plan, self._run.hardware):
             return compiled_model(workload, plan, num_steps=self._num_steps, rates=self._rates)
 
     def _callbacks_that_show(self, session: Session, utilization: Utilization) -> list[keras.callbacks.Callback]:
         """Callbacks that write metrics; or the one that ends a search for a fault."""
-        options, engine, steps = self._options, session.engine, session.source.num_batches
-        counts = options.on_nonfinite != STOP or self.dropped
+        run, engine, steps = self._run, session.engine, session.source.num_batches
+        counts = run.on_nonfinite != STOP or self.dropped
         every: list[keras.callbacks.Callback] = [
             MetricLines(self._run_dir, steps, utilization, engine.left_out if counts else None)
         ]
-        if options.until is not None:
-            return [*every, UntilFault(options.until)]
+        if self._until is not None:
+            return [*every, UntilFault(self._until)]
         if not engine.replicas.is_chief:
             return every
         every.append(TensorBoardScalars(self._run_dir.tensorboard, utilization))
-        if options.profile is not None:
+        if run.profile is not None:
             profile = ProfileSteps(
-                options.profile,
+                run.profile,
                 self._run_dir.tensorboard,
                 batches_per_step=self.plan.accumulation_steps,
                 batches_before=self._restored[1]["step"] if self._restored else 0,
                 batches_in_epoch=self._first_step,
             )
             every.append(profile)
-        if options.verbose:
-            length = {"epochs": options.epochs, "first_epoch": self._first_epoch, "steps_of_epoch": steps}
+        if run.verbose:
+            length = {"epochs": run.epochs, "first_epoch": self._first_epoch, "steps_of_epoch": steps}
             every.append(TrainingProgress(**length, examples_per_step=session.source.batch_size))  # type: ignore[arg-type]
         return every
 
@@ -324,10 +302,10 @@ class TrainSession:
         self, session: Session, others: list[keras.callbacks.Callback]
     ) -> list[keras.callbacks.Callback]:
         """The callback that saves checkpoints, and the last one, which stops the run."""
-        interval, batches_per_step = self._options.checkpoint_interval, self.plan.accumulation_steps
+        interval, batches_per_step = self._run.checkpoint_interval, self.plan.accumulation_steps
         options = CheckpointOptions(
             interval=None if interval is None else interval * batches_per_step,
-            keep=self._options.keep_checkpoints,
+            keep=self._run.keep_checkpoints,
             num_steps=self._num_steps,
             accumulation_steps=batches_per_step,
             batch_spec=session.source.batch_spec,
@@ -335,7 +313,10 @@ class TrainSession:
             place_of_data=session.source.place_of_data,
         )
         checkpoints = Checkpoints(self._run_dir, session.engine, others, options, restored=self._restored)
-        return [checkpoints, StopWhenAsked(self._signals, checkpoints, self._run_dir, session.engine.replicas)]
+        return [
+            checkpoints,
+            StopWhenAsked(self._run.signals, checkpoints, self._run_dir, session.engine.replicas),
+        ]
 
     def _final_metrics(self, session: Session, callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, float]:
         if session.validation is None:
@@ -367,23 +348,14 @@ def errors_of_run_named(workload: Workload, run_dir: RunDir, runtime: Runtime) -
         yield
 
 
-def train_until_done(
-    workload: Workload,
-    plan: Plan,
-    run_dir: RunDir,
-    options: RunOptions,
-    *,
-    runtime: Runtime,
-    hardware: Hardware,
-    signals: StopSignals,
-) -> tuple[Plan, Outcome]:
-    """Trains the run of a directory in one session, or in several that continue one another.
+def train_until_done(run: Run, plan: Plan) -> tuple[Plan, dict[str, Any]]:
+    """Trains a run in one session, or in several that continue one another.
 
     A failed session's model and data are released, regardless of what its last step changed. The next one starts from
     the newest checkpoint of the run, or over, with the same random generators: no example is lost or trained twice.
 
     Returns:
-        The plan that the run ended with, and its outcome.
+        The plan that the run ended with, and what `TrainSession.run` returned.
 
     Raises:
         OutOfMemoryError: if the batch may not be split further.
@@ -391,11 +363,10 @@ def train_until_done(
     """
     shortage: tuple[Plan, str] | None = None
     num_cancelled = 0
-    where: dict[str, Any] = {"runtime": runtime, "hardware": hardware, "signals": signals}
     while True:
         fault: NonFiniteLossError | None = None
-        plan = place_for_run(workload, plan, run_dir, runtime, epochs=options.epochs)
-        session = TrainSession(workload, plan, run_dir, options, **where)
+        plan = place_for_run(run.workload, plan, run.directory, run.runtime, epochs=run.epochs)
+        session = TrainSession(run, plan)
         if shortage is not None:
             logger.warning(retry_text(*shortage, session.place, plan))
         shortage = None
@@ -416,35 +387,32 @@ def train_until_done(
         dropped = session.dropped
         del session
         if fault is not None:
-            if options.on_nonfinite == SKIP or fault.step is None:
+            if run.on_nonfinite == SKIP or fault.step is None:
                 raise fault
             if not (fault.is_explained or plan.strategy == "tpu"):  # no step of a TPU can leave out its batch
-                fault = _with_cause(fault, workload, plan, run_dir, options, **where)
-            if options.on_nonfinite != ROLLBACK:
+                fault = _with_cause(fault, run, plan)
+            if run.on_nonfinite != ROLLBACK:
                 raise fault
-            _leave_out(fault, dropped, run_dir, plan)
-        _start_again(run_dir, runtime)
+            _leave_out(fault, dropped, run.directory, plan)
+        _start_again(run)
 
 
-def _start_again(run_dir: RunDir, runtime: Runtime) -> None:
+def _start_again(run: Run) -> None:
     gc.collect()  # models and their graphs refer to each other
-    run_dir.start_again()
-    runtime.seed_generators()
+    run.directory.start_again()
+    run.runtime.seed_generators()
 
 
-def _with_cause(
-    failed: NonFiniteLossError, workload: Workload, plan: Plan, run_dir: RunDir, options: RunOptions, **where: Any
-) -> NonFiniteLossError:
+def _with_cause(failed: NonFiniteLossError, run: Run, plan: Plan) -> NonFiniteLossError:
     """The error with its cause, after repeating the steps since the newest checkpoint; unchanged if it is not found."""
     logger.warning(
         f"Something became NaN or infinite by step {failed.step} of epoch {failed.epoch}. The steps since the newest "
         "checkpoint are repeated to find the cause; Ctrl-C ends this."
     )
-    _start_again(run_dir, where["runtime"])
-    writes = run_dir.writes
-    until = failed.epoch or 1, failed.step or 1
+    _start_again(run)
+    writes = run.directory.writes
     try:
-        TrainSession(workload, plan, run_dir, replace(options, until=until), **where).run()
+        TrainSession(run, plan, until=(failed.epoch or 1, failed.step or 1)).run()
     except NonFiniteLossError as found:
         return found.with_traceback(None) if found.step is not None else failed
     except (NotRepeated, BatchTooLarge, StepCancelled, DataError):  # DataError: a dataset that can be read once only
@@ -452,7 +420,7 @@ def _with_cause(
     except (KeyboardInterrupt, RunStopped):
         raise failed from None
     finally:
-        run_dir.writes = writes
+        run.directory.writes = writes
     return failed
 
 

@@ -15,14 +15,15 @@ from tfaccel.hardware.hardware import Cluster, Hardware
 from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.learning_rate_scaling import LearningRateScaling, scaling_advice
-from tfaccel.planning.non_finite_policy import ROLLBACK, STOP
+from tfaccel.planning.non_finite_policy import ROLLBACK
 from tfaccel.planning.option_checks import check_fractions
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import whole_group_size
 from tfaccel.training.run.run_dir import RunDir
-from tfaccel.training.runtime import without_unavailable
+from tfaccel.training.run.stop_signals import StopSignals
+from tfaccel.training.runtime import Runtime, without_unavailable
 
 logger = logging.getLogger("tfaccel")
 
@@ -138,24 +139,30 @@ class StepRange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """What `train` was asked for, besides workload and plan.
+class Run:
+    """A run of `train`: what is trained, where to, under which runtime, and how it was asked for.
 
     Args:
+        runtime: the plan's, entered.
+        signals: what asks to stop.
         scaling: how to scale the learning rate; None to leave it as it is.
-        until: only repeat the steps up to this position (epoch and step, from 1) to find out why they did.
+        others: as in `train`.
     """
 
+    workload: Workload
+    directory: RunDir
+    runtime: Runtime
+    hardware: Hardware
+    signals: StopSignals
     epochs: int
     seed: int
-    checkpoint_interval: int | None = None
-    keep_checkpoints: int = 2
-    callbacks: Sequence[Any] = ()
-    verbose: int | str = 1
-    scaling: LearningRateScaling | None = None
-    profile: StepRange | None = None
-    on_nonfinite: str = STOP
-    until: tuple[int, int] | None = None
+    checkpoint_interval: int | None
+    keep_checkpoints: int
+    callbacks: Sequence[Any]
+    verbose: int | str
+    scaling: LearningRateScaling | None
+    profile: StepRange | None
+    on_nonfinite: str
 
 
 def config_of_run(workload: Workload, plan: Plan, scaling: LearningRateScaling | None) -> dict[str, Any]:

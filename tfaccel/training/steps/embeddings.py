@@ -29,6 +29,7 @@ from tfaccel.training.private.private_workers import give_values_of_chief
 from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
 from tfaccel.training.steps.overrides import (
     allow_apply,
+    attributes_of_each,
     has_own,
     instance_attributes,
     keeps_methods,
@@ -201,14 +202,10 @@ def _check(layer: keras.layers.Embedding) -> None:
             )
 
 
-@contextlib.contextmanager
-def host_lookups(model: keras.Model) -> Iterator[None]:
+def host_lookups(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """While tracing a step: rows of tables on the host are looked up there."""
-    with contextlib.ExitStack() as stack:
-        for layer in get_embeddings(model):
-            if is_on_host(layer):
-                stack.enter_context(instance_attributes(layer, {"call": functools.partial(host_lookup, layer)}))
-        yield
+    layers = filter(is_on_host, get_embeddings(model))
+    return attributes_of_each((layer, {"call": functools.partial(host_lookup, layer)}) for layer in layers)
 
 
 def host_lookup(layer: keras.layers.Embedding, ids: Any, *, equal_gradients: bool = False) -> tf.Tensor:
@@ -255,14 +252,11 @@ def known_ids(layer: keras.layers.Embedding, ids: Any) -> tf.Tensor:
     return tf.where(ids < 0, ids + tf.constant(layer.input_dim, ids.dtype), ids)
 
 
-@contextlib.contextmanager
-def slots_on_host(model: keras.Model) -> Iterator[None]:
+def slots_on_host(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Within the block, optimizers create the slots of tables on the host there."""
     tables = tables_on_host(model)
-    with contextlib.ExitStack() as stack:
-        for optimizer in map(inner_optimizer, get_optimizers(model).values()) if tables else ():
-            stack.enter_context(instance_attributes(optimizer, _adding_slots(optimizer, tables)))
-        yield
+    optimizers = map(inner_optimizer, get_optimizers(model).values()) if tables else ()
+    return attributes_of_each((one, _adding_slots(one, tables)) for one in optimizers)
 
 
 def _adding_slots(optimizer: keras.optimizers.Optimizer, tables: dict[int, keras.Variable]) -> dict[str, Any]:
@@ -374,13 +368,14 @@ def _what_touches_all_rows(optimizer: Any, tables: list[keras.Variable], how: st
 def row_updates(model: keras.Model, replicas: Replicas) -> Iterator[None]:
     """While tracing a training step: tables are read by rows, and optimizers update the rows of sparse gradients."""
     tables = tables_on_host(model)
-    with slots_on_host(model), contextlib.ExitStack() as stack:
-        for layer in get_embeddings(model):
-            stack.enter_context(instance_attributes(layer, {"call": _lookup(layer, replicas)}))
-        for optimizer in get_optimizers(model).values():
-            inner = inner_optimizer(optimizer)
-            attributes = {"update_step": _update_step(inner, tables, replicas), **private_slots.clipping_slices(inner)}
-            stack.enter_context(instance_attributes(inner, attributes))
+
+    def updating(optimizer: Any) -> dict[str, Any]:
+        update_step = _update_step(optimizer, tables, replicas)
+        return {"update_step": update_step, **private_slots.clipping_slices(optimizer)}
+
+    lookups = ((layer, {"call": _lookup(layer, replicas)}) for layer in get_embeddings(model))
+    updates = ((one, updating(one)) for one in map(inner_optimizer, get_optimizers(model).values()))
+    with slots_on_host(model), attributes_of_each(lookups), attributes_of_each(updates):
         yield
 
 

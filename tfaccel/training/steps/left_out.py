@@ -10,9 +10,8 @@ A `LossScaleOptimizer` expects gradients that overflow, and skips such steps its
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -24,7 +23,7 @@ from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.gradients import is_bad
 from tfaccel.training.steps.loss_scaling import count_overflows, has_loss_scale
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_train_step
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import attributes_of_each
 from tfaccel.training.steps.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
@@ -98,9 +97,8 @@ class OneReplicaGuard:
         """What the step returns, and whether everything was finite. Call it where `optimizer.apply` may be replaced."""
         self._bad, self._before = [], StateBefore()
         self._before.keep(map(self._component, variables_to_keep(self._model)))
-        with contextlib.ExitStack() as stack:
-            for optimizer in get_optimizers(self._model).values():
-                stack.enter_context(self._watched(optimizer))
+        optimizers = get_optimizers(self._model).values()
+        with attributes_of_each((optimizer, self._watching(optimizer)) for optimizer in optimizers):
             logs = step(data)
         if self._is_own:
             self._bad.append(bad_logs(logs, self._model, self._component))
@@ -113,9 +111,8 @@ class OneReplicaGuard:
     def _finite(self) -> tf.Tensor:
         return tf.equal(tf.add_n([tf.constant(0.0), *self._bad]), 0.0)
 
-    @contextlib.contextmanager
-    def _watched(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        """Within the block, the optimizer's losses and gradients are checked, and not applied if they are bad."""
+    def _watching(self, optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+        """Attributes with which an optimizer's losses and gradients are checked, and not applied if they are bad."""
         scale, update = optimizer.scale_loss, optimizer.apply
 
         def scale_loss(loss: Any) -> Any:
@@ -130,8 +127,7 @@ class OneReplicaGuard:
             else:
                 only_if(self._finite, lambda: update(gradients, trainable_variables))
 
-        with instance_attributes(optimizer, {"scale_loss": scale_loss, "apply": apply}):
-            yield
+        return {"scale_loss": scale_loss, "apply": apply}
 
 
 def only_if(finite: tf.Tensor, update: Callable[[], Any]) -> None:

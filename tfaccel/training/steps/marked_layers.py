@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -16,7 +15,7 @@ from tfaccel.costs.model_cost import StepCost
 from tfaccel.data.graph_batches import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import attributes_of_each
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -86,14 +85,12 @@ def optimizer_names(model: keras.Model) -> tuple[str, ...]:
     return tuple({one.name for outer in optimizers for one in (outer, *stepping_optimizers(outer))})
 
 
-@contextlib.contextmanager
-def layers_marked(model: keras.Model) -> Iterator[None]:
+def layers_marked(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """While tracing: each layer's `call`, or the kernel in its place, opens the name scope of its number."""
-    with contextlib.ExitStack() as stack:
-        for number, layer in enumerate(private_api.all_layers(model)):
-            if layer is not model:
-                stack.enter_context(instance_attributes(layer, {"call": _marked(layer.call, layer_scope(number))}))
-        yield
+    numbers = enumerate(private_api.all_layers(model))
+    return attributes_of_each(
+        (layer, {"call": _marked(layer.call, layer_scope(number))}) for number, layer in numbers if layer is not model
+    )
 
 
 def _marked(call: Any, scope: str) -> Any:

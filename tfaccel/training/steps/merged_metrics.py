@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.gather_rows import gather_nest
 from tfaccel.training.steps.global_batch import replica_share
-from tfaccel.training.steps.overrides import instance_attributes, left_by_user
+from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
 GATHERED: weakref.WeakSet[keras.metrics.Metric] = weakref.WeakSet()
@@ -148,9 +148,7 @@ class NotedResults:
 
             return result
 
-        with contextlib.ExitStack() as stack:
-            for metric in metrics:
-                stack.enter_context(instance_attributes(metric, {"result": noting(metric)}))
+        with attributes_of_each((metric, {"result": noting(metric)}) for metric in metrics):
             yield
         self._results.clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -38,6 +38,15 @@ def instance_attributes(instance: Any, attributes: dict[str, Any]) -> Iterator[N
             number, own = _temporary.pop((id(instance), name))
             if number > 1:
                 _temporary[id(instance), name] = number - 1, own
+
+
+@contextlib.contextmanager
+def attributes_of_each(pairs: Iterable[tuple[Any, dict[str, Any]]]) -> Iterator[None]:
+    """`instance_attributes` of several instances, each of which is asked for when those before it are set."""
+    with contextlib.ExitStack() as stack:
+        for instance, attributes in pairs:
+            stack.enter_context(instance_attributes(instance, attributes))
+        yield
 
 
 def keeps_methods(instance: Any, kind: type, *names: str) -> bool:

@@ -33,7 +33,7 @@ from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.gradients import same_numbers_on_all
 from tfaccel.training.steps.loss_scaling import has_loss_scale
 from tfaccel.training.steps.model_parts import accumulators_by_replica, stepping_optimizers, unlisted_variables
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import attributes_of_each
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import (
     SHARDED,
@@ -84,15 +84,16 @@ class PlacedSlots:
         )
         return self._how == SHARDED and not needs_all and can_sum_at_owners(self._replicas)
 
-    @contextlib.contextmanager
-    def owned_by(self, replica: int) -> Iterator[None]:
+    def owned_by(self, replica: int) -> contextlib.AbstractContextManager[None]:
         """While tracing the update of a local replica: it updates the weights that it owns."""
         places, number = self._places, self._replicas.first_replica + replica
-        with contextlib.ExitStack() as stack:
-            for one in [] if places is None else stepping_optimizers(self._optimizer):
-                owned = [owner == number for owner in places.owners[id(one)]] if places else []
-                stack.enter_context(instance_attributes(one, private_slots.updating_only(one, owned.__getitem__)))
-            yield
+        if places is None:
+            return contextlib.nullcontext()
+        optimizers = stepping_optimizers(self._optimizer)
+        owned = {id(one): [owner == number for owner in places.owners[id(one)]] for one in optimizers}
+        return attributes_of_each(
+            (one, private_slots.updating_only(one, owned[id(one)].__getitem__)) for one in optimizers
+        )
 
     def give_weights(self, updated: list[keras.Variable], gradients: list[Any]) -> None:
         """Gives the other replicas what the owners of weights have updated, or replaced by moving averages."""
@@ -266,13 +267,13 @@ class HostUpdate:
             keys = [(one, private_slots.get_keys(one, moved, copies)) for one in steppers.values()]
 
             def update(gradients: list[Any]) -> None:
-                with contextlib.ExitStack() as stack:
-                    stack.enter_context(private_api.local_variables(moved, copies))
-                    stack.enter_context(private_api.single_device_optimizer(self._optimizer))
-                    for one, attributes in keys:
-                        stack.enter_context(instance_attributes(one, attributes))
-                    stack.enter_context(self._without_accumulators())
-                    stack.enter_context(same_numbers_on_all(self._replicas.num_workers))
+                with (
+                    private_api.local_variables(moved, copies),
+                    private_api.single_device_optimizer(self._optimizer),
+                    attributes_of_each(keys),
+                    self._without_accumulators(),
+                    same_numbers_on_all(self._replicas.num_workers),
+                ):
                     apply(gradients)
 
             run = graph_function(update, jit_compile=True) if jit_compile else update
@@ -301,14 +302,10 @@ class HostUpdate:
             self._copies[id(variable)] = copy
         return self._copies[id(variable)]
 
-    @contextlib.contextmanager
-    def _without_accumulators(self) -> Iterator[None]:
+    def _without_accumulators(self) -> contextlib.AbstractContextManager[None]:
         """The gradients include what was accumulated on the devices, where the accumulators are."""
-        with contextlib.ExitStack() as stack:
-            if accumulators_by_replica(self._optimizer):
-                for one in stepping_optimizers(self._optimizer):
-                    stack.enter_context(instance_attributes(one, private_slots.accumulating_nothing(one)))
-            yield
+        optimizers = stepping_optimizers(self._optimizer) if accumulators_by_replica(self._optimizer) else ()
+        return attributes_of_each((one, private_slots.accumulating_nothing(one)) for one in optimizers)
 
 
 def _on_this_device(gradient: Any) -> Any:

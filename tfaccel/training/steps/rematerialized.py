@@ -28,7 +28,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_layers import state_around_call
 from tfaccel.training.private.private_tensorflow import without_recording
 from tfaccel.training.steps.model_parts import has_own_train_step
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import attributes_of_each
 
 logger = logging.getLogger("tfaccel")
 
@@ -104,9 +104,7 @@ def recomputed_blocks(model: keras.Model) -> Iterator[None]:
         logger.info(
             "Activations of %d of %d layers are recomputed in the backward pass.", len(blocks), len(model.layers)
         )
-    with contextlib.ExitStack() as stack:
-        for block in blocks:
-            stack.enter_context(instance_attributes(block, {"call": _recomputed(block)}))
+    with attributes_of_each((block, {"call": _recomputed(block)}) for block in blocks):
         yield
 
 
@@ -156,19 +154,16 @@ class _Runs:
         if self._seeds is None:
             yield from self._forward()
             return
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._state())
-            for generator, seeds in zip(self._generators, self._seeds, strict=True):
-                stack.enter_context(instance_attributes(generator, {"next": _replaying(seeds)}))
+        pairs = zip(self._generators, self._seeds, strict=True)
+        with self._state(), attributes_of_each((one, {"next": _replaying(seeds)}) for one, seeds in pairs):
             yield
 
     def _forward(self) -> Iterator[None]:
         self._seeds = [[] for _ in self._generators]
         graph = tf.compat.v1.get_default_graph()
         num_operations, num_losses = len(graph.get_operations()), self._num_losses()
-        with contextlib.ExitStack() as stack:
-            for generator, seeds in zip(self._generators, self._seeds, strict=True):
-                stack.enter_context(instance_attributes(generator, {"next": _noting(generator, seeds)}))
+        pairs = zip(self._generators, self._seeds, strict=True)
+        with attributes_of_each((one, {"next": _noting(one, seeds)}) for one, seeds in pairs):
             yield
         if self._num_losses() > num_losses:
             raise self._refusal("adds a loss")

@@ -47,7 +47,7 @@ from tfaccel.training.steps.model_parts import (
     has_own_test_step,
     has_own_train_step,
 )
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import attributes_of_each
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_on_rows import StepOnRows
 from tfaccel.training.steps.xla import Compiled
@@ -130,12 +130,11 @@ class SeveralReplicas:
         """Traces a step, and again if it turns out to gather rows, which every replica must take part in."""
         metrics = metrics_in(self.model)
         batch = self.rows.checked(batches, batch)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.noted_results.while_tracing(metrics))
-            stack.enter_context(summaries_of_all(self.replicas.num_replicas))
-            for metric, attributes in gathered_updates(metrics):
-                stack.enter_context(instance_attributes(metric, attributes))
-            stack.enter_context(instance_attributes(self.model, gathered_loss(self.model)))
+        with (
+            self.noted_results.while_tracing(metrics),
+            summaries_of_all(self.replicas.num_replicas),
+            attributes_of_each([*gathered_updates(metrics), (self.model, gathered_loss(self.model))]),
+        ):
             try:
                 return step(batches, batch)
             except NeedsEveryReplica:

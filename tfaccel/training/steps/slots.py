@@ -17,7 +17,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,13 @@ from tfaccel.training.steps.model_parts import (
     inner_optimizer,
     stepping_optimizers,
 )
-from tfaccel.training.steps.overrides import allow_apply, instance_attributes, left_by_user, refuse_apply
+from tfaccel.training.steps.overrides import (
+    allow_apply,
+    attributes_of_each,
+    instance_attributes,
+    left_by_user,
+    refuse_apply,
+)
 from tfaccel.training.steps.replicas import Replicas
 
 REPLICATED, SHARDED, HOST = "replicated", "sharded", "host"
@@ -257,14 +263,10 @@ def rounded_slots(model: keras.Model) -> set[int]:
     return {id(slot) for one in every for own in _slots(one) for slot in own if slot.dtype == BFLOAT16}
 
 
-@contextlib.contextmanager
-def updated_in_float32(model: keras.Model) -> Iterator[None]:
+def updated_in_float32(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """While tracing a training step: optimizers compute in float32 with slots that are bfloat16."""
-    with contextlib.ExitStack() as stack:
-        for optimizer in get_optimizers(model).values():
-            for one in stepping_optimizers(optimizer):
-                stack.enter_context(instance_attributes(one, {"update_step": _update_step(one)}))
-        yield
+    every = (one for optimizer in get_optimizers(model).values() for one in stepping_optimizers(optimizer))
+    return attributes_of_each((one, {"update_step": _update_step(one)}) for one in every)
 
 
 class _ScopeOf(keras.StatelessScope):
@@ -301,11 +303,8 @@ def _update_step(optimizer: Any) -> Any:
             "assign_add": lambda target, value: assign(target, target + tf.cast(value, _get_dtype(target))),
             "assign_sub": lambda target, value: assign(target, target - tf.cast(value, _get_dtype(target))),
         }
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(scope)
-            stack.enter_context(instance_attributes(optimizer, attributes))
-            for slot in slots:
-                stack.enter_context(instance_attributes(slot, private_slots.dtype_attribute(slot, FLOAT32)))
+        in_float32 = ((slot, private_slots.dtype_attribute(slot, FLOAT32)) for slot in slots)
+        with scope, instance_attributes(optimizer, attributes), attributes_of_each(in_float32):
             dense = tf.convert_to_tensor(gradient)
             left_by_user(optimizer, "update_step")(dense, variable, learning_rate)
         for slot in slots:

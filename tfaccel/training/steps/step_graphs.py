@@ -18,7 +18,7 @@ from tfaccel.training.stages.micro_batches import MicroBatches, window_of_micro_
 from tfaccel.training.steps.clocks import InputClock
 from tfaccel.training.steps.merged_metrics import NotedResults, metrics_in, own_results
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_logs, unlisted_variables
-from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.overrides import attributes_of_each
 from tfaccel.training.steps.replicas import Replicas, current_replica
 from tfaccel.training.steps.tracing import TraceStates
 
@@ -288,9 +288,7 @@ def metric_results(model: keras.Model, replicas: Replicas) -> dict[str, tf.Tenso
     if replicas.num_replicas == 1 and not isinstance(replicas.strategy, tf.distribute.TPUStrategy):
         with replicas.local(model.metrics_variables, 0):
             return model.get_metrics_result()
-    with replicas.strategy.scope(), contextlib.ExitStack() as stack:
-        for metric, attributes in own_results(metrics_in(model), replicas):
-            stack.enter_context(instance_attributes(metric, attributes))
+    with replicas.strategy.scope(), attributes_of_each(own_results(metrics_in(model), replicas)):
         return model.get_metrics_result()
 
 
