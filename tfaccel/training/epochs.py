@@ -16,7 +16,6 @@ from tfaccel.training.evaluate import evaluate, evaluate_source, run_evaluation
 from tfaccel.training.front import (
     Source,
     call_own_method,
-    checked_callbacks,
     make_source,
     methods_on_engine,
     needs_keras_loop,
@@ -30,26 +29,9 @@ from tfaccel.training.steps.placed_slots import finalize_weights
 from tfaccel.training.steps.replica_state import align_seeds, average_drifting, separate_seeds
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import check_callbacks, copy_absent_slots, drop_copies
-from tfaccel.training.steps.windows import Counted, WindowLength, epoch_windows
+from tfaccel.training.steps.windows import WindowLength, epoch_windows
 
 _ADVICE = "Try a lower learning rate, gradient clipping, or float32"
-
-
-def make_callbacks(
-    callbacks: Any, engine: Engine, source: Source, *, verbose: int | str, epochs: int
-) -> keras.callbacks.CallbackList:
-    """A Keras `CallbackList` of the callbacks, with history and (on the chief) progress bar."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return callbacks
-    return keras.callbacks.CallbackList(
-        checked_callbacks(callbacks),
-        add_history=True,
-        add_progbar=verbose != 0 and engine.replicas.is_chief,
-        model=engine.model,
-        verbose=verbose,
-        epochs=epochs,
-        steps=source.steps_per_epoch or source.num_batches,
-    )
 
 
 def run_epochs(
@@ -112,15 +94,8 @@ def _run_epoch(
     logs: dict[str, Any] = engine.metric_results() if first_step else {}
     done = begun = first_step
     feed = source.feed()
-    windows = epoch_windows(
-        engine,
-        "train",
-        feed,
-        length=length,
-        limit=source.epoch_limit,
-        begin=container.on_train_batch_begin,
-        counted=Counted(done=first_step, dropped=source.dropped),
-    )
+    begin, dropped = container.on_train_batch_begin, source.dropped
+    windows = epoch_windows(length, feed, limit=source.epoch_limit, begin=begin, done=first_step, dropped=dropped)
     for done, result in windows:
         if not result.loss_is_finite:
             raise non_finite_loss(epoch, done)
@@ -129,7 +104,7 @@ def _run_epoch(
         elif not logs:  # there was no step yet
             logs = engine.metric_results()
         window, begun = range(begun, done), done
-        if done - 1 in source.dropped:
+        if done - 1 in dropped:
             engine.left_out.drop(window[0])
         elif engine.options.leaves_out:
             engine.left_out.add(epoch, window, list(result.left_out))

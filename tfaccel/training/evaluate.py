@@ -101,17 +101,26 @@ def _engine_and_callbacks(
     if not replicas.is_default:
         private_models.build_model(model, source.batch_spec, kind)
     engine = get_engine(model)
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = keras.callbacks.CallbackList(
-            checked_callbacks(callbacks),
-            add_progbar=verbose != 0 and replicas.is_chief,
-            model=model,
-            verbose=verbose,
-            epochs=1,
-            steps=source.steps_per_epoch or source.num_batches,
-        )
+    container = make_callbacks(callbacks, engine, source, verbose=verbose)
     average_drifting(model, replicas)
-    return engine, callbacks
+    return engine, container
+
+
+def make_callbacks(
+    callbacks: Any, engine: Engine, source: Source, *, verbose: int | str, epochs: int | None = None
+) -> keras.callbacks.CallbackList:
+    """A Keras `CallbackList` of the callbacks, with (on the chief) a progress bar, and with history if it trains."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return keras.callbacks.CallbackList(
+        checked_callbacks(callbacks),
+        add_history=epochs is not None,
+        add_progbar=verbose != 0 and engine.replicas.is_chief,
+        model=engine.model,
+        verbose=verbose,
+        epochs=1 if epochs is None else epochs,
+        steps=source.steps_per_epoch or source.num_batches,
+    )
 
 
 def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.CallbackList) -> dict[str, float]:
@@ -125,9 +134,7 @@ def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.Ca
     done = 0
     length = WindowLength(engine, "test", container.callbacks)
     feed = source.feed()
-    windows = epoch_windows(
-        engine, "test", feed, length=length, limit=source.epoch_limit, begin=container.on_test_batch_begin
-    )
+    windows = epoch_windows(length, feed, limit=source.epoch_limit, begin=container.on_test_batch_begin)
     for done, result in windows:
         logs = result.logs
         container.on_test_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)

@@ -15,7 +15,8 @@ from tfaccel.data.private_pipelines import get_batch_size
 from tfaccel.errors import PlanError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
-from tfaccel.training.epochs import make_callbacks, run_epochs, validation_of_fit
+from tfaccel.training.epochs import run_epochs, validation_of_fit
+from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import make_source, on_engine, prepared_model
 from tfaccel.training.run.resume import FitData, ResumedFit, refuse_own_loop, taken_out
 from tfaccel.training.run.session import engine_options

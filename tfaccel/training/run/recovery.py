@@ -30,7 +30,8 @@ from tfaccel.planning.non_finite_policy import NOT_ON_TPUS, ROLLBACK, SKIP, STOP
 from tfaccel.planning.plan import Plan, override_flag
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
-from tfaccel.training.epochs import make_callbacks, run_epochs
+from tfaccel.training.epochs import run_epochs
+from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.run.augmentation_place import place_for_run
 from tfaccel.training.run.changed_run import (
     built_settings,

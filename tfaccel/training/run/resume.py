@@ -39,7 +39,8 @@ from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_counts
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.processes.launched import end_uncaught_with_status
-from tfaccel.training.epochs import Validation, make_callbacks, run_epochs
+from tfaccel.training.epochs import Validation, run_epochs
+from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import Source, new_order_seed
 from tfaccel.training.private import private_tensorflow
 from tfaccel.training.run.changed_run import built_settings, check_built

@@ -25,7 +25,8 @@ from tfaccel.planning.plan import SETTINGS, Plan
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
-from tfaccel.training.epochs import Validation, make_callbacks, run_epochs
+from tfaccel.training.epochs import Validation, run_epochs
+from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import refuse_own_methods
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.private.private_workers import broadcast_at_once

@@ -43,7 +43,6 @@ from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.slots import FLOAT32, HOST, placed_as_asked, updated_in_float32
 from tfaccel.training.steps.step_errors import check_same_data, clear_errors, fixed_rows_named
 from tfaccel.training.steps.step_graphs import (
-    GraphOptions,
     OnUnsavedState,
     StepGraphs,
     Steps,
@@ -165,23 +164,10 @@ class Engine:
         getattr(self.model, f"make_{kind}_function")()
         function = getattr(self.model, f"{kind}_function")
         if known is None or known.function_of_keras is not function:
-            steps, leaves_out, together = self.new_steps(), trains and self.options.leaves_out, None
+            steps, together = self.new_steps(), None
             if trains and self.stages is not None:
-                together = make_together(self.stages, steps, leaves_out=leaves_out)
-            known = StepGraphs(
-                self.model,
-                kind,
-                steps,
-                self.replicas,
-                function_of_keras=function,
-                options=GraphOptions(
-                    watch_loss=trains and self.options.stop_at_non_finite_loss,
-                    leaves_out=leaves_out,
-                    times_input=trains and self.options.times_input,
-                    traced_in=self.contexts(trains=trains),
-                    together=together,
-                ),
-            )
+                together = make_together(self.stages, steps, leaves_out=self.options.leaves_out)
+            known = StepGraphs(self, kind, steps, function_of_keras=function, together=together)
             self._kinds[kind] = known
         return known
 

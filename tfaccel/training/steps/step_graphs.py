@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -21,6 +21,9 @@ from tfaccel.training.steps.model_parts import get_optimizers, get_variables, ha
 from tfaccel.training.steps.overrides import attributes_of_each
 from tfaccel.training.steps.replicas import Replicas, current_replica
 from tfaccel.training.steps.tracing import TraceStates
+
+if TYPE_CHECKING:
+    from tfaccel.training.steps.engine import Engine
 
 # Called before each graph call with the kind of step, and what it keeps that no checkpoint holds ("" if nothing).
 OnUnsavedState = Callable[[str, str], None]
@@ -63,31 +66,12 @@ class Steps(Protocol):
         """Predictions for one batch; of several replicas, a nest per local replica, in row order."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraphOptions:
-    """What the graphs of one kind do beside the steps.
-
-    Attributes:
-        watch_loss: end a window at the first step whose loss is NaN or infinite.
-        leaves_out: the steps leave out batches whose loss or gradients are not finite; with `watch_loss`, a window ends
-            at the first one.
-        traced_in: contexts of the model in which the steps are traced: the first is the outermost.
-        times_input: measure the time that steps wait for their batches; not on TPUs.
-        together: how the micro-batches of an optimizer step run together; None if they run one by one.
-    """
-
-    watch_loss: bool
-    leaves_out: bool
-    traced_in: tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]
-    times_input: bool
-    together: MicroBatches | None = None
-
-
 class StepGraphs:
     """The steps of one kind, and the graphs traced from them.
 
     Args:
         function_of_keras: Keras's function for the model's step; when Keras replaces it, these graphs are outdated.
+        together: how the micro-batches of an optimizer step run together; None if they run one by one.
 
     Attributes:
         functions: the graphs, by their inputs.
@@ -95,30 +79,23 @@ class StepGraphs:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        kind: str,
-        steps: Steps,
-        replicas: Replicas,
-        *,
-        function_of_keras: Any,
-        options: GraphOptions,
+        self, engine: Engine, kind: str, steps: Steps, *, function_of_keras: Any, together: MicroBatches | None
     ) -> None:
-        self.steps, self.together = steps, options.together
+        options, trains = engine.options, kind == "train"
+        self.steps, self.together = steps, together
         self.function_of_keras = function_of_keras
-        self.run_eagerly = bool(model.run_eagerly)
-        self.states = TraceStates(model)
+        self.run_eagerly = bool(engine.model.run_eagerly)
+        self.states = TraceStates(engine.model)
         self.functions: dict[tuple[Any, str, bool], Callable[..., Any]] = {}
         self.has_one_graph = False
-        self._model = model
-        self._kind = kind
-        self._replicas = replicas
+        self._model, self._kind, self._replicas = engine.model, kind, engine.replicas
         self._unsaved: dict[Callable[..., Any], str] = {}
         self._graphs: dict[Callable[..., Any], tf.Graph] = {}
-        self._watch_loss, self._leaves_out = options.watch_loss, options.leaves_out
-        self._traced_in = options.traced_in
-        self._is_on_tpu = isinstance(replicas.strategy, tf.distribute.TPUStrategy)
-        self._times_input = options.times_input and not self._is_on_tpu
+        self._traced_in = engine.contexts(trains=trains)
+        self._is_on_tpu = engine.on_tpu
+        self._watch_loss = trains and options.stop_at_non_finite_loss
+        self._leaves_out = trains and options.leaves_out
+        self._times_input = trains and options.times_input and not engine.on_tpu
 
     def function(self, feed: CallFeed, loop: bool, arguments: Any) -> Callable[..., Any]:
         """The graph for batches of this kind, traced on first use.

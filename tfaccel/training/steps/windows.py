@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -58,14 +58,14 @@ class WindowLength:
     """
 
     def __init__(self, engine: Engine, kind: str, callbacks: list[keras.callbacks.Callback]) -> None:
-        self._engine = engine
+        self.engine = engine
         self.watched = any(needs_each_batch(callback, kind) for callback in callbacks)
         per_execution = int(engine.model.steps_per_execution)
         self._fixed = per_execution if per_execution > 1 else None
         if self._fixed is None and (self.watched or engine.options.single_steps):
             self._fixed = engine.options.batches_per_step if kind == "train" else 1
         self._bounds = [c.steps_to_boundary for c in callbacks if hasattr(c, "steps_to_boundary")]
-        self._kind = kind
+        self.kind = kind
         self._last = 0
 
     @property
@@ -86,7 +86,7 @@ class WindowLength:
         """Number of steps for the next call, after `done` steps of an epoch with at most `limit` steps."""
         length = self._fixed
         if length is None:
-            known = self._engine.step_seconds.get(self._kind)
+            known = self.engine.step_seconds.get(self.kind)
             wanted = 1 if known is None else max(1, round(WINDOW_SECONDS / known))
             length = min(wanted, self._last * MAX_GROWTH) if self._last else wanted
             length = self._whole_steps(length)
@@ -99,7 +99,7 @@ class WindowLength:
 
         So measured times never decide which of them do.
         """
-        number, left = self._engine.micro_batches() if self._kind == "train" else (1, 1)
+        number, left = self.engine.micro_batches() if self.kind == "train" else (1, 1)
         return left + -(-max(0, length - left) // number) * number
 
     def ran(self, num_steps: int, seconds: float, *, traced: bool) -> None:
@@ -108,48 +108,34 @@ class WindowLength:
         if traced or num_steps == 0:
             return
         step_seconds = seconds / num_steps
-        times = self._engine.step_seconds
-        if self._engine.replicas.num_workers > 1:  # all workers must choose the same length
-            if self._kind not in times:
-                micros = self._engine.replicas.same_on_all_workers(lambda: max(1, int(step_seconds * 1e6)))
-                times[self._kind] = micros * 1e-6
+        times = self.engine.step_seconds
+        if self.engine.replicas.num_workers > 1:  # all workers must choose the same length
+            if self.kind not in times:
+                micros = self.engine.replicas.same_on_all_workers(lambda: max(1, int(step_seconds * 1e6)))
+                times[self.kind] = micros * 1e-6
         else:
             # A call may have compiled for a new shape: one slow call must not shorten windows much.
-            times[self._kind] = max(min(step_seconds, 1.5 * times.get(self._kind, step_seconds)), 1e-6)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Steps of an epoch that are counted without being run now.
-
-    Attributes:
-        done: those that were done before, if it is resumed.
-        dropped: those whose batches are not used; each is a window of its own, without logs.
-    """
-
-    done: int = 0
-    dropped: Collection[int] = ()
+            times[self.kind] = max(min(step_seconds, 1.5 * times.get(self.kind, step_seconds)), 1e-6)
 
 
 def epoch_windows(
-    engine: Engine,
-    kind: str,
+    length: WindowLength,
     feed: Feed,
     *,
-    length: WindowLength,
     limit: int | None,
-    begin: Any,
-    counted: Counted | None = None,
+    begin: Callable[[int], Any],
+    done: int = 0,
+    dropped: Collection[int] = (),
 ) -> Iterator[tuple[int, WindowResult]]:
     """Runs one epoch window by window; yields the number of its steps that are done, and the window's result.
 
     Args:
         limit: number of steps in the epoch; None for all batches of the feed.
         begin: called with the first step of each window before it runs.
-        counted: the steps that were done before, or are not to be done; None if there are none.
+        done: steps that were done before, if the epoch is resumed.
+        dropped: steps whose batches are not used; each is a window of its own, without logs.
     """
-    counted = counted or Counted()
-    done, dropped = counted.done, counted.dropped
+    engine, kind = length.engine, length.kind
     due = () if feed.exhausted else engine.checks.due(kind, done, limit)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
