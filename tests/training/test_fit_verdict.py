@@ -10,7 +10,8 @@ import pytest
 
 from tfaccel.errors import WorkloadError
 from tfaccel.training import verdict as verdict_module
-from tfaccel.training.verdict import BaselineScores, FitVerdict, trivial_scores, verdict
+from tfaccel.training.run.result import trivial_scores
+from tfaccel.training.verdict import BaselineScores, FitVerdict, verdict
 
 EPOCHS = np.arange(20)
 FALLING = np.exp(-EPOCHS / 3)

@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from tfaccel.data import private_pipelines
 from tfaccel.data.private_pipelines import get_batch_size
-from tfaccel.errors import PlanError
+from tfaccel.errors import PlanError, RunDirError, WorkloadError
 from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import run_epochs, validation_of_fit
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import make_source, on_engine, prepared_model
-from tfaccel.training.run.resume import FitData, ResumedFit, refuse_own_loop, taken_out
+from tfaccel.training.run.resume import FitData, Resume, ResumedFit
 from tfaccel.training.run.session import engine_options
 from tfaccel.training.steps.batch_statistics import synchronize_batch_norm
 from tfaccel.training.steps.engine import EngineOptions, build_before_steps, get_engine
@@ -49,7 +49,11 @@ def _settled(model: keras.Model, given: dict[str, Any], in_keras_loop: bool) -> 
     check_policy(given.get("on_nonfinite"), _POLICIES)
     if not in_keras_loop:
         return
-    refuse_own_loop(taken_out(given.get("callbacks"))[0], model)
+    if _taken_out(given.get("callbacks"))[0] is not None:
+        raise RunDirError(
+            f"{type(model).__name__} overrides make_train_function, so that Keras's own loop trains it, which cannot "
+            "continue within its data: tfaccel.Resume is not possible. Override train_step instead."
+        )
     if given.get("on_nonfinite") is not None:
         raise PlanError(
             f"{type(model).__name__} replaces part of Keras's training loop, which then runs, and cannot look at the "
@@ -156,7 +160,7 @@ def fit(
         options, batch_size = apply_plan(model, plan, x, batch_size)
     check_policy(on_nonfinite, _POLICIES)
     options = replace(options, stop_at_non_finite_loss=on_nonfinite == STOP, leaves_out=on_nonfinite == SKIP)
-    replicas, (resume, others) = Replicas(model.distribute_strategy), taken_out(callbacks)
+    replicas, (resume, others) = Replicas(model.distribute_strategy), _taken_out(callbacks)
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = private_pipelines.validation_split(
             (x, y, sample_weight), validation_split
@@ -202,6 +206,29 @@ def fit(
         source.close()
         if validation is not None:
             validation.close()
+
+
+def _taken_out(callbacks: Any) -> tuple[Resume | None, list[keras.callbacks.Callback]]:
+    """The `Resume` among the callbacks of `fit`, if there is one, and the others.
+
+    Raises:
+        WorkloadError: if there are several, or another callback that restores the training state.
+    """
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        if any(isinstance(one, Resume) for one in callbacks.callbacks):
+            raise WorkloadError("tfaccel.Resume must be given in a list of callbacks. Received: a CallbackList.")
+        return None, []
+    every = [one for one in keras.tree.flatten(callbacks) if one is not None]
+    found = [one for one in every if isinstance(one, Resume)]
+    others = [one for one in every if not isinstance(one, Resume)]
+    if len(found) > 1:
+        places = ", ".join(str(one.directory) for one in found)
+        raise WorkloadError(f"`fit` takes one tfaccel.Resume. Received: {len(found)}, for {places}.")
+    if found and any(isinstance(one, keras.callbacks.BackupAndRestore) for one in others):
+        raise WorkloadError(
+            "tfaccel.Resume and BackupAndRestore both restore the training state. Leave out BackupAndRestore."
+        )
+    return (found[0] if found else None), others
 
 
 def _capped_epochs(epochs: int) -> int:

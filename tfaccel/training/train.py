@@ -31,7 +31,14 @@ from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import DONE, INTERRUPTED, RETRY, resume_in_attempt
-from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions, write_example_inputs
+from tfaccel.training.run.result import (
+    VERBOSE,
+    ShownRun,
+    TrainResult,
+    installed_versions,
+    trivial_scores,
+    write_example_inputs,
+)
 from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, checked_place, nothing_left_if_refused, resume_on
 from tfaccel.training.run.run_options import (
     Run,
@@ -43,7 +50,6 @@ from tfaccel.training.run.run_options import (
 )
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
 from tfaccel.training.runtime import Runtime
-from tfaccel.training.verdict import trivial_scores
 from tfaccel.training.workers.rendezvous import hardware_of_worker, settings_to_agree_on
 
 _NO_RECOMMENDATION = (

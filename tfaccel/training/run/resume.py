@@ -338,38 +338,6 @@ class Resume(keras.callbacks.Callback):
         raise WorkloadError(_ELSEWHERE)
 
 
-def taken_out(callbacks: Any) -> tuple[Resume | None, list[keras.callbacks.Callback]]:
-    """The `Resume` among the callbacks of `fit`, if there is one, and the others.
-
-    Raises:
-        WorkloadError: if there are several, or another callback that restores the training state.
-    """
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        if any(isinstance(one, Resume) for one in callbacks.callbacks):
-            raise WorkloadError("tfaccel.Resume must be given in a list of callbacks. Received: a CallbackList.")
-        return None, []
-    every = [one for one in keras.tree.flatten(callbacks) if one is not None]
-    found = [one for one in every if isinstance(one, Resume)]
-    others = [one for one in every if not isinstance(one, Resume)]
-    if len(found) > 1:
-        places = ", ".join(str(one.directory) for one in found)
-        raise WorkloadError(f"`fit` takes one tfaccel.Resume. Received: {len(found)}, for {places}.")
-    if found and any(isinstance(one, keras.callbacks.BackupAndRestore) for one in others):
-        raise WorkloadError(
-            "tfaccel.Resume and BackupAndRestore both restore the training state. Leave out BackupAndRestore."
-        )
-    return (found[0] if found else None), others
-
-
-def refuse_own_loop(resume: Resume | None, model: keras.Model) -> None:
-    """Raises RunDirError if Keras's own loop runs the steps of a model, whose position it hides."""
-    if resume is not None:
-        raise RunDirError(
-            f"{type(model).__name__} overrides make_train_function, so that Keras's own loop trains it, which cannot "
-            "continue within its data: tfaccel.Resume is not possible. Override train_step instead."
-        )
-
-
 class ResumedFit:
     """What `fit` does with a `Resume`: finds the newest checkpoint, and trains from there.
 
