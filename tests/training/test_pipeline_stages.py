@@ -18,7 +18,7 @@ from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.planning.placements import stages_rule
 from tfaccel.training.fit import plan_of_model
 from tfaccel.training.private.private_slots import get_every_slot
-from tfaccel.training.steps.engine import get_engine
+from tfaccel.training.steps.engine import EngineOptions, get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 OPTIMIZERS = keras.optimizers
@@ -36,6 +36,19 @@ def same(family, stages, k, **options):
 
 def test_two_stages_give_what_one_device_gives():
     same("cnn", 2, 1)
+
+
+def test_a_model_without_an_optimizer_is_evaluated_in_stages():
+    model = keras.Sequential([keras.Input((12,)), LAYERS.Dense(16, activation="tanh"), LAYERS.Dense(4)])
+    model.compile(optimizer=None, loss="mse", metrics=["mae"])
+    x = np.linspace(-1, 1, 12 * NUM_ROWS, dtype="float32").reshape(NUM_ROWS, 12)
+    data = {"x": x, "y": x[:, :4], "batch_size": BATCH, "verbose": 0, "return_dict": True}
+    expected = model.evaluate(**data)
+    engine = get_engine(model, EngineOptions(pipeline_stages=2, stage_devices=("CPU:0", "CPU:1")))
+    found = tfaccel.evaluate(model, **data)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert get_engine(model) is engine
+    assert [variable.value.device[-5:] for variable in model.weights] == ["CPU:0"] * 2 + ["CPU:1"] * 2
 
 
 @pytest.mark.slow

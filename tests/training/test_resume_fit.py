@@ -216,6 +216,38 @@ def test_a_second_call_with_the_same_model_or_callback_is_refused(tmp_path):
     assert int(model.optimizer.iterations.numpy()) == 4
 
 
+@pytest.mark.usefixtures("logical_devices")
+def test_batches_that_were_skipped_stay_skipped_and_are_counted_after_an_interruption(tmp_path, caplog):
+    x = np.linspace(-1, 1, 40, dtype="float32").reshape(20, 2)
+    y = x[:, :1].copy()
+    x[5] = np.nan
+
+    class Interrupted(Exception):
+        pass
+
+    def stop(batch, logs):
+        if batch == 3:
+            raise Interrupted
+
+    def script(folder, *others):
+        caplog.clear()
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        options = {"batch_size": 4, "epochs": 2, "shuffle": False, "on_nonfinite": "skip", "verbose": 0}
+        history = fit(model, x, y, callbacks=[*others, Resume(folder, save_freq=1)], **options).history
+        skipped = [text for text in caplog.messages if "batches were left out" in text]
+        return history, [weight.numpy().tolist() for weight in model.weights], skipped
+
+    whole = script(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        script(tmp_path / "stopped", keras.callbacks.LambdaCallback(on_train_batch_end=stop))
+    assert any((tmp_path / "stopped" / "checkpoints").glob("step_*3"))
+    history, weights, skipped = script(tmp_path / "stopped")
+    assert (history, weights) == whole[:2]
+    assert [text.partition(" batches")[0] for text in skipped] == ["Epoch 1: 1 of 5", "Epoch 2: 1 of 5"]
+
+
 def launched(folder, how):
     """The status, what each worker ended with, and the launcher's lines."""
     program = [sys.executable, str(HERE / "resume_launched_program.py"), str(folder), how]

@@ -20,9 +20,12 @@ from replica_models import (
     trained,
 )
 
+from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.data.iterator_feed import IteratorFeed
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate, predict
 from tfaccel.training.fit import fit
+from tfaccel.training.private.private_models import build_model
 from tfaccel.training.steps.engine import get_engine
 from tfaccel.training.steps.merged_metrics import GATHERED
 
@@ -227,6 +230,19 @@ def test_rows_are_gathered_where_replicas_have_none():
 def test_a_loss_may_need_more_rows_than_a_replica_has():
     third = sequential(loss=lambda y, p: tf.reduce_mean(tf.gather((y - p) ** 2, [0, 2])))  # fails while it runs
     assert_equal(trained(third, 4, batches(X, Y)), trained(third, 0, batches(X, Y)))
+
+
+def test_a_batch_that_the_replicas_augment_is_compared_in_the_graph_of_all_batches():
+    with scope_of(2):
+        model = sequential(loss=lambda y, p: tf.reduce_mean((y - p) ** 2, axis=-1))()
+    doubled = IteratorBatches(augment=lambda batch: (2.0 * batch[0], batch[1]))
+    feed = IteratorFeed(batches(X, Y), doubled)
+    build_model(model, feed.spec)
+    engine = get_engine(model)
+    assert engine.checks.compare("train", feed, loop=True).num_steps == 1
+    assert engine.run("train", feed, 1).num_steps == 1
+    assert engine.num_graphs("train") == 1
+    assert feed.num_used == 2
 
 
 @pytest.mark.slow
