@@ -13,7 +13,7 @@ from tfaccel.benchmarks.gpu.tasks import workload
 from tfaccel.benchmarks.gpu.trial import in_new_process
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
-from tfaccel.training.private.private_tensorflow import pin_host_memory
+from tfaccel.training.private.private_start import pin_host_memory
 
 _WARM_UP_STEPS, _TRACED_STEPS = 8, 4
 _NUM_KERNELS = 40

@@ -96,7 +96,7 @@ def test_a_plan_that_was_measured_just_now_need_not_be_kept(tmp_path, monkeypatc
 
 
 def test_a_loaded_tensorflow_decides_on_onednn(tmp_path, caplog, logical_devices):
-    from tfaccel.training.private.private_tensorflow import uses_onednn
+    from tfaccel.training.private.private_start import uses_onednn
 
     keep_plan(MACHINE, WORKLOAD, {}, dataclasses.replace(RULES, onednn=uses_onednn()), speedup=2.0, report={})
     assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never").onednn is uses_onednn()

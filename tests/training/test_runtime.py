@@ -30,7 +30,7 @@ with runtime:
         len(tf.config.list_logical_devices("CPU")), tf.config.threading.get_intra_op_parallelism_threads(),
         tf.config.threading.get_inter_op_parallelism_threads(), random.getstate() != before,
     ]
-    from tfaccel.training.private.private_tensorflow import uses_onednn
+    from tfaccel.training.private.private_start import uses_onednn
     found["oneDNN"] = uses_onednn()
     first = [random.random(), float(np.random.rand()), float(tf.random.uniform([])), float(keras.random.uniform([]))]
     os.environ["MARK"] = "inside"

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfaccel.exporting.sample_rows import NUM_ROWS
 from tfaccel.planning.load_workload import workload_of_run
-from tfaccel.training.run.result import first_inputs, read_example_inputs
+from tfaccel.training.run.run_dir import first_inputs, read_example_inputs
 
 logger = logging.getLogger("tfaccel")
 

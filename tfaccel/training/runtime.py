@@ -27,6 +27,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import READ_AT_START, get_environment
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.processes.quiet_start import without_notes
+from tfaccel.training.private.private_start import swap_name_counters, uses_onednn
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -141,8 +142,6 @@ class Runtime:
         A run then gives the same results whatever was drawn or built before it in this process.
         """
         import keras
-
-        from tfaccel.training.private.private_models import swap_name_counters
 
         counters = swap_name_counters(None)
         if not self._keeps_names:
@@ -379,8 +378,6 @@ def _tensorflow_has(name: str, value: str, plan: Plan) -> bool:
     if name in READ_AT_START:
         return _started_with(name, value)
     if name == "TF_ENABLE_ONEDNN_OPTS":
-        from tfaccel.training.private.private_tensorflow import uses_onednn
-
         return uses_onednn() == plan.onednn
     return value in os.environ.get(name, "").split() or _loaded_with.get(name) == value
 

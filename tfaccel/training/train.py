@@ -37,9 +37,15 @@ from tfaccel.training.run.result import (
     TrainResult,
     installed_versions,
     trivial_scores,
+)
+from tfaccel.training.run.run_dir import (
+    LEFT_OUT,
+    RunDir,
+    checked_place,
+    nothing_left_if_refused,
+    resume_on,
     write_example_inputs,
 )
-from tfaccel.training.run.run_dir import LEFT_OUT, RunDir, checked_place, nothing_left_if_refused, resume_on
 from tfaccel.training.run.run_options import (
     Run,
     StepRange,

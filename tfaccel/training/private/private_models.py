@@ -22,19 +22,6 @@ from tfaccel.training.steps.replica_state import move_into_scope
 from tfaccel.training.steps.step_errors import fixed_rows, raise_missing_row, rows_of_replica
 
 
-def swap_name_counters(counters: Any) -> Any:
-    """Replaces the counters behind Keras's layer names (`dense_1`) and returns the old ones; None resets them.
-
-    `clear_session` would also reset other state. TensorFlow's graph optimizer orders operations by name, so names
-    affect the last bits of a result.
-    """
-    from keras.src.backend.common import global_state
-
-    before = private_part(global_state, "get_global_attribute")("object_name_uids")
-    private_part(global_state, "set_global_attribute")("object_name_uids", counters)
-    return before
-
-
 def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> None:
     """Creates weights, loss, metrics and optimizer variables from the specs of one batch, without reading data.
 

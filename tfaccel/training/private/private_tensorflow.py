@@ -7,8 +7,6 @@ looked at.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import itertools
 import logging
 import re
@@ -103,14 +101,6 @@ def without_recording() -> contextlib.AbstractContextManager[None]:
     return context
 
 
-@functools.cache
-def uses_onednn() -> bool:
-    """Whether the loaded TensorFlow runs oneDNN's operations on the CPU; it decided when it was loaded."""
-    from tensorflow.python.util import _pywrap_util_port
-
-    return bool(private_part(_pywrap_util_port, "IsMklEnabled", package="tensorflow")())
-
-
 def operations_of_xla() -> frozenset[str] | None:
     """The names of the TensorFlow operations that XLA can compile; None if this TensorFlow build does not list them.
 
@@ -156,23 +146,6 @@ def parse_saved_model(content: bytes) -> Any:
     from tensorflow.core.protobuf import saved_model_pb2
 
     return saved_model_pb2.SavedModel.FromString(content)
-
-
-def pin_host_memory() -> None:
-    """Sets what TensorFlow 1 called `force_gpu_compatible`, before TensorFlow 2 starts, which has no function for it.
-
-    Raises:
-        VersionError: if this TensorFlow makes its options in another way.
-    """
-    context: Any = importlib.import_module("tensorflow.python.eager.context").context()
-    compute = private_part(context, "_compute_gpu_options", package="tensorflow")
-
-    def pinned() -> Any:
-        options = compute()
-        options.force_gpu_compatible = True
-        return options
-
-    context._compute_gpu_options = pinned
 
 
 @contextlib.contextmanager

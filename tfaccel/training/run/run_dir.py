@@ -1,10 +1,14 @@
-"""The run directory: where a run may start or resume, which run it holds, and the files that `train` writes."""
+"""The run directory: where a run may start or resume, which run it holds, and the files that `train` writes.
+
+A few rows of a script's own data are among them: exported files are compared with the model on them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import json
+import logging
 import os
 import shutil
 import uuid
@@ -14,15 +18,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tfaccel.errors import PlanError, RunDirError, WorkloadError
-from tfaccel.files import write_json, write_json_lines
+from tfaccel.files import whole_file, write_json, write_json_lines
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import is_utf8, local_path, shown_path
+from tfaccel.planning.load_workload import list_recipes
+from tfaccel.planning.workload import Workload
 from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
+
+logger = logging.getLogger("tfaccel")
 
 _LEFT_OUT_FILE, _RESULT_FILE = "left_out.json", "result.json"
 _EPOCHS = "epochs"
+_INPUTS_FILE, _NUM_ROWS, _MAX_BYTES = "example_inputs.npz", 4, 1 << 24
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved
 RESUME_BY_ARGUMENT = 'resume="auto" (--resume=auto)'
@@ -414,3 +425,43 @@ def nothing_left_if_refused(directory: RunDir) -> Iterator[None]:
                 with contextlib.suppress(OSError):  # something else has written to it
                     directory.path.rmdir()
         raise
+
+
+def first_inputs(work: Workload, batch_size: int, *, num_rows: int) -> list[np.ndarray]:
+    """The model's inputs, flattened, for the first rows of the validation data; without any, of the training data."""
+    import keras
+
+    validation = work.validation_data
+    data = work.train_data(batch_size, seed=0, epoch=0) if validation is None else validation(batch_size)
+    inputs = keras.utils.unpack_x_y_sample_weight(next(iter(data)))[0]
+    return [np.asarray(leaf)[:num_rows] for leaf in keras.tree.flatten(inputs)]
+
+
+def write_example_inputs(directory: RunDir, work: Workload, batch_size: int) -> None:
+    """Writes a few rows into a run directory, unless the run is a recipe's, whose data can be read again."""
+    if not directory.writes or any(work.name == recipe.name for recipe in list_recipes()):
+        return
+    try:
+        leaves = [
+            leaf.astype(bytes) if leaf.dtype == object else leaf
+            for leaf in first_inputs(work, batch_size, num_rows=_NUM_ROWS)
+        ]
+    except Exception as error:  # the user's data may raise anything, and be at their end
+        logger.debug("No rows of the data are kept for exports: %s", error)
+        return
+    if sum(leaf.nbytes for leaf in leaves) <= _MAX_BYTES:
+        directory.check_held()
+        with whole_file(directory.path / _INPUTS_FILE) as temporary, temporary.open("wb") as file:
+            np.savez(file, **{str(place): leaf for place, leaf in enumerate(leaves)})  # type: ignore[arg-type]
+
+
+def read_example_inputs(run_dir: Path) -> list[np.ndarray] | None:
+    """The rows that `write_example_inputs` wrote; None if there are none.
+
+    Raises:
+        ValueError, OSError: if the file cannot be read.
+    """
+    if not (run_dir / _INPUTS_FILE).is_file():
+        return None
+    with np.load(run_dir / _INPUTS_FILE, allow_pickle=False) as arrays:
+        return [arrays[str(place)] for place in range(len(arrays.files))]

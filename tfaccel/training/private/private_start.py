@@ -1,0 +1,47 @@
+"""Private parts of Keras and TensorFlow around their start, which may not have been loaded when this file is."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from tfaccel.tested_versions import private_part
+
+
+def swap_name_counters(counters: Any) -> Any:
+    """Replaces the counters behind Keras's layer names (`dense_1`) and returns the old ones; None resets them.
+
+    `clear_session` would also reset other state. TensorFlow's graph optimizer orders operations by name, so names
+    affect the last bits of a result.
+    """
+    from keras.src.backend.common import global_state
+
+    before = private_part(global_state, "get_global_attribute")("object_name_uids")
+    private_part(global_state, "set_global_attribute")("object_name_uids", counters)
+    return before
+
+
+@functools.cache
+def uses_onednn() -> bool:
+    """Whether the loaded TensorFlow runs oneDNN's operations on the CPU; it decided when it was loaded."""
+    from tensorflow.python.util import _pywrap_util_port
+
+    return bool(private_part(_pywrap_util_port, "IsMklEnabled", package="tensorflow")())
+
+
+def pin_host_memory() -> None:
+    """Sets what TensorFlow 1 called `force_gpu_compatible`, before TensorFlow 2 starts, which has no function for it.
+
+    Raises:
+        VersionError: if this TensorFlow makes its options in another way.
+    """
+    context: Any = importlib.import_module("tensorflow.python.eager.context").context()
+    compute = private_part(context, "_compute_gpu_options", package="tensorflow")
+
+    def pinned() -> Any:
+        options = compute()
+        options.force_gpu_compatible = True
+        return options
+
+    context._compute_gpu_options = pinned
