@@ -170,9 +170,6 @@ def check_script(
         name: what messages call it; None for the path.
         time_limit_seconds: of each of the three.
         progress: called with a line before each.
-
-    Raises:
-        TfaccelError: if it is not there, does not call `Model.fit`, or does not train on one device.
     """
     if not Path(script).is_file():
         raise TfaccelError(f"There is no script {script!r}. Name a Python file that calls `Model.fit`.")

@@ -246,9 +246,6 @@ def plan_of_model(model: keras.Model, *, batch_size: int, **fields: Any) -> Plan
     Args:
         batch_size: number of examples in a batch over all replicas; the optimizer may accumulate several batches.
 
-    Raises:
-        PlanError: if the model's strategy does not allow a field.
-
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         >>> plan_of_model(model, batch_size=8, sum_duplicate_indices=True).strategy

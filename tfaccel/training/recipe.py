@@ -212,12 +212,7 @@ class Recipe:
                 raise WorkloadError(f"There is no option {name!r}{advice(name, known)}")
 
     def _bad_data(self, options: Mapping[str, Any]) -> BadData | None:
-        """What to do with damaged data, from the options; None if the recipe does not take it.
-
-        Raises:
-            WorkloadError: if the options have no effect.
-            DataError: for an invalid value.
-        """
+        """What to do with damaged data, from the options; None if the recipe does not take it."""
         if not self._takes_bad_data:
             return None
         given = {name: options[name] for name in _OF_BAD_DATA if name in options}
@@ -267,9 +262,6 @@ def bound_options(
         function: the recipe's function; its parameters are the options.
         beside: parameters that are not options.
 
-    Raises:
-        WorkloadError: if an option is unknown, a required option is missing, or the annotation does not allow a value.
-
     Example:
         >>> def workload(*, width: Count = 8, dropout: Fraction = 0.5): ...
         >>> bound_options(workload, {"width": 3})
@@ -305,9 +297,6 @@ def check_data_options(
         function: the recipe's function; an option that has its default is never refused.
         data_dir_only: options that apply only where `data_dir` is given.
         bundled_only: options that apply only where it is not.
-
-    Raises:
-        WorkloadError: for such an option.
 
     Example:
         >>> def workload(*, data_dir: str | None = None, target: str | None = None): ...
@@ -394,9 +383,6 @@ def run_recipe(
         options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `keep_checkpoints`, `callbacks`, `verbose`,
             `learning_rate_scaling`, `scaling_warm_up` and `on_nonfinite` of `tfaccel.train`; fields of the plan, if
             there is none; all others are passed to the workload.
-
-    Raises:
-        PlanError: for fields of a plan beside a plan, except the same `global_batch_size`.
     """
     of_train = {name: options.pop(name) for name in _OF_TRAIN if name in options}
     batch_size = options.pop("global_batch_size", None)

@@ -315,19 +315,12 @@ class ReplicaLayers:
                 some_args, some_kwargs = keras.tree.map_structure(
                     lambda value, replica=replica: _share(value, num_rows, replica, number), (args, kwargs)
                 )
-                with private_api.local_variables(variables, components[replica]), self._running():
+                running = instance_attributes(self, {"runs": True})
+                with private_api.local_variables(variables, components[replica]), running:
                     outputs.append(left(*some_args, **some_kwargs))
             return keras.tree.map_structure(lambda *parts: _joined(parts), *outputs)
 
         return call
-
-    @contextlib.contextmanager
-    def _running(self) -> Iterator[None]:
-        self.runs = True
-        try:
-            yield
-        finally:
-            self.runs = False
 
 
 def _drawing_layers(model: keras.Model) -> list[keras.layers.Layer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,12 @@ from tfaccel.errors import CoupledRowsError
 from tfaccel.training.proof.one_device import get_num_rows, get_specs
 from tfaccel.training.proof.proof import Proof, make_refusal
 from tfaccel.training.proof.step_proof import StepProof
-from tfaccel.training.steps.gather_rows import can_gather, gather_loss, gathers_loss, has_own_loss
-from tfaccel.training.steps.global_batch import keep_values, keeps_values
+from tfaccel.training.steps.gather_rows import LOSS_GATHERED, can_gather, has_own_loss
+from tfaccel.training.steps.global_batch import VALUES_KEPT
 from tfaccel.training.steps.gradient_update import EACH_ROW_ONCE, SAME_ROWS, take_rows_as
 from tfaccel.training.steps.merged_metrics import GATHERED
 from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients
-from tfaccel.training.steps.overrides import keeps_methods
+from tfaccel.training.steps.overrides import instance_attributes, keeps_methods
 from tfaccel.training.steps.step_graphs import WindowResult
 
 if TYPE_CHECKING:
@@ -74,14 +74,9 @@ class StepChecks:
         """What comparing steps with one device's has shown, by kind of step; None if nothing was compared."""
         return {kind: asdict(proof) | {"text": str(proof)} for kind, proof in self.proofs.items()} or None
 
-    @contextlib.contextmanager
-    def turned(self, on: bool) -> Iterator[None]:
+    def turned(self, on: bool) -> contextlib.AbstractContextManager[None]:
         """Within the block, all checks are on or off."""
-        before, self.looks = self.looks, on
-        try:
-            yield
-        finally:
-            self.looks = before
+        return instance_attributes(self, {"looks": on})
 
     @property
     def _are_needed(self) -> bool:
@@ -285,7 +280,7 @@ class StepChecks:
             self._gather_metrics,
             self._gather_loss,
             self._merge_rows,
-            self._sum_rows,
+            partial(self._merge_rows, rows=EACH_ROW_ONCE),
             self._keep_values,
             self._gather_close_loss,
         )
@@ -348,15 +343,15 @@ class StepChecks:
 
     def _gather_loss(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
         """Computes the compiled loss from the rows of all replicas."""
-        return found.loss_differs and self._gathers_loss(kind, data)
+        if not (found.loss_differs and self._may_gather_loss(kind, data)):
+            return False
+        self._set_gathers_loss()
+        return True
 
     def _gather_close_loss(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
         """Does so where only the gradients of the loss differ, if nothing else has helped."""
         differs = any(variable.path in found.differing for variable in moved_by_gradients(self._engine.model))
-        return kind == "train" and differs and self._gathers_loss(kind, data)
-
-    def _gathers_loss(self, kind: str, data: Any) -> bool:
-        if not self._may_gather_loss(kind, data):
+        if not (kind == "train" and differs and self._may_gather_loss(kind, data)):
             return False
         self._set_gathers_loss()
         return True
@@ -366,16 +361,16 @@ class StepChecks:
         has_own = {"train": has_own_train_step, "test": has_own_test_step}[kind]
         if has_own(model) or not keeps_methods(model, keras.Model, "compute_loss"):
             return False
-        return not gathers_loss(model) and can_gather(data)
+        return model not in LOSS_GATHERED and can_gather(data)
 
     def _set_gathers_loss(self) -> None:
         model = self._engine.model
-        gather_loss(model)
-        self._undone.append(partial(gather_loss, model, False))
+        LOSS_GATHERED.add(model)
+        self._undone.append(partial(LOSS_GATHERED.discard, model))
         logger.info(GATHERS_LOSS, type(model).__name__)
 
     def _merge_rows(self, kind: str, step: StepProof, data: Any, found: Proof, rows: str = SAME_ROWS) -> bool:
-        """Takes sparse gradients that differ to be of the same rows on all replicas."""
+        """Takes sparse gradients that differ to be of the same rows on all replicas, or to have each row once."""
         del kind, step, data
         merged = [(one, variable) for one, variable in self._own_rows if variable.path in found.differing]
         for optimizer, variable in merged:
@@ -383,19 +378,17 @@ class StepChecks:
             self._undone.append(partial(take_rows_as, optimizer, variable, None))
         return bool(merged)
 
-    def _sum_rows(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
-        """Takes sparse gradients that differ to have one slice for each row on one device."""
-        return self._merge_rows(kind, step, data, found, EACH_ROW_ONCE)
-
     def _keep_values(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
         """Takes the model's own code to make something else than the sum of a loss that is not reduced."""
         del kind, step, data, found
         model = self._engine.model
-        before = keeps_values(model)
         if keeps_methods(model, keras.Model, "train_step", "test_step", "compute_loss"):
             return False
-        keep_values(model, not before)
-        self._undone.append(partial(keep_values, model, before))
+        change, undo = VALUES_KEPT.add, VALUES_KEPT.discard
+        if model in VALUES_KEPT:
+            change, undo = undo, change
+        change(model)
+        self._undone.append(partial(undo, model))
         return True
 
 

@@ -60,9 +60,6 @@ def place_augmentation(
         epochs: number of epochs of the planned run; None for the workload's recommendation.
         window_seconds: approximate duration of a turn at the slower place; a turn has 4 to 64 steps.
 
-    Raises:
-        PlanError: if training with this plan raises it.
-
     Example:
         >>> from tfaccel.recipes import image_classification
         >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=64)

@@ -173,9 +173,6 @@ def parts_per_batch(position: dict[str, Any], accumulation_steps: int) -> int:
     Args:
         position: the position of a checkpoint; without `accumulation_steps`, it has those of the run.
 
-    Raises:
-        RunDirError: if batches would have to be joined.
-
     Example:
         >>> parts_per_batch({"step": 3, "accumulation_steps": 2}, 4)
         2
@@ -259,9 +256,6 @@ def step_in_split_epoch(workload: Workload, plan: Plan, parts: int, *, seed: int
 
     Args:
         step: the next step in the epoch, counted in smaller batches.
-
-    Raises:
-        RunDirError: if smaller batches have the rows in another order.
     """
     size = plan.global_batch_size // plan.accumulation_steps
     smaller = workload.train_data(size, seed=seed, epoch=epoch)

@@ -166,9 +166,6 @@ def within_memory(name: str, plan: Plan, hardware: Hardware) -> Iterator[None]:
 
     Without this check, the operating system kills the process without a message.
 
-    Raises:
-        WorkloadError: at the first variable that does not fit together with its gradient.
-
     Example:
         >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=1)
         >>> try:
@@ -196,9 +193,6 @@ def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) 
     """Refuses a built model whose weights, gradients and optimizer state exceed the available memory.
 
     Activations come on top and are not known in advance, so a model that passes may still be too large.
-
-    Raises:
-        WorkloadError: if the model is too large.
     """
     room = _bytes_for_a_replica(plan, hardware)
     optimizer = getattr(model, "optimizer", None)

@@ -92,9 +92,6 @@ class FitData:
     Args:
         x: the first argument for data of `fit`.
         order_seed: of the order of arrays, if no global seed is set.
-
-    Raises:
-        DataError: with "exact", if the data cannot be resumed exactly.
     """
 
     def __init__(self, x: Any, source: Source, *, mode: str, order_seed: int) -> None:
@@ -158,9 +155,6 @@ class FitData:
 
         Args:
             epoch: epochs that are complete.
-
-        Raises:
-            DataError: if the data are not those of the stopped run.
         """
         self._resumed = place, arrays
         if isinstance(self.source, ArraySource):

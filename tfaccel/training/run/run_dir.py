@@ -186,11 +186,9 @@ class RunDir:
     def rows_before(self, num_epochs: int) -> bytes:
         """The metrics of the first `num_epochs` epochs, as JSON lines; later ones will be trained again."""
         file = self.path / "metrics.jsonl"
-        try:
+        with _named_if_unreadable(file):
             lines = file.read_text().splitlines() if self.resumes and num_epochs and file.exists() else []
             return b"".join(line.encode() + b"\n" for line in lines if json.loads(line)["epoch"] < num_epochs)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
 
     def take_rows(self, lines: bytes) -> None:
         """Sets the metrics of the epochs trained before resuming."""
@@ -205,11 +203,9 @@ class RunDir:
     def left_out(self) -> list[list[int]]:
         """The batches that are left out of the run, as given to `leave_out`."""
         file = self.path / _LEFT_OUT_FILE
-        try:
+        with _named_if_unreadable(file):
             found = json.loads(file.read_text()) if self.resumes and file.exists() else []
             return [[int(number) for number in one] for one in found]
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
 
     def history(self) -> dict[str, list[float | None]]:
         """The metrics of all epochs, by name."""
@@ -242,10 +238,8 @@ class RunDir:
         file = self.path / "result.json"
         if not self.resumes or self.is_longer or not file.exists():
             return None
-        try:
+        with _named_if_unreadable(file):
             return dict(json.loads(file.read_text()))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
 
     def write_raw_input(self, raw_input: Any) -> None:
         """Writes the description of raw inputs, if there is one."""
@@ -351,12 +345,19 @@ def read_config(path: Path) -> dict[str, Any]:
         RunDirError: if it cannot be read.
     """
     file = path / CONFIG_FILE
-    try:
+    with _named_if_unreadable(file):
         found = dict(json.loads(file.read_text()))
         found["options"] = dict(found.get("options", {}))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        return found
+
+
+@contextlib.contextmanager
+def _named_if_unreadable(file: Path) -> Iterator[None]:
+    """Within the block, a file of a run that cannot be read is a RunDirError that names it."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunDirError(f"{file} cannot be read ({error}). Choose a new run directory.") from error
-    return found
 
 
 def resume_on(cluster: Cluster | None, resume: str) -> str:

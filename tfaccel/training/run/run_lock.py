@@ -78,12 +78,7 @@ class Owner:
 
 
 class RunLock:
-    """Takes the directory of a run for this process, until `release`.
-
-    Raises:
-        RunDirError: if another process, or another run of this one, uses it; the message names it.
-        OSError: if nothing can be written there.
-    """
+    """Takes the directory of a run for this process, until `release`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._file = folder, folder / OWNER_FILE

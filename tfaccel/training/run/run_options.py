@@ -47,9 +47,6 @@ def plan_and_origin(
     Args:
         can_restart: whether settings that this process cannot take any more stay in a measured plan.
         measured: a plan that was measured just now, which counts as a kept one, whether or not it could be kept.
-
-    Raises:
-        PlanError: if a fixed field cannot run here.
     """
     fixed = _as_for_whole_group(hardware, workload, fixed)
     if hardware.cluster is not None and hardware.cluster.num_workers > 1:
@@ -98,9 +95,6 @@ def _saved_plan(file: Path) -> Plan | None:
 @dataclass(frozen=True)
 class StepRange:
     """Some consecutive optimizer steps of a run, counted from 1.
-
-    Raises:
-        WorkloadError: if they are not whole numbers with 1 <= first <= last.
 
     Example:
         >>> StepRange.of("10:12")

@@ -167,9 +167,6 @@ class ScaledRates:
 
         A schedule, and a number with a warm-up, become a `ScaledRate`; a number without one is multiplied, so that
         callbacks can still change it.
-
-        Raises:
-            WorkloadError: for a learning rate that cannot be scaled.
         """
         if self._scaling.factor == 1:
             return
@@ -252,9 +249,6 @@ class Session:
         options: of the engine; None for those of the plan.
         make_model: `make_model(workload, plan, num_steps=...)` returns the compiled model, called in the strategy's
             scope.
-
-    Raises:
-        WorkloadError, PlanError: by a part, if model, data and plan do not fit.
 
     Example:
         >>> from tfaccel.recipes import tabular_classification

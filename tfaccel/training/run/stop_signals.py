@@ -45,9 +45,6 @@ _active: StopSignals | None = None
 def grace_seconds(environ: Mapping[str, str] | None = None) -> float:
     """The time between SIGTERM and the end of the process: the value of `TFACCEL_GRACE_SECONDS`, or 15 seconds.
 
-    Raises:
-        TfaccelError: if the variable is not a number above 0.
-
     Example:
         >>> grace_seconds({}), grace_seconds({"TFACCEL_GRACE_SECONDS": "120"})
         (15.0, 120.0)

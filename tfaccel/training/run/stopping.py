@@ -32,10 +32,6 @@ class StopWhenAsked(keras.callbacks.Callback):
     """Saves a checkpoint and raises, after the window of steps in which a signal arrived. It must be the last callback.
 
     Validation is interrupted as well: the checkpoint then has the state from before it, and a resumed run repeats it.
-
-    Raises:
-        RunStopped: after SIGTERM.
-        KeyboardInterrupt: after Ctrl-C, with the text of a `RunStopped`.
     """
 
     tfaccel_windows = True

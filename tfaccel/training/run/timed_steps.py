@@ -54,10 +54,6 @@ class TimedSteps:
     Args:
         epochs: of the run that is planned, for learning-rate schedules; None for the workload's recommendation.
         marks_layers: mark the layers' operations, for `layer_seconds`.
-
-    Raises:
-        WorkloadError: if the model or the data cannot be trained on.
-        PlanError: if the plan cannot train this model.
     """
 
     def __init__(

@@ -48,9 +48,6 @@ class StagedModel:
 
     Args:
         devices: of each replica, those of its stages: replica by replica.
-
-    Raises:
-        PlanError: if the model cannot be cut, or does what stages do not support; the message says what can be done.
     """
 
     def __init__(self, model: keras.Model, devices: Sequence[str], num_stages: int) -> None:

@@ -276,9 +276,6 @@ def prepare_tables(model: keras.Model, how: str, where: str) -> None:
 
     Args:
         how, where: `embedding_updates` and `embeddings_on` of a plan.
-
-    Raises:
-        PlanError: as `check_row_updates` and `move_to_host`.
     """
     if how != "keras":
         check_row_updates(model, how)
@@ -290,10 +287,6 @@ def check_row_updates(model: keras.Model, how: str) -> None:
 
     Args:
         how: "rows", which must be exact, or "rows_lazy".
-
-    Raises:
-        PlanError: if the model has no embedding, or an optimizer or a layer for which `how` does not hold; the message
-            says which, and what can be done.
     """
     tables = get_embeddings(model)
     if not tables:

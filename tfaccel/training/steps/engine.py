@@ -137,9 +137,6 @@ class Engine:
         """Called before each window: follows what a callback has compiled.
 
         As in Keras, a new `model.optimizer` alone has no effect on steps that are traced already.
-
-        Raises:
-            PlanError: as at the start of training.
         """
         parts, known = _compiled_parts(self.model), self._prepared[kind]
         if any(one is not before for one, before in zip(parts, known, strict=True)):

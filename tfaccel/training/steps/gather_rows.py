@@ -40,7 +40,7 @@ _MEANS = (
 )
 _OF_FIRST = "tf.summary.%s in a step writes what the first of %d replicas has: that of its own rows of a batch."
 _said: set[str] = set()
-_MODELS: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+LOSS_GATHERED: weakref.WeakSet[keras.Model] = weakref.WeakSet()  # whose compiled loss takes the rows of all replicas
 
 
 def all_gather_rows(rows: Any) -> tf.Tensor:
@@ -162,16 +162,6 @@ def _mean(data: Any) -> Any:
         return data  # within a condition, where replicas cannot wait for each other
 
 
-def gather_loss(model: keras.Model, gathers: bool = True) -> None:
-    """Decides whether the compiled loss of a model is computed from the rows of all replicas from now on."""
-    (_MODELS.add if gathers else _MODELS.discard)(model)
-
-
-def gathers_loss(model: keras.Model) -> bool:
-    """Whether `gather_loss` was called for a model."""
-    return model in _MODELS
-
-
 def has_own_loss(model: keras.Model) -> bool:
     """Whether a model was compiled with a loss that is not one of Keras's."""
     given = [one for one in keras.tree.flatten(getattr(model, "loss", None)) if one is not None]
@@ -180,7 +170,7 @@ def has_own_loss(model: keras.Model) -> bool:
 
 def gathered_loss(model: keras.Model) -> dict[str, Any]:
     """Attributes of a model, while a step is traced, that compute its compiled loss from all rows, if asked for."""
-    if model not in _MODELS:
+    if model not in LOSS_GATHERED:
         return {}
 
     def loss_of_all(loss: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:

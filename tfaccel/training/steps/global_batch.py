@@ -32,8 +32,10 @@ from tfaccel.training.steps.tracing import depends_on, own_tensors
 
 # Each replica is traced in a separate thread, so the current share is thread-local.
 _current = threading.local()
-# Models whose steps do not sum the values of a loss that is not reduced.
-_keeps_values: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+# Models to whose own code the values of losses with `reduction=None` are passed as they are. What a step makes of them is
+# unknown: their sum needs values that are divided by the replica's fraction of the rows; their mean, or a gradient of all
+# of them, needs the values as they are.
+VALUES_KEPT: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Share:
         gathers: whether the step gathers rows over the replicas.
         bad: numbers above 0 for losses and gradients that are not finite, if batches are left out.
         scaled: values of losses that are not reduced, divided by the replica's fraction of the rows.
-        keeps_values: whether the values of a loss that is not reduced are left as they are; see `keep_values`.
+        keeps_values: whether the values of a loss that is not reduced are left as they are; see `VALUES_KEPT`.
     """
 
     row_weight: Any
@@ -95,20 +97,6 @@ def replica_share(share: Share | None) -> Iterator[Share | None]:
 def current_share() -> Share | None:
     """The share of the replica being traced in this thread, or None."""
     return getattr(_current, "share", None)
-
-
-def keep_values(model: keras.Model, keeps: bool = True) -> None:
-    """Decides how the values of losses with `reduction=None` are passed to a model's own code.
-
-    What a step makes of them is unknown: their sum needs values that are divided by the replica's fraction of the rows;
-    their mean, or a gradient of all of them, needs the values as they are.
-    """
-    (_keeps_values.add if keeps else _keeps_values.discard)(model)
-
-
-def keeps_values(model: keras.Model) -> bool:
-    """Whether they are passed as they are."""
-    return model in _keeps_values
 
 
 @contextlib.contextmanager

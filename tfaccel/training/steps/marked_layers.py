@@ -28,9 +28,6 @@ def train_step_cost(engine: Engine, batch_spec: Any, *, rows: int, batches_per_s
 
     Args:
         batches_per_step: micro-batches whose gradients are accumulated; only the last one updates the weights.
-
-    Raises:
-        WorkloadError: if a shape or the length of a loop depends on the data.
     """
     spec = with_rows(batch_spec, rows)
     batches = IteratorBatches()

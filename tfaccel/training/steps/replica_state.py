@@ -164,9 +164,6 @@ def get_replicas(model: keras.Model) -> Replicas:
     """The replicas of a model, whose weights must have been created under the strategy that trains it.
 
     A weight that was not is shared by all replicas, and each of them would update it.
-
-    Raises:
-        PlanError: if they were not, or if the current scope is that of another strategy.
     """
     replicas = Replicas(model.distribute_strategy)
     strategy = replicas.strategy
@@ -193,9 +190,6 @@ def move_into_scope(model: keras.Model) -> None:
 
     These are the states of metrics, seeds and optimizers that are not built. If all replicas shared them, a step
     counter would count each step several times.
-
-    Raises:
-        PlanError: if an optimizer was built outside the scope.
     """
     strategy = model.distribute_strategy
     if not is_distributed(strategy):

@@ -27,11 +27,11 @@ from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.batch_statistics import replica_statistics
 from tfaccel.training.steps.gather_rows import gathered_loss, summaries_of_all
 from tfaccel.training.steps.global_batch import (
+    VALUES_KEPT,
     NeedsEveryReplica,
     Share,
     current_share,
     global_losses,
-    keeps_values,
     replica_share,
     weighted_by_rows,
     zero_if_borrowed,
@@ -218,7 +218,7 @@ class SeveralReplicas:
                 data=data,
                 may_gather=may_gather,
                 weighs_gradients=weighs_gradients,
-                keeps_values=keeps_values(self.model),
+                keeps_values=self.model in VALUES_KEPT,
             )
             with replica_share(share):
                 results = step(data)
@@ -269,7 +269,7 @@ class SeveralReplicas:
         counted_by_first: list[int] = []
 
         def count(data: Any, row_weight: Any, denominators: None) -> tf.Tensor:
-            share = Share(row_weight, self.replicas.num_replicas, counting=True, keeps_values=keeps_values(self.model))
+            share = Share(row_weight, self.replicas.num_replicas, counting=True, keeps_values=self.model in VALUES_KEPT)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
             frozen = [(v, tf.identity(private_api.tf_variable(v))) for v in get_variables(self.model)]
             with replica_share(share), keras.StatelessScope(state_mapping=frozen, collect_losses=True):

@@ -322,9 +322,6 @@ def placed_as_asked(model: keras.Model, replicas: Replicas, options: Any) -> str
 
     Returns:
         Where slots are: "sharded", "host" or "replicated", also if a single replica has nobody to share them with.
-
-    Raises:
-        PlanError: if training would not give what replicated slots give; the message says why.
     """
     how, dtype = _checked(model, replicas, options.optimizer_state, options.whole_step), options.optimizer_slots_dtype
     for optimizer in get_optimizers(model).values():

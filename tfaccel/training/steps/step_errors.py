@@ -122,9 +122,6 @@ def fixed_rows_named(model: keras.Model, replicas: Replicas, kind: str, data: An
 
     Args:
         data: the step's global batch, as eager tensors; None if it is not to be looked for.
-
-    Raises:
-        PlanError: if the step can be traced on one device with all rows of the batch, but not with those of a replica.
     """
     try:
         yield
