@@ -41,8 +41,11 @@ logger = logging.getLogger("tfaccel")
 
 _COUNT, _FRACTION = "a count", "a fraction"
 Count = Annotated[int, _COUNT]
+"""The type of an option that counts something: a whole number of at least 1."""
 Fraction = Annotated[float, _FRACTION]
+"""The type of an option that is a fraction: a number from 0 to below 1."""
 DataPath = str | os.PathLike[str]
+"""The type of an option that is a file, a folder, or the name of a dataset ("tfds:mnist")."""
 _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
@@ -244,13 +247,6 @@ class Recipe:
 def _called(value: Any, options: Mapping[str, Any]) -> Any:
     """A value, or the result of a function of some of the options."""
     return value(**{name: options[name] for name in inspect.signature(value).parameters}) if callable(value) else value
-
-
-"""The type of an option that counts something: a whole number of at least 1."""
-
-"""The type of an option that is a fraction: a number from 0 to below 1."""
-
-"""The type of an option that is a file, a folder, or the name of a dataset ("tfds:mnist")."""
 
 
 def bound_options(
