@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -114,24 +114,20 @@ def recipe(
     )
 
 
+@dataclass(eq=False, repr=False)
 class Recipe:
     """A function that builds a workload from options, and shows the results of its runs. Created by `recipe`."""
 
-    def __init__(
-        self,
-        function: Callable[..., Workload],
-        *,
-        not_recorded: tuple[str, ...],
-        data_dir_only: tuple[str, ...],
-        bundled_only: tuple[str, ...],
-        training_defaults: Mapping[str, Any],
-    ) -> None:
+    _function: Callable[..., Workload]
+    _: KW_ONLY
+    not_recorded: tuple[str, ...]
+    data_dir_only: tuple[str, ...]
+    bundled_only: tuple[str, ...]
+    training_defaults: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        function = self._function
         functools.update_wrapper(self, function)
-        self._function = function
-        self._not_recorded = not_recorded
-        self._data_dir_only = data_dir_only
-        self._bundled_only = bundled_only
-        self._training_defaults = training_defaults
         self._shows: _ShowResult | None = None
         parameters = dict(inspect.signature(function).parameters)
         self._takes_training = parameters.pop(_TRAINING, None) is not None
@@ -161,11 +157,11 @@ class Recipe:
         own = {name: value for name, value in options.items() if name in self._own or not self._takes_training}
         given = {name: value for name, value in options.items() if name not in own}
         bound = bound_options(self._function, own, beside=(_TRAINING, _BAD_DATA))
-        check_data_options(self._function, bound, data_dir_only=self._data_dir_only, bundled_only=self._bundled_only)
+        check_data_options(self._function, bound, data_dir_only=self.data_dir_only, bundled_only=self.bundled_only)
         training = self._training(bound, given) if self._takes_training else None
         made = {_TRAINING: training, _BAD_DATA: bad_data}
         work = self._function(**bound, **{name: value for name, value in made.items() if value is not None})
-        kept = {name: value for name, value in bound.items() if name not in self._not_recorded}
+        kept = {name: value for name, value in bound.items() if name not in self.not_recorded}
         name = work.name.rpartition(".")[2]
         return replace(
             work,
@@ -186,7 +182,7 @@ class Recipe:
         """The names of the options that a run records, and that rebuild the run's workload."""
         training = [field.name for field in fields(TrainingOptions)] if self._takes_training else []
         of_bad_data = _OF_BAD_DATA if self._takes_bad_data else ()
-        return frozenset([*self._own, *of_bad_data, *training]) - frozenset(self._not_recorded)
+        return frozenset([*self._own, *of_bad_data, *training]) - frozenset(self.not_recorded)
 
     def run(self, *, run_dir: str | os.PathLike[str], **options: Any) -> TrainResult:
         """Trains the workload. Writes the files of `tfaccel.train`, and the recipe's own results, to `run_dir`.
@@ -235,7 +231,7 @@ class Recipe:
 
     def _training(self, options: Mapping[str, Any], given: Mapping[str, Any]) -> TrainingOptions:
         """The given training options, completed by the recipe's defaults that apply."""
-        defaults = {name: _called(value, options) for name, value in self._training_defaults.items()}
+        defaults = {name: _called(value, options) for name, value in self.training_defaults.items()}
         of_adamw = defaults.pop("adamw_learning_rate", None)
         if of_adamw is not None and str(given.get("optimizer", "adamw")).lower() == "adamw":
             defaults["learning_rate"] = of_adamw

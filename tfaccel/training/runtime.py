@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -417,40 +418,22 @@ def set_threads(plan: Plan) -> None:
     """
     import tensorflow as tf
 
-    threading = tf.config.threading
-    _set_threads(
-        plan,
-        "intra_op_threads",
-        threading.get_intra_op_parallelism_threads,
-        threading.set_intra_op_parallelism_threads,
-        "threads inside one operation",
-    )
-    _set_threads(
-        plan,
-        "inter_op_threads",
-        threading.get_inter_op_parallelism_threads,
-        threading.set_inter_op_parallelism_threads,
-        "operations in parallel",
-    )
+    for kind, what in (("intra_op", "threads inside one operation"), ("inter_op", "operations in parallel")):
+        wanted: int | None = getattr(plan, f"{kind}_threads")
+        configured, configure = (
+            getattr(tf.config.threading, f"{verb}_{kind}_parallelism_threads") for verb in ("get", "set")
+        )
+        if wanted is None or configured() == wanted:
+            continue
 
+        def fits(wanted: int = wanted, kind: str = kind, what: str = what, configured: Any = configured) -> bool:
+            by_rule = dict(plan.reasons).get(f"{kind}_threads", SET_BY_YOU) != SET_BY_YOU
+            if _counted(configured()) != wanted and by_rule:
+                text = "TensorFlow has already started in this process and keeps its own number of %s; the plan has %d."
+                logger.warning(text, what, wanted)
+            return _counted(configured()) == wanted or by_rule
 
-def _set_threads(
-    plan: Plan, field: str, configured: Callable[[], int], configure: Callable[[int], None], what: str
-) -> None:
-    wanted: int | None = getattr(plan, field)
-    if wanted is None or configured() == wanted:
-        return
-
-    def fits() -> bool:
-        if _counted(configured()) == wanted:
-            return True
-        by_rule = dict(plan.reasons).get(field, SET_BY_YOU) != SET_BY_YOU
-        if by_rule:
-            text = "TensorFlow has already started in this process and keeps its own number of %s; the plan has %d."
-            logger.warning(text, what, wanted)
-        return by_rule
-
-    before_start(lambda: configure(wanted), fits, f"{wanted} {what}")
+        before_start(functools.partial(configure, wanted), fits, f"{wanted} {what}")
 
 
 def _counted(configured: int) -> int:

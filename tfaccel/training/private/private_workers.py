@@ -41,8 +41,6 @@ logger = logging.getLogger("tfaccel")
 
 # Packs take twice their size while they are sent; TensorFlow sends larger variables, without a copy.
 _PACK_BYTES = 32 * 2**20
-# What TensorFlow's broadcast takes; other dtypes travel as one that holds all of their values.
-_BROADCAST = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _LIBRARY = "libtensorflow"
 _DYNAMIC_SEGMENT = 2  # PT_DYNAMIC
 _STRINGS, _STRINGS_SIZE, _SYMBOLS = 5, 10, 6  # DT_STRTAB, DT_STRSZ, DT_SYMTAB
@@ -157,7 +155,7 @@ def broadcast_at_once() -> Iterator[None]:
     def own_initial(*args: Any, **kwargs: Any) -> Callable[[], Any]:
         get_value: Callable[[], Any] = initial(*args, **kwargs)
         value = kwargs["initial_value"]
-        is_large = tf.is_tensor(value) and value.dtype in _BROADCAST and _num_bytes(value) >= _PACK_BYTES
+        is_large = tf.is_tensor(value) and value.dtype in _DTYPES and _num_bytes(value) >= _PACK_BYTES
         if is_large and not _zeros_everywhere([[value]])[0]:
             large.append(value)
             return get_value
@@ -188,7 +186,7 @@ def _give_values_of_chief(variables: list[Any]) -> None:
     for pack in _packs([one for one, is_zero in zip(variables, zeros, strict=True) if not is_zero]):
         own = [strategy.experimental_local_results(one)[0].read_value() for one in pack]
         flat = tf.concat([tf.reshape(value, [-1]) for value in own], 0)
-        flat = flat if flat.dtype in _BROADCAST else tf.cast(flat, tf.float32 if flat.dtype.is_floating else tf.int64)
+        flat = flat if flat.dtype in _DTYPES else tf.cast(flat, tf.float32 if flat.dtype.is_floating else tf.int64)
         sent = tf.Variable(flat, trainable=False)  # TensorFlow broadcasts its initial value
         if is_chief:
             continue
@@ -245,7 +243,7 @@ def give_values_of_chief(variable: tf.Variable) -> None:
     rows_at_once = max(1, num_rows * _PACK_BYTES // max(1, _num_bytes(variable)))
     for start in range(0, num_rows, rows_at_once):
         part = variable[start : start + rows_at_once]
-        sent = tf.Variable(part if part.dtype in _BROADCAST else tf.cast(part, tf.float32), trainable=False)
+        sent = tf.Variable(part if part.dtype in _DTYPES else tf.cast(part, tf.float32), trainable=False)
         received = strategy.experimental_local_results(sent)[0]
         variable[start : start + rows_at_once].assign(tf.cast(received, part.dtype))
 

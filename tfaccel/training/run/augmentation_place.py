@@ -71,18 +71,23 @@ def place_augmentation(
         return plan
     if plan.num_workers > 1:
         return _with_place(plan, "host", "Not measured: there are several workers, each with its own host.")
-    trials = _trials(workload, plan, make_strategy(plan) if strategy is None else strategy, seed=seed, epochs=epochs)
-    estimates = [trials["host"].step_seconds(1)]
+    strategy = make_strategy(plan) if strategy is None else strategy
+    sessions = {
+        place: Session(workload, replace(plan, augment_on=place), strategy, seed=seed, planned_epochs=epochs)
+        for place in SETTINGS["augment_on"].values or ()
+    }
+    engine = sessions["host"].engine  # of one model, which is thrown away
+    estimates = [_step_seconds(engine, sessions["host"].source, 1)]
     try:
-        estimates.append(trials["device"].step_seconds(1))
+        estimates.append(_step_seconds(engine, sessions["device"].source, 1))
     except tf.errors.OpError as error:
         # The device lacks a kernel for an operation, or memory; or, on a TPU, XLA cannot compile it.
         return _with_place(plan, "host", f"The device cannot run `augment`: {_cause(error)}")
     num_steps = min(MAX_STEPS, max(MIN_STEPS, round(window_seconds / max(estimates))))
-    seconds: dict[str, list[float]] = {place: [] for place in trials}
+    seconds: dict[str, list[float]] = {place: [] for place in sessions}
     for repetition in range(REPETITIONS):
-        for place in trials if repetition % 2 == 0 else reversed(trials):
-            seconds[place].append(trials[place].step_seconds(num_steps))
+        for place in sessions if repetition % 2 == 0 else reversed(sessions):
+            seconds[place].append(_step_seconds(engine, sessions[place].source, num_steps))
     median = {place: statistics.median(found) for place, found in seconds.items()}
     times = " and ".join(f"{1e3 * found:.3g} ms on the {place}" for place, found in median.items())
     return _with_place(plan, min(median, key=lambda place: median[place]), f"Measured here: a step takes {times}.")
@@ -110,50 +115,31 @@ def place_for_run(workload: Workload, plan: Plan, run_dir: RunDir, runtime: Runt
     return placed
 
 
-class _Trial:
-    """Training for a few steps with batches augmented at one place."""
+def _step_seconds(engine: Engine, source: WorkloadSource, num_steps: int) -> float:
+    """Mean seconds per step over `num_steps`, including the wait for each batch.
 
-    def __init__(self, engine: Engine, source: WorkloadSource) -> None:
-        self._engine = engine
-        self._source = source
+    Untimed steps run first; they trace and compile if necessary. The pipeline is created for this turn and closed
+    afterwards, so that no batches are prepared before the turn or during another one.
+    """
 
-    def step_seconds(self, num_steps: int) -> float:
-        """Mean seconds per step over `num_steps`, including the wait for each batch.
-
-        Untimed steps run first; they trace and compile if necessary. The pipeline is created for this turn and closed
-        afterwards, so that no batches are prepared before the turn or during another one.
-        """
-        try:
-            feed = self._run(self._source.feed(), max(1, num_steps // 4))
-            started = time.perf_counter()
-            self._run(feed, num_steps)
-            return (time.perf_counter() - started) / num_steps
-        finally:
-            self._source.close()
-
-    def _run(self, feed: Feed, num_steps: int) -> Feed:
-        """Runs steps and waits for them, over several epochs if necessary; returns the last epoch's feed."""
+    def run(feed: Feed, num_steps: int) -> Feed:
         while num_steps > 0:
             if feed.exhausted:
-                feed = self._source.feed()
-            self._engine.model.reset_metrics()  # an earlier NaN would end each window at its first step
-            result = self._engine.run("train", feed, num_steps)
+                feed = source.feed()
+            engine.model.reset_metrics()  # an earlier NaN would end each window at its first step
+            result = engine.run("train", feed, num_steps)
             for value in result.logs.values():
                 np.asarray(value)  # waits for the device
             num_steps -= result.num_steps
         return feed
 
-
-def _trials(
-    workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, seed: int, epochs: int | None
-) -> dict[str, _Trial]:
-    """Place -> trial with batches augmented there; all trials share one model."""
-    sessions = {
-        place: Session(workload, replace(plan, augment_on=place), strategy, seed=seed, planned_epochs=epochs)
-        for place in SETTINGS["augment_on"].values or ()
-    }
-    engine = sessions["host"].engine
-    return {place: _Trial(engine, session.source) for place, session in sessions.items()}
+    try:
+        feed = run(source.feed(), max(1, num_steps // 4))
+        started = time.perf_counter()
+        run(feed, num_steps)
+        return (time.perf_counter() - started) / num_steps
+    finally:
+        source.close()
 
 
 def _cause(error: tf.errors.OpError) -> str:

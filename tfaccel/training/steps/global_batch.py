@@ -33,8 +33,8 @@ from tfaccel.training.steps.tracing import depends_on, own_tensors
 # Each replica is traced in a separate thread, so the current share is thread-local.
 _current = threading.local()
 # Models to whose own code the values of losses with `reduction=None` are passed as they are. What a step makes of them
-# is unknown: their sum needs values that are divided by the replica's fraction of the rows; their mean, or a gradient of
-# all of them, needs the values as they are.
+# is unknown: their sum needs values that are divided by the replica's fraction of the rows; their mean, or a gradient
+# of all of them, needs the values as they are.
 VALUES_KEPT: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 

@@ -241,7 +241,7 @@ def with_fixed_shapes(feed: CallFeed) -> CallFeed:
     if not all(leaf is None or isinstance(leaf, tf.Tensor) for leaf in leaves):
         return feed
     shapes = tuple(tuple(leaf.shape) for leaf in leaves if leaf is not None)
-    return FixedShapeFeed(feed, FixedShapeBatches(feed.batches, shapes))
+    return FixedShapeFeed(feed, FixedShapeBatches(**vars(feed.batches), shapes=shapes))
 
 
 class FixedShapeFeed:
@@ -275,20 +275,14 @@ class FixedShapeFeed:
 
 
 @dataclass(frozen=True)
-class FixedShapeBatches:
+class FixedShapeBatches(IteratorBatches):
     """Batches from a `tf.data` iterator up to the first of another shape.
 
     Attributes:
-        batches: the iterator's.
         shapes: of each tensor of a batch.
     """
 
-    batches: IteratorBatches
-    shapes: tuple[tuple[int, ...], ...]
-
-    def start(self, arguments: Any) -> Any:
-        """The loop state before the first step."""
-        return self.batches.start(arguments)
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def has_next(self, state: Any) -> tf.Tensor:
         """Whether the iterator had another batch of these shapes."""
@@ -298,26 +292,14 @@ class FixedShapeBatches:
             same = [tf.reduce_all(tf.shape(leaf) == shape) for leaf, shape in zip(leaves, self.shapes, strict=True)]
             return tf.reduce_all(same)
 
-        return tf.cond(self.batches.has_next(state), fits, lambda: tf.constant(False))
+        return tf.cond(super().has_next(state), fits, lambda: tf.constant(False))
 
     def fetch(self, arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
         """The global batch of one step, and the next loop state."""
-        batch, state = self.batches.fetch(arguments, state, step)
+        batch, state = super().fetch(arguments, state, step)
         shapes = iter(self.shapes)
         batch = keras.tree.map_structure(lambda a: None if a is None else tf.ensure_shape(a, next(shapes)), batch)
         return batch, state
-
-    def num_rows(self, batch: Any) -> int | tf.Tensor:
-        """Rows of the global batch."""
-        return self.batches.num_rows(batch)
-
-    def with_checked_rows(self, batch: Any, num_replicas: int) -> Any:
-        """The batch, after checking that its components have the same number of rows."""
-        return self.batches.with_checked_rows(batch, num_replicas)
-
-    def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
-        """Rows `start` to `stop` of the global batch; all rows by default."""
-        return self.batches.rows(batch, start, stop)
 
 
 def _tensors(batch: Any) -> list[tf.Tensor]:
