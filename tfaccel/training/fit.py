@@ -37,11 +37,7 @@ _STRATEGIES = {
 
 
 def _settled(model: keras.Model, given: dict[str, Any], in_keras_loop: bool) -> None:
-    """Applies the plan where the engine may not make the batches: in a model's own `fit`, or in Keras's loop.
-
-    Raises:
-        PlanError, RunDirError: for arguments of which Keras's loop knows nothing.
-    """
+    """Applies the plan where the engine may not make the batches: in a model's own `fit`, or in Keras's loop."""
     if given.get("plan") is not None:
         prepared_model(model, "fit")
         size = apply_plan(model, given["plan"], given.get("x"), given.get("batch_size"))[1]
@@ -209,11 +205,7 @@ def fit(
 
 
 def _taken_out(callbacks: Any) -> tuple[Resume | None, list[keras.callbacks.Callback]]:
-    """The `Resume` among the callbacks of `fit`, if there is one, and the others.
-
-    Raises:
-        WorkloadError: if there are several, or another callback that restores the training state.
-    """
+    """The `Resume` among the callbacks of `fit`, if there is one, and the others."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         if any(isinstance(one, Resume) for one in callbacks.callbacks):
             raise WorkloadError("tfaccel.Resume must be given in a list of callbacks. Received: a CallbackList.")

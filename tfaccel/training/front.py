@@ -322,11 +322,7 @@ def _unknown_type(given: dict[str, Any]) -> str:
 
 
 def checked_callbacks(callbacks: Any) -> Any:
-    """The callbacks of `fit`, `evaluate` or `predict`, as they are.
-
-    Raises:
-        WorkloadError: for something else than callbacks.
-    """
+    """The callbacks of `fit`, `evaluate` or `predict`, as they are."""
     for one in keras.tree.flatten(callbacks):
         if one is not None and (isinstance(one, type) or not hasattr(one, "set_model")):
             made = f", such as {one.__name__}()" if isinstance(one, type) else ""

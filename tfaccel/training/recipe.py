@@ -146,11 +146,7 @@ class Recipe:
         self.__signature__ = inspect.signature(function).replace(parameters=list(parameters.values()))
 
     def __call__(self, **options: Any) -> Workload:
-        """Builds the workload from options.
-
-        Raises:
-            WorkloadError: for an unknown option or an invalid value.
-        """
+        """Builds the workload from options."""
         self._check_names(options)
         bad_data = self._bad_data(options)
         options = {name: value for name, value in options.items() if bad_data is None or name not in _OF_BAD_DATA}

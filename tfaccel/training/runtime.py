@@ -295,11 +295,7 @@ def split_cpu(num_devices: int) -> None:
 
 
 class JaxRuntime:
-    """A context manager that sets dtype policy and seed for Keras on JAX; leaving restores the policy.
-
-    Raises:
-        PlanError: on entering, if Keras has another backend.
-    """
+    """A context manager that sets dtype policy and seed for Keras on JAX; leaving restores the policy."""
 
     def __init__(self, *, dtype_policy: str, seed: int) -> None:
         self._wanted = dtype_policy
@@ -339,11 +335,7 @@ def variables_at_start(plan: Plan) -> dict[str, str]:
 
 
 def unavailable_settings(plan: Plan) -> dict[str, str]:
-    """Plan field -> why this process cannot train with its value; empty if it can.
-
-    Raises:
-        PlanError: if the plan's memory allocator is not installed.
-    """
+    """Plan field -> why this process cannot train with its value; empty if it can."""
     missing = variables_at_start(plan)
     wanted = get_environment(plan)
     if "tensorflow" in sys.modules:

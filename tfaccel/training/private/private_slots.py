@@ -273,11 +273,7 @@ class AbsentSlot:
         self.copy: np.ndarray | None = None
 
     def numpy(self) -> np.ndarray:
-        """The copied value.
-
-        Raises:
-            PlanError: while there is none.
-        """
+        """The copied value."""
         if self.copy is None:
             raise PlanError(
                 f"The slot {self.name!r} is held by worker {self.worker}, since optimizer_state='sharded'. Read it "
@@ -287,11 +283,7 @@ class AbsentSlot:
         return self.copy
 
     def assign(self, value: Any) -> None:
-        """Changes the copied value, which the worker that holds the slot does not see.
-
-        Raises:
-            PlanError: always.
-        """
+        """Changes the copied value, which the worker that holds the slot does not see."""
         del value
         raise PlanError(
             f"The slot {self.name!r} is held by worker {self.worker}, since optimizer_state='sharded', so that this "

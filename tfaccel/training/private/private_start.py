@@ -31,11 +31,7 @@ def uses_onednn() -> bool:
 
 
 def pin_host_memory() -> None:
-    """Sets what TensorFlow 1 called `force_gpu_compatible`, before TensorFlow 2 starts, which has no function for it.
-
-    Raises:
-        VersionError: if this TensorFlow makes its options in another way.
-    """
+    """Sets TensorFlow 1's `force_gpu_compatible` before TensorFlow 2 starts, which has no function for it."""
     context: Any = importlib.import_module("tensorflow.python.eager.context").context()
     compute = private_part(context, "_compute_gpu_options", package="tensorflow")
 

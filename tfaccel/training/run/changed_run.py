@@ -80,11 +80,7 @@ def built_settings(model: keras.Model, *, num_batches: int | None, batch_size: i
 
 
 def check_built(run_dir: RunDir, built: dict[str, Any]) -> None:
-    """Records how a run is built, unless the run that is resumed was built otherwise.
-
-    Raises:
-        RunDirError: if it was; the message names the first difference.
-    """
+    """Records how a run is built, unless the run that is resumed was built otherwise."""
     built = json.loads(json.dumps(built))
     differs = None if run_dir.built is None else difference(run_dir.built, built)
     if differs is not None:

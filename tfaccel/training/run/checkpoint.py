@@ -68,11 +68,7 @@ def read_state(model: keras.Model, replicas: Replicas) -> dict[str, np.ndarray]:
 
 
 def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndarray]) -> None:
-    """Writes the state that `read_state` returned to all replicas.
-
-    Raises:
-        RunDirError: if the state belongs to another model.
-    """
+    """Writes the state that `read_state` returned to all replicas."""
     seeds = seed_variables(model)
     if f"seed/{len(seeds)}" in state:  # the stopped run had created Keras's global seed generator
         keras.random.uniform(())

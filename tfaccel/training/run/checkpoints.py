@@ -257,11 +257,7 @@ class Checkpoints(keras.callbacks.Callback):
         return self._epoch, self._in_epoch, self.step
 
     def save_now(self) -> int:
-        """Saves the current state, unless the newest checkpoint holds it; returns its step. All workers call it.
-
-        Raises:
-            RunDirError: if it cannot be written.
-        """
+        """Saves the current state, unless the newest checkpoint holds it; returns its step. All workers call it."""
         if self._saved != self._position:
             self._save(*self._position)
         self._writer.wait()

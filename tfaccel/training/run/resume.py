@@ -333,11 +333,7 @@ class Resume(keras.callbacks.Callback):
 
 
 class ResumedFit:
-    """What `fit` does with a `Resume`: finds the newest checkpoint, and trains from there.
-
-    Raises:
-        RunDirError: if the directory holds anything else, or only broken checkpoints.
-    """
+    """What `fit` does with a `Resume`: finds the newest checkpoint, and trains from there."""
 
     def __init__(self, resume: Resume, replicas: Replicas) -> None:
         self._resume = resume

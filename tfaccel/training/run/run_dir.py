@@ -162,11 +162,7 @@ class RunDir:
         return RunDirError(f"The run directory {self.path} cannot be written: {error}. Choose another one.")
 
     def make(self, *folders: Path, **files: dict[str, Any]) -> None:
-        """Creates the directory with `config.json`, folders, and JSON files by name.
-
-        Raises:
-            RunDirError: if it cannot be written, or holds another run by now.
-        """
+        """Creates the directory with `config.json`, folders, and JSON files by name."""
         if self.identity is not None:
             self.identity.check()
         self.identity = self.identity or RunIdentity(self.path)
@@ -330,20 +326,12 @@ class RunIdentity:
 
 
 def read_identity(path: Path) -> RunIdentity | None:
-    """The identity of the run in a directory; None if there is none.
-
-    Raises:
-        RunDirError: if its config cannot be read.
-    """
+    """The identity of the run in a directory; None if there is none."""
     return RunIdentity(path, read_config(path).get(RUN_ID)) if (path / CONFIG_FILE).exists() else None
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config of the run in a directory.
-
-    Raises:
-        RunDirError: if it cannot be read.
-    """
+    """The config of the run in a directory."""
     file = path / CONFIG_FILE
     with _named_if_unreadable(file):
         found = dict(json.loads(file.read_text()))
@@ -366,11 +354,7 @@ def resume_on(cluster: Cluster | None, resume: str) -> str:
 
 
 def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
-    """Checks that a run may start or resume at a path, as far as possible without the run's config.
-
-    Raises:
-        RunDirError: if it is a file, or a directory that holds other files or a run that may not be resumed.
-    """
+    """Checks that a run may start or resume at a path, as far as possible without the run's config."""
     if resume not in RESUME:
         hint = did_you_mean(resume, RESUME)
         raise RunDirError(f'`resume` must be "never", "auto", "must" or "extend". Received: resume={resume!r}.{hint}')

@@ -344,11 +344,7 @@ def built_model(workload: Workload, plan: Plan, batch_spec: Any) -> keras.Model:
 
 
 def build_for(model: keras.Model, batch_spec: Any, workload: Workload) -> None:
-    """Builds the model, loss and metrics of a workload for its batches.
-
-    Raises:
-        WorkloadError: if the data are not batched, or the model, loss or metrics do not accept the batches.
-    """
+    """Builds the model, loss and metrics of a workload for its batches."""
     check_batches(model, batch_spec, f"train_data of workload {workload.name!r}")
     try:
         private_models.build_model(model, batch_spec)
@@ -413,11 +409,7 @@ def described(batch_spec: Any) -> str:
 
 
 def callbacks_of_workload(workload: Workload) -> list[keras.callbacks.Callback]:
-    """New callbacks of a workload.
-
-    Raises:
-        WorkloadError: if they are not Keras callbacks.
-    """
+    """New callbacks of a workload."""
     if workload.callbacks is None:
         return []
     found: Any = call_own(f"callbacks of workload {workload.name!r}", workload.callbacks)

@@ -289,11 +289,7 @@ def _length(parts: list[tf.data.Dataset], workload: Workload, start_step: int) -
 
 
 def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
-    """A dataset with the plan's threads and prefetching.
-
-    Raises:
-        WorkloadError: if it is not a `tf.data.Dataset`.
-    """
+    """A dataset with the plan's threads and prefetching."""
     dataset = checked(dataset, name)
     if plan.data_threads is not None:
         options = tf.data.Options()
@@ -321,11 +317,7 @@ def fetched_to(device: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def checked(dataset: Any, name: str) -> tf.data.Dataset:
-    """The dataset that a workload's function `name` returned.
-
-    Raises:
-        WorkloadError: if it is not a `tf.data.Dataset`.
-    """
+    """The dataset that a workload's function `name` returned."""
     if not isinstance(dataset, tf.data.Dataset):
         raise WorkloadError(f"A workload's {name} must return a tf.data.Dataset of batches. Received: {dataset!r:.200}")
     return dataset
