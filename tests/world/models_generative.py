@@ -10,7 +10,7 @@ from keras import layers, ops
 from world import adam, batches, image_classes, pixels, rows, sgd, world_model
 
 from tfaccel.parity.share_layers import cut_into_shares
-from tfaccel.training.steps.replica_state import SEED_STRIDE
+from tfaccel.training.private.private_random import SEED_STRIDE
 
 
 class Draws:

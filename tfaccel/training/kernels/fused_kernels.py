@@ -256,7 +256,7 @@ def fused_attention(layer: keras.layers.Layer) -> dict[str, Any]:
 
     Left to Keras are attention over several axes or another one than the first, float64, and calls that return scores.
     """
-    if not private_layers.computes_keras_attention(layer) or private_layers.wants_flash_attention(layer):
+    if not private_layers.computes_keras_attention(layer):
         return {}
 
     def compute(query: Any, key: Any, value: Any, **given: Any) -> Any:

@@ -223,8 +223,9 @@ def learning_rate_function(optimizer: keras.optimizers.Optimizer) -> Any:
     return rate if callable(rate) and learning_rate_schedule(optimizer) is None else None
 
 
-@contextlib.contextmanager
-def learning_rate_from(optimizer: keras.optimizers.Optimizer, rate: Callable[[], Any]) -> Iterator[None]:
+def learning_rate_from(
+    optimizer: keras.optimizers.Optimizer, rate: Callable[[], Any]
+) -> contextlib.AbstractContextManager[None]:
     """Within the block, an optimizer's learning rate is what `rate()` returns, in new graphs as well.
 
     The public setter cannot put a number back in place of a schedule, and a schedule in place of a number changes the
@@ -232,8 +233,7 @@ def learning_rate_from(optimizer: keras.optimizers.Optimizer, rate: Callable[[],
     """
     name = "_get_current_learning_rate"
     private_part(optimizer, name)
-    with instance_attributes(optimizer, {name: rate}):
-        yield
+    return instance_attributes(optimizer, {name: rate})
 
 
 def raw_iterations(optimizer: keras.optimizers.Optimizer) -> keras.Variable:

@@ -88,32 +88,28 @@ def loss_reduction(
         yield
 
 
-@contextlib.contextmanager
-def losses_of_one_device() -> Iterator[None]:
+def losses_of_one_device() -> contextlib.AbstractContextManager[None]:
     """While tracing in the scope of a strategy: Keras does not divide losses by the number of replicas."""
     from keras.src.losses import loss as loss_module
 
     names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
     for name in names:
         private_part(loss_module, name)
-    with patched(loss_module, **dict.fromkeys(names, lambda value: value)):
-        yield
+    return patched(loss_module, **dict.fromkeys(names, lambda value: value))
 
 
 def _calls(tape: tf.GradientTape, function: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
     return function(original, tape, *args, **kwargs)
 
 
-@contextlib.contextmanager
-def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+def merge_calls(wait: Callable[[Callable[[], Any]], Any]) -> contextlib.AbstractContextManager[None]:
     """While tracing several replicas: `ReplicaContext.merge_call` calls `wait(merge)`, which must call `merge`."""
     original = tf.distribute.ReplicaContext.merge_call
 
     def merge_call(context: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
         return wait(lambda: original(context, *args, **kwargs))
 
-    with patched(tf.distribute.ReplicaContext, merge_call=merge_call):
-        yield
+    return patched(tf.distribute.ReplicaContext, merge_call=merge_call)
 
 
 def added_loss_reduction(model: keras.Model, sum_fn: Callable[..., Any]) -> dict[str, Any]:
@@ -157,13 +153,10 @@ def merge_mask(sample_weight: Any, mask: Any, *, dtype: Any, values: Any) -> Any
 
 
 def computes_keras_attention(layer: keras.layers.Layer) -> bool:
-    """Whether a layer is a `MultiHeadAttention` that does not override how Keras computes attention."""
-    return keeps_methods(layer, keras.layers.MultiHeadAttention, _COMPUTE)
-
-
-def wants_flash_attention(layer: keras.layers.MultiHeadAttention) -> bool:
-    """Whether a layer asks for flash attention, which Keras refuses on TensorFlow."""
-    return bool(private_part(layer, "_flash_attention"))
+    """Whether a `MultiHeadAttention` computes attention as Keras does, and not the flash attention that it refuses."""
+    return keeps_methods(layer, keras.layers.MultiHeadAttention, _COMPUTE) and not private_part(
+        layer, "_flash_attention"
+    )
 
 
 def attends_over(layer: keras.layers.MultiHeadAttention, *, axes: tuple[int, ...]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -134,16 +134,14 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
         model.optimizer.build(model.trainable_variables)
 
 
-@contextlib.contextmanager
-def _no_gradients() -> Iterator[None]:
+def _no_gradients() -> contextlib.AbstractContextManager[None]:
     """While tracing to build: makes tapes return zeros, since new variables do not have gradients yet."""
 
     def zeros(tape: tf.GradientTape, target: Any, sources: Any, *_: Any, **__: Any) -> Any:
         del tape, target
         return keras.tree.map_structure(lambda source: tf.zeros(tf.shape(source), source.dtype), sources)
 
-    with patched(tf.GradientTape, gradient=zeros):
-        yield
+    return patched(tf.GradientTape, gradient=zeros)
 
 
 def _is_built(model: keras.Model) -> bool:

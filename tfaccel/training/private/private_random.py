@@ -22,7 +22,7 @@ from tfaccel.training.private.private_layers import patch_lock, patched
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes
 
 _NAME = "global_seed_generator"
-_SEED_STRIDE = 1_000_003
+SEED_STRIDE = 1_000_003  # a prime, so that replicas' seeds do not coincide with those of other layers
 
 _STILL = 0.9  # what is drawn from [0, 1): dropout keeps all of it
 _STILL_NORMAL = 0.3
@@ -75,8 +75,9 @@ def same_generator_in_all_threads() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def noting_stateful_random(used: list[bool], replica_of_thread: Callable[[], int]) -> Iterator[None]:
+def noting_stateful_random(
+    used: list[bool], replica_of_thread: Callable[[], int]
+) -> contextlib.AbstractContextManager[None]:
     """While tracing: records operations that keep their random state in the graph (`tf.random`).
 
     Args:
@@ -90,11 +91,10 @@ def noting_stateful_random(used: list[bool], replica_of_thread: Callable[[], int
     def get_seed(op_seed: int | None) -> tuple[Any, Any]:
         used.append(True)
         graph_seed, seed = original(op_seed)
-        offset = replica_of_thread() * _SEED_STRIDE
+        offset = replica_of_thread() * SEED_STRIDE
         return graph_seed, seed if seed is None or not offset else (seed + offset) % (2**31 - 1)
 
-    with patched(random_seed, get_seed=get_seed):
-        yield
+    return patched(random_seed, get_seed=get_seed)
 
 
 @contextlib.contextmanager

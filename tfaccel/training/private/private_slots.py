@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -246,8 +246,7 @@ def new_slot(optimizer: keras.optimizers.Optimizer, variable: Any, name: str | N
     return kind.add_variable_from_reference(optimizer, variable, name=name, initializer=initializer)
 
 
-@contextlib.contextmanager
-def embeddings_built_by(build: Callable[..., None]) -> Iterator[None]:
+def embeddings_built_by(build: Callable[..., None]) -> contextlib.AbstractContextManager[None]:
     """Within the block, embedding layers are built by `build(usual, layer, input_shape)`, also those built after it."""
     kind, usual = keras.layers.Embedding, keras.layers.Embedding.build
 
@@ -255,8 +254,7 @@ def embeddings_built_by(build: Callable[..., None]) -> Iterator[None]:
     def replaced(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
         build(usual, layer, input_shape)
 
-    with patched(kind, build=replaced):
-        yield
+    return patched(kind, build=replaced)
 
 
 class AbsentSlot:

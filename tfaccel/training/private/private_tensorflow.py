@@ -148,8 +148,7 @@ def parse_saved_model(content: bytes) -> Any:
     return saved_model_pb2.SavedModel.FromString(content)
 
 
-@contextlib.contextmanager
-def functions_inlined(where: Callable[[], bool]) -> Iterator[None]:
+def functions_inlined(where: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
     """While tracing: calls of `tf.function`s become part of the graph that they are called in, where `where()` holds.
 
     In a graph of its own, a replica cannot wait for the others (`merge_call`), and its tensors cannot be used outside.
@@ -173,8 +172,7 @@ def functions_inlined(where: Callable[[], bool]) -> Iterator[None]:
         with private_part(ag_ctx, "ControlStatusCtx", package="tensorflow")(ag_ctx.Status.ENABLED):
             return converted(python)(*args, **kwargs)
 
-    with patched(kind, __call__=call):
-        yield
+    return patched(kind, __call__=call)
 
 
 @contextlib.contextmanager

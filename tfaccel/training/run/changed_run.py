@@ -360,14 +360,9 @@ def _deep(value: Any) -> Any:
 
 
 def _first_difference(one: Any, other: Any, name: str) -> tuple[str, Any, Any] | None:
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        pairs = [_first_difference(one[key], other[key], _joined(name, key)) for key in one]
-        return next(filter(None, pairs), None)
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = [
-            _first_difference(a, b, _joined(name, str(place)))
-            for place, (a, b) in enumerate(zip(one, other, strict=True))
-        ]
+    parts, others = (dict(enumerate(each)) if isinstance(each, list) else each for each in (one, other))
+    if isinstance(parts, dict) and type(one) is type(other) and parts.keys() == others.keys():
+        pairs = (_first_difference(parts[key], others[key], _joined(name, str(key))) for key in parts)
         return next(filter(None, pairs), None)
     return None if one == other else (name, one, other)
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfaccel.errors import RunDirError
 from tfaccel.training.private.private_api import PROFILER_FLAGS, tf_variable
-from tfaccel.training.private.private_random import global_seed_state
+from tfaccel.training.private.private_random import SEED_STRIDE, global_seed_state
 from tfaccel.training.private.private_slots import AbsentSlot
 from tfaccel.training.run.checkpoint_files import Checkpoint, get_bytes, plain, typed
 from tfaccel.training.steps.model_parts import (
@@ -29,7 +29,7 @@ from tfaccel.training.steps.model_parts import (
     unlisted_variables,
     untracked_variables,
 )
-from tfaccel.training.steps.replica_state import SEED_STRIDE, align_seeds, average_drifting, seed_variables, write_seeds
+from tfaccel.training.steps.replica_state import align_seeds, average_drifting, seed_variables, write_seeds
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import placed_slots, rounded_slots, value_of_slot
 

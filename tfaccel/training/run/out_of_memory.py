@@ -160,8 +160,7 @@ def _what_depends_on_the_batch(model: keras.Model, workload: Workload, plan: Pla
     )
 
 
-@contextlib.contextmanager
-def within_memory(name: str, plan: Plan, hardware: Hardware) -> Iterator[None]:
+def within_memory(name: str, plan: Plan, hardware: Hardware) -> contextlib.AbstractContextManager[None]:
     """Stops building a model, inside the strategy's scope, as soon as it exceeds the available memory.
 
     Without this check, the operating system kills the process without a message.
@@ -185,8 +184,7 @@ def within_memory(name: str, plan: Plan, hardware: Hardware) -> Iterator[None]:
             raise WorkloadError(_message(name, f"{_WHAT} take more than", taken, room, plan))
         return variable
 
-    with tf.variable_creator_scope(make):
-        yield
+    return tf.variable_creator_scope(make)
 
 
 def check_memory(model: keras.Model, name: str, plan: Plan, hardware: Hardware) -> None:

@@ -225,17 +225,15 @@ class ScaledRates:
             last = self._num_steps or 1
             steps = sorted({round(i * (last - 1) / (_NUM_SAMPLES - 1)) for i in range(_NUM_SAMPLES)})
             steps = sorted({*steps, min(self._warm_up_steps, last)})
-            before, after = ([float(call(step)) for step in steps] for call in _calls(self._rates[0]))
+            before, after = (
+                [float(call(step)) for step in steps] for call in (self._rates[0].unscaled, self._rates[0])
+            )
             known |= {
                 "warm_up_steps": self._warm_up_steps,
                 "learning_rate": max(before),
                 "scaled_learning_rate": max(after),
             }
         return known
-
-
-def _calls(rate: ScaledRate) -> tuple[Any, Any]:
-    return rate.unscaled, rate
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 import time
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import keras
@@ -172,16 +172,16 @@ def times_of_workers(replicas: Replicas, own: WorkerTimes) -> tuple[WorkerTimes,
     return tuple(WorkerTimes(*every[start : start + size]) for start in range(0, len(every), size))
 
 
+@dataclass
 class _Sums:
     """Sums over windows."""
 
-    def __init__(self) -> None:
-        self.num_batches = 0
-        self.seconds = 0.0
-        self.cpu_seconds = 0.0
-        self.waited = 0.0
-        self.reduced = 0.0
-        self.gpu_utilization: float | None = None
+    num_batches: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    waited: float = 0.0
+    reduced: float = 0.0
+    gpu_utilization: float | None = None
 
     def times(self) -> WorkerTimes:
         """The times of a batch."""

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,19 +60,10 @@ class StagedModel:
 
     def place_variables(self) -> None:
         """Moves each stage's weights, states and slots to its device."""
-        optimizer = getattr(self.model, "optimizer", None)
-        optimizers = [] if optimizer is None else [one for one in stepping_optimizers(optimizer) if one.built]
         states = untracked_variables(self.model)
         for stage, devices in zip(self.stages, self.devices, strict=True):
-            for variable in _get_variables(stage, states):
-                for slot in [slot for one in optimizers for slot in get_every_slot(one, variable)]:
-                    move(slot, devices)
+            for variable in _with_slots(self.model, _get_variables(stage, states)):
                 move(variable, devices)
-
-    def get_stage(self, variable: keras.Variable) -> int:
-        """The stage of a weight, by number."""
-        held = [{id(one) for one in _get_variables(stage, ())} for stage in self.stages]
-        return next((number for number, ids in enumerate(held) if id(variable) in ids), len(self.stages) - 1)
 
     @contextlib.contextmanager
     def traced(self, model: keras.Model) -> Iterator[None]:
@@ -94,11 +85,9 @@ class StagedModel:
         with tf.device(self._device(-1)), tf.compat.v1.device(following()):
             yield
 
-    @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
+    def following(self) -> contextlib.AbstractContextManager[None]:
         """While tracing: operations run where their inputs are."""
-        with tf.compat.v1.device(following()):
-            yield
+        return tf.compat.v1.device(following())
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None, **context: Any) -> Any:
         """The model's call, stage by stage."""
@@ -112,7 +101,7 @@ class StagedModel:
         device, of_model = self._device(number), {id(symbol) for symbol in self.graph.inputs}
         given = {id(symbol): values[id(symbol)] for symbol in stage.inputs}
         passed = [key for key, one in given.items() if key not in of_model and one is not None and has_gradient(one)]
-        layers, num_before = stage.layers, []
+        layers = stage.layers
         num_before = [len(private_api.losses_added_by(layer)) for layer in layers]
 
         def run(*tensors: tf.Tensor) -> list[Any]:
@@ -163,14 +152,12 @@ class StagedModel:
         logger.info("The model runs in %d stages: %s.", len(self.stages), "; ".join(parts))
 
 
-@contextlib.contextmanager
-def built_on_host(num_stages: int) -> Iterator[None]:
+def built_on_host(num_stages: int) -> contextlib.AbstractContextManager[None]:
     """While building a model: a model that is cut into stages is built in the host's memory.
 
     Under `MirroredStrategy`, variables are made on the replicas' devices all the same.
     """
-    with tf.device("/device:CPU:0") if num_stages > 1 else contextlib.nullcontext():
-        yield
+    return tf.device("/device:CPU:0") if num_stages > 1 else contextlib.nullcontext()
 
 
 def staged_model(model: keras.Model, devices: Sequence[str], num_stages: int) -> StagedModel | None:
@@ -190,6 +177,16 @@ def _get_variables(stage: CutStage, states: Sequence[keras.Variable]) -> list[ke
         held = (*keras.tree.flatten(getattr(layer, "states", None)), *vars(layer).values())
         found += [known[id(one)] for one in held if id(one) in known]
     return list({id(variable): variable for variable in found}.values())
+
+
+def _with_slots(model: keras.Model, variables: Iterable[keras.Variable]) -> Iterator[keras.Variable]:
+    """Variables, each after what the model's optimizers keep for it."""
+    optimizer = getattr(model, "optimizer", None)
+    optimizers = [] if optimizer is None else [one for one in stepping_optimizers(optimizer) if one.built]
+    for variable in variables:
+        for one in optimizers:
+            yield from get_every_slot(one, variable)
+        yield variable
 
 
 def _moved(value: Any) -> Any:
@@ -437,12 +434,7 @@ def _stage(graph: Any, nodes: Sequence[Any], part: slice, num_bytes: Sequence[in
 
 def _count_bytes(model: keras.Model, node: Any) -> int:
     """Bytes of the weights of an operation, and of what the optimizer keeps for them."""
-    optimizer = getattr(model, "optimizer", None)
-    optimizers = [] if optimizer is None else [one for one in stepping_optimizers(optimizer) if one.built]
-    found: dict[int, keras.Variable] = {}
-    for variable in _held_variables([node]).values():
-        slots = [slot for one in optimizers for slot in get_every_slot(one, variable)]
-        found |= {id(one): one for one in (variable, *slots)}
+    found = {id(one): one for one in _with_slots(model, _held_variables([node]).values())}
     return sum(math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in found.values())
 
 

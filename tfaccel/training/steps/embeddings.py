@@ -37,6 +37,7 @@ from tfaccel.training.steps.overrides import (
     refuse_apply,
 )
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.slots import assigning_by
 
 HOST = "CPU:0"  # of this process
 _ONE_TABLE = (
@@ -421,12 +422,7 @@ def _update_rows(optimizer: Any, table: keras.Variable, gradient: tf.IndexedSlic
     def assign(variable: keras.Variable, value: Any) -> None:
         scope.add_update((variable, tf.cast(value, variable.dtype)))
 
-    attributes = {
-        "assign": assign,
-        "assign_add": lambda variable, value: assign(variable, variable + tf.cast(value, variable.dtype)),
-        **private_slots.known_index(optimizer, table),
-        "assign_sub": lambda variable, value: assign(variable, variable - tf.cast(value, variable.dtype)),
-    }
+    attributes = assigning_by(assign) | private_slots.known_index(optimizer, table)
     with scope, instance_attributes(optimizer, attributes):
         left_by_user(optimizer, "update_step")(gradient.values, table, learning_rate)
     for key, one in updated.items():

@@ -82,8 +82,7 @@ def _generators(layers: list[keras.layers.Layer]) -> list[keras.random.SeedGener
     return [value for value in values if isinstance(value, keras.random.SeedGenerator)]
 
 
-@contextlib.contextmanager
-def recomputed_blocks(model: keras.Model) -> Iterator[None]:
+def recomputed_blocks(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """While tracing a training step: the model's blocks recompute their activations in the backward pass.
 
     Raises:
@@ -104,8 +103,7 @@ def recomputed_blocks(model: keras.Model) -> Iterator[None]:
         logger.info(
             "Activations of %d of %d layers are recomputed in the backward pass.", len(blocks), len(model.layers)
         )
-    with attributes_of_each((block, {"call": _recomputed(block)}) for block in blocks):
-        yield
+    return attributes_of_each((block, {"call": _recomputed(block)}) for block in blocks)
 
 
 def _recomputed(block: keras.layers.Layer) -> Callable[..., Any]:

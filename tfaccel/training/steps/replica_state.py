@@ -18,14 +18,12 @@ import tensorflow as tf
 from tfaccel.errors import PlanError
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_random import global_seed_state
+from tfaccel.training.private.private_random import SEED_STRIDE, global_seed_state
 from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.embeddings import tables_on_host
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables, unlisted_variables
 from tfaccel.training.steps.replicas import Replicas, is_distributed
-
-SEED_STRIDE = 1_000_003  # a prime, so that replicas' seeds do not coincide with those of other layers
 
 _separated: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _averages: weakref.WeakKeyDictionary[keras.Model, tuple[list[int], Callable[[], None]]] = weakref.WeakKeyDictionary()

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -298,13 +298,8 @@ def _update_step(optimizer: Any) -> Any:
             else:
                 left_by_user(optimizer, "assign")(target, value)
 
-        attributes = {
-            "assign": assign,
-            "assign_add": lambda target, value: assign(target, target + tf.cast(value, _get_dtype(target))),
-            "assign_sub": lambda target, value: assign(target, target - tf.cast(value, _get_dtype(target))),
-        }
         in_float32 = ((slot, private_slots.dtype_attribute(slot, FLOAT32)) for slot in slots)
-        with scope, instance_attributes(optimizer, attributes), attributes_of_each(in_float32):
+        with scope, instance_attributes(optimizer, assigning_by(assign)), attributes_of_each(in_float32):
             dense = tf.convert_to_tensor(gradient)
             left_by_user(optimizer, "update_step")(dense, variable, learning_rate)
         for slot in slots:
@@ -313,8 +308,17 @@ def _update_step(optimizer: Any) -> Any:
     return update_step
 
 
-def _get_dtype(target: Any) -> Any:
-    return target.value.dtype if isinstance(target, keras.Variable) else target.dtype
+def assigning_by(assign: Callable[[Any, Any], None]) -> dict[str, Any]:
+    """Attributes of an optimizer that assigns variables by `assign(variable, value)`."""
+
+    def cast(value: Any, target: Any) -> Any:
+        return tf.cast(value, (target.value if isinstance(target, keras.Variable) else target).dtype)
+
+    return {
+        "assign": assign,
+        "assign_add": lambda target, value: assign(target, target + cast(value, target)),
+        "assign_sub": lambda target, value: assign(target, target - cast(value, target)),
+    }
 
 
 def placed_as_asked(model: keras.Model, replicas: Replicas, options: Any) -> str:

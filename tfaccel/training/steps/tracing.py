@@ -100,8 +100,7 @@ def _structure(specs: Any) -> Any:
     return tf.nest.map_structure(lambda spec: True if spec is None else None, specs)
 
 
-@contextlib.contextmanager
-def own_tensors(model: keras.Model) -> Iterator[None]:
+def own_tensors(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """While tracing several replicas: saves the layers' tensors where a replica waits, and restores them after."""
 
     def wait(merge: Callable[[], Any]) -> Any:
@@ -111,8 +110,7 @@ def own_tensors(model: keras.Model) -> Iterator[None]:
             _put_back(layer, attributes)
         return result
 
-    with merge_calls(wait):
-        yield
+    return merge_calls(wait)
 
 
 def _attributes(layer: keras.layers.Layer) -> dict[str, tuple[Any, Any]]:
