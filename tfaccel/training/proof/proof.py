@@ -41,13 +41,11 @@ def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
         engine: the engine that ran it; the model has its state from before.
     """
     what = _mixing_layer(engine, kind, data) or _blamed(engine.model, kind, proof)
-    logs = [name[4:] for name in proof.differing if name.startswith("log ")]
-    outputs = [name for name in proof.differing if name.startswith("output ")]
-    variables = [name for name in proof.differing if name not in outputs and not name.startswith("log ")]
+    logs, variables = proof.logs, proof.variables
     many = "s" if len(variables) > 1 else ""
     named = [f"{len(variables)} variable{many} ({', '.join(variables[:3])})"] if variables else []
     named += [f"logs ({', '.join(logs[:3])})"] if logs else []
-    named += ["predictions"] if outputs else []
+    named += ["predictions"] if len(proof.differing) > len(variables) + len(logs) else []
     return (
         f"{what}, so {proof.num_replicas} replicas, each of which sees only its own rows of the batch, do not give the "
         f"results of one device. After one {type(engine.model).__name__}.{kind}_step on {proof.num_rows} rows, they "
@@ -58,15 +56,14 @@ def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
 def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     """What of a step whose layers process each row alone."""
     step = f"{type(model).__name__}.{kind}_step"
-    logs = [name[4:] for name in proof.differing if name.startswith("log ")]
+    logs, others = proof.logs, proof.variables  # which the step assigns
     applied = {variable.path for variable in moved_by_gradients(model)}
-    others = [name for name in proof.differing if not name.startswith(("log ", "output "))]  # assigned by the step
     if kind == "predict":
         return f"What {step} predicts for one row depends on the other rows of the batch"
     if others and not any(name in applied for name in others):
         return f"{others[0]} is assigned a value that depends on the rows of the batch"
     if {"train": has_own_train_step, "test": has_own_test_step}[kind](model):
-        if kind == "test" or (logs and all(name.startswith("log ") for name in proof.differing)):
+        if kind == "test" or (logs and len(logs) == len(proof.differing)):
             log = logs[0] if logs else proof.differing[0]
             return f"Log {log!r} of {step} is not a mean over the rows of the batch: return a metric's result"
         return f"The gradients that {step} applies are not means over the rows of the batch"
@@ -185,9 +182,17 @@ class Proof:
     @property
     def loss_differs(self) -> bool:
         """Whether the loss, or that of an output, is among what differs."""
-        return any(
-            name == "log loss" or (name.startswith("log ") and name.endswith("_loss")) for name in self.differing
-        )
+        return any(name == "loss" or name.endswith("_loss") for name in self.logs)
+
+    @property
+    def logs(self) -> list[str]:
+        """The names of the logs that differ."""
+        return [name.removeprefix("log ") for name in self.differing if name.startswith("log ")]
+
+    @property
+    def variables(self) -> list[str]:
+        """The paths of the variables that differ."""
+        return [name for name in self.differing if not name.startswith(("log ", "output "))]
 
     def __str__(self) -> str:
         what = {"train": "training", "test": "evaluation", "predict": "prediction"}[self.kind]

@@ -282,7 +282,7 @@ class StepChecks:
             self._merge_rows,
             partial(self._merge_rows, rows=EACH_ROW_ONCE),
             self._keep_values,
-            self._gather_close_loss,
+            partial(self._gather_loss, by_gradients=True),  # if nothing else has helped
         )
         for change in changes if kind != "predict" else ():
             num_undone = len(self._undone)
@@ -297,16 +297,12 @@ class StepChecks:
             if len(changed.differing) < len(found.differing) and not changed.failure:
                 found = changed
                 continue
-            for undo in self._undone[num_undone:]:
-                undo()
-            del self._undone[num_undone:]
+            self._undo(num_undone)
             step.put_back()
             self._forget_graphs(kind, step)
         if found.differing:
             step.put_back()
-            for undo in self._undone:
-                undo()
-            self._undone.clear()
+            self._undo()
             self._steps.pop(kind)
             self.proofs.pop(kind, None)
             self._engine.forget_graphs()
@@ -321,6 +317,12 @@ class StepChecks:
         elif not found.failure:
             largest = max(known.largest, found.largest)
             self.proofs[kind] = replace(known, num_steps=known.num_steps + 1, largest=largest)
+
+    def _undo(self, first: int = 0) -> None:
+        """Takes back what was changed, from the change `first` on."""
+        for undo in self._undone[first:]:
+            undo()
+        del self._undone[first:]
 
     def _forget_graphs(self, kind: str, step: StepProof) -> None:
         self._engine.forget_graphs()
@@ -341,17 +343,14 @@ class StepChecks:
             step.begin(data)
         return bool(gathered)
 
-    def _gather_loss(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
-        """Computes the compiled loss from the rows of all replicas."""
-        if not (found.loss_differs and self._may_gather_loss(kind, data)):
-            return False
-        self._set_gathers_loss()
-        return True
-
-    def _gather_close_loss(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
-        """Does so where only the gradients of the loss differ, if nothing else has helped."""
-        differs = any(variable.path in found.differing for variable in moved_by_gradients(self._engine.model))
-        if not (kind == "train" and differs and self._may_gather_loss(kind, data)):
+    def _gather_loss(self, kind: str, step: StepProof, data: Any, found: Proof, *, by_gradients: bool = False) -> bool:
+        """Computes the compiled loss from the rows of all replicas, where it differs, or its gradients do."""
+        del step
+        differs = found.loss_differs
+        if by_gradients:
+            moved = moved_by_gradients(self._engine.model)
+            differs = kind == "train" and any(variable.path in found.differing for variable in moved)
+        if not (differs and self._may_gather_loss(kind, data)):
             return False
         self._set_gathers_loss()
         return True
