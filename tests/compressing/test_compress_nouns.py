@@ -6,15 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes
-from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
 from tfaccel.compressing.compress import known_workload
-from tfaccel.compressing.compress_options import CompressOptions, checked_drop
-from tfaccel.compressing.litert.layer_cost import LayerCost
+from tfaccel.compressing.compress_options import CompressOptions
+from tfaccel.compressing.compress_result import HEADINGS, CompressResult, cells, get_notes
 from tfaccel.compressing.litert.sensitivity import Sensitivity
 from tfaccel.compressing.methods import checked_methods, get_parts
-from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.variant import Latency, LayerCost, Variant, VariantResult
 from tfaccel.errors import CompressionError, WorkloadError
 
 
@@ -243,8 +240,8 @@ def test_options_are_checked():
             CompressOptions.of(options)
     for drop in (math.nan, "much", None, True):
         with pytest.raises(CompressionError, match=rf"`max_metric_drop` must be a number\. Received: {drop!r}"):
-            checked_drop(drop)
-    assert checked_drop(np.float32(0.5)) == 0.5
+            CompressOptions(max_metric_drop=drop)
+    assert CompressOptions(max_metric_drop=np.float32(0.5)).max_metric_drop == 0.5
     for methods in (None, 5):
         with pytest.raises(CompressionError, match="`methods` must be names of methods"):
             checked_methods(methods)

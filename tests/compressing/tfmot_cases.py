@@ -118,10 +118,11 @@ def trained(name, method):
 def as_litert(model, flat, x, expected):
     from ai_edge_litert.interpreter import Interpreter
 
+    from tfaccel.compressing.call_signature import SIGNATURE_KEY
     from tfaccel.compressing.litert.file import float_operations
-    from tfaccel.compressing.tfmot.quantizing import SIGNATURE_KEY, litert_file
+    from tfaccel.compressing.tfmot.quantizing import litert_file
 
-    content = litert_file(model, flat, {"inputs": flat.input_names, "outputs": ["y"]})
+    content = litert_file(model, flat, flat.input_names, ["y"])
     run = Interpreter(model_content=content).get_signature_runner(SIGNATURE_KEY)
     rows = [{name: array[row : row + 1] for name, array in zip(flat.input_names, x, strict=True)} for row in range(16)]
     outputs = np.concatenate([run(**row)["y"] for row in rows])

@@ -6,9 +6,8 @@ import math
 import numpy as np
 from PIL import Image
 
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
-from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.compress_result import CompressResult
+from tfaccel.compressing.variant import Latency, Variant, VariantResult
 from tfaccel.files import write_json, write_json_lines
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate, CandidateWindow

@@ -1,9 +1,10 @@
-"""The compression methods, and how they are named."""
+"""The compression methods, how they are named, and the fields of their options."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 from tfaccel.errors import CompressionError
 from tfaccel.known_names import did_you_mean
@@ -12,6 +13,17 @@ FLOAT32 = "float32"
 BLOCKS = "weight_int4_blocks"
 # Joins a training method and a post-training one, such as "prune+int8": the pruned model, quantized.
 AND = "+"
+
+
+def option(default: Any, text: str, *, flag: str = "") -> Any:
+    """A field of a dataclass of options that a flag of `tfaccel compress` sets.
+
+    Args:
+        default: the field's default.
+        text: the flag's help.
+        flag: the flag's name, if it is not the field's.
+    """
+    return field(default=default, metadata={"help": text, "flag": flag})
 
 
 @dataclass(frozen=True)
@@ -24,12 +36,21 @@ class Method:
             costliest layers in float), "keras" (the model stays in Keras) or "trained" (in TFMOT's child process).
         text: a one-line description.
         needs_rows: whether it needs representative examples.
+        doing: what is said while it trains.
+        epochs: passes over the training data, if nothing else is asked.
+        rate_part: fraction of the workload's peak learning rate to fine-tune with.
+        stages: the methods that train one after the other, for a combination.
     """
 
     name: str
     kind: str
     text: str
     needs_rows: bool = False
+    _: KW_ONLY
+    doing: str = ""
+    epochs: int = 4
+    rate_part: float = 0.0
+    stages: tuple[str, ...] = ()
 
 
 METHODS = {
@@ -46,16 +67,57 @@ METHODS = {
         Method("keras_int8", "keras", "Keras's own quantize(int8); stays a Keras model"),
         Method("keras_int4", "keras", "Keras's own quantize(int4); stays a Keras model"),
         Method("keras_gptq", "keras", "Keras's own quantize(gptq) in 4 bits; stays a Keras model", needs_rows=True),
-        Method("qat", "trained", "int8 by quantization-aware training"),
-        Method("prune", "trained", "most weights zero, by pruning while fine-tuning"),
-        Method("prune_2_4", "trained", "two of every four weights zero (2:4 sparsity), by fine-tuning"),
-        Method("prune_block", "trained", "blocks of weights zero, by fine-tuning"),
-        Method("cluster", "trained", "few distinct weights, by fine-tuning"),
-        Method("pqat", "trained", "pruned, then quantization-aware training that keeps zeros"),
-        Method("cqat", "trained", "clustered, then quantization-aware training that keeps clusters"),
+        Method(
+            "qat",
+            "trained",
+            "int8 by quantization-aware training",
+            doing="quantization-aware training",
+            rate_part=0.1,
+        ),
+        Method(
+            "prune",
+            "trained",
+            "most weights zero, by pruning while fine-tuning",
+            doing="pruning",
+            epochs=12,
+            rate_part=0.5,
+        ),
+        Method(
+            "prune_2_4",
+            "trained",
+            "two of every four weights zero (2:4 sparsity), by fine-tuning",
+            doing="pruning 2 of 4",
+            rate_part=0.3,
+        ),
+        Method(
+            "prune_block",
+            "trained",
+            "blocks of weights zero, by fine-tuning",
+            doing="pruning blocks",
+            epochs=12,
+            rate_part=0.5,
+        ),
+        Method("cluster", "trained", "few distinct weights, by fine-tuning", doing="clustering", rate_part=0.05),
+        Method(
+            "pqat",
+            "trained",
+            "pruned, then quantization-aware training that keeps zeros",
+            doing="quantization-aware training, zeros kept",
+            rate_part=0.1,
+            stages=("prune", "pqat"),
+        ),
+        Method(
+            "cqat",
+            "trained",
+            "clustered, then quantization-aware training that keeps clusters",
+            doing="quantization-aware training, clusters kept",
+            rate_part=0.05,
+            stages=("cluster", "cqat"),
+        ),
     )
 }
 DEFAULT_METHODS = ("float16", "dynamic", "int8", "int16x8")
+TRAINED_METHODS = tuple(name for name, method in METHODS.items() if method.kind == "trained")
 # What may follow a training method after a "+".
 _AFTERWARDS = tuple(name for name, method in METHODS.items() if method.kind in ("post_training", "weight_only"))
 # Training methods that give a Keras model, which can still be quantized.

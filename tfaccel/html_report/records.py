@@ -11,8 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import cells, get_notes, sensitivity_cells
+from tfaccel.compressing.compress_result import CompressResult, cells, get_notes, sensitivity_cells
 from tfaccel.errors import ReportError, RunDirError, SearchError, TfaccelError
 from tfaccel.html_report.page import Picture
 from tfaccel.html_report.texts import get_number

@@ -1,15 +1,16 @@
-"""The noun `TfmotOptions`: how a model is fine-tuned while it is quantized, pruned or clustered."""
+"""The nouns `TfmotOptions`, how a model is fine-tuned, and `TfmotJob`, what the process that does it is given."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from tfaccel.compressing.methods import METHODS, option
 from tfaccel.errors import CompressionError
 
-TRAINED_METHODS = ("qat", "prune", "prune_2_4", "prune_block", "cluster", "pqat", "cqat")
-_DEFAULT_EPOCHS = {"prune": 12, "prune_2_4": 4, "prune_block": 12, "qat": 4, "cluster": 4, "pqat": 4, "cqat": 4}
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +18,7 @@ class TfmotOptions:
     """How a model is fine-tuned.
 
     Args:
-        epochs: passes over the training data; None for the method's default. For pqat and cqat, epochs of the
-            quantization-aware stage; the pruning or clustering before it uses its own default.
+        epochs: passes over the training data, for pqat and cqat in each of both stages; None for the method's default.
         learning_rate: peak learning rate, which decays to 0; None for a fraction of the workload's own.
         sparsity: fraction of each pruned kernel that becomes zero, above 0 and below 1; always 0.5 for 2:4 pruning.
         block_size: rows and columns of the blocks of `prune_block`.
@@ -33,11 +33,19 @@ class TfmotOptions:
         4
     """
 
-    epochs: int | None = None
-    learning_rate: float | None = None
-    sparsity: float = 0.8
+    epochs: int | None = option(
+        None,
+        "training epochs of the methods with training (default: 4, or 12 for pruning except 2:4)",
+        flag="train_epochs",
+    )
+    learning_rate: float | None = option(
+        None,
+        "peak learning rate of the methods with training (default: a fraction of the workload's)",
+        flag="train_learning_rate",
+    )
+    sparsity: float = option(0.8, "fraction of the weights that pruning sets to zero (default: 0.8)")
     block_size: tuple[int, int] = (4, 1)
-    num_clusters: int = 16
+    num_clusters: int = option(16, "number of distinct values per kernel after clustering (default: 16)")
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -60,24 +68,58 @@ class TfmotOptions:
             raise CompressionError(f"`seed` must be an integer of at least 0. Received: seed={self.seed!r}.")
 
     def get_epochs(self, stage: str) -> int:
-        """Epochs of a method, or of the pruning or clustering before pqat and cqat."""
-        return self.epochs or _DEFAULT_EPOCHS[stage]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "block_size": list(self.block_size)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The options that `to_json` gave."""
-        return cls(**data)
+        """Epochs of a method, or of one stage of pqat and cqat."""
+        return self.epochs or METHODS[stage].epochs
 
 
-def get_stages(method: str) -> tuple[str, ...]:
-    """The stages of a method, in order.
+@dataclass(frozen=True, kw_only=True)
+class TrainingStage:
+    """One stage of training.
 
-    Example:
-        >>> get_stages("pqat")
-        ('prune', 'pqat')
+    Args:
+        losses: for each output the loss as `saved_loss` gives it, or None.
+        loss_weights: one for each output.
+        optimizer: class name and config of the Keras 3 optimizer.
+        learning_rate: the peak; it decays to 0 over all steps.
+        steps_per_epoch, epochs: the length.
+        num_sample_weights: arrays of sample weights in each batch.
     """
-    return {"pqat": ("prune", "pqat"), "cqat": ("cluster", "cqat")}.get(method, (method,))
+
+    losses: Sequence[Any]
+    loss_weights: Sequence[float]
+    optimizer: Mapping[str, Any]
+    learning_rate: float
+    steps_per_epoch: int
+    epochs: int
+    num_sample_weights: int
+
+    @property
+    def num_steps(self) -> int:
+        """Total number of steps."""
+        return self.steps_per_epoch * self.epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TfmotJob:
+    """What TFMOT's process is given before the batches.
+
+    Args:
+        model: the serialized model; see `FlatModel`.
+        weights: its weights by path.
+        inputs, outputs: a batch, and the model's outputs for it.
+        stages: how to train, by method, in order.
+        options: further ones of the methods.
+        sys_path, modules: where the classes of layers and losses are found.
+        input_names, output_names: of the LiteRT file's signature, in the order of the model.
+    """
+
+    model: Mapping[str, Any]
+    weights: Mapping[str, Sequence[np.ndarray]]
+    inputs: Sequence[np.ndarray]
+    outputs: Sequence[np.ndarray]
+    stages: Mapping[str, TrainingStage]
+    options: TfmotOptions
+    sys_path: Sequence[str]
+    modules: Sequence[str]
+    input_names: Sequence[str]
+    output_names: Sequence[str]
