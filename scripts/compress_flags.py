@@ -9,7 +9,7 @@ from typing import Any
 from absl import flags
 
 from tfaccel.compressing.compress_options import CompressOptions
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import TfmotOptions
 from tfaccel.errors import TfaccelError
 from tfaccel.scripts.command_flags import command_flags
 

@@ -71,7 +71,6 @@ NOUN_MODULES = {
     "tfaccel.extras.serving.options",
     "tfaccel.compressing.variant",
     "tfaccel.compressing.methods",
-    "tfaccel.compressing.tfmot.options",
     "tfaccel.tuning.device_groups",
     "tfaccel.tuning.learning_rate_report",
     "tfaccel.tuning.objective",

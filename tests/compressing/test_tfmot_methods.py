@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.compressing.methods import get_parts
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import TRAINING, TfmotOptions
 from tfaccel.errors import CompressionError
 
 HERE = Path(__file__).parent
@@ -22,7 +21,7 @@ import json, sys
 import numpy as np
 from tfmot_workload import accuracy, int8_kernels, litert_accuracy, rows, trained, workload
 from tfaccel.compressing.tfmot.methods import tfmot_variant
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import TfmotOptions
 
 work, said, found = workload(), [], {}
 model = trained(work)
@@ -57,7 +56,7 @@ import json, keras
 import numpy as np
 from tfmot_workload import workload
 from tfaccel.compressing.tfmot.methods import tfmot_variant
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import TfmotOptions
 from tfaccel.errors import CompressionError
 
 class Own(keras.layers.Layer):
@@ -93,7 +92,7 @@ KILLED = """
 import sys
 from tfmot_workload import workload
 from tfaccel.compressing.tfmot.methods import tfmot_variant
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import TfmotOptions
 
 work = workload()
 tfmot_variant(work.build_model(), "prune", workload=work, options=TfmotOptions(epochs=10000),
@@ -193,7 +192,7 @@ def test_options_of_a_stage():
     options = TfmotOptions(**json.loads('{"epochs": 2, "block_size": [2, 2]}'))
     assert options == TfmotOptions(epochs=2, block_size=(2, 2))
     assert (options.get_epochs("qat"), TfmotOptions().get_epochs("qat")) == (2, 4)
-    assert get_parts("cqat")[0].stages == ("cluster", "cqat")
+    assert TRAINING["cqat"].stages == ("cluster", "cqat")
 
 
 def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devices):

@@ -78,7 +78,7 @@ def trained(name, method):
     import keras
     import tf_keras
 
-    from tfaccel.compressing.tfmot.options import TfmotOptions
+    from tfaccel.compressing.methods import TfmotOptions
     from tfaccel.compressing.tfmot.quantizing import begin_with_ranges, quantized_model
     from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
     from tfaccel.compressing.tfmot.translation_model import translate

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from tfaccel.compressing.methods import DEFAULT_METHODS, METHODS, checked_methods, option
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import DEFAULT_METHODS, METHODS, TfmotOptions, checked_methods, option
 from tfaccel.errors import CompressionError
 from tfaccel.known_names import check_names, did_you_mean
 
@@ -37,7 +36,7 @@ class CompressOptions:
         num_threads: thread counts to measure latency with; empty for one thread and for all usable cores.
         latency_seconds: how long to time each file with each thread count.
         sensitivity: also measure the metric drop of quantizing each layer alone to int8, as "mixed" does.
-        training: options of the methods that train, by name; see `tfaccel.compressing.tfmot.options`.
+        training: options of the methods that train, by name; see `tfaccel.compressing.methods`.
         out_dir: output folder; None for `compressed` in the run directory; required for a model.
         progress: called with a line before each step.
 

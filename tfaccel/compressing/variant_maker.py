@@ -17,9 +17,8 @@ from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras
 from tfaccel.compressing.litert.conversion import ConversionChild
 from tfaccel.compressing.litert.file import slim
 from tfaccel.compressing.litert.post_training import Converter, Rows
-from tfaccel.compressing.methods import BLOCKS, FLOAT32, Method, get_parts
+from tfaccel.compressing.methods import BLOCKS, FLOAT32, Method, TfmotOptions, get_parts
 from tfaccel.compressing.tfmot.methods import check_method, tfmot_variant
-from tfaccel.compressing.tfmot.options import TfmotOptions
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
 from tfaccel.compressing.weight_only import check_quantizer, quantize_blocks, quantize_weights
 from tfaccel.errors import CompressionError

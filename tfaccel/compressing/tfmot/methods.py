@@ -26,9 +26,8 @@ import numpy as np
 
 from tfaccel.compressing.call_signature import CallSignature, get_signature
 from tfaccel.compressing.compress_source import Batches
-from tfaccel.compressing.methods import METHODS, TRAINED_METHODS
-from tfaccel.compressing.tfmot.options import TfmotJob, TfmotOptions, TrainingStage
-from tfaccel.compressing.tfmot.translation_source import FlatModel, flatten_model
+from tfaccel.compressing.methods import TRAINING, TfmotOptions
+from tfaccel.compressing.tfmot.translation_source import FlatModel, TfmotJob, TrainingStage, flatten_model
 from tfaccel.errors import CompressionError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
@@ -119,7 +118,7 @@ def tfmot_variant(
 
     Args:
         model: a built functional or sequential Keras 3 model, of any dtype policy; it is fine-tuned in float32.
-        method: one of `TRAINED_METHODS`.
+        method: one of `TRAINING`.
         workload: training data, loss and optimizer.
         signature: the call signature of the LiteRT file; None to infer it.
         held_out: iterates over examples to predict with the fake-quantized model; None for none.
@@ -154,8 +153,8 @@ def check_method(method: str) -> None:
     Example:
         >>> check_method("qat")
     """
-    if method not in TRAINED_METHODS:
-        hint = did_you_mean(method, TRAINED_METHODS) or f" Methods: {', '.join(TRAINED_METHODS)}."
+    if method not in TRAINING:
+        hint = did_you_mean(method, TRAINING) or f" Methods: {', '.join(TRAINING)}."
         raise CompressionError(f"There is no training method {method!r}.{hint}")
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -207,17 +206,33 @@ def run_child(messages: Iterator[Any], on_report: Callable[[dict[str, Any]], Non
     Raises:
         CompressionError: if the job failed, or the child died.
     """
+    errors: list[Exception] = []
+    end: dict[str, Any] = {}
+
+    def send() -> None:
+        try:
+            for message in messages:
+                if not child.send(message):
+                    return
+        except Exception as error:
+            errors.append(error)
+            child.kill()
+
     with ConnectedChild(_PROGRAM, environment=_ENVIRON) as child:
-        sender = _Sender(child, messages)
+        sender = threading.Thread(target=send, daemon=True, name="tfaccel-tfmot-batches")
         try:
             sender.start()
-            end = _listen(child, on_report)
+            while not end.keys() & {"done", "error"}:
+                end = child.receive()
+                on_report(end)
+        except EOFError:
+            end = {"ended": True}
         finally:
             child.kill()
             sender.join()
-        if sender.error is not None:
-            raise sender.error
-        if end is None:
+        if errors:
+            raise errors[0]
+        if "ended" in end:
             words = last_words(child.output(), _LAST_LINES)
             raise CompressionError(f"TFMOT's process {child.how_it_ended()}. Its last output: {words}")
         if end.get("unexpected"):
@@ -226,38 +241,6 @@ def run_child(messages: Iterator[Any], on_report: Callable[[dict[str, Any]], Non
             )
         if "error" in end:
             raise CompressionError(str(end["error"]))
-
-
-class _Sender(threading.Thread):
-    """Sends messages; ends early if the child stops reading."""
-
-    def __init__(self, child: ConnectedChild, messages: Iterator[Any]) -> None:
-        super().__init__(daemon=True, name="tfaccel-tfmot-batches")
-        self._child = child
-        self._messages = messages
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        """Sends."""
-        try:
-            for message in self._messages:
-                if not self._child.send(message):
-                    return
-        except Exception as error:
-            self.error = error
-            self._child.kill()
-
-
-def _listen(child: ConnectedChild, on_report: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
-    """The last report: done, or an error; None if the child ended without one."""
-    while True:
-        try:
-            report: dict[str, Any] = child.receive()
-        except EOFError:
-            return None
-        if "done" in report or "error" in report:
-            return report
-        on_report(report)
 
 
 class TrainingBatches:
@@ -322,7 +305,7 @@ def make_job(batches: TrainingBatches, *, method: str, options: TfmotOptions, si
 
     Args:
         batches: the training data, the model, and the workload, which gives loss and optimizer.
-        method: one of `TRAINED_METHODS`.
+        method: one of `TRAINING`.
         options: how to train.
         signature: the model's call signature.
     """
@@ -336,12 +319,12 @@ def make_job(batches: TrainingBatches, *, method: str, options: TfmotOptions, si
             losses=losses,
             loss_weights=weights,
             optimizer={"class_name": type(optimizer).__name__, "config": _plain_config(optimizer)},
-            learning_rate=options.learning_rate or METHODS[stage].rate_part * _highest_rate(optimizer, workload),
+            learning_rate=options.learning_rate or TRAINING[stage].rate_part * _highest_rate(optimizer, workload),
             steps_per_epoch=batches.steps_per_epoch,
             epochs=options.get_epochs(stage),
             num_sample_weights=batches.num_sample_weights,
         )
-        for stage in METHODS[method].stages or (method,)
+        for stage in TRAINING[method].stages or (method,)
     }
     modules = {*flat.modules, *(saved["import"][0] for saved in losses if isinstance(saved, Mapping))}
     outputs = keras.tree.flatten(flat.model(batches.first_x, training=False))

@@ -21,12 +21,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.compressing.methods import METHODS
-from tfaccel.compressing.tfmot.options import TfmotJob, TrainingStage
+from tfaccel.compressing.methods import TRAINING
 from tfaccel.compressing.tfmot.quantizing import begin_with_ranges, litert_file, quantized_model
 from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
-from tfaccel.compressing.tfmot.translation_model import assemble, check_outputs, translate
-from tfaccel.compressing.tfmot.translation_source import FlatModel
+from tfaccel.compressing.tfmot.translation_model import TranslatedLayers, assemble, check_outputs, translate
+from tfaccel.compressing.tfmot.translation_source import FlatModel, TfmotJob, TrainingStage
 from tfaccel.errors import TfaccelError
 from tfaccel.processes.connection import connect_to_parent
 
@@ -43,74 +42,66 @@ _NOT_KEPT = (
 )
 
 
-class Program:
-    """One job.
+def run(job: TfmotJob, parent: Connection) -> None:
+    """Translates the model, checks the translation, and runs the stages of the method.
 
     Args:
         job: the model, and how to train it.
         parent: sends batches, and receives reports.
     """
+    import tf_keras
 
-    def __init__(self, job: TfmotJob, parent: Connection) -> None:
-        self._job = job
-        self._parent = parent
-
-    def _report(self, **message: Any) -> None:
-        self._parent.send(message)
-
-    def run(self) -> None:
-        """Translates the model, checks the translation, and runs the stages of the method."""
-        import tf_keras
-
-        tf_keras.utils.set_random_seed(self._job.options.seed)
-        weights = self._job.weights
-        for number, (method, stage) in enumerate(self._job.stages.items()):
-            self._report(doing=METHODS[method].doing)
-            weights = self._stage(method, stage, weights, is_first=number == 0)
-
-    def _stage(
-        self, method: str, stage: TrainingStage, weights: Mapping[str, Sequence[np.ndarray]], *, is_first: bool
-    ) -> Mapping[str, Sequence[np.ndarray]]:
-        job = self._job
+    tf_keras.utils.set_random_seed(job.options.seed)
+    weights = job.weights
+    for number, (method, stage) in enumerate(job.stages.items()):
+        parent.send({"doing": TRAINING[method].doing})
         flat = FlatModel.from_json(job.model)
         layers = translate(flat, weights, job.inputs)
-        if is_first:
+        if number == 0:
             difference = check_outputs(assemble(flat, layers), flat, job.inputs, job.outputs)
-            self._report(difference=difference, kept=layers.kept)
+            parent.send({"difference": difference, "kept": layers.kept})
             if note := tf_optimizer(stage)[1]:
-                self._report(note=note)
+                parent.send({"note": note})
         if method in ("qat", "pqat", "cqat"):
-            quantized = quantized_model(flat, layers, method)
-            self._notes(quantized.notes)
-            begin_with_ranges(quantized.model, job.inputs)
-            train(quantized.model, stage, flat, self._part(), report=self._parent.send)
-            self._finish_quantized(quantized.model, flat)
-            return weights
-        if method == "cluster":
-            wrapped = clustered_model(flat, layers, job.options)
+            _quantize(job, flat, layers, method, parent)
         else:
-            wrapped = pruned_model(flat, layers, method, job.options, stage.num_steps)
-        self._notes(wrapped.notes)
-        train(wrapped.model, stage, flat, self._part(), callbacks=wrapped.callbacks, report=self._parent.send)
-        weights = wrapped.weights()
-        self._report(weights=weights, changed=wrapped.changed())
-        return weights
+            weights = _prune_or_cluster(job, flat, layers, method, parent)
 
-    def _finish_quantized(self, model: Any, flat: FlatModel) -> None:
-        """Predicts on the held-out data, and converts the model."""
-        rows = [_outputs(model, batch[: len(flat.inputs)]) for batch in self._part()]
-        self._report(doing="converting")
-        content = litert_file(model, flat, self._job.input_names, self._job.output_names)
-        self._report(predictions=rows, litert=content)
 
-    def _part(self) -> Iterator[list[np.ndarray]]:
-        """The batches up to the end of a part (for example, the training data)."""
-        while (batch := self._parent.recv()) is not None:
-            yield batch
+def _quantize(job: TfmotJob, flat: FlatModel, layers: TranslatedLayers, method: str, parent: Connection) -> None:
+    """Trains the fake-quantized model, predicts on the held-out data, and converts it."""
+    made = quantized_model(flat, layers, method)
+    for note in made.notes:
+        parent.send({"note": note})
+    begin_with_ranges(made.model, job.inputs)
+    train(made.model, job.stages[method], flat, _part(parent), report=parent.send)
+    rows = [_outputs(made.model, batch[: len(flat.inputs)]) for batch in _part(parent)]
+    parent.send({"doing": "converting"})
+    content = litert_file(made.model, flat, job.input_names, job.output_names)
+    parent.send({"predictions": rows, "litert": content})
 
-    def _notes(self, notes: list[str]) -> None:
-        for note in notes:
-            self._report(note=note)
+
+def _prune_or_cluster(
+    job: TfmotJob, flat: FlatModel, layers: TranslatedLayers, method: str, parent: Connection
+) -> Mapping[str, Sequence[np.ndarray]]:
+    """The weights after training."""
+    stage = job.stages[method]
+    if method == "cluster":
+        made = clustered_model(flat, layers, job.options)
+    else:
+        made = pruned_model(flat, layers, method, job.options, stage.num_steps)
+    for note in made.notes:
+        parent.send({"note": note})
+    train(made.model, stage, flat, _part(parent), callbacks=made.callbacks, report=parent.send)
+    weights = made.weights()
+    parent.send({"weights": weights, "changed": made.changed()})
+    return weights
+
+
+def _part(parent: Connection) -> Iterator[list[np.ndarray]]:
+    """The batches up to the end of a part (for example, the training data)."""
+    while (batch := parent.recv()) is not None:
+        yield batch
 
 
 def _outputs(model: Any, inputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -277,7 +268,7 @@ def main(argv: list[str]) -> None:
     try:
         for module in job.modules:
             import_module(module)
-        Program(job, parent).run()
+        run(job, parent)
         parent.send({"done": True})
     except TfaccelError as error:
         parent.send({"error": str(error)})

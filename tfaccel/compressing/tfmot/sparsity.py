@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.compressing.methods import TfmotOptions
 from tfaccel.compressing.tfmot import private_tfmot
-from tfaccel.compressing.tfmot.options import TfmotOptions
 from tfaccel.compressing.tfmot.translation_model import TranslatedLayers, assemble
 from tfaccel.compressing.tfmot.translation_source import FlatModel
 from tfaccel.errors import CompressionError
