@@ -9,8 +9,9 @@ import sys
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def get_batches(data: Any, *, what: str) -> Batches:
         CompressionError: for data of another type, without examples, or with arrays of different lengths.
     """
     if hasattr(data, "as_numpy_iterator"):
-        return lambda: map(keras.utils.unpack_x_y_sample_weight, data.as_numpy_iterator())
+        return lambda: _unpacked(data)
     if not isinstance(data, list | tuple | Mapping) and not hasattr(data, "__array__"):
         raise CompressionError(
             f"{what} must be a tf.data.Dataset of batches, or arrays with a row for each example. Received: "
@@ -248,7 +249,7 @@ def get_batches(data: Any, *, what: str) -> Batches:
         )
     if isinstance(data, list | tuple) and not 1 <= len(data) <= 3:
         raise CompressionError(f"{what} must be (inputs, targets, weights) at most. Received: {len(data)} parts.")
-    parts = tuple(_arrays(part) for part in keras.utils.unpack_x_y_sample_weight(data))
+    parts = _map(np.asarray, keras.utils.unpack_x_y_sample_weight(data))
     lengths = {len(leaf) if leaf.ndim else 0 for leaf in keras.tree.flatten(parts) if leaf is not None}
     if len(lengths) != 1 or 0 in lengths:
         raise CompressionError(
@@ -259,8 +260,7 @@ def get_batches(data: Any, *, what: str) -> Batches:
 
     def cut() -> Iterator[tuple[Any, Any, Any]]:
         for start in range(0, length, ROWS_AT_ONCE):
-            x, y, weights = (_rows(part, slice(start, start + ROWS_AT_ONCE)) for part in parts)
-            yield x, y, weights
+            yield _map(itemgetter(slice(start, start + ROWS_AT_ONCE)), parts)
 
     return cut
 
@@ -281,7 +281,7 @@ def get_repeated_batches(data: Any, *, what: str) -> Batches:
             f"{what} must end. Received: an infinite data set. Leave `repeat()` out, or say how many "
             "batches it has with `take()`."
         )
-    if _is_same(_first(batches), _first(batches)):
+    if _is_same(*(next(iter(batches()), ()) for _ in range(2))):
         return batches
     folder = tempfile.mkdtemp(prefix="tfaccel-held-out-")
     data.save(folder)
@@ -343,21 +343,14 @@ def first_inputs(batches: Batches, *, what: str) -> Any:
     raise CompressionError(f"There are no examples in {what}. Give at least one.")
 
 
-def _arrays(part: Any) -> Any:
-    return None if part is None else keras.tree.map_structure(np.asarray, part)
+def _map(function: Callable[[Any], Any], nest: Any) -> Any:
+    """The nest with a function's values; None stays None."""
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), nest)
 
 
-def _rows(part: Any, rows: slice) -> Any:
-    return None if part is None else keras.tree.map_structure(lambda leaf: leaf[rows], part)
-
-
-def _first(batches: Batches) -> list[Any]:
-    return keras.tree.flatten(next(iter(batches()), ()))
-
-
-def _is_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     """Whether two nests have equal values; NaN equals NaN."""
-    pairs = zip(map(np.asarray, one), map(np.asarray, other), strict=True)
+    pairs = zip(*(map(np.asarray, keras.tree.flatten(nest)) for nest in (one, other)), strict=True)
     return all(a.shape == b.shape and _content(a) == _content(b) for a, b in pairs)
 
 
@@ -365,5 +358,5 @@ def _content(array: np.ndarray) -> Any:
     return array.tolist() if array.dtype == object else array.tobytes()
 
 
-def _unpacked(dataset: Any) -> Iterator[tuple[Any, Any, Any]]:
+def _unpacked(dataset: Any) -> Iterator[Any]:
     return map(keras.utils.unpack_x_y_sample_weight, dataset.as_numpy_iterator())

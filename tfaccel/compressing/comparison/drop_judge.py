@@ -279,7 +279,7 @@ class DropJudge:
                 worse, better = int((before & ~after).sum()), int((after & ~before).sum())
                 return paired_interval(worse, better, self._num_examples, **known)
         sign = 1.0 if self._limit.lower_is_better else -1.0
-        both = zip(self._without_groups(self._of_float), self._without_groups(outputs), strict=True)
+        both = zip(self._of_float_without_groups, self._left_out(outputs), strict=True)
         without = [sign * (after - before) for before, after in both]
         return jackknife_interval(
             sign * (value - of_float),
@@ -324,17 +324,12 @@ class DropJudge:
             size += sum(np.asarray(leaf).nbytes for leaf in keras.tree.flatten(outputs))
         return groups
 
-    def _without_groups(self, outputs: Sequence[Any]) -> list[float]:
-        """The metric without every k-th example, for each group in turn."""
-        if outputs is self._of_float:
-            return self._of_float_without_groups
-        return self._left_out(outputs)
-
     @functools.cached_property
     def _of_float_without_groups(self) -> list[float]:
         return self._left_out(self._of_float)
 
     def _left_out(self, outputs: Sequence[Any]) -> list[float]:
+        """The metric without every k-th example, for each group in turn."""
         count = min(_MAX_GROUPS, self._num_examples)
         groups = range(count if count > 1 else 0)
         return [self._get_value(self._without_group(outputs, group, count)) for group in groups]

@@ -31,15 +31,9 @@ from tfaccel.processes.connection import connect_to_parent
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # Optimizer settings that are not carried over; the learning rate is set separately.
-_NOT_KEPT = (
-    "name",
-    "learning_rate",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)
+_NOT_KEPT = """
+    name learning_rate use_ema ema_momentum ema_overwrite_frequency loss_scale_factor gradient_accumulation_steps
+"""
 
 
 def run(job: TfmotJob, parent: Connection) -> None:
@@ -155,7 +149,7 @@ def tf_optimizer(stage: TrainingStage) -> tuple[Any, str]:
     options = {
         option: value
         for option, value in stage.optimizer["config"].items()
-        if option in accepted and option not in _NOT_KEPT and value is not None
+        if option in accepted and option not in _NOT_KEPT.split() and value is not None
     }
     return cls(learning_rate=rate, **options), note
 

@@ -24,21 +24,8 @@ _LAYERS = """
     ZeroPadding2D ZeroPadding3D
 """
 NATIVE_LAYERS = frozenset(_LAYERS.split())
-_SAME_ACTIVATIONS = (
-    "elu",
-    "exponential",
-    "gelu",
-    "linear",
-    "mish",
-    "relu",
-    "selu",
-    "sigmoid",
-    "softmax",
-    "softplus",
-    "softsign",
-    "tanh",
-)
-_ACTIVATIONS = {**{name: name for name in _SAME_ACTIVATIONS}, "silu": "swish", "swish": "swish"}
+_SAME_ACTIVATIONS = "elu exponential gelu linear mish relu selu sigmoid softmax softplus softsign tanh"
+_ACTIVATIONS = {**{name: name for name in _SAME_ACTIVATIONS.split()}, "silu": "swish", "swish": "swish"}
 _RENAMED = {("LeakyReLU", "negative_slope"): "alpha"}
 # Options that do not change a layer's function.
 _WITHOUT_EFFECT = ("seed", "use_cudnn", "flash_attention", "dtype", "name", "lora_alpha", "renorm_momentum", "weights")
