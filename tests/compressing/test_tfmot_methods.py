@@ -201,8 +201,8 @@ def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devi
     from tfmot_workload import build_model, workload
 
     from tfaccel.compressing.call_signature import get_signature
+    from tfaccel.compressing.tfmot.flat_model import flatten_model
     from tfaccel.compressing.tfmot.methods import TrainingBatches, make_job
-    from tfaccel.compressing.tfmot.translation_source import flatten_model
 
     asked = []
 

@@ -79,10 +79,10 @@ def trained(name, method):
     import tf_keras
 
     from tfaccel.compressing.methods import TfmotOptions
+    from tfaccel.compressing.tfmot.flat_model import flatten_model
     from tfaccel.compressing.tfmot.quantizing import begin_with_ranges, quantized_model
     from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
-    from tfaccel.compressing.tfmot.translation_model import translate
-    from tfaccel.compressing.tfmot.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.translation import translate
 
     keras.utils.set_random_seed(0)
     flat = flatten_model(CASES[name](keras))

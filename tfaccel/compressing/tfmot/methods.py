@@ -27,7 +27,7 @@ import numpy as np
 from tfaccel.compressing.call_signature import CallSignature, get_signature
 from tfaccel.compressing.compress_source import Batches
 from tfaccel.compressing.methods import TRAINING, TfmotOptions
-from tfaccel.compressing.tfmot.translation_source import FlatModel, TfmotJob, TrainingStage, flatten_model
+from tfaccel.compressing.tfmot.flat_model import FlatModel, TfmotJob, TrainingStage, flatten_model
 from tfaccel.errors import CompressionError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps

@@ -22,10 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.methods import TRAINING
+from tfaccel.compressing.tfmot.flat_model import FlatModel, TfmotJob, TrainingStage
 from tfaccel.compressing.tfmot.quantizing import begin_with_ranges, litert_file, quantized_model
 from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
-from tfaccel.compressing.tfmot.translation_model import TranslatedLayers, assemble, check_outputs, translate
-from tfaccel.compressing.tfmot.translation_source import FlatModel, TfmotJob, TrainingStage
+from tfaccel.compressing.tfmot.translation import TranslatedLayers, assemble, check_outputs, translate
 from tfaccel.errors import TfaccelError
 from tfaccel.processes.connection import connect_to_parent
 

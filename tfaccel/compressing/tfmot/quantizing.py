@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY
 from tfaccel.compressing.tfmot import private_tfmot
-from tfaccel.compressing.tfmot.translation_model import TranslatedLayers, assemble, kept_layer_class
-from tfaccel.compressing.tfmot.translation_source import FlatModel
+from tfaccel.compressing.tfmot.flat_model import FlatModel
+from tfaccel.compressing.tfmot.translation import TranslatedLayers, assemble, kept_layer_class
 from tfaccel.errors import CompressionError
 from tfaccel.graph_function import graph_function
 
