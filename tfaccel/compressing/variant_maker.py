@@ -16,11 +16,10 @@ from tfaccel.compressing.compress_source import CompressSource, check_ranges, ge
 from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras, save_in_keras
 from tfaccel.compressing.litert.conversion import ConversionChild
 from tfaccel.compressing.litert.file import slim
-from tfaccel.compressing.litert.post_training import Converter, Rows
+from tfaccel.compressing.litert.post_training import Converter, Rows, check_quantizer, quantize_blocks, quantize_weights
 from tfaccel.compressing.methods import BLOCKS, FLOAT32, Method, TfmotOptions, get_parts
 from tfaccel.compressing.tfmot.methods import check_method, tfmot_variant
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
-from tfaccel.compressing.weight_only import check_quantizer, quantize_blocks, quantize_weights
 from tfaccel.errors import CompressionError
 
 KERAS_FLOAT = f"keras_{FLOAT32}"

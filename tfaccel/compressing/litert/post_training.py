@@ -1,4 +1,5 @@
-"""LiteRT files of a Keras model by TensorFlow's converter: in float32, float16, int8 and int16 with int8.
+"""LiteRT files of a Keras model: by TensorFlow's converter in float32, float16, int8 and int16 with int8, and by
+LiteRT's own quantizer with weights in int8 or int4, with one scale for each channel or block.
 
 For integers, attention masks are made quantizable: huge masking constants are replaced by small ones. Attention adds a
 number such as -1e9 at masked positions. In int8, one scale has to cover this number and the other logits, which then
@@ -20,6 +21,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,11 @@ import tensorflow as tf
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature, traced
 from tfaccel.compressing.litert.conversion import Conversion, ConversionChild, ConversionError, write_rows
-from tfaccel.compressing.litert.file import input_order, named_operations, operations, slim
+from tfaccel.compressing.litert.file import dense_layers, input_order, named_operations, operations, slim
 from tfaccel.compressing.litert.model import LitertModel, relative_error
 from tfaccel.compressing.litert.unsupported_layers import check_no_loops, refusal
 from tfaccel.compressing.methods import FLOAT32
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, VersionError
 from tfaccel.models.lookup_tables import lookup_tables
 from tfaccel.training.private.private_api import all_layers, tf_variable
 from tfaccel.training.private.private_tensorflow import parse_saved_model
@@ -51,6 +53,8 @@ _COPY = "masks_at_"  # prefix of the folders of copies
 # factor at most.
 _MIN_SAVING = 0.01
 _MAX_ERROR = 1.1
+_QUANTIZER = "litert_quantizer"  # the package
+BLOCK = 32  # weights along the inputs of a unit that share a scale
 
 Rows = Sequence[Mapping[str, np.ndarray]]
 
@@ -320,3 +324,92 @@ def _constants(model: Any) -> Sequence[tuple[Any, np.ndarray]]:
 
 def _is_huge(array: np.ndarray) -> np.ndarray:
     return np.abs(array) >= _MIN_HUGE
+
+
+def check_quantizer() -> None:
+    """Raises VersionError if LiteRT's quantizer is not installed."""
+    _quantizer_module("quantizer")
+
+
+def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
+    """A LiteRT file with integer weights, one scale for each channel, which are dequantized to float32 before use.
+
+    Args:
+        content: the file in float32.
+        num_bits: 8 or 4.
+
+    Raises:
+        CompressionError: if LiteRT's quantizer cannot process the file.
+        VersionError: if it is not installed.
+    """
+    return _quantize(
+        content, getattr(_quantizer_module("recipe"), f"weight_only_wi{num_bits}_afp32")(), num_bits=num_bits
+    )
+
+
+def quantize_blocks(content: bytes) -> tuple[bytes, str]:
+    """A LiteRT file with int4 weights: in dense layers, with one scale for each block of 32.
+
+    LiteRT computes such layers with activations that are quantized to int8 at run time. Other layers, and those whose
+    number of inputs is no multiple of 32, are as after `quantize_weights`.
+
+    Args:
+        content: the file in float32.
+
+    Returns:
+        The file, and which layers have blocks.
+
+    Raises:
+        CompressionError: if no layer can have blocks, or LiteRT's quantizer cannot process the file.
+        VersionError: if it is not installed.
+    """
+    layers = dense_layers(content)
+    fitting = [name for name, inputs in layers.items() if inputs is not None and inputs % BLOCK == 0]
+    if not fitting:
+        raise CompressionError(
+            f"weight_int4_blocks needs a dense layer whose number of inputs is a multiple of {BLOCK}. Use weight_int4."
+        )
+    manager, names = _quantizer_module("recipe_manager").RecipeManager(), _quantizer_module("qtyping")
+    manager.add_weight_only_config(regex=".*", operation_name=names.TFLOperationName.ALL_SUPPORTED, num_bits=4)
+    for name in fitting:
+        manager.add_dynamic_config(
+            regex=f"^{re.escape(name)};",
+            operation_name=names.TFLOperationName.FULLY_CONNECTED,
+            num_bits=4,
+            granularity=names.QuantGranularity.BLOCKWISE_32,
+        )
+    note = (
+        f"{len(fitting)} of {len(layers)} dense layers in blocks of {BLOCK}; the others have a scale for each channel"
+    )
+    return _quantize(content, manager.get_quantization_recipe(), num_bits=4), note
+
+
+def _quantize(content: bytes, recipe: Any, *, num_bits: int) -> bytes:
+    try:
+        with quiet_conversion(), _without_monitor():
+            quantizer = _quantizer_module("quantizer").Quantizer(bytearray(content), recipe)
+            return bytes(quantizer.quantize(enable_progress_bar=False, enable_progress_report=False).quantized_model)
+    except (ValueError, RuntimeError, KeyError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise CompressionError(f"LiteRT's quantizer cannot process this model ({num_bits} bits): {text}") from error
+
+
+@contextlib.contextmanager
+def _without_monitor() -> Iterator[None]:
+    """Stops the progress-bar monitor thread that the quantizer starts without showing a bar."""
+    try:
+        yield
+    finally:
+        bars = import_module("tqdm").tqdm
+        if bars.monitor is not None:
+            bars.monitor.exit()
+            bars.monitor = None
+
+
+def _quantizer_module(name: str) -> Any:
+    try:
+        return import_module(f"{_QUANTIZER}.{name}")
+    except ImportError as error:
+        raise VersionError(
+            f"Weight-only quantization needs `litert-quantizer` ({error}). Install it: pip install litert-quantizer"
+        ) from error
