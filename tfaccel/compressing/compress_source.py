@@ -192,9 +192,10 @@ def _training_set(workload: Workload) -> str:
 def _held_out(workload: Workload | None, given: Any) -> tuple[Batches | None, str]:
     if given is not None:
         return get_repeated_batches(given, what="validation_data"), "the validation data given"
-    if workload is None or workload.validation_data is None:
+    validation_data = None if workload is None else workload.validation_data
+    if workload is None or validation_data is None:
         return None, ""
-    return held_out_batches(workload), f"the validation data of {workload.name}"
+    return lambda: _unpacked(validation_data(workload.global_batch_size)), f"the validation data of {workload.name}"
 
 
 def _model_of_run(run_dir: Path, workload: Workload | None, x: Any) -> keras.Model:
@@ -293,14 +294,6 @@ def get_repeated_batches(data: Any, *, what: str) -> Batches:
 def training_batches(workload: Workload) -> Batches:
     """Passes over the training set, in the order of epoch 0 and seed 0."""
     return lambda: _unpacked(workload.train_data(workload.global_batch_size, seed=0, epoch=0))
-
-
-def held_out_batches(workload: Workload) -> Batches | None:
-    """Passes over the validation set; None where there is none."""
-    if workload.validation_data is None:
-        return None
-    validation_data = workload.validation_data
-    return lambda: _unpacked(validation_data(workload.global_batch_size))
 
 
 def get_rows(batches: Batches, signature: CallSignature, *, num_rows: int, what: str) -> list[dict[str, np.ndarray]]:

@@ -244,6 +244,7 @@ class DropLimit:
     confidence: float
 
 
+@dataclass(kw_only=True)
 class DropJudge:
     """Computes confidence intervals of drops against the float model.
 
@@ -256,14 +257,14 @@ class DropJudge:
         get_value: computes the metric.
     """
 
-    def __init__(
-        self, limit: DropLimit, examples: Sequence[Examples], of_float: Sequence[Any], *, get_value: GetValue
-    ) -> None:
-        self._limit = limit
-        self._examples = examples
-        self._of_float = of_float
-        self._get_value = get_value
-        self._num_examples = sum(_num_rows(outputs) for outputs in of_float)
+    limit: DropLimit
+    examples: Sequence[Examples]
+    of_float: Sequence[Any]
+    get_value: GetValue
+
+    @functools.cached_property
+    def _num_examples(self) -> int:
+        return sum(_num_rows(outputs) for outputs in self.of_float)
 
     def interval(self, outputs: Sequence[Any], *, of_float: float, value: float) -> DropInterval:
         """The interval of a variant's drop.
@@ -273,38 +274,38 @@ class DropJudge:
             of_float: the metric of the float model.
             value: the variant's metric.
         """
-        known = {"confidence": self._limit.confidence, "limit": self._limit.drop}
+        known = {"confidence": self.limit.confidence, "limit": self.limit.drop}
         for before, after in self._right_answers(outputs):
             if abs(before.mean() - of_float) < _SAME and abs(after.mean() - value) < _SAME:
                 worse, better = int((before & ~after).sum()), int((after & ~before).sum())
                 return paired_interval(worse, better, self._num_examples, **known)
-        sign = 1.0 if self._limit.lower_is_better else -1.0
+        sign = 1.0 if self.limit.lower_is_better else -1.0
         both = zip(self._of_float_without_groups, self._left_out(outputs), strict=True)
         without = [sign * (after - before) for before, after in both]
         return jackknife_interval(
             sign * (value - of_float),
             without,
             self._num_examples,
-            counts_right_answers=not self._limit.lower_is_better and self._has_whole_targets,
+            counts_right_answers=not self.limit.lower_is_better and self._has_whole_targets,
             **known,
         )
 
     def _right_answers(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Which examples the float model and the variant predict correctly, for every applicable rule."""
         found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-        for (_, y, _), a, b in zip(self._examples, self._of_float, outputs, strict=True):
+        for (_, y, _), a, b in zip(self.examples, self.of_float, outputs, strict=True):
             rules = _rules(y, a)
             for name, right in rules.items():
                 found.setdefault(name, []).append((right(a), right(b)))
             if "largest" in rules:
                 same = np.asarray(a).argmax(axis=-1) == np.asarray(b).argmax(axis=-1)
                 found.setdefault("same", []).append((np.ones_like(same), same))
-        whole = [pairs for pairs in found.values() if len(pairs) == len(self._examples)]
+        whole = [pairs for pairs in found.values() if len(pairs) == len(self.examples)]
         return [(np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])) for pairs in whole]
 
     @functools.cached_property
     def _has_whole_targets(self) -> bool:
-        targets = [leaf for _, y, _ in self._examples for leaf in keras.tree.flatten(y) if leaf is not None]
+        targets = [leaf for _, y, _ in self.examples for leaf in keras.tree.flatten(y) if leaf is not None]
         whole = [
             np.isin(leaf, (0, 1)).all() or not np.issubdtype(np.asarray(leaf).dtype, np.floating) for leaf in targets
         ]
@@ -315,7 +316,7 @@ class DropJudge:
         """Indices of batches that are evaluated together."""
         groups: list[list[int]] = []
         size, shapes = 0, None
-        for place, (example, outputs) in enumerate(zip(self._examples, self._of_float, strict=True)):
+        for place, (example, outputs) in enumerate(zip(self.examples, self.of_float, strict=True)):
             own = [np.shape(leaf)[1:] for leaf in keras.tree.flatten((example, outputs)) if leaf is not None]
             if own != shapes or size >= _BYTES_TOGETHER:
                 groups.append([])
@@ -326,19 +327,19 @@ class DropJudge:
 
     @functools.cached_property
     def _of_float_without_groups(self) -> list[float]:
-        return self._left_out(self._of_float)
+        return self._left_out(self.of_float)
 
     def _left_out(self, outputs: Sequence[Any]) -> list[float]:
         """The metric without every k-th example, for each group in turn."""
         count = min(_MAX_GROUPS, self._num_examples)
         groups = range(count if count > 1 else 0)
-        return [self._get_value(self._without_group(outputs, group, count)) for group in groups]
+        return [self.get_value(self._without_group(outputs, group, count)) for group in groups]
 
     def _without_group(self, outputs: Sequence[Any], group: int, count: int) -> Iterator[Judged]:
         """The batches without every `count`-th example, concatenated a few at a time."""
         start = 0
         for places in self._together:
-            parts = [_joined([part[place] for place in places]) for part in (self._examples, self._of_float, outputs)]
+            parts = [_joined([part[place] for place in places]) for part in (self.examples, self.of_float, outputs)]
             rows = np.arange(start, start + _num_rows(parts[1])) % count != group
             start += len(rows)
             if rows.any():

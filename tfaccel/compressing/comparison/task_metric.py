@@ -110,7 +110,9 @@ class TaskMetrics:
         def get_value(batches: Iterable[Judged]) -> float:
             return self._values(batches, only=limit.metric)[limit.metric]
 
-        self._drop_judge = DropJudge(limit, self._examples, self._float_outputs, get_value=get_value)
+        self._drop_judge = DropJudge(
+            limit=limit, examples=self._examples, of_float=self._float_outputs, get_value=get_value
+        )
 
     def drop_interval(self, *, of_float: float, value: float) -> DropInterval | None:
         """The confidence interval of the drop of the last evaluated variant; None before `judge_by`.
