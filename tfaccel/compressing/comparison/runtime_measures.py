@@ -43,23 +43,20 @@ def latencies(
 ) -> list[tuple[Latency, ...]]:
     """The latency of one example in each file, for each thread count.
 
-    Files of one runtime are timed in one process, interleaved, so that a temporary slowdown affects all of them.
+    The files are timed in one process, interleaved, so that a temporary slowdown affects all of them.
 
     Args:
-        variants: the files.
+        variants: the files, all of one runtime.
         row: one example: arrays by name, of shape (1, ...).
         num_threads: thread counts to try.
         seconds: how long to time each file with each thread count.
-        loading: how to load the Keras models among them; see `CompressSource.loading`.
+        loading: how to load Keras models; see `CompressSource.loading`.
     """
     found: list[list[Latency]] = [[] for _ in variants]
-    for is_litert in (True, False):
-        places = [place for place, variant in enumerate(variants) if variant.is_litert == is_litert]
-        for threads in num_threads if places else ():
-            task = {"files": [variants[place].path for place in places], "seconds": seconds, "memory": False}
-            times = _answer(task, row, threads, loading)
-            for place, values in zip(places, times, strict=True):
-                found[place].append(_latency(values, threads))
+    task = {"files": [variant.path for variant in variants], "seconds": seconds, "memory": False}
+    for threads in num_threads if variants else ():
+        for one, times in zip(found, _answer(task, row, threads, loading), strict=True):
+            one.append(_latency(times, threads))
     return [tuple(one) for one in found]
 
 
