@@ -13,6 +13,7 @@ Sources:
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import sys
 import threading
@@ -273,14 +274,8 @@ class TrainingBatches:
 
     def steps(self, num_steps: int, first_epoch: int) -> Iterator[list[np.ndarray]]:
         """This many batches, over as many epochs as needed."""
-        epoch = first_epoch
-        while num_steps > 0:
-            for batch in self._epoch(epoch):
-                yield batch
-                num_steps -= 1
-                if num_steps == 0:
-                    return
-            epoch += 1
+        endless = itertools.chain.from_iterable(map(self._epoch, itertools.count(first_epoch)))
+        return itertools.islice(endless, num_steps)
 
     def _epoch(self, epoch: int) -> Iterator[list[np.ndarray]]:
         return map(self._leaves, self._dataset(epoch).as_numpy_iterator())
