@@ -199,6 +199,13 @@ def test_result_survives_json():
     assert (data["winner"], data["results"][1]["size_ratio"], data["results"][2]["drop"]) == (None, 0.25, None)
 
 
+def test_metrics_that_are_no_numbers_are_written_as_null():
+    variant = Variant(name="qat", method="qat", path="qat.tflite", metrics={"imitated_loss": math.nan})
+    data = json.loads(json.dumps(VariantResult(variant=variant, metrics={"loss": math.inf}).to_json(), allow_nan=False))
+    assert data["variant"]["metrics"] == {"imitated_loss": None}
+    assert math.isnan(VariantResult.from_json(data).variant.metrics["imitated_loss"])
+
+
 def test_table_has_a_cell_for_each_heading():
     found = gate(result(float_operations={"SOFTMAX": 1}), result("dynamic", failure="no such operation"))
     rows = [cells(found, one) for one in found.results]
