@@ -9,7 +9,7 @@ import search_cases
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search import search
-from tfaccel.tuning.trial_row import TrialRow, write_outcome
+from tfaccel.tuning.search_result import TrialRow, write_outcome
 
 LOSS = Objective((("val_loss", "min"),))
 BOTH = Objective((("val_loss", "min"), ("size", "min")))
@@ -175,7 +175,7 @@ def test_several_objectives_are_told_one_by_one(tmp_path, logical_devices):
 def test_pruners_are_optunas(tmp_path, logical_devices, pruning):
     import optuna
 
-    from tfaccel.tuning.optuna_study import EpochReports
+    from tfaccel.tuning.optuna_oracle import EpochReports
 
     options = {"algorithm": "tpe", "max_trials": 12, "pruning": pruning}
     if pruning == "threshold":
@@ -234,7 +234,7 @@ def test_a_search_by_optuna(tmp_path, monkeypatch):
     assert result.best is not None
     import optuna
 
-    from tfaccel.tuning.optuna_study import STUDY_NAME, open_storage
+    from tfaccel.tuning.optuna_oracle import STUDY_NAME, open_storage
 
     study = optuna.load_study(study_name=STUDY_NAME, storage=open_storage(tmp_path / "run"))
     states = {"completed": "COMPLETE", "failed": "FAIL"}

@@ -21,8 +21,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import NO_METRICS, RUN_ID
 from tfaccel.tuning.objective import Objective, checked_objective
-from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.trial_row import STATUSES, TrialRow, best_row, pareto_front
+from tfaccel.tuning.search_result import STATUSES, SearchResult, TrialRow, best_row, pareto_front
 
 POSITION = ("epoch", "step", "seconds")  # keys of a row of metrics.jsonl that say where it stands
 _MAX_EPOCHS = 2**53  # browsers count exactly up to here

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,17 +15,21 @@ from tfaccel.errors import SearchError
 from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.search_processes import SearchProcesses, WorkerPlaces
+from tfaccel.tuning.search_processes import START_ANEW, SearchProcesses, WorkerPlaces
+from tfaccel.tuning.search_result import (
+    OnRow,
+    TrialRow,
+    read_hyperparameters,
+    read_outcome,
+    read_rows,
+    write_outcome,
+)
 from tfaccel.tuning.source import SearchSource
-from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, read_rows, write_outcome
 
-START_ANEW = 75  # same as in worker_program.py
 _MAX_FAILED_STARTS = 3
 _MIN_START_SECONDS = 300.0
 
 logger = logging.getLogger("tfaccel")
-
-OnRow = Callable[[TrialRow], None]
 
 
 @dataclass
@@ -57,8 +60,8 @@ class Supervisor:
     def __init__(self, source: SearchSource, options: SearchOptions, places: WorkerPlaces, on_row: OnRow) -> None:
         self._options = options
         self._on_row = on_row
-        self._task = {"source": source.to_json(), "options": options.to_json()}
-        self._places, self._groups = places, places.groups
+        self._task = {"source": source, "options": options}
+        self._places = places
         self._order: dict[str, Any] = {}
         self._slots: list[_Slot] = []
         self._identity = RunIdentity(Path())
@@ -70,7 +73,7 @@ class Supervisor:
         self._processes = SearchProcesses(self._places)
         try:
             self._chief = self._processes.start_chief()
-            workers = [self._worker(index, discovers=index == 0) for index in range(len(self._groups))]
+            workers = [self._worker(index, discovers=index == 0) for index in range(len(self._places.groups))]
         except BaseException:  # Ctrl-C, while the server loads and a large task waits to be sent
             self.__exit__()
             raise
@@ -107,7 +110,7 @@ class Supervisor:
                     "stall_seconds."
                 )
 
-    def run(self, identity: RunIdentity, objective: Objective, found: dict[str, Any], *, epochs: int) -> None:
+    def run(self, identity: RunIdentity, objective: Objective, found: dict[str, Any]) -> None:
         """Runs all trials.
 
         Raises:
@@ -116,14 +119,8 @@ class Supervisor:
                 trials fail.
         """
         self._identity = identity
-        self._order = {
-            "run_dir": str(self._run_dir),
-            "run_id": identity.run_id,
-            "objective": objective.to_json(),
-            "builds_models": found["builds_models"],
-        }
-        options = self._options.to_json()
-        self._chief.send({**self._order, "space": found["space"], "options": options, "epochs": epochs})
+        self._order = {"identity": identity, "objective": objective, "builds_models": found["builds_models"]}
+        self._chief.send({**self._order, "options": self._options, "space": found["space"], "epochs": found["epochs"]})
         for slot in self._slots:
             slot.child.send(self._order)
         rows = self._run_dir / "trials.jsonl"
@@ -162,11 +159,8 @@ class Supervisor:
                 return message
 
     def _worker(self, index: int, *, discovers: bool = False) -> Any:
-        visible = self._groups[index].visible_gpus
-        environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        arguments = ["discover"] if discovers else []
-        child = self._processes.start_worker(index, arguments, environment)
-        child.send({**self._task, "group": self._groups[index].to_json()})
+        child = self._processes.start_worker(index)
+        child.send({**self._task, "devices": self._places.groups[index], "discovers": discovers})
         return child
 
     def _next(self) -> tuple[Any, dict[str, Any] | None]:
@@ -203,7 +197,7 @@ class Supervisor:
                     slot.trial_id, slot.began, slot.failed_starts = message["trial_id"], time.monotonic(), 0
                 slot.child.send(message)
         elif message["event"] == "row":
-            self._announce(TrialRow.from_json(message["row"]))
+            self._announce(message["row"])
         elif message["event"] == "fatal":
             self._end(message["message"])
 
@@ -258,12 +252,8 @@ class Supervisor:
         if read_outcome(self._run_dir, trial_id) is None:
             values = read_hyperparameters(self._run_dir, trial_id)["values"]
             seconds = round(time.monotonic() - slot.began, 3)
-            write_outcome(
-                self._run_dir,
-                TrialRow(
-                    trial_id=trial_id, hyperparameters=values, status="failed", score=None, seconds=seconds, cause=how
-                ),
-            )
+            row = {"trial_id": trial_id, "hyperparameters": values, "status": "failed", "score": None, "cause": how}
+            write_outcome(self._run_dir, TrialRow(**row, seconds=seconds))
         self._chief.send({"end": trial_id, "hyperparameters": None})
 
     def _watch(self, started: float) -> None:
