@@ -8,7 +8,7 @@ import pytest
 import tfaccel
 from tfaccel.errors import HardwareError, PlanError, ReportError, RunDirError, SearchError, TfaccelError, WorkloadError
 from tfaccel.local_path import local_path
-from tfaccel.tuning.search_processes import worker_places
+from tfaccel.tuning.search_processes import processes_on
 
 
 @pytest.mark.parametrize("given", [None, 3, [], {}, object()])
@@ -97,7 +97,7 @@ def test_a_misspelled_name_has_the_nearest_one(name):
 
 def test_an_engine_that_is_no_text_is_refused():
     with pytest.raises(TfaccelError, match=r"`engine` must be one of local, ray. Received: engine=3\."):
-        next(iter(worker_places(1, 3, None).gen))
+        next(iter(processes_on(3, 1, None).gen))
 
 
 def test_a_misspelled_argument_of_find_fastest_is_named():

@@ -8,7 +8,7 @@ from tfaccel.processes.fork_server import ForkedChild
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.search_processes import WorkerPlaces
+from tfaccel.tuning.search_processes import SearchProcesses
 from tfaccel.tuning.search_result import TrialRow, read_hyperparameters, write_outcome
 from tfaccel.tuning.supervisor import Supervisor, _Slot
 
@@ -70,7 +70,7 @@ def test_a_trial_goes_only_to_the_worker_that_asked_for_it():
     """A worker that dies while it waits leaves an answer behind, which the next one in its place must not take."""
     sent = []
     child = ForkedChild("worker-0.1", None, SimpleNamespace(send=sent.append))
-    supervisor = Supervisor(None, SearchOptions(max_trials=4), WorkerPlaces(groups=[]), lambda row: None)
+    supervisor = Supervisor(None, SearchOptions(max_trials=4), SearchProcesses([]), lambda row: None)
     supervisor._slots = [slot] = [_Slot(0, child)]
     answer = {"event": "trial", "worker": 0, "child": "worker-0.1", "status": "RUNNING", "trial_id": "0"}
     supervisor._handle_chief(answer)

@@ -184,9 +184,10 @@ def test_pruners_are_optunas(tmp_path, logical_devices, pruning):
     for number in range(12):
         trial = found.create_trial("worker")
         reports = EpochReports(tmp_path, SearchOptions(**options), LOSS, epochs=9, trial_id=trial.trial_id)
-        cause = None
+        cause, values = None, []
         for epoch in range(1, 10):
-            cause = reports.prune_cause(epoch, float(number) + 1 / epoch)  # each one worse than all before
+            values.append(float(number) + 1 / epoch)  # each one worse than all before
+            cause = reports.prune_cause(values)
             if cause is not None:
                 break
         causes.append(cause)

@@ -15,40 +15,12 @@ from tfaccel.short_repr import short_repr
 MEASURED = ("latency_seconds", "model_bytes")
 _SHORT = {"latency": "latency_seconds", "size": "model_bytes"}
 _RISING = (
-    "accuracy",
-    "acc",
-    "auc",
-    "precision",
-    "recall",
-    "f1",
-    "iou",
-    "psnr",
-    "ssim",
-    "r2",
-    "bleu",
-    "rouge",
-    "map",
-    "similarity",
-    "recognised",
+    *("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "map", "recognised"),  # of classes and boxes
+    *("psnr", "ssim", "similarity", "r2", "bleu", "rouge"),  # of images, numbers and texts
 )
 _FALLING = (
-    "loss",
-    "error",
-    "mae",
-    "mse",
-    "rmse",
-    "mape",
-    "msle",
-    "crossentropy",
-    "entropy",
-    "perplexity",
-    "pinball",
-    "divergence",
-    "distance",
-    "hinge",
-    "poisson",
-    "nats",
-    "bits",
+    *("loss", "error", "mae", "mse", "rmse", "mape", "msle", "pinball", "distance"),  # of numbers
+    *("crossentropy", "entropy", "perplexity", "divergence", "hinge", "poisson", "nats", "bits"),  # of probabilities
 )
 # Keras Tuner's name for the number that a custom `fit` or `run_trial` returns when no objective is given.
 DEFAULT_NAME = "default_objective"

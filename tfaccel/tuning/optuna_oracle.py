@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,18 +48,14 @@ _PRUNERS = {
 
 
 class OptunaOracle(keras_tuner.Oracle):
-    """An oracle whose trials come from Optuna; `study` and `metrics` are set before the first one.
+    """An oracle whose trials come from an Optuna study, which is opened before the first one.
 
     The hyperparameters of a trial are suggested one by one, in the order of the space, and only if their conditions
     hold, as in an Optuna objective function with the same `if` statements.
-
-    Attributes:
-        study: the Optuna study.
-        metrics: the objective of the search.
     """
 
     study: optuna.Study
-    metrics: Objective
+    metrics: Objective  # of the search
 
     def open_study(self, run_dir: Path, options: SearchOptions, objective: Objective, *, epochs: int) -> None:
         """Opens the study in a run directory that no other process writes to; see the function `open_study`."""
@@ -108,15 +104,10 @@ class OptunaOracle(keras_tuner.Oracle):
 
 
 def suggest(trial: optuna.Trial, name: str, entry: Any) -> Any:
-    """Suggests a value for one Keras Tuner hyperparameter with Optuna.
+    """Suggests a value for an entry of Keras Tuner's space, by this name in Optuna.
 
     Optuna has no equivalent of "log" sampling with a `step`, or of "reverse_log" sampling. For the former, it chooses
     the index of the value; for the latter, the cumulative probability.
-
-    Args:
-        trial: the Optuna trial.
-        name: its name in Optuna.
-        entry: Keras Tuner's `Int`, `Float`, `Choice`, `Boolean` or `Fixed`.
     """
     kind = type(entry).__name__
     if kind == "Fixed":
@@ -159,12 +150,7 @@ def open_storage(run_dir: Path) -> JournalStorage:
 def open_study(
     run_dir: Path, options: SearchOptions, objective: Objective, *, epochs: int, storage: JournalStorage | None = None
 ) -> optuna.Study:
-    """Opens the study of a search; creates it if needed.
-
-    Args:
-        run_dir, options, objective: of the search.
-        epochs: epochs of the longest trial, for Hyperband's pruner.
-        storage: the storage of the run directory, if it is open.
+    """Opens the study of a search, whose longest trial has so many epochs; creates it if needed.
 
     Raises:
         SearchError: for arguments that the sampler or the pruner does not accept.
@@ -185,15 +171,9 @@ def open_study(
 
 
 def make_sampler(options: SearchOptions, *, num_trials: int = 0) -> Any:
-    """Optuna's sampler for the options.
+    """Optuna's sampler for the options; SearchError for arguments that it does not take.
 
-    Args:
-        options: of the search.
-        num_trials: trials in the study so far; changes the seed, so that a resumed search does not repeat its random
-            numbers.
-
-    Raises:
-        SearchError: for arguments that it does not take.
+    The number of trials in the study changes the seed, so that a resumed search does not repeat its random numbers.
     """
     import optuna
 
@@ -207,20 +187,12 @@ def make_sampler(options: SearchOptions, *, num_trials: int = 0) -> Any:
 
 
 def make_pruner(options: SearchOptions, *, epochs: int) -> Any:
-    """Optuna's pruner for the options.
-
-    Raises:
-        SearchError: for arguments that it does not take.
-    """
+    """Optuna's pruner for the options; SearchError for arguments that it does not take."""
     import optuna
 
     kind = getattr(optuna.pruners, _PRUNERS[options.pruning])
-    arguments: dict[str, Any] = {}
-    if options.pruning == "percentile":
-        arguments = {"percentile": _DEFAULT_PERCENTILE}
-    elif options.pruning == "hyperband":
-        arguments = {"max_resource": epochs}
-    return _made(kind, {**arguments, **options.pruning_options}, "pruning_options")
+    own: dict[str, Any] = {"percentile": {"percentile": _DEFAULT_PERCENTILE}, "hyperband": {"max_resource": epochs}}
+    return _made(kind, {**own.get(options.pruning, {}), **options.pruning_options}, "pruning_options")
 
 
 def _made(kind: Callable[..., Any], arguments: dict[str, Any], option: str) -> Any:
@@ -243,8 +215,9 @@ class EpochReports:
         study = self._storage.get_study_id_from_name(STUDY_NAME)
         self._trial = self._storage.get_trial_id_from_study_id_trial_number(study, number)
 
-    def prune_cause(self, epoch: int, value: float) -> str | None:
-        """Reports the objective after an epoch; returns the reason to stop the trial, or None to continue."""
+    def prune_cause(self, values: Sequence[float]) -> str | None:
+        """Reports the objective of the last epoch; returns the reason to stop the trial, or None to continue."""
+        epoch, value = len(values), values[-1]
         self._storage.set_trial_intermediate_value(self._trial, epoch, value)
         pruner = self._study.pruner
         if not pruner.prune(self._study, self._storage.get_trial(self._trial)):

@@ -103,12 +103,7 @@ class KeptOracle(OpenOracle):
 
     @keras_tuner.synchronized
     def finish(self, trial_id: str, hyperparameters: dict[str, Any] | None = None) -> None:
-        """Ends a trial according to its outcome.
-
-        Args:
-            trial_id: Keras Tuner's.
-            hyperparameters: Keras Tuner's config of them after the trial, which may have added some.
-        """
+        """Ends a trial according to its outcome, with the config of its hyperparameters, of which it may add some."""
         row = read_outcome(self.run_dir, trial_id)
         if row is None or trial_id in self.end_order or trial_id not in self.trials:
             return

@@ -92,14 +92,7 @@ class OwnArguments:
         initial_epoch: int = 0,
         callbacks: Sequence[Any] = (),
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the positional and keyword arguments.
-
-        Args:
-            workload: source of the data; None for no data.
-            batch_size: examples per batch.
-            seed, epochs, initial_epoch: training settings.
-            callbacks: Keras callbacks.
-        """
+        """Returns the positional and keyword arguments; without a workload, no data."""
         known: dict[str, Any] = {"callbacks": list(callbacks), "epochs": epochs, "verbose": 0}
         if initial_epoch:
             known["initial_epoch"] = initial_epoch
@@ -129,19 +122,12 @@ def _batches(workload: Workload, batch_size: int, seed: int, epochs: range) -> d
 
 def _arrays(batches: tf.data.Dataset) -> dict[str, Any]:
     """All examples of a dataset as arrays: inputs, targets and, optionally, sample weights."""
-    parts = [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches.as_numpy_iterator()]
-    x, y, weights = (_joined([part[place] for part in parts]) for place in range(3))
-    data = {"x": x, "y": y, "sample_weight": weights}
-    return {name: value for name, value in data.items() if value is not None}
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    first = parts[0]
-    if isinstance(first, Mapping):
-        return {name: _joined([part[name] for part in parts]) for name in first}
-    if isinstance(first, tuple | list):
-        return type(first)(_joined(columns) for columns in zip(*parts, strict=True))
-    return None if first is None else np.concatenate(parts)
+    columns = zip(*map(keras.utils.unpack_x_y_sample_weight, batches.as_numpy_iterator()), strict=True)
+    return {
+        name: keras.tree.map_structure(lambda *arrays: np.concatenate(arrays), *parts)
+        for name, parts in zip(("x", "y", "sample_weight"), columns, strict=True)
+        if parts[0] is not None
+    }
 
 
 def _names_it_gives(function: Callable[..., Any]) -> set[str]:
@@ -246,11 +232,7 @@ class _LocalOracle(OpenOracle):
 
 
 def check_tuner(kind: Any) -> None:
-    """Checks that a class can run trials.
-
-    Raises:
-        SearchError: if it is not a Tuner, or overrides a method that a search never calls.
-    """
+    """Raises SearchError for a class that is not a Tuner, or that overrides a method that a search never calls."""
     if not (isinstance(kind, type) and issubclass(kind, BaseTuner)):
         raise SearchError(f"A tuner must be a subclass of keras_tuner.Tuner. Received: {kind!r:.200}.")
     if not issubclass(kind, keras_tuner.Tuner):
@@ -276,10 +258,8 @@ def make_tuner(
 
     Args:
         kind: the Tuner class.
-        space: the model-building function; None if `run_trial` needs none.
-        fit: the custom `fit` of a HyperModel, if any.
-        objective: of the search.
-        run_dir: of the search.
+        space, fit: the model-building function, None if `run_trial` needs none; and the custom `fit`, if any.
+        objective, run_dir: of the search.
     """
     tuner = kind.__new__(kind)
     oracle = _LocalOracle(objective=keras_tuner.Objective(objective.name, objective.direction))

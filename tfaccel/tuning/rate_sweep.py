@@ -130,10 +130,7 @@ class RateSweep:
 
     def __init__(self, engine: Engine, source: Source, test: LearningRateTest, on_step: OnStep) -> None:
         check_one_worker(engine.replicas.num_workers, "strategy")
-        self._engine = engine
-        self._source = source
-        self._test = test
-        self._on_step = on_step
+        self._engine, self._source, self._test, self._on_step = engine, source, test, on_step
         self._optimizer = tested_optimizer(engine.model)
         self._batches_per_step = self._optimizer.gradient_accumulation_steps or 1
         self._rates = np.array([test.learning_rate(step) for step in range(test.num_steps)], "float32")
@@ -141,17 +138,11 @@ class RateSweep:
         self._num_batches = 0  # of the epoch so far
 
     def run(self, *, workload: str, global_batch_size: int | None) -> LearningRateReport:
-        """Tests the rates.
-
-        Args:
-            workload: what is trained, for the report.
-            global_batch_size: examples in an optimizer step; None if unknown.
-        """
+        """Tests the rates; the report names what is trained, and the examples in an optimizer step if known."""
         usual = _number(self._optimizer.learning_rate)
         smoothed, losses = SmoothedLoss(self._test), list[float]()
-        with private_api.learning_rate_from(
-            self._optimizer, self._rate_in_graph(int(_number(self._optimizer.iterations)))
-        ):
+        first = int(_number(self._optimizer.iterations))
+        with private_api.learning_rate_from(self._optimizer, self._rate_in_graph(first)):
             stopped = self._steps(losses, smoothed)
         rates = tuple(float(rate) for rate in self._rates[: len(losses)])
         suggested, reason = suggestion(rates, losses, smoothed.values, self._test)

@@ -26,7 +26,7 @@ from tfaccel.training.run.run_dir import RunDir, RunIdentity
 from tfaccel.training.run.run_lock import RunLock
 from tfaccel.tuning.objective import DEFAULT_NAME, Objective, checked_objective
 from tfaccel.tuning.options import SearchOptions, check_keras_tuner, takes_search_options
-from tfaccel.tuning.search_processes import worker_places
+from tfaccel.tuning.search_processes import processes_on
 from tfaccel.tuning.search_result import OnRow, SearchResult, read_hyperparameters, read_rows
 from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.supervisor import Supervisor
@@ -140,8 +140,8 @@ def search(
     }
     directory = RunDir(run_dir, config, resume=resume)
     with (
-        worker_places(chosen.parallel, engine, engine_options) as places,
-        Supervisor(source, chosen, places, on_row or (lambda row: None)) as supervisor,
+        processes_on(engine, chosen.parallel, engine_options) as processes,
+        Supervisor(source, chosen, processes, on_row or (lambda row: None)) as supervisor,
     ):
         found = supervisor.discovered()
         objective = _checked(found, chosen)
@@ -221,13 +221,11 @@ def _checked(found: dict[str, Any], options: SearchOptions) -> Objective:
     """Checks that there is something to search; returns the objective."""
     space = found["space"]["space"]
     free = [entry for entry in space if not _is_fixed(entry)]
-    odd = next(
-        (e["config"] for e in space if not isinstance(e["config"].get("value", 0), bool | int | float | str)), None
-    )
-    if odd is not None:
-        raise SearchError(
-            f"hp.Fixed must have a bool, int, float or str value. Received: {odd['name']}={odd['value']!r}."
-        )
+    for config in (entry["config"] for entry in space):
+        if not isinstance(config.get("value", 0), bool | int | float | str):
+            raise SearchError(
+                f"hp.Fixed must have a bool, int, float or str value. Received: {config['name']}={config['value']!r}."
+            )
     if options.algorithm == "cmaes":
         _check_numbers(free)
     if not free and found["metrics"] is not None:  # a custom fit may request some
@@ -331,6 +329,5 @@ def _column(values: list[Any], logarithmic: bool) -> np.ndarray:
         places = {value: place for place, value in enumerate(sorted(map(str, known)))}
         return np.array([-1.0 if value is None else float(places[str(value)]) for value in values])
     numbers = [math.log(value) if logarithmic and value > 0 else float(value) for value in known]
-    missing = min(numbers, default=0.0) - 1.0
-    present = iter(numbers)
+    missing, present = min(numbers, default=0.0) - 1.0, iter(numbers)
     return np.array([missing if value is None else next(present) for value in values])

@@ -111,65 +111,24 @@ def _names(indices: tuple[int, ...], machine: Machine) -> str:
     return ",".join(str(index) if names is None else names[index] for index in indices)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerPlaces:
-    """Where the workers of a search run.
-
-    Args:
-        groups: the devices of each.
-        cluster: a `RaySearch`; None for this machine.
-    """
-
-    groups: list[DeviceGroup]
-    cluster: Any = None
-
-    @property
-    def wait_seconds(self) -> float:
-        """How long to wait for a place on a cluster."""
-        return 0.0 if self.cluster is None else float(self.cluster.wait_seconds)
-
-
-@contextlib.contextmanager
-def worker_places(parallel: int, engine: str | None, options: Mapping[str, Any] | None) -> Iterator[WorkerPlaces]:
-    """Within the block, workers can be started.
-
-    Args:
-        parallel: how many.
-        engine, options: as `engine` and `engine_options` of `tfaccel.search`.
-
-    Raises:
-        SearchError: for an unknown engine or option, or options that no engine takes.
-        LaunchError: if Ray is not installed, or its cluster does not answer.
-    """
-    engine = engine or "local"
-    if engine not in ENGINES:
-        raise SearchError(
-            f"`engine` must be one of {', '.join(ENGINES)}. Received: engine={engine!r}.{did_you_mean(engine, ENGINES)}"
-        )
-    if engine == "local":
-        if options:
-            raise SearchError(f"engine_options are for engine='ray'. Received: {dict(options)!r:.200} with 'local'.")
-        yield WorkerPlaces(groups=device_groups(parallel, detect_hardware(), Machine.here()))
-        return
-    cluster = load_extra("ray_search")(parallel, dict(options or {}))
-    group = DeviceGroup(plan_fields=(("intra_op_threads", cluster.cores_per_worker),))
-    with cluster.connected():
-        yield WorkerPlaces(groups=[group] * parallel, cluster=cluster)
-
-
 class SearchProcesses:
     """Starts the chief and the workers of a search, and brings their messages.
 
     Args:
-        places: of the workers.
+        groups: the devices of each worker.
+        cluster: a `RaySearch`, which finds places for the workers; None for this machine.
     """
 
-    def __init__(self, places: WorkerPlaces) -> None:
-        self._groups = places.groups
+    def __init__(self, groups: list[DeviceGroup], cluster: Any = None) -> None:
+        self.groups = groups
+        self.wait_seconds = 0.0 if cluster is None else float(cluster.wait_seconds)
+        self._cluster = cluster
+
+    def open(self) -> None:
+        """Prepares to start processes; call `close` afterwards."""
         self._folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))  # for logs, until there is a run directory
         self._here = ForkServer(_PROGRAMS, folder=self._folder, environment=_ENVIRONMENT)
-        cluster = places.cluster
-        self._remote: Any = None if cluster is None else cluster.fork_server(_PROGRAMS, _ENVIRONMENT)
+        self._remote: Any = self._cluster and self._cluster.fork_server(_PROGRAMS, _ENVIRONMENT)
 
     def start_chief(self) -> ForkedChild:
         """Starts the chief."""
@@ -177,7 +136,7 @@ class SearchProcesses:
 
     def start_worker(self, index: int) -> Any:
         """Starts a worker."""
-        visible = self._groups[index].visible_gpus
+        visible = self.groups[index].visible_gpus
         environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         server = self._remote or self._here
         return server.start(f"worker-{index}", WORKER, [], environment)
@@ -210,11 +169,7 @@ class SearchProcesses:
         return str(self._server(child).end_of_log(child))
 
     def close(self, logs: Path | None) -> None:
-        """Ends all processes.
-
-        Args:
-            logs: the folder to keep their logs in; None to drop them.
-        """
+        """Ends all processes; keeps their logs in this folder."""
         if logs is not None:
             logs.mkdir(exist_ok=True)
         if self._remote is not None:
@@ -226,3 +181,30 @@ class SearchProcesses:
             for log in self._folder.glob("*.log"):
                 shutil.copy(log, logs)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def processes_on(engine: str | None, parallel: int, options: Mapping[str, Any] | None) -> Iterator[SearchProcesses]:
+    """Within the block, the processes of a search can be started.
+
+    Args:
+        engine, parallel, options: as `engine`, `parallel` and `engine_options` of `tfaccel.search`.
+
+    Raises:
+        SearchError: for an unknown engine or option, or options that no engine takes.
+        LaunchError: if Ray is not installed, or its cluster does not answer.
+    """
+    engine = engine or "local"
+    if engine not in ENGINES:
+        raise SearchError(
+            f"`engine` must be one of {', '.join(ENGINES)}. Received: engine={engine!r}.{did_you_mean(engine, ENGINES)}"
+        )
+    if engine == "local":
+        if options:
+            raise SearchError(f"engine_options are for engine='ray'. Received: {dict(options)!r:.200} with 'local'.")
+        yield SearchProcesses(device_groups(parallel, detect_hardware(), Machine.here()))
+        return
+    cluster = load_extra("ray_search")(parallel, dict(options or {}))
+    group = DeviceGroup(plan_fields=(("intra_op_threads", cluster.cores_per_worker),))
+    with cluster.connected():
+        yield SearchProcesses([group] * parallel, cluster)

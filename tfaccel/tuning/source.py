@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -69,7 +70,8 @@ class SearchSource:
             raise SearchError("A search needs a workload, which provides the data. Received: workload=None.")
         if isinstance(workload, Workload) and space is None and tuner is None:
             raise _nothing_to_search(workload)
-        origin, by_value = Origin.of((workload, space, tuner, *_parts(training)))
+        given = [value if isinstance(value, list | tuple) else [value] for value in (training or {}).values()]
+        origin, by_value = Origin.of([workload, space, tuner, *itertools.chain.from_iterable(given)])
         how: dict[str, Any] = {"by_value": by_value, "error_type": SearchError}
         return cls(
             workload=Reference.of(workload, "workload", plain_name="recipe", **how),
@@ -117,12 +119,6 @@ def _nothing_to_search(workload: Workload) -> SearchError:
 
 def _no_data(*args: Any, **kwargs: Any) -> Any:
     raise SearchError("This search has no workload, so it has no data.")
-
-
-def _parts(training: Mapping[str, Any] | None) -> list[Any]:
-    """The objects in the training arguments, as a flat list."""
-    values = [list(v) if isinstance(v, list | tuple) else [v] for v in (training or {}).values()]
-    return [thing for value in values for thing in value]
 
 
 def recipe_space(function: Callable[..., Any], workload: Workload, *, fixed: Collection[str] = ()) -> Space:

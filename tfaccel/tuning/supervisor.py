@@ -15,7 +15,7 @@ from tfaccel.errors import SearchError
 from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.search_processes import START_ANEW, SearchProcesses, WorkerPlaces
+from tfaccel.tuning.search_processes import START_ANEW, SearchProcesses
 from tfaccel.tuning.search_result import (
     OnRow,
     TrialRow,
@@ -53,15 +53,15 @@ class Supervisor:
 
     Args:
         source, options: of the search.
-        places: where the workers run.
+        processes: starts them.
         on_row: called with each finished trial.
     """
 
-    def __init__(self, source: SearchSource, options: SearchOptions, places: WorkerPlaces, on_row: OnRow) -> None:
+    def __init__(self, source: SearchSource, options: SearchOptions, processes: SearchProcesses, on_row: OnRow) -> None:
         self._options = options
         self._on_row = on_row
         self._task = {"source": source, "options": options}
-        self._places = places
+        self._processes = processes
         self._order: dict[str, Any] = {}
         self._slots: list[_Slot] = []
         self._identity = RunIdentity(Path())
@@ -70,10 +70,10 @@ class Supervisor:
         self._announced: set[str] = set()
 
     def __enter__(self) -> Self:
-        self._processes = SearchProcesses(self._places)
+        self._processes.open()
         try:
             self._chief = self._processes.start_chief()
-            workers = [self._worker(index, discovers=index == 0) for index in range(len(self._places.groups))]
+            workers = [self._worker(index, discovers=index == 0) for index in range(len(self._processes.groups))]
         except BaseException:  # Ctrl-C, while the server loads and a large task waits to be sent
             self.__exit__()
             raise
@@ -88,7 +88,7 @@ class Supervisor:
         return self._identity.path
 
     def discovered(self) -> dict[str, Any]:
-        """Waits for the first worker to discover the space; see `tfaccel.tuning.discovery`.
+        """Waits for the first worker to discover the space; see `tfaccel.tuning.trial_maker.discover`.
 
         Raises:
             SearchError: if the workload or the space cannot be used.
@@ -160,7 +160,7 @@ class Supervisor:
 
     def _worker(self, index: int, *, discovers: bool = False) -> Any:
         child = self._processes.start_worker(index)
-        child.send({**self._task, "devices": self._places.groups[index], "discovers": discovers})
+        child.send({**self._task, "devices": self._processes.groups[index], "discovers": discovers})
         return child
 
     def _next(self) -> tuple[Any, dict[str, Any] | None]:
@@ -169,13 +169,14 @@ class Supervisor:
 
     def _give_up_places(self) -> None:
         """Goes on with fewer workers if Ray finds no place for one, such as after a node was lost."""
+        limit_seconds = self._processes.wait_seconds
         for slot in self._slots:
-            if slot.done or self._processes.waiting_seconds(slot.child) <= self._places.wait_seconds:
+            if slot.done or self._processes.waiting_seconds(slot.child) <= limit_seconds:
                 continue
             others = [one for one in self._slots if not one.done and not self._processes.waiting_seconds(one.child)]
             if (slot.index == 0 and not self._order) or not others:
                 raise SearchError(
-                    f"Ray has found no place for a worker of the search within {self._places.wait_seconds:g} seconds. "
+                    f"Ray has found no place for a worker of the search within {limit_seconds:g} seconds. "
                     "Use fewer cores or GPUs for each (cores_per_worker, gpus_per_worker), or a larger wait_seconds."
                 )
             logger.warning(f"Ray has found no place for worker {slot.index}: the search goes on with {len(others)}.")

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
@@ -22,29 +22,17 @@ from tfaccel.tuning.objective import Objective
 _SIGN_EVERY_SECONDS = 1.0
 _FILE = "epochs.json"
 _MIN_EPOCHS = 3
+Pruner = Callable[[Sequence[float]], str | None]
 MIN_OTHERS = 3  # fewer other trials are no reason to stop one
 _FACTOR = 3  # of the epochs between two comparisons, and of the trials that end at each
 
 
-class Pruner(Protocol):
-    """Decides whether to stop a trial early."""
-
-    def prune_cause(self, epoch: int, value: float) -> str | None:
-        """The reason to stop after this epoch, which reached this value; None to continue."""
-
-
-class BesideOthers:
-    """Prunes a trial by comparing it with the trials in sibling folders at the same epoch; see `prune_cause`."""
-
-    def __init__(self, folder: Path, rule: str, direction: str) -> None:
-        self._folder, self._rule, self._direction = folder, rule, direction
-        self._values: list[float] = []
-
-    def prune_cause(self, epoch: int, value: float) -> str | None:
-        """Records the value for the other trials and compares it with theirs."""
-        self._values = [*self._values[: epoch - 1], value]
-        write_json(self._folder / _FILE, self._values)
-        return prune_cause(self._rule, self._values, _other_values(self._folder), direction=self._direction)
+def beside_others(values: Sequence[float], *, folder: Path, rule: str, direction: str) -> str | None:
+    """The `prune_cause` of a trial beside those in sibling folders; writes its own values for them."""
+    write_json(folder / _FILE, values)
+    paths = [path for path in sorted(folder.parent.glob(f"trial_*/{_FILE}")) if path.parent != folder]
+    others = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return prune_cause(rule, values, [other for other in others if None not in other], direction=direction)
 
 
 class TrialReport(keras.callbacks.Callback):
@@ -53,7 +41,7 @@ class TrialReport(keras.callbacks.Callback):
     Args:
         objective: the objective of the search.
         extras: values that are the same for all epochs, such as the model's size; added to the logs.
-        pruner: decides whether to stop the trial; None to never stop it.
+        pruner: gives the reason to stop the trial after an epoch, from the objective of all epochs; None to continue.
         patience: as `early_stopping` of `SearchOptions`.
         sign: heartbeat, called about once per second while the trial runs.
         judge: the workload's `judge`, if any.
@@ -116,7 +104,7 @@ class TrialReport(keras.callbacks.Callback):
                 self.has_saved = True
         self.values.append(value)
         if self._pruner is not None and self.prune_cause is None:
-            self.prune_cause = self._pruner.prune_cause(len(self.values), value)
+            self.prune_cause = self._pruner(self.values)
         waited = len(self.values) - 1 - self.best_epoch
         ends = self.prune_cause is not None or (self._patience is not None and waited >= self._patience)
         if ends and self.model is not None:
@@ -148,13 +136,6 @@ class TrialReport(keras.callbacks.Callback):
         if len(ends) < _MIN_EPOCHS:
             return None
         return round((ends[-1] - ends[0]) / (len(ends) - 1) * len(ends), 3)
-
-
-def _other_values(folder: Path) -> list[list[float]]:
-    """The values of the other trials, except trials with NaN."""
-    paths = [path for path in sorted(folder.parent.glob(f"trial_*/{_FILE}")) if path.parent != folder]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    return [values for values in found if None not in values]
 
 
 def tensorboard_beside(callbacks: list[Any], trial_id: str, execution: int, hp: Any) -> list[Any]:

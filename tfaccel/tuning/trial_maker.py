@@ -99,7 +99,7 @@ class TrialMaker:
             epochs=_trial_epochs(source, options, workload),
             tuner=tuner,
         )
-        maker.check_own_training()
+        maker._check_own_training()
         return maker
 
     @property
@@ -112,49 +112,39 @@ class TrialMaker:
         """Whether the search overrides the optimizer, loss or metrics of models."""
         return bool(set(self.training()) - {"callbacks"})
 
-    def own_arguments(self) -> OwnArguments | None:
-        """The arguments of the custom `fit` or `run_trial`; None without one.
-
-        Raises:
-            SearchError: if it requires an argument that a search cannot pass.
-        """
-        if self.tuner is not None:
-            return OwnArguments(self.tuner.run_trial, given=2)  # self and trial
-        return None if self.own_fit is None else OwnArguments(self.own_fit, given=2)  # hp and model
-
-    def check_own_training(self) -> None:
-        """Checks that a custom `fit` or `run_trial` supports the options.
-
-        Raises:
-            SearchError: if it does not.
-        """
-        arguments = self.own_arguments()
-        if arguments is None:
+    def _check_own_training(self) -> None:
+        """Raises SearchError if a custom `fit` or `run_trial` does not support the options."""
+        if not self.trains_itself:
             return
-        name = self.tuner.__name__ if self.tuner is not None else f"The fit of {self.source.space.name}"
-        for option in ("retrain", "keep_models", "max_parameters") if self.tuner is not None else ():
-            if getattr(self.options, option):
-                raise SearchError(f"{name} builds and trains models itself, so {option} has no effect.")
-        if self.tuner is not None and self.options.algorithm == "hyperband":
-            raise SearchError(
-                "Hyperband trains for a few epochs at a time and continues the best trials, which is not possible with "
-                f"{name}. Use another algorithm."
-            )
         training = self.training()
-        if self.tuner is not None and set(training) - {"callbacks"}:
-            raise SearchError(f"{name} compiles models itself: leave out {', '.join(sorted(set(training)))}.")
         wanted = {
             "pruning": self.options.pruning != "none",
             "early_stopping": self.options.early_stopping,
             "callbacks": "callbacks" in training,
         }
-        if self.tuner is not None and self.options.executions_per_trial > 1:
-            odd = next((option for option in ("pruning", "early_stopping") if wanted[option]), None)
-            if odd is not None:
-                raise SearchError(f"{name} runs the executions of a trial itself: leave out {odd}.")
+        function: Any = self.own_fit
+        name = f"The fit of {self.source.space.name}"
+        if self.tuner is not None:
+            function, name = self.tuner.run_trial, self.tuner.__name__
+            self._check_tuner_options(name, training, [one for one in ("pruning", "early_stopping") if wanted[one]])
+        arguments = OwnArguments(function, given=2)  # hp and model, or self and trial
         for option, is_wanted in wanted.items():
             if is_wanted and not arguments.takes("callbacks"):
                 raise SearchError(f"{name} does not take `callbacks`, which {option} requires.")
+
+    def _check_tuner_options(self, name: str, training: Mapping[str, Any], stops_early: list[str]) -> None:
+        for option in ("retrain", "keep_models", "max_parameters"):
+            if getattr(self.options, option):
+                raise SearchError(f"{name} builds and trains models itself, so {option} has no effect.")
+        if self.options.algorithm == "hyperband":
+            raise SearchError(
+                "Hyperband trains for a few epochs at a time and continues the best trials, which is not possible with "
+                f"{name}. Use another algorithm."
+            )
+        if set(training) - {"callbacks"}:
+            raise SearchError(f"{name} compiles models itself: leave out {', '.join(sorted(set(training)))}.")
+        if self.options.executions_per_trial > 1 and stops_early:
+            raise SearchError(f"{name} runs the executions of a trial itself: leave out {stops_early[0]}.")
 
     def training(self) -> dict[str, Any]:
         """New copies of the callbacks, optimizer, loss and metrics given to the search, if any."""
@@ -228,17 +218,13 @@ def _trial_epochs(source: SearchSource, options: SearchOptions, workload: Worklo
     return get_run_epochs(workload or source.make_workload(options.workload_options), None)
 
 
-def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:
+def _builds_models(maker: TrialMaker, made: Any) -> bool:
     """Whether a space builds models, from what it returned; otherwise it gives arguments.
 
-    Args:
-        made: the return value of the space.
-        name: the name of the space.
-        compiled: whether a model must be compiled.
-
     Raises:
-        SearchError: for any other type, or a model that is not compiled.
+        SearchError: for any other type, or a model that is not compiled, and that nothing else compiles.
     """
+    name = maker.source.space.name
     if isinstance(made, Mapping):
         return False
     if not isinstance(made, keras.Model):
@@ -246,7 +232,7 @@ def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:
             f"The space {name} must return a compiled Keras model, or a dictionary of arguments for the workload's "
             f"function. Received: {type(made).__name__}."
         )
-    if compiled and not made.compiled:
+    if not (made.compiled or maker.trains_itself or maker.compiles_again):
         raise SearchError(f"The space {name} returned a model that is not compiled. Call model.compile in it.")
     return True
 
@@ -297,9 +283,7 @@ def discover(maker: TrialMaker) -> dict[str, Any]:
     with Runtime(plan, seed=options.seed) as runtime:
         with runtime.strategy.scope():
             space, made = _explored(maker, maker.space)
-            builds_models = made is None or is_model_space(
-                made, maker.source.space.name, compiled=not maker.trains_itself and not maker.compiles_again
-            )
+            builds_models = made is None or _builds_models(maker, made)
         found = {"space": space, "builds_models": builds_models, "metrics": None}
         if not maker.trains_itself:
             found["metrics"] = _metrics(maker, made, builds_models, runtime.strategy)
@@ -346,15 +330,6 @@ def _metrics(maker: TrialMaker, made: Any, builds_models: bool, strategy: tf.dis
     }
     with contextlib.closing(Session(workload, plan, strategy, **of_run)) as session:
         model = session.model
-    names = metric_names(model)
-    judged = [] if workload.judge is None or builds_models else sorted(workload.judge(model))
-    return names + _held_out(names, workload) + judged
-
-
-def metric_names(model: keras.Model) -> list[str]:
-    """The names of the metrics in the logs of an epoch, without validation metrics."""
-    return sorted(model.get_metrics_result())
-
-
-def _held_out(names: list[str], workload: Any) -> list[str]:
-    return [] if workload.validation_data is None else [f"val_{name}" for name in names]
+    names = sorted(model.get_metrics_result())
+    held_out = [] if workload.validation_data is None else [f"val_{name}" for name in names]
+    return names + held_out + ([] if workload.judge is None or builds_models else sorted(workload.judge(model)))

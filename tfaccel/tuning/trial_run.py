@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.optuna_oracle import EpochReports
 from tfaccel.tuning.own_training import OwnArguments, fatal_unless_metrics, make_tuner, reported_metrics
 from tfaccel.tuning.search_result import MODEL_FILE, TrialRow, trial_folder
-from tfaccel.tuning.trial_callbacks import BesideOthers, Pruner, TrialReport, tensorboard_beside
+from tfaccel.tuning.trial_callbacks import Pruner, TrialReport, beside_others, tensorboard_beside
 from tfaccel.tuning.trial_maker import TrialMaker
 
 OUT_OF_MEMORY = "Out of memory"
@@ -159,8 +160,10 @@ class TrialRunner:
         if options.pruning == "none":
             return None
         if not options.by_optuna:
-            return BesideOthers(trial_folder(self.run_dir, trial_id), options.pruning, self.objective.direction)
-        return EpochReports(self.run_dir, options, self.objective, epochs=self.maker.epochs, trial_id=trial_id)
+            folder, direction = trial_folder(self.run_dir, trial_id), self.objective.direction
+            return partial(beside_others, folder=folder, rule=options.pruning, direction=direction)
+        epochs = self.maker.epochs
+        return EpochReports(self.run_dir, options, self.objective, epochs=epochs, trial_id=trial_id).prune_cause
 
 
 class _Trial:
@@ -293,12 +296,7 @@ def get_cause(error: BaseException) -> str:
 
 
 def latency_seconds(model: keras.Model, batch_spec: Any) -> float:
-    """The median time to call the model on one all-zeros example, on the devices of this process.
-
-    Args:
-        model: a built model.
-        batch_spec: the spec of a batch: inputs, targets and, optionally, sample weights.
-    """
+    """The median time to call a built model on one all-zeros example, on the devices of this process."""
     inputs = keras.utils.unpack_x_y_sample_weight(batch_spec)[0]
     specs = tf.nest.map_structure(lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype), inputs)
     example = tf.nest.map_structure(lambda s: tf.zeros([n or 1 for n in s.shape], s.dtype), specs)
@@ -315,14 +313,7 @@ def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
     """Trains with the hyperparameters of a trial; writes `best/` in the search's run directory.
 
     If the space returns arguments of the workload's function, `best` is a run directory as written by `tfaccel.train`;
-    if it builds models, `best` holds `model.keras` and `result.json`.
-
-    Args:
-        runner: the trial runner of the search.
-        config: Keras Tuner's config of the hyperparameters.
-
-    Returns:
-        "run_dir" and "final", the metrics.
+    if it builds models, `best` holds `model.keras` and `result.json`. Returns "run_dir", and "final", the metrics.
     """
     folder, written = runner.run_dir / _BEST, runner.run_dir / f"{_BEST}.json"
     if not written.exists() or json.loads(written.read_text()) != config:  # another trial was the best before
@@ -333,17 +324,9 @@ def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
         del hp.values[name]  # Hyperband's: now all epochs are trained, from the start
     space = runner.maker.space
     if not runner.builds_models and space is not None:
-        workload = runner.maker.workload(space(hp))
-        seed = runner.maker.options.seed
-        result = train(
-            workload,
-            runner.maker.plan(workload),
-            run_dir=folder,
-            epochs=runner.maker.epochs,
-            seed=seed,
-            resume="auto",
-            verbose=0,
-        )
+        maker, workload = runner.maker, runner.maker.workload(space(hp))
+        how: dict[str, Any] = {"epochs": maker.epochs, "seed": maker.options.seed, "resume": "auto", "verbose": 0}
+        result = train(workload, maker.plan(workload), run_dir=folder, **how)
         return {"run_dir": str(folder), "final": {k: v for k, v in finite(result.final).items() if v is not None}}
     folder.mkdir(exist_ok=True)
     row = replace(runner, save_to=folder / MODEL_FILE).run(_BEST, hp)
