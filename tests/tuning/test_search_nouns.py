@@ -146,7 +146,7 @@ def test_best_row_is_the_first_of_equals_and_never_a_failed_one():
 
 def test_result_goes_to_json_and_back():
     rows = [row("0", 0.1, loss=0.1), row("1", None, "failed")]
-    result = SearchResult.of("runs/a", SearchOptions(), Objective.of("loss"), rows, wall_seconds=1.5)
+    result = SearchResult.of("runs/a", rows, Objective.of("loss"), algorithm="random", wall_seconds=1.5)
     assert result.best_hyperparameters == {"a": 1}
     assert [entry.trial_id for entry in result.pareto] == ["0"]
     assert SearchResult.from_json(json.loads(json.dumps(result.to_json()))) == result

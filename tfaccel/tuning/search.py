@@ -27,7 +27,7 @@ from tfaccel.training.run.run_lock import RunLock
 from tfaccel.tuning.objective import DEFAULT_NAME, Objective, checked_objective
 from tfaccel.tuning.options import SearchOptions, check_keras_tuner, takes_search_options
 from tfaccel.tuning.search_processes import processes_on
-from tfaccel.tuning.search_result import OnRow, SearchResult, read_hyperparameters, read_rows
+from tfaccel.tuning.search_result import OnRow, SearchResult, best_row, read_hyperparameters, read_rows
 from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.supervisor import Supervisor
 
@@ -149,12 +149,11 @@ def search(
             held = RunIdentity(directory.path.resolve(), directory.identity.run_id if directory.identity else None)
             supervisor.run(held, objective, found)
             rows = sorted(read_rows(directory.path / "trials.jsonl"), key=lambda row: row.trial_id)
-            result = SearchResult.of(
-                directory.path, chosen, objective, rows, wall_seconds=time.perf_counter() - started
-            )
-            if chosen.retrain and result.best is not None:
-                best = supervisor.retrain(read_hyperparameters(directory.path, result.best.trial_id))
-                result = result.with_best_model(best["run_dir"], best["final"], time.perf_counter() - started)
+            best, known = best_row(rows, objective), {"algorithm": chosen.algorithm}
+            if chosen.retrain and best is not None:
+                known |= supervisor.retrain(read_hyperparameters(directory.path, best.trial_id))
+            seconds = round(time.perf_counter() - started, 3)
+            result = SearchResult.of(directory.path, rows, objective, wall_seconds=seconds, **known)
     directory.check_held()
     write_json(directory.path / "search.json", result.to_json())
     _draw(directory.path, result)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +15,6 @@ from tfaccel.files import write_json, write_json_lines
 from tfaccel.local_path import local_path
 from tfaccel.short_repr import short_repr
 from tfaccel.tuning.objective import Objective
-from tfaccel.tuning.options import SearchOptions
 
 MODEL_FILE = "model.keras"
 OUTCOME_FILE = "outcome.json"
@@ -121,13 +120,15 @@ def read_hyperparameters(run_dir: Path, trial_id: str) -> dict[str, Any]:
     return dict(state["hyperparameters"])
 
 
-def best_row(rows: Sequence[TrialRow], objective: Objective) -> TrialRow | None:
+def ranked(rows: Iterable[TrialRow], objective: Objective) -> list[TrialRow]:
+    """The trials that have a score, best first, and the earliest first of equals."""
+    sign = -1.0 if objective.direction == "max" else 1.0
+    return sorted((row for row in rows if row.has_score), key=lambda row: (sign * (row.score or 0.0), row.trial_id))
+
+
+def best_row(rows: Iterable[TrialRow], objective: Objective) -> TrialRow | None:
     """The trial with the best score (the earliest if tied); None if no trial has a score."""
-    best: TrialRow | None = None
-    for row in sorted(rows, key=lambda row: row.trial_id):
-        if row.has_score and (best is None or objective.better(row.score or 0.0, best.score or 0.0)):
-            best = row
-    return best
+    return next(iter(ranked(rows, objective)), None)
 
 
 def pareto_front(rows: Sequence[TrialRow], objective: Objective) -> list[TrialRow]:
@@ -182,29 +183,12 @@ class SearchResult:
     best_final: Mapping[str, float] | None = None
 
     @classmethod
-    def of(
-        cls,
-        run_dir: str | os.PathLike[str],
-        options: SearchOptions,
-        objective: Objective,
-        rows: Sequence[TrialRow],
-        *,
-        wall_seconds: float,
-    ) -> Self:
-        """The result of these trials."""
-        return cls(
-            run_dir=str(local_path(run_dir, SearchError)),
-            algorithm=options.algorithm,
-            objective=objective,
-            rows=tuple(rows),
-            best=best_row(rows, objective),
-            pareto=tuple(pareto_front(rows, objective)),
-            wall_seconds=round(wall_seconds, 3),
-        )
-
-    def with_best_model(self, run_dir: str, final: Mapping[str, float], wall_seconds: float) -> Self:
-        """Returns a copy that includes the retrained best model."""
-        return replace(self, best_run_dir=run_dir, best_final=dict(final), wall_seconds=round(wall_seconds, 3))
+    def of(cls, run_dir: str | os.PathLike[str], rows: Sequence[TrialRow], objective: Objective, **known: Any) -> Self:
+        """The result of these trials, with the other fields that are known."""
+        pareto = tuple(pareto_front(rows, objective))
+        folder = str(local_path(run_dir, SearchError))
+        best = best_row(rows, objective)
+        return cls(run_dir=folder, objective=objective, rows=tuple(rows), best=best, pareto=pareto, **known)
 
     @property
     def best_hyperparameters(self) -> dict[str, Any]:
@@ -213,8 +197,7 @@ class SearchResult:
 
     def ranked(self) -> list[TrialRow]:
         """The trials that have a score, best first."""
-        sign = -1.0 if self.objective.direction == "max" else 1.0
-        return sorted((row for row in self.rows if row.has_score), key=lambda row: sign * (row.score or 0.0))
+        return ranked(self.rows, self.objective)
 
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
         """The `keras_tuner.HyperParameters` of the best trials, best first, to build models with."""

@@ -145,7 +145,7 @@ class Supervisor:
             self._announce(row)
 
     def retrain(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Trains with these hyperparameters in a fresh worker; returns the run directory and the metrics."""
+        """Trains with these hyperparameters in a fresh worker; returns fields of the `SearchResult`."""
         self._identity.check()
         slot = _Slot(0, self._worker(0))
         self._slots.append(slot)
@@ -156,7 +156,7 @@ class Supervisor:
                 words = self._processes.end_of_log(slot.child)
                 raise SearchError(f"Retraining the best trial failed: its process {slot.child.how_it_ended()}. {words}")
             if message is not None and message["event"] == "retrained":
-                return message
+                return dict(message["best"])
 
     def _worker(self, index: int, *, discovers: bool = False) -> Any:
         child = self._processes.start_worker(index)

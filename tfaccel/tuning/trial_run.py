@@ -313,7 +313,7 @@ def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
     """Trains with the hyperparameters of a trial; writes `best/` in the search's run directory.
 
     If the space returns arguments of the workload's function, `best` is a run directory as written by `tfaccel.train`;
-    if it builds models, `best` holds `model.keras` and `result.json`. Returns "run_dir", and "final", the metrics.
+    if it builds models, `best` holds `model.keras` and `result.json`. Returns fields of the `SearchResult`.
     """
     folder, written = runner.run_dir / _BEST, runner.run_dir / f"{_BEST}.json"
     if not written.exists() or json.loads(written.read_text()) != config:  # another trial was the best before
@@ -327,10 +327,11 @@ def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
         maker, workload = runner.maker, runner.maker.workload(space(hp))
         how: dict[str, Any] = {"epochs": maker.epochs, "seed": maker.options.seed, "resume": "auto", "verbose": 0}
         result = train(workload, maker.plan(workload), run_dir=folder, **how)
-        return {"run_dir": str(folder), "final": {k: v for k, v in finite(result.final).items() if v is not None}}
+        final = {name: value for name, value in finite(result.final).items() if value is not None}
+        return {"best_run_dir": str(folder), "best_final": final}
     folder.mkdir(exist_ok=True)
     row = replace(runner, save_to=folder / MODEL_FILE).run(_BEST, hp)
     if not row.has_score:
         raise TfaccelError(f"The best trial could not be retrained: {row.cause}")
     write_json(folder / "result.json", row.to_json())
-    return {"run_dir": str(folder), "final": row.finite_metrics}
+    return {"best_run_dir": str(folder), "best_final": row.finite_metrics}

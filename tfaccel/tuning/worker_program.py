@@ -85,7 +85,7 @@ def _work(parent: _Parent, order: dict[str, Any], maker: TrialMaker) -> None:
         sign=sign,
     )
     if "retrain" in order:
-        parent.send({"event": "retrained", **retrain(runner, order["retrain"])})
+        parent.send({"event": "retrained", "best": retrain(runner, order["retrain"])})
         return
     finished, settled_bytes = 0, 0
     while (trial_id := _next_trial(parent)) is not None:
