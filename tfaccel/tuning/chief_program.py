@@ -79,13 +79,7 @@ def _opened(parent: Connection, task: dict[str, Any]) -> KeptOracle:
 
 
 def write_experiment(folder: Path, space: Sequence[Mapping[str, Any]], objective: Objective) -> None:
-    """Writes the search space and the objective, for `tensorboard --logdir FOLDER`.
-
-    Args:
-        folder: directory of the event files.
-        space: Keras Tuner's configs of the hyperparameters.
-        objective: the objective of the search.
-    """
+    """Writes Keras Tuner's configs of the hyperparameters and the objective, for `tensorboard --logdir FOLDER`."""
     shown = [_SCORE, *(name for name in objective.names if len(objective.names) > 1)]
     metrics = [api.Metric(name, display_name=objective.name if name == _SCORE else name) for name in shown]
     domains = {entry["config"]["name"]: _domain(entry["class_name"], entry["config"]) for entry in space}

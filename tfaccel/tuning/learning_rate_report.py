@@ -187,10 +187,7 @@ class LearningRateReport:
 
 
 class SmoothedLoss:
-    """The exponential moving average of losses, and whether it has diverged.
-
-    Args:
-        test: its smoothing and divergence factor.
+    """The exponential moving average of losses, and whether it has diverged, by the factors of a test.
 
     Example:
         >>> smoothed = SmoothedLoss(LearningRateTest(smoothing=0.5))
@@ -229,10 +226,6 @@ def suggestion(
     The first and the last rates are skipped: there the average holds few losses, and the loss diverges. Steepness is
     measured over the logarithm of the rate if the rates are spaced exponentially. It is divided by the weight of a new
     loss in the average, which is largest at first; otherwise the noise of the first losses often looks steepest.
-
-    Args:
-        rates, losses, smoothed: the tested rates, their losses and the moving average.
-        test: how they were tested.
     """
     last = len(rates) - test.skip_last
     if last - test.skip_first < MIN_POINTS:

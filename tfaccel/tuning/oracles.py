@@ -202,15 +202,9 @@ def make_oracle(
     on_row: OnRow,
     on_end: Callable[[str], None] = lambda message: None,
 ) -> KeptOracle:
-    """Creates the oracle of a search.
+    """Creates the oracle of a search, from Keras Tuner's config of all hyperparameters.
 
-    Args:
-        space: Keras Tuner's config of all hyperparameters.
-        options, objective: of the search.
-        run_dir: its run directory.
-        epochs: epochs of Hyperband's longest trials.
-        on_row: called with each finished trial.
-        on_end: called with the reason if the search must stop.
+    `on_row` is called with each finished trial; `on_end` with the reason, if the search must stop.
     """
     kind = _KINDS.get(options.algorithm, OptunaOracle)
     kept: Any = type(f"Kept{kind.__name__}", (KeptOracle, kind), {})

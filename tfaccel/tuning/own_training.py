@@ -187,11 +187,7 @@ def own_fit_metrics(result: Any, objective: Objective, measured: Mapping[str, fl
 
 
 def fatal_unless_metrics(result: Any, objective: Objective, measured: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that a `fit` or `run_trial` returned.
-
-    Raises:
-        keras_tuner.errors.FatalError: if the result is invalid, since every trial would fail the same way.
-    """
+    """The metrics that a `fit` or `run_trial` returned; FatalError without any: every trial would fail this way."""
     try:
         return own_fit_metrics(result, objective, measured)
     except SearchError as error:
@@ -255,11 +251,6 @@ def make_tuner(
     """Creates a Tuner for one trial.
 
     Only `keras_tuner.Tuner.__init__` is called: that of a subclass such as `RandomSearch` would create an oracle.
-
-    Args:
-        kind: the Tuner class.
-        space, fit: the model-building function, None if `run_trial` needs none; and the custom `fit`, if any.
-        objective, run_dir: of the search.
     """
     tuner = kind.__new__(kind)
     oracle = _LocalOracle(objective=keras_tuner.Objective(objective.name, objective.direction))

@@ -115,13 +115,9 @@ def _test_in_place(
 
 
 class RateSweep:
-    """Trains a built and compiled model for the steps of a test. The caller keeps the model's state.
+    """Trains a built and compiled model for the steps of a test, on the batches of a source, epoch after epoch.
 
-    Args:
-        engine: the model's engine.
-        source: batches; epochs are repeated until the test ends.
-        test: the rates.
-        on_step: called after each step with the number of tested rates, the last of them, and the smoothed loss.
+    The caller keeps the model's state.
 
     Raises:
         WorkloadError: for a model that has not exactly one optimizer with one learning rate.
@@ -229,11 +225,7 @@ def _number(value: Any) -> float:
 
 
 def tested_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
-    """The one optimizer of a model that has one learning rate, without its loss scale.
-
-    Raises:
-        WorkloadError: if there is none, or there are several rates.
-    """
+    """The one optimizer of a model, without its loss scale; WorkloadError unless there is one learning rate."""
     found = get_optimizers(model)
     if not found:
         raise WorkloadError(

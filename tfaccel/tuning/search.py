@@ -292,13 +292,8 @@ def importances(
 
     A random forest is fitted to predict the score from the hyperparameters. The permutation importance of a
     hyperparameter is how much the forest's error grows when its values are shuffled across trials. With few trials,
-    treat it as a rough estimate.
-
-    Args:
-        values: the hyperparameters of each trial; a missing one counts as a separate value.
-        scores: one per trial.
-        names: the hyperparameters to compare.
-        logarithmic: hyperparameters sampled on a log scale.
+    treat it as a rough estimate. A missing value counts as a separate one; `logarithmic` ones are sampled on a log
+    scale.
 
     Example:
         >>> trials = [{"a": a, "b": b} for a in (1, 2, 3) for b in (1, 2, 3)]

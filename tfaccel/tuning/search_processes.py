@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class DeviceGroup:
 
     cores: tuple[int, ...] = ()
     visible_gpus: str | None = None
-    plan_fields: tuple[tuple[str, Any], ...] = ()
+    plan_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 def device_groups(parallel: int, hardware: Hardware, machine: Machine) -> list[DeviceGroup]:
@@ -80,7 +80,7 @@ def device_groups(parallel: int, hardware: Hardware, machine: Machine) -> list[D
         if memory is not None:
             fields["gpu_memory_limit_bytes"] = memory
         visible = None if gpus is None else _names(gpus, machine)
-        groups.append(DeviceGroup(cores=cores, visible_gpus=visible, plan_fields=tuple(fields.items())))
+        groups.append(DeviceGroup(cores=cores, visible_gpus=visible, plan_fields=fields))
     return groups
 
 
@@ -205,6 +205,6 @@ def processes_on(engine: str | None, parallel: int, options: Mapping[str, Any] |
         yield SearchProcesses(device_groups(parallel, detect_hardware(), Machine.here()))
         return
     cluster = load_extra("ray_search")(parallel, dict(options or {}))
-    group = DeviceGroup(plan_fields=(("intra_op_threads", cluster.cores_per_worker),))
+    group = DeviceGroup(plan_fields={"intra_op_threads": cluster.cores_per_worker})
     with cluster.connected():
         yield SearchProcesses([group] * parallel, cluster)

@@ -73,11 +73,7 @@ OnRow = Callable[[TrialRow], None]
 
 
 class TrialRows:
-    """The file `trials.jsonl`: one line per finished trial; each change rewrites it.
-
-    Args:
-        path: the file.
-    """
+    """The file `trials.jsonl`: one line per finished trial; each change rewrites it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -53,11 +53,7 @@ class SearchSource:
 
     @classmethod
     def of(cls, workload: Any, space: Any, *, tuner: Any = None, training: Mapping[str, Any] | None = None) -> Self:
-        """Creates the source from the arguments of `search`.
-
-        Raises:
-            SearchError: for objects that cannot be sent to another process.
-        """
+        """Creates the source from the arguments of `search`; SearchError for what no other process can load."""
         if tuner is None and isinstance(space, type) and hasattr(space, "run_trial"):
             tuner, space = space, None
         for thing in (space, tuner):
@@ -99,11 +95,7 @@ class SearchSource:
         return made if batch_size is None else replace(made, global_batch_size=batch_size)
 
     def workload_function(self) -> Callable[..., Any]:
-        """The function that creates the workload.
-
-        Raises:
-            SearchError: for a `Workload`, which no arguments change.
-        """
+        """The function that creates the workload; SearchError for a `Workload`, which no arguments change."""
         function: Callable[..., Any] = self.workload.load(SearchError)
         if isinstance(function, Workload):
             raise _nothing_to_search(function)

@@ -49,13 +49,7 @@ class _Slot:
 
 
 class Supervisor:
-    """Context manager for the processes of one search.
-
-    Args:
-        source, options: of the search.
-        processes: starts them.
-        on_row: called with each finished trial.
-    """
+    """Context manager for the processes of one search; calls `on_row` with each finished trial."""
 
     def __init__(self, source: SearchSource, options: SearchOptions, processes: SearchProcesses, on_row: OnRow) -> None:
         self._options = options

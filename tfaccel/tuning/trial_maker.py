@@ -37,10 +37,9 @@ class TrialMaker:
     """Creates workloads, plans and models from hyperparameters.
 
     Args:
-        source: the workload and the space.
-        options: of the search.
-        plan_fields: plan fields fixed by the search and this worker's device group.
-        hardware: the hardware of this worker.
+        source, options: of the search.
+        plan_fields: plan fields fixed by the search and by this worker's devices.
+        hardware: of this worker.
         space: `space(hp)` or `build(hp)`; None if a `tuner` needs none.
         own_fit: the custom `fit` of a `HyperModel`, or None.
         epochs: of each trial.
@@ -172,13 +171,7 @@ class TrialMaker:
         return default_plan(self.hardware, workload, **fixed)
 
     def model(self, made: Any, workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:
-        """The compiled model, to be called inside the scope of the plan's strategy.
-
-        Args:
-            made: what the space returned: a compiled model, or arguments of the workload's function.
-            workload, plan: of the trial.
-            num_steps: optimizer steps of the trial; None if it is not known.
-        """
+        """The compiled model, from what the space returned; call it inside the scope of the plan's strategy."""
         if not isinstance(made, keras.Model):
             return compiled_model(workload, plan, num_steps=num_steps)
         made = self._compiled(made)

@@ -52,9 +52,8 @@ class TrialRunner:
 
     Args:
         maker: creates the workload, plan and model of a trial.
-        objective: the objective of the search.
+        objective, identity: of the search.
         builds_models: whether the space builds models itself.
-        identity: of the search, and its run directory.
         sign: heartbeat, called about once per second while a trial runs.
         save_to: a file for the trained model, which is then trained once and never pruned; None for a trial.
     """
@@ -67,12 +66,7 @@ class TrialRunner:
     save_to: Path | None = None
 
     def run(self, trial_id: str, hp: Any) -> TrialRow:
-        """Runs a trial and returns its row; any exception but `FatalError` becomes the cause of its failure.
-
-        Args:
-            trial_id: Keras Tuner's id.
-            hp: its hyperparameters.
-        """
+        """Runs a trial and returns its row; any exception but `FatalError` becomes the cause of its failure."""
         started = time.perf_counter()
         row: dict[str, Any] = {"trial_id": trial_id, "status": "failed", "score": None}
         try:

@@ -55,7 +55,7 @@ def main(connection: Connection, arguments: list[str]) -> int:
     try:
         source: SearchSource = task["source"]
         source.origin.prepare()
-        maker = TrialMaker.of(source, task["options"], dict(devices.plan_fields))
+        maker = TrialMaker.of(source, task["options"], devices.plan_fields)
         if task["discovers"]:
             parent.send({"event": "discovered", "found": {**discover(maker), "epochs": maker.epochs}})
     except Exception as error:
