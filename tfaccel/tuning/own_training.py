@@ -210,16 +210,6 @@ def _best_epoch(
     return best
 
 
-class _Space(keras_tuner.HyperModel):
-    """The space of a search as a Tuner's `hypermodel`."""
-
-    def __init__(self, build: Callable[[Any], Any], fit: Callable[..., Any] | None) -> None:
-        super().__init__()
-        self.build = build
-        if fit is not None:
-            self.fit = fit
-
-
 class _LocalOracle(OpenOracle):
     """The oracle that `run_trial` sees; the chief's oracle writes the trial's file."""
 
@@ -257,17 +247,15 @@ def make_tuner(
     runs_itself = kind.run_trial is not keras_tuner.Tuner.run_trial
     if space is None and not runs_itself:
         raise SearchError(f"{kind.__name__} does not override run_trial, so it needs a space: build(hp).")
-    keras_tuner.Tuner.__init__(
-        tuner, oracle, hypermodel=None if runs_itself else _nothing, directory=str(run_dir), project_name="tuner"
-    )
+    unused = None if runs_itself else (lambda hp: None)  # the space has already been explored
+    keras_tuner.Tuner.__init__(tuner, oracle, hypermodel=unused, directory=str(run_dir), project_name="tuner")
     tuner.oracle = oracle
-    tuner.hypermodel = None if space is None else _Space(space, fit)
+    tuner.hypermodel = None if space is None else keras_tuner.HyperModel()
+    if space is not None:
+        tuner.hypermodel.build = space
+        if fit is not None:
+            tuner.hypermodel.fit = fit
     return tuner
-
-
-def _nothing(hp: Any) -> None:
-    """Replaces the space during initialization, since it has already been explored."""
-    del hp
 
 
 def reported_metrics(tuner: Any, trial: Any) -> dict[str, float] | None:

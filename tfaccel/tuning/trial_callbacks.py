@@ -19,10 +19,11 @@ from tfaccel.errors import SearchError
 from tfaccel.files import write_json
 from tfaccel.tuning.objective import Objective
 
+Pruner = Callable[[Sequence[float]], str | None]  # the objective of all epochs -> why to stop; None to continue
+
 _SIGN_EVERY_SECONDS = 1.0
 _FILE = "epochs.json"
 _MIN_EPOCHS = 3
-Pruner = Callable[[Sequence[float]], str | None]
 MIN_OTHERS = 3  # fewer other trials are no reason to stop one
 _FACTOR = 3  # of the epochs between two comparisons, and of the trials that end at each
 
@@ -41,7 +42,7 @@ class TrialReport(keras.callbacks.Callback):
     Args:
         objective: the objective of the search.
         extras: values that are the same for all epochs, such as the model's size; added to the logs.
-        pruner: gives the reason to stop the trial after an epoch, from the objective of all epochs; None to continue.
+        pruner: asked after each epoch; None to never stop the trial.
         patience: as `early_stopping` of `SearchOptions`.
         sign: heartbeat, called about once per second while the trial runs.
         judge: the workload's `judge`, if any.
