@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -106,9 +106,9 @@ class Objective:
         """Whether a value is better than another."""
         return value > other if self.direction == "max" else value < other
 
-    def best(self, values: Sequence[float]) -> float:
-        """The best of some values."""
-        return max(values) if self.direction == "max" else min(values)
+    def best(self, values: Sequence[Any], *, key: Callable[[Any], float] = float) -> Any:
+        """The best of some values, the first of equals; of other things, by the value that `key` gives."""
+        return (max if self.direction == "max" else min)(values, key=key)
 
     def to_json(self) -> list[list[str]]:
         """The parts as JSON values."""

@@ -201,13 +201,9 @@ def _best_epoch(
     num_epochs = max(map(len, history.values()), default=0)
     whole = {name: values for name, values in history.items() if len(values) == num_epochs}
     epochs = [{name: float(values[e]) for name, values in whole.items()} | dict(measured) for e in range(num_epochs)]
-    best: dict[str, float] = epochs[0] if epochs else {}
-    if not all(name in best for name in objective.names):
-        return best
-    for epoch in epochs[1:]:
-        if objective.better(objective.value(epoch), objective.value(best)):
-            best = epoch
-    return best
+    if not epochs or not all(name in epochs[0] for name in objective.names):
+        return epochs[0] if epochs else {}
+    return dict(objective.best(epochs, key=objective.value))
 
 
 class _LocalOracle(OpenOracle):
