@@ -71,11 +71,10 @@ NOUN_MODULES = {
     "tfaccel.extras.serving.options",
     "tfaccel.compressing.variant",
     "tfaccel.compressing.methods",
-    "tfaccel.tuning.device_groups",
     "tfaccel.tuning.learning_rate_report",
     "tfaccel.tuning.objective",
     "tfaccel.tuning.options",
-    "tfaccel.tuning.pruning",
+    "tfaccel.tuning.search_processes",
 }
 HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow_model_optimization", "tensorboard"}
 # Programs that run in a child process, which may crash; nothing imports them.

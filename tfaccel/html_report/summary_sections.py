@@ -27,7 +27,7 @@ from tfaccel.html_report.texts import (
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.verdict.fit_verdict import SOUND, UNKNOWN
 from tfaccel.tuning.objective import infer_direction
-from tfaccel.tuning.trial_row import TrialRow
+from tfaccel.tuning.search_result import TrialRow
 
 _PARTS = ("options", "built")  # of a run's config
 _ABSENT = object()  # a setting that a run does not have
