@@ -8,7 +8,7 @@ It stays off, with a warning that says why,
 * in a `tf.function(jit_compile=True)` of a step of several replicas (`private_tensorflow.functions_inlined`).
 
 It compiles the optimizer's update apart from the rest for rows of embedding tables, and for slots on the host. Models
-in stages are refused if they ask for it (`stages.cut`). TPUs compile whole steps, whatever is asked for.
+in stages are refused if they ask for it (`stages.staged_model`). TPUs compile whole steps, whatever is asked for.
 """
 
 from __future__ import annotations
