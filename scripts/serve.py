@@ -124,7 +124,7 @@ def _served(place: ModelPlace, modules: Sequence[str]) -> Iterator[Path]:
     if place.path.is_dir() or is_litert_file(place.path):
         yield place.path
         return
-    from tfaccel.exporting.served_copy import write_served_copy
+    from tfaccel.exporting.export import write_served_copy
 
     with clean_end(), tempfile.TemporaryDirectory(prefix="tfaccel-serve-") as folder:
         write_served_copy(place, Path(folder), modules=modules)

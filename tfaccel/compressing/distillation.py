@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import CompressionError, WorkloadError
-from tfaccel.keras_file import check_no_code
+from tfaccel.keras_file import check_no_code, load_model
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments
@@ -78,8 +78,6 @@ def distill(
     check_no_code(path)
 
     def build_model() -> Any:
-        from tfaccel.training.private.private_trainer import load_model
-
         student = workload.build_model()
         with _naming(path):
             model = load_model(path, compile=False, safe_mode=True)

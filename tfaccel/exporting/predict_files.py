@@ -17,8 +17,8 @@ from tfaccel.data.images.image_check import IMAGE_SUFFIXES, check_image
 from tfaccel.data.texts.files import plain_lines
 from tfaccel.errors import DataError
 from tfaccel.exporting.file_rows import Rows
-from tfaccel.exporting.graph_error import graph_error_reason
 from tfaccel.exporting.predictor import Predictor
+from tfaccel.exporting.saved_model_session import graph_error_reason
 from tfaccel.files import finite, whole_file
 
 SUFFIXES = (".csv", ".jsonl")

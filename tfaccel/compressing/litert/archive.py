@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from tfaccel.data.raw_input import FILE_NAME, RawInput, raw_input_of_json
@@ -20,19 +19,13 @@ _IDENTIFIER = slice(4, 8)
 _MODEL_IDENTIFIER = b"TFL3"
 
 
-def make_archive(raw_input: RawInput | None, class_names: Sequence[str] = ()) -> bytes:
-    """The archive to append to a model; empty if there is nothing to record.
-
-    Args:
-        raw_input: the model's raw inputs.
-        class_names: in the order of the first output; by default those of `raw_input`.
-    """
-    names = class_names or (() if raw_input is None else raw_input.class_names)
-    files = {LABELS_FILE: "".join(f"{' '.join(name.split())}\n" for name in names)} if names else {}
-    if raw_input is not None:
-        files[FILE_NAME] = json.dumps(raw_input.to_json(), ensure_ascii=False)
-    if not files:
+def make_archive(raw_input: RawInput | None) -> bytes:
+    """The archive to append to a model with these raw inputs; empty if there is nothing to record."""
+    if raw_input is None:
         return b""
+    names = raw_input.class_names
+    files = {LABELS_FILE: "".join(f"{' '.join(name.split())}\n" for name in names)} if names else {}
+    files[FILE_NAME] = json.dumps(raw_input.to_json(), ensure_ascii=False)
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, text in files.items():
