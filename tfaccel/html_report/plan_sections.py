@@ -16,13 +16,27 @@ from tfaccel.html_report.figures import (
     MUTED,
     Bar,
     Series,
-    bar_figure,
+    bar_chart,
     line_figure,
     with_logarithmic_axes,
 )
-from tfaccel.html_report.page import Block, Card, Cards, Chart, LegendEntry, Message, Table
+from tfaccel.html_report.page import (
+    NONE,
+    Block,
+    Card,
+    Cards,
+    Chart,
+    LegendEntry,
+    Message,
+    Table,
+    get_number,
+    get_words,
+    plain_number,
+    seconds_text,
+    setting_text,
+    value_text,
+)
 from tfaccel.html_report.records import DAMAGES, RunRecord
-from tfaccel.html_report.texts import NONE, get_number, get_words, plain_number, seconds_text, setting_text, value_text
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import HEADINGS, Report, described
 from tfaccel.measuring.roofline import LayerLimit, Roofline
@@ -40,6 +54,12 @@ Measured = TypeVar("Measured")
 _MAIN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 _DEFAULTS = {one.name: one.default for one in fields(Plan)}
 _VOLATILE = ("memory_bytes", "cluster")  # of a machine: they may change from run to run
+_GIGA = 1e9
+_HOW_TO_SHOW = (
+    "None is kept for the workload and plan of {} on that machine. `tfaccel roofline`, with the flags that the run was "
+    "trained with, measures and keeps one; --roofline=FILE shows one that `tfaccel roofline --report=FILE` wrote."
+)
+_BOUNDS = {"arithmetic": COLORS[0], "memory": GOOD}
 
 
 def plan_blocks(runs: Sequence[RunRecord]) -> list[Block]:
@@ -207,61 +227,47 @@ def _why_none(runs: Sequence[RunRecord]) -> str:
 
 def _candidates(run_name: str, report: Report) -> list[Block]:
     first = report.candidates[0].plan
-    bars, legend = [], {}
+    bars = []
     for number, candidate in enumerate(report.candidates):
         rate = candidate.examples_per_second
         if rate is None:
             continue
-        state, color = _state(number == report.chosen)
-        legend[state] = LegendEntry(label=state, color=color, shape="dot")
+        color, meaning = (GOOD, "chosen") if number == report.chosen else (COLORS[0], "not chosen")
         rates = [window.num_steps * candidate.plan.global_batch_size / window.seconds for window in candidate.windows]
+        low, high = min(rates), max(rates)
+        text = candidate.rejection or f"{len(rates)} windows, from {low:,.0f} to {high:,.0f}"
         label = described(candidate, first)
-        more = candidate.rejection or f"{len(rates)} windows, from {min(rates):,.0f} to {max(rates):,.0f}"
-        bars.append(Bar(label=label, value=rate, low=min(rates), high=max(rates), color=color, text=more))
-    blocks: list[Block] = []
+        bars.append(Bar(label=label, value=rate, low=low, high=high, color=color, meaning=meaning, text=text))
     chosen = described(report.candidates[report.chosen], first)
-    lead = f"{len(report.candidates)} plans for {report.workload} were measured in {report.seconds:.0f} s."
     gains = [f"{get_words(axis)} {gain:.2f} times as fast" for axis, gain in report.gains.items()]
-    lines = [
-        f"{lead} Chosen: {chosen}, {report.speedup:.2f} times the speed of the first plan.",
+    lines = (
+        f"{len(report.candidates)} plans for {report.workload} were measured in {report.seconds:.0f} s. "
+        f"Chosen: {chosen}, {report.speedup:.2f} times the speed of the first plan.",
         report.stopped_because,
-    ]
-    lines += [f"Gain by axis: {'; '.join(gains)}."] if gains else []
-    blocks.append(Message(lines=tuple(line for line in lines if line), badge=run_name))
+        f"Gain by axis: {'; '.join(gains)}." if gains else "",
+    )
+    blocks: list[Block] = [Message(lines=tuple(filter(None, lines)), badge=run_name)]
     if bars:
         said = "; ".join(f"{bar.label}: {bar.value:,.0f}" for bar in bars)
         blocks.append(
-            Chart(
+            bar_chart(
+                bars,
+                x_title="examples/s",
                 title="Throughput of the candidates",
                 description=f"Examples per second. {said}.",
-                figure=bar_figure(bars, x_title="examples/s"),
-                legend=tuple(legend.values()),
                 note="Bars: median of the windows; lines: the slowest and the fastest window.",
             )
         )
-    rows = tuple(tuple(row) for row in report.rows())
     blocks.append(
         Table(
             caption="All candidates",
             headings=HEADINGS,
-            rows=rows,
+            rows=tuple(map(tuple, report.rows())),
             numeric=frozenset(range(1, len(HEADINGS) - 1)),
             strong=frozenset({(report.chosen, 0)}),
         )
     )
     return blocks
-
-
-def _state(is_chosen: bool) -> tuple[str, str]:
-    return ("chosen", GOOD) if is_chosen else ("not chosen", COLORS[0])
-
-
-_GIGA = 1e9
-_HOW_TO_SHOW = (
-    "None is kept for the workload and plan of {} on that machine. `tfaccel roofline`, with the flags that the run was "
-    "trained with, measures and keeps one; --roofline=FILE shows one that `tfaccel roofline --report=FILE` wrote."
-)
-_BOUNDS = {"arithmetic": COLORS[0], "memory": GOOD}
 
 
 def read_roofline(path: str | os.PathLike[str]) -> Roofline:

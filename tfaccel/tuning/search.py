@@ -19,7 +19,7 @@ from tfaccel.known_names import suggests_names
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.option_checks import check_callbacks
 from tfaccel.planning.workload import Workload
-from tfaccel.reporting.search_charts import save_importance_picture, save_parallel_coordinates
+from tfaccel.reporting.charts import save_importance_picture, save_parallel_coordinates
 from tfaccel.training.run.run_dir import RunDir, RunIdentity
 from tfaccel.tuning.importance import importances
 from tfaccel.tuning.keras_tuner_extra import check_keras_tuner
