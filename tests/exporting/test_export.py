@@ -285,6 +285,15 @@ def test_file_that_does_something_else_when_it_is_loaded_is_not_left(tmp_path, m
         assert list(tmp_path.iterdir()) == []
 
 
+def test_inputs_may_have_the_names_of_numpys_arguments(tmp_path):
+    import keras
+
+    inputs = [keras.Input((2,), name=name) for name in ("file", "allow_pickle")]
+    model = keras.Model(inputs, {"file": keras.layers.Dense(1)(keras.layers.Concatenate()(inputs))})
+    result = export(model, ["saved_model", "litert"], out=tmp_path / "out", name="named")
+    assert [(file.max_difference < 1e-5 < file.max_output, file.differs) for file in result.files] == [(True, "")] * 2
+
+
 def test_what_does_not_do_what_the_model_does_is_refused(tmp_path):
     from tfaccel.exporting.comparison import largest_difference
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfaccel.errors import DataError, VersionError
-from tfaccel.reporting import coco_scores as scores_module
+from tfaccel.reporting import detections as scores_module
 from tfaccel.reporting.detections import coco_scores
 
 BOXES = np.array([[[0.0, 0, 10, 10], [20, 20, 30, 30]], [[5, 5, 15, 15], [0, 0, 0, 0]]])

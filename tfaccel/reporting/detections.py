@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedSplit
+from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedSplit, Detections
 from tfaccel.errors import DataError, VersionError
-from tfaccel.models.centre_detector import Detections
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 logger = logging.getLogger("tfaccel")

@@ -86,7 +86,8 @@ def _answer(
     }
     with tempfile.TemporaryDirectory(prefix="tfaccel-probe-") as folder:
         inputs = Path(folder) / "inputs.npz"
-        np.savez(inputs, **row)  # type: ignore[arg-type]
+        marked = {f"={name}": array for name, array in row.items()}  # no name is an argument of `savez`
+        np.savez(inputs, **marked)  # type: ignore[arg-type]
         asked = {**task, "inputs": str(inputs), "num_threads": num_threads, **(loading or {})}
         try:
             answer = run_program(

@@ -27,7 +27,7 @@ def main() -> None:
     """Runs the task read from standard input."""
     task = json.loads(sys.stdin.read())
     with np.load(task["inputs"]) as arrays:
-        inputs = dict(arrays)
+        inputs = {name.removeprefix("="): array for name, array in arrays.items()}
     answer: Any
     if task["memory"]:
         answer = _peak_bytes(task["files"][0], inputs, task)
