@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import CompressionError, WorkloadError
-from tfaccel.keras_file import check_no_code, load_model
+from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
+from tfaccel.private_load_model import load_model
 
 if TYPE_CHECKING:
     import keras

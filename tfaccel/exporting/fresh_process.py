@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
     """Runs the program; an error ends it with its traceback and status 1."""
     order = json.loads(arguments[0])
     for kind, path, rows_file, outputs_file, may_fail in order["jobs"]:
-        rows = load_arrays(rows_file, allow_pickle=True)  # of this program's parent; texts are pickled
+        rows = load_arrays(rows_file)
         try:
             outputs = {name: _plain(value) for name, value in RUNTIMES[kind](path, rows, order["modules"]).items()}
         except Exception as error:  # of any runtime
@@ -120,14 +120,42 @@ def main(arguments: list[str]) -> int:
 
 
 def save_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name to a `.npz` file; the mark keeps names apart from the arguments of `numpy.savez`."""
-    np.savez(path, **{f"={name}": array for name, array in arrays.items()})  # type: ignore[arg-type]
+    """Writes arrays by name to a `.npz` file, under marked names, which are no arguments of `numpy.savez`.
+
+    NumPy strips zeros from the end of byte strings, and pickles objects: texts are written as their lengths and bytes.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_arrays(f"{folder}/a.npz", {"file": np.array([[b"a\\0", b""]], dtype=object)})
+        ...     load_arrays(f"{folder}/a.npz")["file"].tolist()
+        [[b'a\\x00', b'']]
+    """
+    stored: Arrays = {}
+    for name, array in arrays.items():
+        if array.dtype == object:
+            lengths = [len(text) for text in array.ravel()]
+            stored[f"lengths:{name}"] = np.array(lengths, np.int64).reshape(array.shape)
+            stored[f"texts:{name}"] = np.frombuffer(b"".join(array.ravel()), np.uint8)
+        else:
+            stored[f"array:{name}"] = array
+    np.savez(path, **stored)  # type: ignore[arg-type]
 
 
-def load_arrays(path: str, *, allow_pickle: bool = False) -> Arrays:
+def load_arrays(path: str) -> Arrays:
     """The arrays that `save_arrays` wrote."""
-    with np.load(path, allow_pickle=allow_pickle) as file:
-        return {name.removeprefix("="): array for name, array in file.items()}
+    with np.load(path, allow_pickle=False) as file:
+        stored = dict(file)
+    found: Arrays = {}
+    for key, array in stored.items():
+        kind, _, name = key.partition(":")
+        if kind == "array":
+            found[name] = array
+        elif kind == "lengths":
+            content, ends = stored[f"texts:{name}"].tobytes(), np.cumsum(array).tolist()
+            texts = [content[end - length : end] for end, length in zip(ends, array.ravel().tolist(), strict=True)]
+            found[name] = np.array([*texts, None], object)[:-1].reshape(array.shape)
+    return found
 
 
 def _plain(value: np.ndarray) -> np.ndarray:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import WorkloadError
-from tfaccel.keras_file import check_no_code, load_model
+from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
+from tfaccel.private_load_model import load_model
 
 if TYPE_CHECKING:
     import keras
