@@ -1,7 +1,8 @@
 """The flags of one command: each command has a `FlagValues` of its own, made anew for each call."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from absl import flags
 
@@ -27,6 +28,24 @@ def command_flags(definitions: Mapping[str, Flag]) -> flags.FlagValues:
     values = flags.FlagValues()
     define_flags(definitions, values)
     return values
+
+
+def option_flags(options: type, texts: Mapping[str, str]) -> dict[str, Flag]:
+    """Flags of the fields of a dataclass, with the fields' defaults.
+
+    Args:
+        options: the dataclass.
+        texts: name of a field -> the help of its flag.
+
+    Example:
+        >>> from tfaccel.extras.serving.options import ServeOptions
+        >>> option_flags(ServeOptions, {"port": "HTTP port", "grpc_port": "gRPC port"})
+        {'port': (8501, 'HTTP port'), 'grpc_port': (<class 'int'>, 'gRPC port')}
+    """
+    defaults = {one.name: one.default for one in dataclasses.fields(options)}
+    kinds = get_type_hints(options)
+    found = {name: get_args(kinds[name])[0] if defaults[name] is None else defaults[name] for name in texts}
+    return {name: (list(one) if isinstance(one, tuple) else one, texts[name]) for name, one in found.items()}
 
 
 def define_flags(definitions: Mapping[str, Flag], values: flags.FlagValues) -> None:

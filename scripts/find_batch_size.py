@@ -18,10 +18,10 @@ from absl import flags
 from rich.table import Table
 from rich.text import Text
 
-from tfaccel.measuring.batch_report import BatchReport, BatchTrial
+from tfaccel.measuring.batch_report import BatchOptions, BatchReport, BatchTrial
 from tfaccel.measuring.memory_estimate import mebibytes
 from tfaccel.scripts.command import INTERRUPTED, check_writable, table_console
-from tfaccel.scripts.command_flags import Flag, command_flags
+from tfaccel.scripts.command_flags import Flag, command_flags, option_flags
 from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.train_flags import workload_options
 from tfaccel.scripts.workload_command import run_workload_command
@@ -30,11 +30,22 @@ from tfaccel.scripts.workload_parameters import WorkloadParameters
 
 _NOTHING_FITS = 1
 
+_OPTIONS = option_flags(
+    BatchOptions,
+    {
+        "head_room": "the fraction of the memory limit that is to stay free",
+        "budget_seconds": "about how long to search",
+        "limit_seconds": "time limit for one batch size to build its model, or to run one window",
+        "seed": "determines weights and data",
+    },
+)
+# Bounds of whole numbers, and their help.
+_LIMITS = {
+    "memory_limit_bytes": (2**60, "memory that one process may use, or one GPU (default: all that is available)"),
+    "max_replica_batch_size": (2**31, "try no larger batch per replica"),
+}
 _FLAGS: dict[str, Flag] = {
-    "head_room": (0.1, "the fraction of the memory limit that is to stay free"),
-    "budget_seconds": (300.0, "about how long to search"),
-    "limit_seconds": (120.0, "time limit for one batch size to build its model, or to run one window"),
-    "seed": (0, "determines weights and data"),
+    **_OPTIONS,
     "out": (str, "also write the report, with all windows, to this JSON file"),
     "quiet": (False, "show no progress"),
     "json": (False, "print JSON"),
@@ -44,26 +55,16 @@ _FLAGS: dict[str, Flag] = {
 def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = command_flags(_FLAGS)
-    text = "memory that one process may use, or one GPU (default: all that is available)"
-    flags.DEFINE_integer("memory_limit_bytes", None, text, lower_bound=1, upper_bound=2**60, flag_values=values)
-    text = "try no larger batch per replica"
-    flags.DEFINE_integer("max_replica_batch_size", None, text, lower_bound=1, upper_bound=2**31, flag_values=values)
+    for name, (bound, text) in _LIMITS.items():
+        flags.DEFINE_integer(name, None, text, lower_bound=1, upper_bound=bound, flag_values=values)
     return run_workload_command(_main, argv, values, description=(__doc__ or "").strip())
 
 
 def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
-    from tfaccel.measuring.batch_report import BatchOptions
     from tfaccel.measuring.find_batch_size import find_batch_size
 
     check_writable("out", values.out)
-    search = BatchOptions(
-        memory_limit_bytes=values.memory_limit_bytes,
-        head_room=values.head_room,
-        budget_seconds=values.budget_seconds,
-        limit_seconds=values.limit_seconds,
-        max_replica_batch_size=values.max_replica_batch_size,
-        seed=values.seed,
-    )
+    search = BatchOptions(**{name: values[name].value for name in (*_OPTIONS, *_LIMITS)})
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         report = find_batch_size(
             reference_of_workload(values),

@@ -27,21 +27,27 @@ from tfaccel.measuring.candidate import Candidate, MeasureOptions, SearchProgres
 from tfaccel.measuring.report import HEADINGS, Report
 from tfaccel.planning.plan import Plan
 from tfaccel.scripts.command import INTERRUPTED, check_writable, interrupted, show_progress, table_console
-from tfaccel.scripts.command_flags import Flag, command_flags
+from tfaccel.scripts.command_flags import Flag, command_flags, option_flags
 from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.train_flags import workload_options
 from tfaccel.scripts.workload_command import run_workload_command
 from tfaccel.scripts.workload_flags import reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
 
+_OPTIONS = option_flags(
+    MeasureOptions,
+    {
+        "budget_seconds": "about how long to measure",
+        "max_candidates": "how many plans to measure at most",
+        "limit_seconds": "time limit for one plan to build its model, or to run one window",
+        "seed": "determines weights and data",
+        "tune_batch": "measure other global batch sizes too: faster or slower training, but other results",
+    },
+)
 _FLAGS: dict[str, Flag] = {
-    "budget_seconds": (60.0, "about how long to measure"),
-    "max_candidates": (12, "how many plans to measure at most"),
-    "limit_seconds": (120.0, "time limit for one plan to build its model, or to run one window"),
-    "seed": (0, "determines weights and data"),
+    **_OPTIONS,
     "write": (str, "write the fastest plan to this JSON file, for --plan of `tfaccel train`"),
     "report": (str, "write everything that was measured to this JSON file"),
-    "tune_batch": (False, "measure other global batch sizes too: faster or slower training, but other results"),
     "again": (False, "measure again, even if the result of an earlier call is kept"),
     "quiet": (False, "show no progress"),
     "json": (False, "print JSON"),
@@ -57,15 +63,8 @@ def run(argv: list[str]) -> int:
 def _main(values: flags.FlagValues, parameters: WorkloadParameters, program: str) -> int:
     for name in ("write", "report"):
         check_writable(name, values[name].value)
-    measure = MeasureOptions(
-        budget_seconds=values.budget_seconds,
-        max_candidates=values.max_candidates,
-        limit_seconds=values.limit_seconds,
-        seed=values.seed,
-        use_cache=not values.again,
-        tune_batch=values.tune_batch,
-        for_new_process=True,
-    )
+    given = {name: values[name].value for name in _OPTIONS}
+    measure = MeasureOptions(**given, use_cache=not values.again, for_new_process=True)
     options = {**workload_options(values, parameters), **fixed_fields(values)}
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         try:

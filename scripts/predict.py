@@ -64,9 +64,8 @@ def _main(values: flags.FlagValues) -> int:
     place, output = chosen_place(values), Path(values.output)
     quiet_tensorflow()
     from tfaccel.exporting.file_rows import read_rows
-    from tfaccel.exporting.litert_predictor import LitertPredictor
     from tfaccel.exporting.predict_files import check_output, predict_files
-    from tfaccel.exporting.predictor import Predictor
+    from tfaccel.exporting.predictor import LitertPredictor, Predictor
 
     check_output(output)
     allowed = values.allow_file_operations

@@ -29,34 +29,28 @@ from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.extras.serving.model_config import ModelConfig, VersionPolicy, read_model_configs
 from tfaccel.extras.serving.options import ServeOptions
 from tfaccel.scripts.command import run_command
-from tfaccel.scripts.command_flags import Flag, command_flags
+from tfaccel.scripts.command_flags import Flag, command_flags, option_flags
 from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow, shown_log
 
-_OPTIONS: dict[str, Flag] = {
-    "host": ("127.0.0.1", "address to listen on; 0.0.0.0 accepts other machines, without authentication"),
-    "port": (8501, "HTTP port; 0 for any free port"),
-    "grpc_port": (
-        int,
-        "gRPC port, at the same address (0.0.0.0 includes IPv6); 0 for any free port; no gRPC by default. TensorFlow "
-        "Serving uses 8500",
-    ),
-    "max_batch_size": (32, "max rows per batch; 1 for no batching"),
-    "batch_wait_ms": (2.0, "milliseconds that a request waits for others to share a batch with"),
-    "max_queue": (
-        256,
-        "max requests that wait for the model; others get status 429 (gRPC: RESOURCE_EXHAUSTED)",
-    ),
-    "max_request_bytes": (
-        32 * 2**20,
-        "max size of a request's body; larger ones get status 413 (gRPC: RESOURCE_EXHAUSTED)",
-    ),
-    "body_seconds": (60.0, "max seconds to receive a request's body; slower ones get status 408"),
-    "head_seconds": (10.0, "max seconds to receive a request's headers; slower ones get status 408"),
-    "allowed_origins": ([], "origins of web pages that may send requests (CORS), as https://example.org; * for all"),
-    "poll_seconds": (1.0, "seconds between checks of version folders and --model_config_file"),
-    "max_versions": (0, "serve this many of the newest versions; 0 for all"),
-    "stop_seconds": (30.0, "max seconds to finish pending requests after SIGTERM"),
-}
+_OPTIONS = option_flags(
+    ServeOptions,
+    {
+        "host": "address to listen on; 0.0.0.0 accepts other machines, without authentication",
+        "port": "HTTP port; 0 for any free port",
+        "grpc_port": "gRPC port, at the same address (0.0.0.0 includes IPv6); 0 for any free port; no gRPC by default. "
+        "TensorFlow Serving uses 8500",
+        "max_batch_size": "max rows per batch; 1 for no batching",
+        "batch_wait_ms": "milliseconds that a request waits for others to share a batch with",
+        "max_queue": "max requests that wait for the model; others get status 429 (gRPC: RESOURCE_EXHAUSTED)",
+        "max_request_bytes": "max size of a request's body; larger ones get status 413 (gRPC: RESOURCE_EXHAUSTED)",
+        "body_seconds": "max seconds to receive a request's body; slower ones get status 408",
+        "head_seconds": "max seconds to receive a request's headers; slower ones get status 408",
+        "allowed_origins": "origins of web pages that may send requests (CORS), as https://example.org; * for all",
+        "poll_seconds": "seconds between checks of version folders and --model_config_file",
+        "max_versions": "serve this many of the newest versions; 0 for all",
+        "stop_seconds": "max seconds to finish pending requests after SIGTERM",
+    },
+)
 _FLAGS: dict[str, Flag] = {
     **MODEL_FLAGS,
     "model_config_file": (str, "instead of --model: a file with a model_config_list, in TensorFlow Serving's format"),
@@ -124,7 +118,7 @@ def _served(place: ModelPlace, modules: Sequence[str]) -> Iterator[Path]:
     if place.path.is_dir() or is_litert_file(place.path):
         yield place.path
         return
-    from tfaccel.exporting.served_copy import write_served_copy
+    from tfaccel.exporting.export import write_served_copy
 
     with clean_end(), tempfile.TemporaryDirectory(prefix="tfaccel-serve-") as folder:
         write_served_copy(place, Path(folder), modules=modules)

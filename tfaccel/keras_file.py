@@ -1,19 +1,24 @@
-"""Checks that loading a `.keras` file does not run code from the file."""
+"""Loads a `.keras` file after checking that this runs no code from the file."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import json
+import os
 import pkgutil
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import ExportError
+from tfaccel.private_load_model import load_model
+
+if TYPE_CHECKING:
+    import keras
 
 _CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 256 * 2**20
@@ -32,6 +37,8 @@ _RUNS_CODE = {
 }
 _OWN_CLASSES = re.compile(r"tfaccel\.(data|models|parity|recipes|training)(\.\w+)+")
 _FREE_PACKAGES = ("keras", "builtins", "numpy", "tensorflow")
+_NO_CLASS = re.compile(r"Could not locate (?:class|function) '([^']+)'")
+_MAX_REASON_LENGTH = 300  # characters
 
 
 def check_keras_file(path: Path, *, modules: Iterable[str] = ()) -> None:
@@ -178,3 +185,68 @@ def _entries(config: Any) -> Iterator[dict[str, Any]]:
             waiting.extend(value.values())
         elif isinstance(value, list):
             waiting.extend(value)
+
+
+def load_checked(path: Path, *, modules: Sequence[str] = ()) -> keras.Model:
+    """Imports the user's modules, checks a `.keras` file with `check_keras_file`, and loads it without compiling it.
+
+    Args:
+        path: the file.
+        modules: the user's modules that define layers of the model; the current folder is searched too.
+
+    Raises:
+        ExportError: if a module cannot be imported, or the file is refused or cannot be loaded; the message says why.
+    """
+    _import_modules(modules)
+    check_keras_file(path, modules=modules)
+    try:
+        return load_model(path, compile=False, safe_mode=True, custom_objects=_get_classes(modules))
+    except ExportError:
+        raise
+    except Exception as error:  # Keras raises many kinds of errors for files that it cannot load.
+        missing = _NO_CLASS.search(str(error))
+        if missing is not None and _is_of_user(str(error)):
+            raise ExportError(_own_class(missing[1], path, modules)) from error
+        raise ExportError(f"Keras cannot load {path}: {_reason(error)}") from error
+
+
+def _import_modules(modules: Sequence[str]) -> None:
+    if modules and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # user modules may raise anything
+            raise ExportError(f"Cannot import the module {module!r}: {type(error).__name__}: {error}") from error
+
+
+def _get_classes(modules: Sequence[str]) -> dict[str, type]:
+    """The classes that the user's modules define, by the names that Keras has for classes that are not registered."""
+    found = [value for module in modules for value in vars(sys.modules[module]).values() if isinstance(value, type)]
+    return {one.__name__: one for one in found if one.__module__ in modules}
+
+
+def _is_of_user(text: str) -> bool:
+    """Whether Keras's message is about an object of the user's own module, not of Python or a library."""
+    module = re.match(r"\{'module': '(\w+)", text.rpartition("Full object config: ")[2])
+    return module is None or module[1] not in {*_FREE_PACKAGES, *sys.stdlib_module_names}
+
+
+def _own_class(name: str, file: Path, modules: Sequence[str]) -> str:
+    """What to do about a class that Keras does not find."""
+    if modules:
+        return (
+            f"{file} holds your class {name!r}, which no module that was named defines. Received: modules="
+            f"{', '.join(modules)}. Name the module that defines it on its top level."
+        )
+    return (
+        f"{file} holds your class {name!r}, which is not imported for a file that may come from anywhere. Name the "
+        'module that defines it: --modules=mine for mine.py in this folder (in Python: modules=["mine"]); what the '
+        'module runs as a script must stand under `if __name__ == "__main__":`.'
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Keras's message about the innermost object that it cannot load, without that object's config."""
+    text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
+    return text.partition(" Full object config: ")[0][:_MAX_REASON_LENGTH] or type(error).__name__

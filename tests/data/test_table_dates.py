@@ -138,9 +138,9 @@ def test_graph_makes_the_same_of_dates_as_python(logical_devices, form):
     import tensorflow as tf
 
     from tfaccel.data.raw_input import TableInput
+    from tfaccel.exporting.preprocessing import table_preprocessing
     from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw
     from tfaccel.exporting.signatures import column_names
-    from tfaccel.exporting.table_preprocessing import table_preprocessing
 
     table = weather(form)
     table.columns[0].values[5] = None

@@ -125,7 +125,7 @@ def test_integers_keep_all_digits(tmp_path):
     )
     write(tmp_path / "t.csv", "\n".join(["id,size", *(f"{number},{number}" for number in ids)]))
     (tmp_path / "t.jsonl").write_text("\n".join(f'{{"id": {number}, "size": {number}}}' for number in ids))
-    from tfaccel.exporting.json_lines import json_lines, table_of_lines
+    from tfaccel.exporting.file_rows import json_lines, table_of_lines
 
     lines = table_of_lines(tmp_path / "t.jsonl", json_lines(tmp_path / "t.jsonl"))
     for table in (read_table(tmp_path / "t.parquet"), read_table(tmp_path / "t.csv"), lines):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tfaccel.exporting.edge_rows import edge_cases
+from tfaccel.exporting.comparison import edge_cases
 from tfaccel.exporting.export import export
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -156,7 +156,7 @@ def test_scripts_keep_rows_for_their_exports(tmp_path):
     import tensorflow as tf
 
     import tfaccel
-    from tfaccel.exporting.own_rows import rows_of_run
+    from tfaccel.exporting.sample_rows import rows_of_run
 
     x, y = np.arange(48.0).reshape(24, 2), np.zeros((24, 1))
     words = np.array([["a"], ["b\u00e4"]] * 12)
@@ -182,8 +182,8 @@ def test_the_rows_are_of_the_runs_own_data(tmp_path, run_python):
         f"""
 from tfaccel import train, load_run
 from tfaccel.planning.load_workload import load_workload
-from tfaccel.exporting.own_rows import rows_of_run
-from tfaccel.exporting.exporter import Exporter
+from tfaccel.exporting.sample_rows import rows_of_run
+from tfaccel.exporting.export import Exporter
 from tfaccel.exporting.load_model import place_of_run, load_keras_model
 import numpy as np, pathlib
 from tfaccel.recipes.image_classification import workload

@@ -10,8 +10,7 @@ import pytest
 from export_models import IMAGES, TEXTS, image_model, pixels, refused_model, several_model, text_model
 
 from tfaccel.errors import ExportError
-from tfaccel.exporting.export import check_formats, export
-from tfaccel.exporting.export_folder import export_folder, next_version
+from tfaccel.exporting.export import check_formats, export, export_folder, next_version
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +79,7 @@ def test_warm_up_requests_are_prediction_logs(exported):
 
     import tensorflow as tf
 
-    from tfaccel.exporting.warm_up_requests import read_warm_up_requests
+    from tfaccel.exporting.saved_model_files import read_warm_up_requests
 
     folder = Path(exported.folder, "saved_model/1")
     records = list(tf.data.TFRecordDataset(str(folder / "assets.extra/tf_serving_warmup_requests")).as_numpy_iterator())
@@ -271,8 +270,6 @@ def test_file_that_does_something_else_when_it_is_loaded_is_not_left(tmp_path, m
     """What `export` writes is really loaded: here a file of other weights, and one that is cut off, take its place."""
     from pathlib import Path
 
-    from tfaccel.exporting import litert_files
-
     model = image_model()
     model.layers[-1].bias.assign([1.0, 2.0, 3.0])
     old = Path(exported.folder, "model.tflite").read_bytes()
@@ -280,10 +277,21 @@ def test_file_that_does_something_else_when_it_is_loaded_is_not_left(tmp_path, m
         (old, "model.tflite: output logits differs by 3 from the Keras model's"),
         (old[:1000], r"model.tflite cannot be used in a fresh process: it ended with status 1\. Its last words: "),
     ]:
-        monkeypatch.setattr(litert_files, "litert_content", lambda *arguments, content=content, **named: content)
+        monkeypatch.setattr(
+            "tfaccel.exporting.export.litert_content", lambda *arguments, content=content, **named: content
+        )
         with pytest.raises(ExportError, match=message):
             export(model, ["litert"], out=tmp_path / "out")
         assert list(tmp_path.iterdir()) == []
+
+
+def test_inputs_may_have_the_names_of_numpys_arguments(tmp_path):
+    import keras
+
+    inputs = [keras.Input((2,), name=name) for name in ("file", "allow_pickle")]
+    model = keras.Model(inputs, {"file": keras.layers.Dense(1)(keras.layers.Concatenate()(inputs))})
+    result = export(model, ["saved_model", "litert"], out=tmp_path / "out", name="named")
+    assert [(file.max_difference < 1e-5 < file.max_output, file.differs) for file in result.files] == [(True, "")] * 2
 
 
 def test_what_does_not_do_what_the_model_does_is_refused(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from tfaccel.errors import ExportError
-from tfaccel.exporting.export_folder import export_folder, next_version
+from tfaccel.exporting.export import export_folder, next_version
 
 
 def in_folder(folder):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tfaccel.errors import ExportError
+from tfaccel.exporting.graph_check import SAFE_OPERATIONS
 from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.exporting.predictor import Predictor
-from tfaccel.exporting.safe_operations import SAFE_OPERATIONS
 from tfaccel.exporting.saved_model_session import SavedModelSession
 
 MARK = "from tests"

@@ -38,17 +38,17 @@ def get_specs(function):
 
 
 def test_names_are_those_of_the_model():
-    from tfaccel.exporting.signatures import make_signatures, output_specs
+    from tfaccel.exporting.signatures import make_signatures
 
     functions = make_signatures(image_model(), IMAGES).functions
     assert get_specs(functions["serving_default"]) == {"pixels": ([None, 8, 8, 1], "float32")}
-    assert list(output_specs(functions["serving_default"])) == ["logits"]
+    assert list(functions["serving_default"].structured_outputs) == ["logits"]
     assert get_specs(functions["serving_raw"]) == {"image_bytes": ([None], "string")}
-    assert sorted(output_specs(functions["serving_raw"])) == ["label", "probabilities"]
+    assert sorted(functions["serving_raw"].structured_outputs) == ["label", "probabilities"]
     ((name, function),) = make_signatures(several_model()).functions.items()
     assert name == "serving_default"
     assert get_specs(function) == {"past": ([None, None, 2], "float32"), "kind": ([None, 1], "int32")}
-    outputs = {name: spec.dtype.name for name, spec in output_specs(function).items()}
+    outputs = {name: spec.dtype.name for name, spec in function.structured_outputs.items()}
     assert outputs == {"level": "float32", "trend": "float32"}
 
 
@@ -164,7 +164,7 @@ def test_raw_rows_give_what_their_tensors_give():
 def test_hashed_ids_in_the_graph_are_those_of_training():
     import tensorflow as tf
 
-    from tfaccel.exporting.table_preprocessing import table_preprocessing
+    from tfaccel.exporting.preprocessing import table_preprocessing
 
     # All categories of "rare" are in few training rows.
     kinds = (CategoricalColumn("user", (), num_buckets=50), CategoricalColumn("genre", ("b",)))
@@ -207,9 +207,9 @@ def pets_model():
 def test_columns_in_the_graph_are_those_of_training(tmp_path):
     import tensorflow as tf
 
+    from tfaccel.exporting.preprocessing import table_preprocessing
     from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw
     from tfaccel.exporting.signatures import make_signatures
-    from tfaccel.exporting.table_preprocessing import table_preprocessing
 
     kinds = ["cat", " cat ", "none", "NONE", "N/A", "", "?", "Cat", "\u00c4ffchen", "dog"]
     ages = [*map(float, range(9)), float("nan")]
@@ -256,8 +256,8 @@ def test_columns_in_the_graph_are_those_of_training(tmp_path):
 def test_numbers_less_an_offset_are_served_in_float64():
     import tensorflow as tf
 
+    from tfaccel.exporting.preprocessing import table_preprocessing
     from tfaccel.exporting.sample_rows import raw_rows, rows_of_raw
-    from tfaccel.exporting.table_preprocessing import table_preprocessing
 
     times = 1_700_000_000_000 + 1000.0 * np.arange(60)
     column = NumericColumn.of("when", times)
@@ -339,8 +339,8 @@ def test_raw_inputs_that_do_not_fit_are_refused():
 
 
 def test_outputs_that_are_no_classes_keep_their_names():
-    from tfaccel.exporting.signatures import make_signatures, output_specs
+    from tfaccel.exporting.signatures import make_signatures
 
     raw = ImageInput(image_size=8, num_channels=1)
-    assert list(output_specs(make_signatures(image_model(), raw).functions["serving_raw"])) == ["logits"]
+    assert list(make_signatures(image_model(), raw).functions["serving_raw"].structured_outputs) == ["logits"]
     assert list(make_signatures(image_model(), RawInput(class_names=("a",))).functions) == ["serving_default"]

@@ -8,10 +8,13 @@ from PIL import Image
 
 from tfaccel.compressing.compress_result import CompressResult
 from tfaccel.compressing.variant import Latency, Variant, VariantResult
+from tfaccel.costs.model_cost import LayerCost, StepCost
 from tfaccel.files import write_json, write_json_lines
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.measuring.report import FIRST_PLAN, Report
+from tfaccel.measuring.roofline import Roofline
+from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 from tfaccel.tuning.objective import Objective
@@ -97,29 +100,18 @@ def autotune_report(workload="digits"):
     )
 
 
-def roofline_data():
-    """What `tfaccel roofline --report=FILE` writes, as far as a report reads it."""
-
-    def layer(name, flops, least_bytes, least_seconds, share, bound):
-        cost = {"name": name, "matrix_flops": flops, "least_bytes": least_bytes}
-        return {"name": name, "cost": cost, "bound": bound, "least_seconds": least_seconds, "share": share}
-
-    return {
-        "workload": "digits",
-        "plan": PLAN.to_json(),
-        "ceilings": {
-            "device": "CPU",
-            "matrix_flops_per_second": {"float32": 1e11, "bfloat16": 2e11},
-            "bytes_per_second": 2e10,
-        },
-        "step_seconds": 0.05,
-        "mfu": 0.4,
-        "text": "Bound by arithmetic: MFU 0.40.",
-        "layers": [
-            layer("dense", 2_000_000_000, 10_000_000, 0.02, 0.9, "arithmetic"),
-            layer("bias", 0, 0, 0.0, 0.1, "memory"),
-        ],
-    }
+def roofline_data(*, step_seconds=0.0125):
+    """What `tfaccel roofline --report=FILE` writes."""
+    ceilings = {"float32": 1e11, "bfloat16": 2e11}
+    dense = LayerCost(name="dense", matrix_flops=2_000_000_000, least_bytes=10_000_000)
+    return Roofline(
+        workload="digits",
+        plan=PLAN,
+        ceilings=MachineCeilings(device="CPU", matrix_flops_per_second=ceilings, bytes_per_second=2e10),
+        cost=StepCost(rows=(dense, LayerCost(name="bias"))),
+        step_seconds=step_seconds,
+        cpu_utilization=0.9,
+    ).to_json()
 
 
 def keep(report, cache):

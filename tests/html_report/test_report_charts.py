@@ -2,7 +2,7 @@
 
 import re
 
-from tfaccel.html_report import figures, texts
+from tfaccel.html_report import figures, page
 from tfaccel.html_report.page import _own_file
 
 
@@ -45,4 +45,4 @@ def contrast(one, other):
 
 
 def test_numbers_that_are_none():
-    assert texts.value_text("loss", float("inf")) == texts.value_text("loss", "x") == "–"
+    assert page.value_text("loss", float("inf")) == page.value_text("loss", "x") == "–"

@@ -113,16 +113,27 @@ def test_roofline(tmp_path):
     assert report.sections["Roofline"] == 1
     *limits, layers, step = page.figures[-1]["data"]
     assert [trace["y"] for trace in limits] == [[2.0, 100.0, 100.0], [2.0, 200.0, 200.0]]
-    assert (layers["x"], layers["y"]) == ([200.0], [100.0])
-    assert step["y"] == [40.0]
+    assert (layers["x"], layers["y"]) == ([200.0], [200.0])
+    assert step["y"] == [160.0]
     assert page.figures[-1]["layout"]["xaxis"]["type"] == page.figures[-1]["layout"]["yaxis"]["type"] == "log"
     assert page.texts.count("bias") == 1
     table = page.texts.index("Limits of the machine, and the step as measured")
     assert page.texts[table + 3 :][:8] == [
         *("float32 matrix products", "100 GFLOP/s", "bfloat16 matrix products", "200 GFLOP/s"),
-        *("memory", "20 GB/s", "the step", "40 GFLOP/s"),
+        *("memory", "20 GB/s", "the step", "160 GFLOP/s"),
     ]
-    for damage in ({"layers": [{}]}, {"step_seconds": 0}, {"mfu": None}, {"plan": {"devices": []}}, {"ceilings": 1}):
+    layer = roofline_data()["cost"]["rows"][0]
+    for damage in (
+        {"cost": {"rows": [{}]}},
+        {"cost": {"rows": [{**layer, "matrix_flops": -1}]}},
+        {"cost": {"rows": [{**layer, "least_bytes": "many"}]}},
+        {"step_seconds": 0},
+        {"step_seconds": None},
+        {"layer_seconds": {"dense": float("nan")}},
+        {"workload": None},
+        {"plan": {"devices": []}},
+        {"ceilings": 1},
+    ):
         file.write_text(json.dumps({**roofline_data(), **damage}))
         with pytest.raises(ReportError, match=r"is not a report of `tfaccel roofline --report=FILE`: \w+Error"):
             write_report(run, roofline=file)
@@ -141,14 +152,14 @@ def test_kept_roofline_of_the_same_workload_machine_and_plan(tmp_path):
     keep_roofline("ours", PLAN, roofline_data())
     report, page = written(tmp_path, run)
     assert report.sections["Roofline"] == 1
-    assert "Bound by arithmetic: MFU 0.40." in page.text
+    assert "Bound by arithmetic: MFU 0.80, memory at 4 % of its speed." in page.text
     file = tmp_path / "roofline.json"
-    file.write_text(json.dumps({**roofline_data(), "text": "Bound by memory."}))
+    file.write_text(json.dumps(roofline_data(step_seconds=0.1)))
     _, page = written(tmp_path, run, roofline=file)
-    assert "Bound by memory." in page.text
-    assert "Bound by arithmetic: MFU 0.40." not in page.text
+    assert "Bound by the host: arithmetic and memory explain 10 % of the step time" in page.text
+    assert "Bound by arithmetic: MFU 0.80, memory at 4 % of its speed." not in page.text
     other = with_key(write_run(tmp_path / "other", seed=1), "theirs")
-    keep_roofline("theirs", PLAN, {**roofline_data(), "text": "Bound by the host."})
+    keep_roofline("theirs", PLAN, roofline_data(step_seconds=0.2))
     report, page = written(tmp_path, run, other)
     assert report.sections["Roofline"] == 2
     assert "Speed over arithmetic intensity, run other" in page.text

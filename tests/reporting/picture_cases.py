@@ -13,16 +13,17 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 from tfaccel.reporting.charts import (
     SizedForm,
-    confusion_figure,
     curve_figure,
+    importance_figure,
     learning_rate_figure,
+    parallel_coordinates_figure,
     roofline_figure,
     scatter_figure,
     size_metric_figure,
 )
+from tfaccel.reporting.classes import confusion_figure
 from tfaccel.reporting.forecasts import Forecast, forecast_figure
 from tfaccel.reporting.image_pictures import box_figure, image_grid_figure, latent_figure, prediction_figure
-from tfaccel.reporting.search_charts import importance_figure, parallel_coordinates_figure
 
 LONG = ("square", "circle", "a rather long name of a class", "WWWWWWWWWWWWWWWWWWWWWW", "猫", "price in $ and $")
 IMAGES = np.random.default_rng(0).random((24, 8, 8, 1))

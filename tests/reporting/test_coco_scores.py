@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tfaccel.errors import DataError, VersionError
-from tfaccel.reporting import coco_scores as scores_module
-from tfaccel.reporting.coco_scores import coco_scores
+from tfaccel.reporting import detections as scores_module
+from tfaccel.reporting.detections import coco_scores
 
 BOXES = np.array([[[0.0, 0, 10, 10], [20, 20, 30, 30]], [[5, 5, 15, 15], [0, 0, 0, 0]]])
 LABELS = np.array([[0, 1], [0, -1]])

@@ -5,11 +5,17 @@ import pytest
 from matplotlib.colors import to_hex
 from picture_cases import DATES, IMAGES, boxes, confusions, forecasts, forms, found, trials
 
-from tfaccel.reporting.charts import confusion_figure, curve_figure, learning_rate_figure, scatter_figure
+from tfaccel.reporting.charts import (
+    curve_figure,
+    importance_figure,
+    learning_rate_figure,
+    parallel_coordinates_figure,
+    scatter_figure,
+)
+from tfaccel.reporting.classes import confusion_figure
 from tfaccel.reporting.figures import BLUE, GREEN, ORANGE, RED
 from tfaccel.reporting.forecasts import Forecast, forecast_figure
 from tfaccel.reporting.image_pictures import box_figure, image_grid_figure, latent_figure, prediction_figure, shown_rows
-from tfaccel.reporting.search_charts import importance_figure, parallel_coordinates_figure
 
 
 def test_predictions_name_the_true_class_and_wrong_ones_come_first():

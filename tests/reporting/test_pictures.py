@@ -14,17 +14,18 @@ from PIL import Image
 from tfaccel.errors import DataError
 from tfaccel.reporting import figures
 from tfaccel.reporting.charts import (
-    confusion_figure,
     curve_figure,
+    importance_figure,
     learning_rate_figure,
+    parallel_coordinates_figure,
     save_curve_picture,
     scatter_figure,
     size_metric_figure,
 )
+from tfaccel.reporting.classes import confusion_figure
 from tfaccel.reporting.figures import new_figure, saved
 from tfaccel.reporting.forecasts import Forecast, forecast_figure
 from tfaccel.reporting.image_pictures import box_figure, image_grid_figure, latent_figure, prediction_figure
-from tfaccel.reporting.search_charts import importance_figure, parallel_coordinates_figure
 
 
 def texts(figure):

@@ -82,7 +82,7 @@ def test_files_are_listed_with_what_to_do_with_them(export, tmp_path, logical_de
 def test_end_in_the_middle_leaves_nothing(export, tmp_path, monkeypatch, logical_devices):
     import keras
 
-    from tfaccel.exporting.exporter import Exporter
+    from tfaccel.exporting.export import Exporter
 
     keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(2)]).save(tmp_path / "line.keras")
 

@@ -144,8 +144,8 @@ def test_numbers_without_classes_keep_the_names_of_the_outputs(predict, runs, tm
 
 
 def test_saved_model_predicts_as_its_run(predict, runs, tmp_path):
+    from tfaccel.exporting.export import write_served_copy
     from tfaccel.exporting.load_model import place_of_run
-    from tfaccel.exporting.served_copy import write_served_copy
 
     write_served_copy(place_of_run(runs / "images"), tmp_path)
     Image.new("L", (8, 8), 255).save(tmp_path / "one.png")

@@ -449,7 +449,7 @@ def test_files_have_the_modes_that_the_umask_says(tmp_path, run_python):
         f"""
 import os, pathlib
 os.umask(0o077)
-from tfaccel.exporting.export_folder import export_folder
+from tfaccel.exporting.export import export_folder
 from tfaccel.files import write_text
 from tfaccel.training.run.run_dir import RunDir
 folder = pathlib.Path({str(tmp_path)!r})

@@ -29,7 +29,7 @@ from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
-from tfaccel.training.private.private_trainer import load_model
+from tfaccel.private_load_model import load_model
 
 TEMPERATURE, ALPHA = 4.0, 0.5
 _MIN_PROBABILITY = 1e-7

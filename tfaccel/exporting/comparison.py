@@ -1,4 +1,8 @@
-"""Loads exported files in a fresh process with their own runtime, and compares them with the Keras model."""
+"""Loads exported files in a fresh process with their own runtime, and compares them with the Keras model.
+
+Besides ordinary rows, files get rows of edge values, which converted models may treat in another way: both signs,
+zeros, halves, extremes, NaN, odd texts.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,40 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tfaccel.errors import ExportError
-from tfaccel.exporting.edge_rows import EdgeCase, first_difference, joined
-from tfaccel.exporting.fresh_process import ERROR, without_texts
+from tfaccel.exporting.fresh_process import ERROR, load_arrays, save_arrays
 from tfaccel.processes.child import ProcessError, last_words, run_program
 
 TOLERANCE = 1e-4  # relative to the largest output, or to 1 if that is larger
 _OF_TENSORFLOW = ("keras", "saved_model")  # they share one fresh process, since TensorFlow takes seconds to start
 _MAX_SECONDS = 600.0
 _MAX_REASON_LENGTH = 400  # characters
+_MAX_INPUTS = 8  # of models whose inputs are tried one by one as well
+_TEXTS = {"zero": b"", "positive": b"a", "negative": "\u00c4 \u4e2d".encode(), "largest": b"x" * 1000}
 
 Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeCase:
+    """Rows of one kind, and what the Keras model gives for them.
+
+    Args:
+        name: of the kind and of the inputs, such as "negative values of x".
+        rows: inputs: arrays by name.
+        wanted: the outputs.
+    """
+
+    name: str
+    rows: Arrays
+    wanted: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +56,8 @@ class Comparison:
         rows: inputs: arrays by name.
         wanted: outputs of the Keras model.
         signatures: its signatures.
-        edges: rows of edge values, on which a difference is reported, not refused.
-        edge_names: names of the outputs for these.
+        edges: rows of edge values, on which a difference is reported, not refused; their outputs have the first names
+            of `wanted`.
     """
 
     kind: str
@@ -45,8 +65,7 @@ class Comparison:
     rows: Arrays
     wanted: Arrays
     signatures: tuple[str, ...] = ()
-    edges: tuple[EdgeCase, ...] = ()
-    edge_names: tuple[str, ...] = ()
+    edges: Sequence[EdgeCase] = ()
 
 
 def differences(files: Sequence[Comparison], modules: Sequence[str] = ()) -> list[tuple[float, float, str]]:
@@ -54,20 +73,17 @@ def differences(files: Sequence[Comparison], modules: Sequence[str] = ()) -> lis
     what differs on edge values, in words.
 
     Args:
-        files: each is loaded in a process that loads only its runtime.
+        files: one of each kind; each is loaded in a process that loads only its runtime.
         modules: the user's modules that define layers.
 
     Raises:
         ExportError: if a file cannot be used there, or differs by more than 1e-4 of the largest output (or of 1).
     """
-    found: dict[int, tuple[Arrays, Arrays]] = {}
-    places = range(len(files))
-    together = [place for place in places if files[place].kind in _OF_TENSORFLOW]
-    groups = [[place] for place in places if place not in together]
-    for group in [together, *groups] if together else groups:
-        outputs = _outputs_of_fresh_process([files[place] for place in group], modules)
-        found |= dict(zip(group, outputs, strict=True))
-    return [_compared(files[place], *found[place]) for place in places]
+    together = [file for file in files if file.kind in _OF_TENSORFLOW]
+    found: dict[str, tuple[Arrays, Arrays]] = {}
+    for group in [together, *([file] for file in files if file not in together)]:
+        found |= _outputs_of_fresh_process(group, modules) if group else {}
+    return [_compared(file, *found[file.kind]) for file in files]
 
 
 def _compared(file: Comparison, outputs: Arrays, of_edges: Arrays) -> tuple[float, float, str]:
@@ -77,39 +93,44 @@ def _compared(file: Comparison, outputs: Arrays, of_edges: Arrays) -> tuple[floa
         raise ExportError(f"{error} Nothing was written. Please report this model.") from error
     if ERROR in of_edges:
         return difference, size, f"For edge values, {file.path.name} fails: {of_edges[ERROR]}"
-    compare = partial(largest_difference, file=file.path.name)
-    return difference, size, first_difference(list(file.edges), list(file.edge_names), of_edges, compare)
+    start = 0
+    for case in file.edges:
+        rows = slice(start, start + len(next(iter(case.rows.values()))))
+        start = rows.stop
+        wanted = dict(zip(file.wanted, case.wanted, strict=False))
+        try:
+            largest_difference({name: array[rows] for name, array in of_edges.items()}, wanted, file.path.name)
+        except ExportError as error:
+            return difference, size, f"For {case.name}: {error}"
+    return difference, size, ""
 
 
-def _outputs_of_fresh_process(files: Sequence[Comparison], modules: Sequence[str]) -> list[tuple[Arrays, Arrays]]:
-    """The outputs for the rows of each file, and for those of edge values."""
+def _outputs_of_fresh_process(files: Sequence[Comparison], modules: Sequence[str]) -> dict[str, tuple[Arrays, Arrays]]:
+    """Kind of each file -> its outputs for its rows, and for those of edge values."""
     try:
         return _outputs(files, modules, has_edges=True)
     except ExportError:
         if not any(file.edges for file in files):
             raise
-    ended = {ERROR: np.array("it ends its process.")}
-    pairs = zip(files, _outputs(files, modules, has_edges=False), strict=True)
-    return [(outputs, ended if file.edges else {}) for file, (outputs, _) in pairs]
+    found, ended = _outputs(files, modules, has_edges=False), {ERROR: np.array("it ends its process.")}
+    return {file.kind: (found[file.kind][0], ended if file.edges else {}) for file in files}
 
 
-def _outputs(files: Sequence[Comparison], modules: Sequence[str], *, has_edges: bool) -> list[tuple[Arrays, Arrays]]:
+def _outputs(
+    files: Sequence[Comparison], modules: Sequence[str], *, has_edges: bool
+) -> dict[str, tuple[Arrays, Arrays]]:
     with tempfile.TemporaryDirectory(prefix="tfaccel-check-") as folder:
-        jobs, may_fail = [], []
-        for number, file in enumerate(files):
-            names = [str(Path(folder, f"{kind}_{number}.npz")) for kind in ("rows", "outputs")]
-            np.savez(names[0], **without_texts(file.rows))  # type: ignore[arg-type]
-            jobs.append([file.kind, str(file.path), *names])
-            edge_names = [f"{name}.edges" for name in names]
-            if file.edges and has_edges:
-                with open(edge_names[0], "wb") as target:
-                    np.savez(target, **without_texts(joined(list(file.edges))))  # type: ignore[arg-type]
-                may_fail.append([file.kind, str(file.path), *edge_names])
-        order = {"jobs": jobs, "may_fail": may_fail, "modules": list(modules)}
-        _run(json.dumps(order), ", ".join(file.path.name for file in files))
-        edges = [f"{job[3]}.edges" for job in jobs]
-        of_edges = [_read(edge) if Path(edge).exists() else {} for edge in edges]
-        return list(zip([_read(job[3]) for job in jobs], of_edges, strict=True))
+        jobs: list[tuple[str, str, str, str, bool]] = []
+        for file in files:
+            edges = _joined(file.edges) if has_edges else {}
+            for is_edges, rows in ((False, file.rows), (True, edges)):
+                if rows:
+                    start = str(Path(folder, f"{file.kind}_{is_edges}"))
+                    save_arrays(f"{start}.npz", rows)
+                    jobs.append((file.kind, str(file.path), f"{start}.npz", f"{start}_outputs.npz", is_edges))
+        _run(json.dumps({"jobs": jobs, "modules": list(modules)}), ", ".join(file.path.name for file in files))
+        found = {(kind, is_edges): load_arrays(outputs) for kind, _, _, outputs, is_edges in jobs}
+        return {file.kind: (found[file.kind, False], found.get((file.kind, True), {})) for file in files}
 
 
 def _run(order: str, names: str) -> None:
@@ -121,11 +142,6 @@ def _run(order: str, names: str) -> None:
     except ProcessError as error:
         how = f"it {error.how}. Its last words: {last_words(error.output)[:_MAX_REASON_LENGTH]}"
         raise ExportError(f"{names} cannot be used in a fresh process: {how}") from error
-
-
-def _read(path: str) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
 
 
 def largest_difference(found: Arrays, wanted: Arrays, file: str) -> tuple[float, float]:
@@ -163,3 +179,73 @@ def _difference(own: np.ndarray, wanted: np.ndarray, name: str) -> tuple[float, 
             f"{name} differs by {difference:.3g} from the Keras model's, whose largest value is {size:.3g}."
         )
     return difference, size
+
+
+def edge_cases(
+    rows: Arrays, outputs: Callable[[Arrays], list[np.ndarray]], *, highest: int | None = None
+) -> list[EdgeCase]:
+    """The cases that the Keras model takes: it refuses numbers that are no tokens, or a division by zero.
+
+    Args:
+        rows: ordinary rows. In each case, all inputs or one of them have edge values.
+        outputs: `outputs(rows)` calls the Keras model.
+        highest: the size of its smallest embedding, if it has one.
+    """
+    found: list[EdgeCase] = []
+    for name, changed in _changed(rows, highest):
+        try:
+            wanted = outputs(changed)
+        except Exception:  # of TensorFlow, or of the user's layers
+            continue
+        found.append(EdgeCase(name, changed, tuple(wanted)))
+    return found
+
+
+def _changed(rows: Arrays, highest: int | None) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    targets = [tuple(rows), *([(name,) for name in rows] if 1 < len(rows) <= _MAX_INPUTS else [])]
+    kinds = ("negative", "zero", "positive", "mixed", "largest", "smallest", *(["last"] if highest else []), "missing")
+    for kind in kinds:
+        for names in targets:
+            changed = {name: _values(kind, array, highest) if name in names else array for name, array in rows.items()}
+            if any(changed[name] is not rows[name] for name in names):
+                yield f"{kind} values of {', '.join(names)}", changed
+
+
+def _values(kind: str, like: np.ndarray, highest: int | None) -> np.ndarray:
+    """Values of a kind in the shape of an array; the array itself for dtypes that have none."""
+    random = np.random.default_rng(0).integers(1, 100, like.shape)
+    dtype: Any = like.dtype
+    is_integer, is_float = dtype.kind in "iu", dtype.kind == "f"
+    if dtype.kind == "O":
+        return np.full_like(like, _TEXTS[kind]) if kind in _TEXTS else like
+    if dtype.kind == "b":
+        return np.full_like(like, kind == "largest") if kind in ("zero", "largest") else like
+    if not is_integer and not is_float:
+        return like
+    if kind == "zero":
+        return np.zeros_like(like)
+    if kind == "mixed":  # both signs; halves, which are rounded to even numbers
+        return like if dtype.kind == "u" else (random - (50 if is_integer else 50.5)).astype(dtype)
+    if kind == "largest" and is_integer:  # odd ones too, which float32 does not hold
+        return (np.iinfo(dtype).max - random).astype(dtype)
+    if kind == "largest":
+        # Squares of sums of such numbers are finite, and they are above the largest integer of 32 bits.
+        return np.full_like(like, np.finfo(dtype).max ** 0.25)
+    if kind == "missing":  # NaN among numbers
+        return (
+            np.where(np.arange(like.size).reshape(like.shape) % 2, np.nan, random / 7).astype(dtype)
+            if is_float
+            else like
+        )
+    if kind == "smallest":
+        return (np.iinfo(dtype).min + random).astype(dtype) if dtype.kind == "i" else like
+    if kind == "last":
+        return np.full_like(like, (highest or 1) - 1) if is_integer else like
+    if kind == "negative":
+        return like if dtype.kind == "u" else (-random if is_integer else -random / 7).astype(dtype)
+    return (random if is_integer else random / 7).astype(dtype)
+
+
+def _joined(cases: Sequence[EdgeCase]) -> dict[str, np.ndarray]:
+    """The rows of all cases, one after the other."""
+    return {name: np.concatenate([case.rows[name] for case in cases]) for name in cases[0].rows} if cases else {}

@@ -1,14 +1,14 @@
 """A program that runs exported models on rows, loading only the format's runtime.
 
     python -m tfaccel.exporting.fresh_process \
-        '{"jobs": [[FORMAT, MODEL, ROWS.npz, OUTPUTS.npz], ...], "may_fail": [], "modules": []}'
+        '{"jobs": [[FORMAT, MODEL, ROWS.npz, OUTPUTS.npz, MAY_FAIL], ...], "modules": []}'
 
 FORMAT is keras, saved_model, litert or onnx. ROWS has one array per input, by name; names with the prefix `raw:` are
-inputs of the signature serving_raw, and under names that end in `:packed` are texts. OUTPUTS gets one array per output,
-by name, or by number if the format has its own names. "may_fail" lists more such jobs; an error of one of them is
-written in place of its outputs.
+inputs of the signature serving_raw. OUTPUTS gets one array per output, by name, or by number if the format has its own
+names. An error of a job that may fail is written in place of its outputs.
 """
 
+import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.keras_file import load_checked
+
 RAW_MARK = "raw:"
 NEST = "nest:"
-PACKED = ":packed"
 ERROR = "error:"
 Arrays = dict[str, np.ndarray]
 
@@ -28,13 +29,11 @@ def run_keras(path: str, rows: Arrays, modules: list[str]) -> Arrays:
     """Runs a `.keras` file, loaded in safe mode; `nest:` holds the structure of the inputs as JSON."""
     import keras
 
-    from tfaccel.exporting.load_model import load_keras_model
-    from tfaccel.training.private.private_api import call_model
-
-    model = load_keras_model(path, modules=modules)
+    model = load_checked(Path(path), modules=modules)
     names = json.loads(str(rows.pop(NEST)))
     nest = keras.tree.map_structure(as_inputs(rows).__getitem__, names)
-    return _numbered(keras.tree.flatten(call_model(model, nest, training=False)))
+    options = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
+    return _numbered(keras.tree.flatten(model(nest, **options)))
 
 
 def as_inputs(rows: Mapping[str, np.ndarray]) -> Mapping[str, Any]:
@@ -108,64 +107,55 @@ def _numbered(values: Any) -> Arrays:
 def main(arguments: list[str]) -> int:
     """Runs the program; an error ends it with its traceback and status 1."""
     order = json.loads(arguments[0])
-    for kind, path, rows_file, outputs_file in order["jobs"]:
-        run(kind, path, (rows_file, outputs_file), order["modules"])
-    for kind, path, rows_file, outputs_file in order["may_fail"]:
+    for kind, path, rows_file, outputs_file, may_fail in order["jobs"]:
+        rows = load_arrays(rows_file)
         try:
-            run(kind, path, (rows_file, outputs_file), order["modules"])
+            outputs = {name: _plain(value) for name, value in RUNTIMES[kind](path, rows, order["modules"]).items()}
         except Exception as error:  # of any runtime
-            with Path(outputs_file).open("wb") as target:
-                np.savez(target, **{ERROR: np.array(f"{type(error).__name__}: {error}"[:300])})  # type: ignore[arg-type]
+            if not may_fail:
+                raise
+            outputs = {ERROR: np.array(f"{type(error).__name__}: {error}"[:300])}
+        save_arrays(outputs_file, outputs)
     return 0
 
 
-def run(kind: str, path: str, files: tuple[str, str], modules: list[str]) -> None:
-    """Runs one model on the rows in one file, and writes its outputs into another."""
-    rows_file, outputs_file = files
-    with np.load(rows_file, allow_pickle=False) as file:
-        rows = with_texts({name: file[name] for name in file.files})
-    outputs = RUNTIMES[kind](path, rows, modules)
-    plain = {name: _plain(value) for name, value in outputs.items()}
-    with Path(outputs_file).open("wb") as target:
-        np.savez(target, **plain)  # type: ignore[arg-type]
+def save_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name to a `.npz` file, under marked names, which are no arguments of `numpy.savez`.
 
-
-def without_texts(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """Arrays that `numpy.savez` takes: NumPy strips zeros from the end of byte strings, and pickles objects.
+    NumPy strips zeros from the end of byte strings, and pickles objects: texts are written as their lengths and bytes.
 
     Example:
-        >>> texts = np.array([[b"a\\0", b""]], dtype=object)
-        >>> with_texts(without_texts({"x": texts}))["x"].tolist()
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_arrays(f"{folder}/a.npz", {"file": np.array([[b"a\\0", b""]], dtype=object)})
+        ...     load_arrays(f"{folder}/a.npz")["file"].tolist()
         [[b'a\\x00', b'']]
     """
-    found: Arrays = {}
+    stored: Arrays = {}
     for name, array in arrays.items():
         if array.dtype == object:
-            numbers = [array.ndim, *array.shape, *map(len, array.ravel())]
-            header = np.array(numbers, np.int64).tobytes()
-            found[name + PACKED] = np.frombuffer(header + b"".join(array.ravel()), np.uint8)
+            lengths = [len(text) for text in array.ravel()]
+            stored[f"lengths:{name}"] = np.array(lengths, np.int64).reshape(array.shape)
+            stored[f"texts:{name}"] = np.frombuffer(b"".join(array.ravel()), np.uint8)
         else:
+            stored[f"array:{name}"] = array
+    np.savez(path, **stored)  # type: ignore[arg-type]
+
+
+def load_arrays(path: str) -> Arrays:
+    """The arrays that `save_arrays` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        stored = dict(file)
+    found: Arrays = {}
+    for key, array in stored.items():
+        kind, _, name = key.partition(":")
+        if kind == "array":
             found[name] = array
+        elif kind == "lengths":
+            content, ends = stored[f"texts:{name}"].tobytes(), np.cumsum(array).tolist()
+            texts = [content[end - length : end] for end, length in zip(ends, array.ravel().tolist(), strict=True)]
+            found[name] = np.array([*texts, None], object)[:-1].reshape(array.shape)
     return found
-
-
-def with_texts(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    """The arrays that `without_texts` took."""
-    return {
-        name.removesuffix(PACKED): _unpacked(array.tobytes()) if name.endswith(PACKED) else array
-        for name, array in arrays.items()
-    }
-
-
-def _unpacked(content: bytes) -> np.ndarray:
-    width = np.dtype(np.int64).itemsize
-    num_axes = int(np.frombuffer(content, np.int64, 1)[0])
-    shape = np.frombuffer(content, np.int64, num_axes, offset=width)
-    lengths = np.frombuffer(content, np.int64, int(np.prod(shape)), offset=(1 + num_axes) * width)
-    start, found = (1 + num_axes + len(lengths)) * width, np.empty(len(lengths), dtype=object)
-    for place, length in enumerate(lengths.tolist()):
-        found[place], start = content[start : start + length], start + length
-    return found.reshape(shape)
 
 
 def _plain(value: np.ndarray) -> np.ndarray:

@@ -1,15 +1,16 @@
-"""Checks, before running it, what a SavedModel's graph could do with files and processes."""
+"""Checks what a SavedModel's graph could do with files and processes, before it runs: operations, calls, sources."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from tfaccel.errors import ExportError
-from tfaccel.exporting.graph_walk import GraphWalk, Place
-from tfaccel.exporting.safe_operations import SAFE_OPERATIONS
 
 ALLOW_FLAG = "--allow_file_operations"
 # Operations that read a file named by one of their inputs (index): safe for the model's own files.
@@ -30,6 +31,349 @@ _HARMLESS: dict[str, tuple[str, tuple[bytes, ...]]] = {
     "PrintV2": ("output_stream", (b"", b"stdout", b"stderr", b"log(info)", b"log(warning)", b"log(error)")),
 }
 _MAX_NAMED = 6  # operations in a message
+_INIT = "__saved_model_init_op"
+_INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
+_PASSING_ON = {"Identity", "StopGradient", "PlaceholderWithDefault"}
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+_OF_VARIABLES = {"ReadVariableOp", "VarIsInitializedOp", "AssignVariableOp"}
+# Operations allowed in untrusted graphs: computation, control flow, and state in a session's memory. None of these uses
+# a file, a process or the network, whatever its attributes. Operations that block (queues, barriers) or end the process
+# (`Abort`), and those of input pipelines and TPUs, are excluded too. Anything not listed is rejected, including
+# operations of later TensorFlow versions.
+_SAFE_NAMES = """
+Abs AccumulateNV2 Acos Acosh Add AddManySparseToTensorsMap AddN AddSparseToTensorsMap AddV2 AdjustContrast
+AdjustContrastv2 AdjustHue AdjustSaturation All AllCandidateSampler Angle AnonymousHashTable
+AnonymousMutableDenseHashTable AnonymousMutableHashTable AnonymousMutableHashTableOfTensors Any ApplyAdaMax
+ApplyAdadelta ApplyAdagrad ApplyAdagradDA ApplyAdagradV2 ApplyAdam ApplyAddSign ApplyCenteredRMSProp ApplyFtrl
+ApplyFtrlV2 ApplyGradientDescent ApplyMomentum ApplyPowerSign ApplyProximalAdagrad ApplyProximalGradientDescent
+ApplyRMSProp ApproxTopK ApproximateEqual ArgMax ArgMin AsString Asin Asinh Assert Assign AssignAdd AssignAddVariableOp
+AssignSub AssignSubVariableOp AssignVariableOp Atan Atan2 Atanh AudioSpectrogram AudioSummary AudioSummaryV2 AvgPool
+AvgPool3D AvgPool3DGrad AvgPoolGrad BandedTriangularSolve Batch BatchCholesky BatchCholeskyGrad BatchFFT BatchFFT2D
+BatchFFT3D BatchFunction BatchIFFT BatchIFFT2D BatchIFFT3D BatchMatMul BatchMatMulV2 BatchMatMulV3 BatchMatrixBandPart
+BatchMatrixDeterminant BatchMatrixDiag BatchMatrixDiagPart BatchMatrixInverse BatchMatrixSetDiag BatchMatrixSolve
+BatchMatrixSolveLs BatchMatrixTriangularSolve BatchNormWithGlobalNormalization BatchNormWithGlobalNormalizationGrad
+BatchSelfAdjointEig BatchSelfAdjointEigV2 BatchSvd BatchToSpace BatchToSpaceND BesselI0 BesselI0e BesselI1 BesselI1e
+BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BiasAdd BiasAddGrad BiasAddV1 Bincount
+Bitcast BitwiseAnd BitwiseOr BitwiseXor BlockLSTM BlockLSTMGrad BlockLSTMGradV2 BlockLSTMV2 BoostedTreesAggregateStats
+BoostedTreesBucketize BoostedTreesCalculateBestFeatureSplit BoostedTreesCalculateBestFeatureSplitV2
+BoostedTreesCalculateBestGainsPerFeature BoostedTreesCenterBias BoostedTreesCreateEnsemble
+BoostedTreesCreateQuantileStreamResource BoostedTreesDeserializeEnsemble BoostedTreesEnsembleResourceHandleOp
+BoostedTreesFlushQuantileSummaries BoostedTreesGetEnsembleStates BoostedTreesMakeQuantileSummaries
+BoostedTreesMakeStatsSummary BoostedTreesPredict BoostedTreesQuantileStreamResourceAddSummaries
+BoostedTreesQuantileStreamResourceDeserialize BoostedTreesQuantileStreamResourceFlush
+BoostedTreesQuantileStreamResourceGetBucketBoundaries BoostedTreesQuantileStreamResourceHandleOp
+BoostedTreesSerializeEnsemble BoostedTreesSparseAggregateStats BoostedTreesSparseCalculateBestFeatureSplit
+BoostedTreesTrainingPredict BoostedTreesUpdateEnsemble BoostedTreesUpdateEnsembleV2 BroadcastArgs BroadcastGradientArgs
+BroadcastTo Bucketize CSRSparseMatrixComponents CSRSparseMatrixToDense CSRSparseMatrixToSparseTensor
+CTCBeamSearchDecoder CTCGreedyDecoder CTCLoss CTCLossV2 Case Cast Ceil CheckNumerics CheckNumericsV2 CheckPinned
+Cholesky CholeskyGrad ClipByValue CombinedNonMaxSuppression Complex ComplexAbs CompositeTensorVariantFromComponents
+CompositeTensorVariantToComponents ComputeAccidentalHits Concat ConcatOffset ConcatV2 Conj ConjugateTranspose Const
+ControlTrigger Conv Conv2D Conv2DBackpropFilter Conv2DBackpropFilterV2 Conv2DBackpropInput Conv2DBackpropInputV2 Conv3D
+Conv3DBackpropFilter Conv3DBackpropFilterV2 Conv3DBackpropInput Conv3DBackpropInputV2 Cos Cosh CountUpTo CropAndResize
+CropAndResizeGradBoxes CropAndResizeGradImage Cross CudnnRNN CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3
+CudnnRNNCanonicalToParams CudnnRNNCanonicalToParamsV2 CudnnRNNParamsSize CudnnRNNParamsToCanonical
+CudnnRNNParamsToCanonicalV2 CudnnRNNV2 CudnnRNNV3 Cumprod Cumsum CumulativeLogsumexp DataFormatDimMap
+DataFormatVecPermute Dawsn DecodeAndCropJpeg DecodeBase64 DecodeBmp DecodeCSV DecodeCompressed DecodeGif DecodeImage
+DecodeJSONExample DecodeJpeg DecodeJxl DecodePaddedRaw DecodePng DecodeRaw DecodeWav DecodeWebP DenseBincount
+DenseCountSparseOutput DenseToCSRSparseMatrix DenseToDenseSetOperation DenseToSparseSetOperation DepthToSpace
+DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput Dequantize
+DeserializeManySparse DeserializeSparse DestroyResourceOp DestroyTemporaryVariable DeviceIndex Diag DiagPart Digamma
+Dilation2D Dilation2DBackpropFilter Dilation2DBackpropInput DisableCopyOnRead Div DivNoNan DrawBoundingBoxes
+DrawBoundingBoxesV2 DynamicPartition DynamicStitch EditDistance Eig Einsum Elu EluGrad Empty EmptyTensorList
+EmptyTensorMap EncodeBase64 EncodeJpeg EncodeJpegVariableQuality EncodePng EncodeWav EnsureShape Enter Equal Erf Erfc
+Erfinv EuclideanNorm Exit Exp ExpandDims Expint Expm1 ExtractGlimpse ExtractGlimpseV2 ExtractImagePatches
+ExtractJpegShape ExtractVolumePatches FFT FFT2D FFT3D FFTND Fact FakeParam FakeQuantWithMinMaxArgs
+FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsGradient
+FakeQuantWithMinMaxVarsPerChannel FakeQuantWithMinMaxVarsPerChannelGradient Fill Fingerprint Floor FloorDiv FloorMod For
+FractionalAvgPool FractionalAvgPoolGrad FractionalMaxPool FractionalMaxPoolGrad FresnelCos FresnelSin FusedBatchNorm
+FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 FusedBatchNormV2 FusedBatchNormV3 FusedPadConv2D
+FusedResizeAndPadConv2D GRUBlockCell GRUBlockCellGrad Gather GatherNd GatherV2 GenerateBoundingBoxProposals Greater
+GreaterEqual GuaranteeConst HSVToRGB HashTable HashTableV2 HistogramFixedWidth HistogramSummary IFFT IFFT2D IFFT3D
+IFFTND IRFFT IRFFT2D IRFFT3D IRFFTND Identity IdentityN If Igamma IgammaGradA Igammac Imag ImageProjectiveTransformV2
+ImageProjectiveTransformV3 ImageSummary InTopK InTopKV2 InitializeTable InitializeTableV2 InplaceAdd InplaceSub
+InplaceUpdate Inv InvGrad Invert InvertPermutation IsBoostedTreesEnsembleInitialized
+IsBoostedTreesQuantileStreamResourceInitialized IsFinite IsInf IsNan IsVariableInitialized IsotonicRegression
+KMC2ChainInitialization KmeansPlusPlusInitialization L2Loss LRN LRNGrad LSTMBlockCell LSTMBlockCellGrad LeakyRelu
+LeakyReluGrad LearnedUnigramCandidateSampler LeftShift Less LessEqual Lgamma LinSpace ListDiff Log Log1p
+LogMatrixDeterminant LogSoftmax LogUniformCandidateSampler LogicalAnd LogicalNot LogicalOr LookupTableExport
+LookupTableExportV2 LookupTableFind LookupTableFindV2 LookupTableImport LookupTableImportV2 LookupTableInsert
+LookupTableInsertV2 LookupTableRemoveV2 LookupTableSize LookupTableSizeV2 LoopCond LowerBound Lu MapDefun MatMul
+MatrixBandPart MatrixDeterminant MatrixDiag MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3
+MatrixExponential MatrixInverse MatrixLogarithm MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3 MatrixSolve MatrixSolveLs
+MatrixSquareRoot MatrixTriangularSolve Max MaxPool MaxPool3D MaxPool3DGrad MaxPool3DGradGrad MaxPoolGrad MaxPoolGradGrad
+MaxPoolGradGradV2 MaxPoolGradGradWithArgmax MaxPoolGradV2 MaxPoolGradWithArgmax MaxPoolV2 MaxPoolWithArgmax Maximum Mean
+Merge MergeSummary Mfcc Min Minimum MirrorPad MirrorPadGrad Mod Mul MulNoNan Multinomial MutableDenseHashTable
+MutableDenseHashTableV2 MutableHashTable MutableHashTableOfTensors MutableHashTableOfTensorsV2 MutableHashTableV2 Ndtri
+NearestNeighbors Neg NextAfter NextIteration NoOp NonDeterministicInts NonMaxSuppression NonMaxSuppressionV2
+NonMaxSuppressionV3 NonMaxSuppressionV4 NonMaxSuppressionV5 NonMaxSuppressionWithOverlaps NotEqual NthElement OneHot
+OnesLike OptionalFromValue OptionalGetValue OptionalHasValue OptionalNone Pack Pad PadV2 ParallelConcat
+ParallelDynamicStitch ParameterizedTruncatedNormal ParseExample ParseExampleV2 ParseSequenceExample
+ParseSequenceExampleV2 ParseSingleExample ParseSingleSequenceExample ParseTensor PartitionedCall Placeholder
+PlaceholderV2 PlaceholderWithDefault Polygamma PopulationCount Pow Prelinearize PrelinearizeTuple PreventGradient Print
+Prod Qr QuantizeAndDequantize QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4
+QuantizeAndDequantizeV4Grad QuantizeDownAndShrinkRange QuantizeV2 QuantizedAdd QuantizedAvgPool
+QuantizedBatchNormWithGlobalNormalization QuantizedBiasAdd QuantizedConcat QuantizedConv2D QuantizedConv2DAndRelu
+QuantizedConv2DAndReluAndRequantize QuantizedConv2DAndRequantize QuantizedConv2DPerChannel QuantizedConv2DWithBias
+QuantizedConv2DWithBiasAndRelu QuantizedConv2DWithBiasAndReluAndRequantize QuantizedConv2DWithBiasAndRequantize
+QuantizedConv2DWithBiasSignedSumAndReluAndRequantize QuantizedConv2DWithBiasSumAndRelu
+QuantizedConv2DWithBiasSumAndReluAndRequantize QuantizedDepthwiseConv2D QuantizedDepthwiseConv2DWithBias
+QuantizedDepthwiseConv2DWithBiasAndRelu QuantizedDepthwiseConv2DWithBiasAndReluAndRequantize QuantizedInstanceNorm
+QuantizedMatMul QuantizedMatMulWithBias QuantizedMatMulWithBiasAndDequantize QuantizedMatMulWithBiasAndRelu
+QuantizedMatMulWithBiasAndReluAndRequantize QuantizedMatMulWithBiasAndRequantize QuantizedMaxPool QuantizedMul
+QuantizedRelu QuantizedRelu6 QuantizedReluX QuantizedReshape QuantizedResizeBilinear RFFT RFFT2D RFFT3D RFFTND RGBToHSV
+RaggedBincount RaggedCountSparseOutput RaggedCross RaggedFillEmptyRows RaggedFillEmptyRowsGrad RaggedGather RaggedRange
+RaggedTensorFromVariant RaggedTensorToSparse RaggedTensorToTensor RaggedTensorToVariant RaggedTensorToVariantGradient
+RandomCrop RandomGamma RandomGammaGrad RandomIndexShuffle RandomPoisson RandomPoissonV2 RandomShuffle
+RandomStandardNormal RandomUniform RandomUniformInt Range Rank ReadVariableOp Real RealDiv Reciprocal ReciprocalGrad
+ReduceJoin RefEnter RefExit RefIdentity RefMerge RefNextIteration RefSelect RefSwitch RegexFullMatch RegexReplace Relu
+Relu6 Relu6Grad ReluGrad RequantizationRange RequantizationRangePerChannel Requantize RequantizePerChannel Reshape
+ResizeArea ResizeBicubic ResizeBicubicGrad ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor
+ResizeNearestNeighborGrad ResourceApplyAdaMax ResourceApplyAdadelta ResourceApplyAdagrad ResourceApplyAdagradDA
+ResourceApplyAdagradV2 ResourceApplyAdam ResourceApplyAdamWithAmsgrad ResourceApplyAddSign ResourceApplyCenteredRMSProp
+ResourceApplyFtrl ResourceApplyFtrlV2 ResourceApplyGradientDescent ResourceApplyKerasMomentum ResourceApplyMomentum
+ResourceApplyPowerSign ResourceApplyProximalAdagrad ResourceApplyProximalGradientDescent ResourceApplyRMSProp
+ResourceCountUpTo ResourceGather ResourceGatherNd ResourceScatterAdd ResourceScatterDiv ResourceScatterMax
+ResourceScatterMin ResourceScatterMul ResourceScatterNdAdd ResourceScatterNdMax ResourceScatterNdMin
+ResourceScatterNdSub ResourceScatterNdUpdate ResourceScatterSub ResourceScatterUpdate ResourceSparseApplyAdadelta
+ResourceSparseApplyAdagrad ResourceSparseApplyAdagradDA ResourceSparseApplyAdagradV2 ResourceSparseApplyCenteredRMSProp
+ResourceSparseApplyFtrl ResourceSparseApplyFtrlV2 ResourceSparseApplyKerasMomentum ResourceSparseApplyMomentum
+ResourceSparseApplyProximalAdagrad ResourceSparseApplyProximalGradientDescent ResourceSparseApplyRMSProp
+ResourceStridedSliceAssign Reverse ReverseSequence ReverseV2 RightShift Rint RngReadAndSkip RngSkip Roll Round Rsqrt
+RsqrtGrad SampleDistortedBoundingBox SampleDistortedBoundingBoxV2 ScalarSummary ScaleAndTranslate ScaleAndTranslateGrad
+ScatterAdd ScatterDiv ScatterMax ScatterMin ScatterMul ScatterNd ScatterNdAdd ScatterNdMax ScatterNdMin
+ScatterNdNonAliasingAdd ScatterNdSub ScatterNdUpdate ScatterSub ScatterUpdate SegmentMax SegmentMaxV2 SegmentMean
+SegmentMin SegmentMinV2 SegmentProd SegmentProdV2 SegmentSum SegmentSumV2 Select SelectV2 SelfAdjointEig
+SelfAdjointEigV2 Selu SeluGrad SerializeManySparse SerializeSparse SerializeTensor SetSize Shape ShapeN ShardedFilename
+ShardedFilespec Sigmoid SigmoidGrad Sign Sin Sinh Size Slice SobolSample Softmax SoftmaxCrossEntropyWithLogits Softplus
+SoftplusGrad Softsign SoftsignGrad SpaceToBatch SpaceToBatchND SpaceToDepth SparseAdd SparseAddGrad SparseApplyAdadelta
+SparseApplyAdagrad SparseApplyAdagradDA SparseApplyAdagradV2 SparseApplyCenteredRMSProp SparseApplyFtrl
+SparseApplyFtrlV2 SparseApplyMomentum SparseApplyProximalAdagrad SparseApplyProximalGradientDescent SparseApplyRMSProp
+SparseBincount SparseConcat SparseCountSparseOutput SparseCross SparseCrossHashed SparseCrossV2 SparseDenseCwiseAdd
+SparseDenseCwiseDiv SparseDenseCwiseMul SparseFillEmptyRows SparseFillEmptyRowsGrad SparseMatMul SparseMatrixAdd
+SparseMatrixMatMul SparseMatrixMul SparseMatrixNNZ SparseMatrixOrderingAMD SparseMatrixSoftmax SparseMatrixSoftmaxGrad
+SparseMatrixSparseCholesky SparseMatrixSparseMatMul SparseMatrixTranspose SparseMatrixZeros SparseReduceMax
+SparseReduceMaxSparse SparseReduceSum SparseReduceSumSparse SparseReorder SparseReshape SparseSegmentMean
+SparseSegmentMeanGrad SparseSegmentMeanGradV2 SparseSegmentMeanWithNumSegments SparseSegmentSqrtN SparseSegmentSqrtNGrad
+SparseSegmentSqrtNGradV2 SparseSegmentSqrtNWithNumSegments SparseSegmentSum SparseSegmentSumGrad SparseSegmentSumGradV2
+SparseSegmentSumWithNumSegments SparseSlice SparseSliceGrad SparseSoftmax SparseSoftmaxCrossEntropyWithLogits
+SparseSparseMaximum SparseSparseMinimum SparseSplit SparseTensorDenseAdd SparseTensorDenseMatMul
+SparseTensorToCSRSparseMatrix SparseToDense SparseToSparseSetOperation Spence Split SplitV Sqrt SqrtGrad Square
+SquaredDifference Squeeze Stack StackClose StackCloseV2 StackPop StackPopV2 StackPush StackPushV2 StackV2
+StatefulPartitionedCall StatefulRandomBinomial StatefulStandardNormal StatefulStandardNormalV2 StatefulTruncatedNormal
+StatefulUniform StatefulUniformFullInt StatefulUniformInt StatelessCase StatelessIf StatelessMultinomial
+StatelessParameterizedTruncatedNormal StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3
+StatelessRandomGetAlg StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessRandomNormal
+StatelessRandomNormalV2 StatelessRandomPoisson StatelessRandomUniform StatelessRandomUniformFullInt
+StatelessRandomUniformFullIntV2 StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformV2
+StatelessSampleDistortedBoundingBox StatelessShuffle StatelessTruncatedNormal StatelessTruncatedNormalV2 StatelessWhile
+StaticRegexFullMatch StaticRegexReplace StopGradient StridedSlice StridedSliceAssign StridedSliceGrad StringFormat
+StringJoin StringLength StringLower StringNGrams StringSplit StringSplitV2 StringStrip StringToHashBucket
+StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper Sub Substr Sum Svd Switch
+TakeManySparseFromTensorsMap Tan Tanh TanhGrad TemporaryVariable TensorArray TensorArrayClose TensorArrayCloseV2
+TensorArrayCloseV3 TensorArrayConcat TensorArrayConcatV2 TensorArrayConcatV3 TensorArrayGather TensorArrayGatherV2
+TensorArrayGatherV3 TensorArrayGrad TensorArrayGradV2 TensorArrayGradV3 TensorArrayGradWithShape TensorArrayPack
+TensorArrayRead TensorArrayReadV2 TensorArrayReadV3 TensorArrayScatter TensorArrayScatterV2 TensorArrayScatterV3
+TensorArraySize TensorArraySizeV2 TensorArraySizeV3 TensorArraySplit TensorArraySplitV2 TensorArraySplitV3
+TensorArrayUnpack TensorArrayV2 TensorArrayV3 TensorArrayWrite TensorArrayWriteV2 TensorArrayWriteV3 TensorListConcat
+TensorListConcatLists TensorListConcatV2 TensorListElementShape TensorListFromTensor TensorListGather TensorListGetItem
+TensorListLength TensorListPopBack TensorListPushBack TensorListPushBackBatch TensorListReserve TensorListResize
+TensorListScatter TensorListScatterIntoExistingList TensorListScatterV2 TensorListSetItem TensorListSplit
+TensorListStack TensorMapErase TensorMapHasKey TensorMapInsert TensorMapLookup TensorMapSize TensorMapStackKeys
+TensorScatterAdd TensorScatterMax TensorScatterMin TensorScatterSub TensorScatterUpdate TensorStridedSliceUpdate
+TensorSummary TensorSummaryV2 ThreadUnsafeUnigramCandidateSampler Tile TileGrad Timestamp ToBool TopK TopKV2 Transpose
+TridiagonalMatMul TridiagonalSolve TruncateDiv TruncateMod TruncatedNormal Unbatch UnbatchGrad UnicodeDecode
+UnicodeDecodeWithOffsets UnicodeEncode UnicodeScript UnicodeTranscode UniformCandidateSampler UniformDequantize
+UniformQuantize UniformQuantizedAdd UniformQuantizedClipByValue UniformQuantizedConvolution
+UniformQuantizedConvolutionHybrid UniformQuantizedDot UniformQuantizedDotHybrid UniformRequantize Unique UniqueV2
+UniqueWithCounts UniqueWithCountsV2 Unpack UnravelIndex UnsortedSegmentJoin UnsortedSegmentMax UnsortedSegmentMin
+UnsortedSegmentProd UnsortedSegmentSum UpperBound VarHandleOp VarIsInitializedOp Variable VariableShape VariableV2 Where
+While WindowOp Xdivy Xlog1py Xlogy ZerosLike Zeta
+"""
+SAFE_OPERATIONS = frozenset(_SAFE_NAMES.split())
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node and its location.
+
+    Args:
+        node: a `NodeDef`.
+        function: the name of its function; "" for the graph itself.
+    """
+
+    node: Any
+    function: str = ""
+
+
+class GraphWalk:
+    """Analyzes a graph without running it.
+
+    Args:
+        meta_graph: a `MetaGraphDef`.
+    """
+
+    def __init__(self, meta_graph: Any) -> None:
+        self.meta_graph = meta_graph
+        self.nodes = {node.name: node for node in meta_graph.graph_def.node}
+        self.functions = {function.signature.name: function for function in meta_graph.graph_def.library.function}
+        self._nodes_of = {
+            name: {node.name: node for node in function.node_def} for name, function in self.functions.items()
+        }
+        self._references: dict[str, list[Place]] = defaultdict(list)
+        for place in self.places():
+            for name in self.get_functions(place.node):
+                self._references[name].append(place)
+
+    def places(self) -> Iterator[Place]:
+        """All nodes, including those of functions."""
+        for node in self.nodes.values():
+            yield Place(node)
+        for name, nodes in self._nodes_of.items():
+            for node in nodes.values():
+                yield Place(node, name)
+
+    def get_functions(self, node: Any) -> list[str]:
+        """The functions that a node can call."""
+        found = [node.op] if node.op in self.functions else []
+        for value in node.attr.values():
+            found += [value.func.name] if value.HasField("func") else []
+            found += [function.name for function in value.list.func]
+        return [name for name in found if name in self.functions]
+
+    def init_operations(self) -> list[str]:
+        """Names of the operations that run once when the model is loaded."""
+        if _INIT in self.meta_graph.signature_def:
+            return [_node_name(info.name) for info in self.meta_graph.signature_def[_INIT].outputs.values()]
+        for key in _INIT_COLLECTIONS:
+            names = self.meta_graph.collection_def[key].node_list.value if key in self.meta_graph.collection_def else ()
+            if names:
+                return [_node_name(name) for name in names]
+        return []
+
+    def outputs(self, signature_name: str) -> list[str]:
+        """Names of the nodes that produce a signature's outputs."""
+        signature = self.meta_graph.signature_def[signature_name]
+        return [_node_name(name) for info in signature.outputs.values() for name in tensor_names(info)]
+
+    def needed_for(self, names: Iterable[str]) -> set[str]:
+        """Names of all nodes of the graph that these nodes depend on, including themselves."""
+        waiting, found = [_node_name(name) for name in names], set()
+        while waiting:
+            name = waiting.pop()
+            if name in self.nodes and name not in found:
+                found.add(name)
+                waiting += map(_node_name, self.nodes[name].input)
+        return found
+
+    def called_by(self, names: Iterable[str]) -> set[str]:
+        """The functions that these nodes of the graph call, directly or indirectly."""
+        waiting = [function for name in names for function in self.get_functions(self.nodes[name])]
+        found: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += [called for node in self._nodes_of[name].values() for called in self.get_functions(node)]
+        return found
+
+    def operations_for(self, names: Iterable[str]) -> set[str]:
+        """The types of all operations that run when these nodes do."""
+        needed = self.needed_for(names)
+        nodes = [self.nodes[name] for name in needed]
+        nodes += [node for function in self.called_by(needed) for node in self._nodes_of[function].values()]
+        return {node.op for node in nodes}
+
+    def sources(self, place: Place, number: int) -> set[str] | None:
+        """Names of the graph's nodes that an input of a node can take its value from; None if unknown.
+
+        Traces through identities, function calls and variables that are only assigned such values.
+        """
+        inputs = _data_inputs(place.node)
+        return self._sources(inputs[number], place.function, set()) if number < len(inputs) else None
+
+    def constant(self, place: Place, number: int) -> Any:
+        """The `TensorProto` of a node's input; None if it is not a constant."""
+        names, inputs = self.sources(place, number), _data_inputs(place.node)
+        node = None
+        if names and len(names) == 1:
+            node = self.nodes[next(iter(names))]
+        elif number < len(inputs):
+            node = self._nodes_of.get(place.function, {}).get(_node_name(inputs[number]))
+        return node.attr["value"].tensor if node is not None and node.op == "Const" else None
+
+    def _sources(self, tensor: str, function: str, seen: set[tuple[str, str]]) -> set[str] | None:
+        if (function, tensor) in seen:
+            return None
+        seen = {*seen, (function, tensor)}
+        name = _node_name(tensor)
+        node = (self._nodes_of[function] if function else self.nodes).get(name)
+        if node is None:
+            return self._of_argument(name, function, seen) if function else None
+        inputs = _data_inputs(node)
+        if node.op in _PASSING_ON and inputs and (function or node.op != "PlaceholderWithDefault"):
+            return self._sources(inputs[0], function, seen)
+        if node.op == "ReadVariableOp" and not function:
+            return self._of_variable(inputs[0], seen)
+        return None if function else {name}
+
+    def _of_argument(self, name: str, function: str, seen: set[tuple[str, str]]) -> set[str] | None:
+        """The sources of a function's argument, over all of its calls."""
+        names = [argument.name for argument in self.functions[function].signature.input_arg]
+        found: set[str] = set()
+        for place in self._references[function]:
+            inputs = _data_inputs(place.node)
+            plain = place.node.op in _CALLS or place.node.op == function
+            number = names.index(name) if name in names else len(inputs)
+            if not plain or number >= len(inputs):
+                return None
+            sources = self._sources(inputs[number], place.function, seen)
+            if sources is None:
+                return None
+            found |= sources
+        return found or None
+
+    def _of_variable(self, handle: str, seen: set[tuple[str, str]]) -> set[str] | None:
+        """The sources assigned to a variable, if it is only assigned and read."""
+        name = _node_name(handle)
+        node = self.nodes.get(name)
+        if node is None or node.op != "VarHandleOp":
+            return None
+        shared = node.attr["shared_name"].s or name.encode()
+        handles = [
+            place
+            for place in self.places()
+            if place.node.op == "VarHandleOp"
+            and (place.node.attr["shared_name"].s or place.node.name.encode()) == shared
+        ]
+        users = [other for other in self.nodes.values() if name in map(_node_name, other.input)]
+        if len(handles) != 1 or any(user.op not in _OF_VARIABLES for user in users):
+            return None
+        found: set[str] = set()
+        for user in users:
+            if user.op == "AssignVariableOp":
+                sources = self._sources(user.input[1], "", seen)
+                if sources is None:
+                    return None
+                found |= sources
+        return found or None
+
+
+def tensor_names(info: Any) -> list[str]:
+    """The names of the tensors in a `TensorInfo`."""
+    if info.HasField("coo_sparse"):
+        sparse = info.coo_sparse
+        return [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]
+    if info.HasField("composite_tensor"):
+        return [name for part in info.composite_tensor.components for name in tensor_names(part)]
+    return [info.name]
+
+
+def _data_inputs(node: Any) -> list[str]:
+    return [name for name in node.input if not name.startswith("^")]
+
+
+def _node_name(tensor: str) -> str:
+    return tensor.removeprefix("^").partition(":")[0]
 
 
 def own_files(meta_graph: Any, folder: Path) -> dict[str, str]:

@@ -1,29 +1,39 @@
-"""Converts a Keras model to a float32 LiteRT file with signature and metadata."""
+"""Converts a Keras model to a float32 LiteRT file with a signature, and metadata: its description and classes.
+
+Metadata are in the format that Android's and iOS's task libraries read: a FlatBuffer of the schema `ModelMetadata` in
+the model's own list of metadata, and the names of classes as `labels.txt` in a ZIP archive behind the model.
+Source: https://ai.google.dev/edge/litert/conversion/tensorflow/metadata
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import os
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import flatbuffers
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.litert.conversion import Conversion, ConversionChild, ConversionError
+from tfaccel.compressing.litert.file import LABELS_FILE, make_archive
+from tfaccel.compressing.litert.file import schema as litert_schema
+from tfaccel.compressing.litert.post_training import quiet_conversion
 from tfaccel.compressing.litert.unsupported_layers import layers_with, refused_operations
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
 from tfaccel.errors import ExportError
-from tfaccel.exporting.litert_metadata import with_metadata
 from tfaccel.exporting.signatures import DEFAULT, Signatures, traced
 from tfaccel.training.private.private_api import call_model
 
+METADATA_NAME = b"TFLITE_METADATA"
+_MODEL_IDENTIFIER, _METADATA_IDENTIFIER = b"TFL3", b"M001"
+_ALIGNMENT = 16  # alignment of weights, required by the format
+_AXIS_LABELS = 2  # type of an associated file with the labels of an axis
+_MIN_PARSER_VERSION = "1.2.0"
 _MAX_REASON_LENGTH = 300  # characters
 
 
@@ -48,7 +58,7 @@ def litert_content(
         ExportError: if LiteRT does not support some layers; the message names them.
     """
     function, concrete = _of_one_example(signatures, model, rows)
-    with tempfile.TemporaryDirectory(prefix="tfaccel-litert-") as folder, _quiet():
+    with tempfile.TemporaryDirectory(prefix="tfaccel-litert-") as folder, quiet_conversion():
         archive = keras.export.ExportArchive()
         for resource in signatures.resources:
             archive.track(resource)
@@ -60,8 +70,7 @@ def litert_content(
         except ConversionError as error:
             raise ExportError(_refusal(error, concrete.graph, model)) from error
     description = json.dumps({"name": name, **_known(raw_input)}, ensure_ascii=False)
-    classes = raw_input.class_names if raw_input is not None else ()
-    return with_metadata(content, name=name, description=description, class_names=classes, raw_input=raw_input)
+    return _with_metadata(content, name, description, raw_input)
 
 
 def _of_one_example(signatures: Signatures, model: keras.Model, rows: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
@@ -105,29 +114,83 @@ def _refusal(error: BaseException, graph: Any, model: keras.Model) -> str:
     return f"LiteRT cannot convert this model ({type(error).__name__}): {reason} Leave litert out of --formats."
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the converter, whose C++ core writes to the process's standard error."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        with _without_warnings():
-            yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+def _with_metadata(content: bytes, name: str, description: str, raw_input: RawInput | None) -> bytes:
+    """Adds the model's name, its description and the names of its classes to a LiteRT file."""
+    schema = litert_schema()
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
+    packed = _packed_metadata(
+        name, description, _tensor_names(model), has_labels=raw_input is not None and bool(raw_input.class_names)
+    )
+    buffer, entry = schema.BufferT(), schema.MetadataT()
+    buffer.data = np.frombuffer(packed, np.uint8)
+    model.buffers.append(buffer)
+    entry.name, entry.buffer = METADATA_NAME, len(model.buffers) - 1
+    model.metadata = [*(model.metadata or []), entry]
+    builder = _AligningBuilder(len(content) + len(packed))
+    builder.Finish(model.Pack(builder), file_identifier=_MODEL_IDENTIFIER)
+    return bytes(builder.Output()) + make_archive(raw_input)
 
 
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    loggers = [logging.getLogger("tensorflow"), logging.getLogger("absl")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+def _tensor_names(model: Any) -> tuple[list[str], list[str]]:
+    """The signature's names of inputs and outputs, in the order of the graph."""
+    signature, graph = model.signatureDefs[0], model.subgraphs[0]
+    names = [{entry.tensorIndex: entry.name for entry in side} for side in (signature.inputs, signature.outputs)]
+    sides = zip(names, (graph.inputs, graph.outputs), strict=True)
+    first, second = ([known.get(int(index), b"").decode() for index in side] for known, side in sides)
+    return first, second
+
+
+def _packed_metadata(name: str, description: str, tensors: tuple[list[str], list[str]], *, has_labels: bool) -> bytes:
+    """Builds the FlatBuffer; fields are numbered as in the schema."""
+    builder = flatbuffers.Builder(1024)
+    file = (
+        _table(builder, 5, {0: LABELS_FILE, 1: "the names of the classes"}, {2: _AXIS_LABELS}) if has_labels else None
+    )
+    inputs, outputs = tensors
+    input_tables = [_table(builder, 7, {0: tensor}) for tensor in inputs]
+    output_tables = []
+    for place, tensor in enumerate(outputs):
+        files = _vector(builder, [file]) if file is not None and place == 0 else None
+        output_tables.append(_table(builder, 7, {0: tensor}, offsets={6: files}))
+    sides = {3: _vector(builder, input_tables), 4: _vector(builder, output_tables)}
+    graphs = _vector(builder, [_table(builder, 10, {0: name}, offsets=sides)])
+    fields = {0: name, 1: description, 7: _MIN_PARSER_VERSION}
+    builder.Finish(_table(builder, 8, fields, offsets={3: graphs}), file_identifier=_METADATA_IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def _table(
+    builder: Any,
+    num_fields: int,
+    texts: dict[int, str],
+    bytes_: dict[int, int] | None = None,
+    *,
+    offsets: Mapping[int, int | None] | None = None,
+) -> int:
+    """Writes one table of strings, single bytes and earlier objects."""
+    places: dict[int, int | None] = {slot: builder.CreateString(text) for slot, text in texts.items()}
+    builder.StartObject(num_fields)
+    for slot, place in {**places, **(offsets or {})}.items():
+        if place is not None:
+            builder.PrependUOffsetTRelativeSlot(slot, place, 0)
+    for slot, value in (bytes_ or {}).items():
+        builder.PrependInt8Slot(slot, value, 0)
+    return int(builder.EndObject())
+
+
+def _vector(builder: Any, places: Sequence[int]) -> int:
+    builder.StartVector(4, len(places), 4)
+    for place in reversed(places):
+        builder.PrependUOffsetTRelative(place)
+    return int(builder.EndVector())
+
+
+class _AligningBuilder(flatbuffers.Builder):
+    """Aligns weights as LiteRT's runtimes require."""
+
+    def CreateNumpyVector(self, x: np.ndarray) -> int:
+        """Writes an array; byte arrays start at a multiple of 16."""
+        if x.dtype == np.uint8:
+            self.Prep(4, x.nbytes)
+            self.Prep(_ALIGNMENT, x.nbytes)
+        return int(super().CreateNumpyVector(x))

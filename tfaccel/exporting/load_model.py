@@ -1,30 +1,30 @@
-"""Loads Keras models from run directories and files, without running code from the file."""
+"""`load_run`, and Keras models of run directories and files, loaded without running code from the file."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.compressing.litert.file import is_litert_file, read_litert_raw_input
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
-from tfaccel.errors import ExportError
-from tfaccel.keras_file import check_keras_file
+from tfaccel.errors import ExportError, RunDirError
+from tfaccel.keras_file import load_checked
+from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
+from tfaccel.planning.load_workload import check_finished_run
+from tfaccel.short_repr import short_repr
+from tfaccel.training.run.checkpoint_files import checkpoint_weights
+from tfaccel.training.run.result import TrainResult
 
 if TYPE_CHECKING:
     import keras
 
 MODEL_FILE = "model.keras"
-_LIBRARIES = frozenset(("keras", "numpy", "tensorflow"))
-_NO_CLASS = re.compile(r"Could not locate (?:class|function) '([^']+)'")
-_MAX_REASON_LENGTH = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -114,52 +114,7 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
             f"{file} is a LiteRT file, which cannot be converted to a Keras model. `tfaccel predict --model={file}` "
             "supports it; otherwise give the run (--run_dir) or the .keras file that it was converted from."
         )
-    import_modules(modules)
-    check_keras_file(file, modules=modules)
-    from tfaccel.training.private.private_trainer import load_model
-
-    try:
-        model = load_model(file, compile=False, safe_mode=True, custom_objects=_get_classes(modules))
-    except ExportError:
-        raise
-    except Exception as error:  # Keras raises many kinds of errors for files that it cannot load.
-        missing = _NO_CLASS.search(str(error))
-        if missing is not None and _is_of_user(str(error)):
-            raise ExportError(_own_class(missing[1], file, modules)) from error
-        raise ExportError(f"Keras cannot load {file}: {_reason(error)}") from error
-    return model
-
-
-def _get_classes(modules: Sequence[str]) -> dict[str, type]:
-    """The classes that the user's modules define, by the names that Keras has for classes that are not registered."""
-    found = [value for module in modules for value in vars(sys.modules[module]).values() if isinstance(value, type)]
-    return {one.__name__: one for one in found if one.__module__ in modules}
-
-
-def _is_of_user(text: str) -> bool:
-    """Whether Keras's message is about an object of the user's own module, not of Python or a library."""
-    module = re.match(r"\{'module': '(\w+)", text.rpartition("Full object config: ")[2])
-    return module is None or module[1] not in _LIBRARIES | sys.stdlib_module_names
-
-
-def _own_class(name: str, file: Path, modules: Sequence[str]) -> str:
-    """What to do about a class that Keras does not find."""
-    if modules:
-        return (
-            f"{file} holds your class {name!r}, which no module that was named defines. Received: modules="
-            f"{', '.join(modules)}. Name the module that defines it on its top level."
-        )
-    return (
-        f"{file} holds your class {name!r}, which is not imported for a file that may come from anywhere. Name the "
-        'module that defines it: --modules=mine for mine.py in this folder (in Python: modules=["mine"]); what the '
-        'module runs as a script must stand under `if __name__ == "__main__":`.'
-    )
-
-
-def _reason(error: BaseException) -> str:
-    """Keras's message about the innermost object that it cannot load, without that object's config."""
-    text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
-    return text.partition(" Full object config: ")[0][:_MAX_REASON_LENGTH] or type(error).__name__
+    return load_checked(file, modules=modules)
 
 
 def served_model(model: keras.Model) -> keras.Model:
@@ -168,16 +123,65 @@ def served_model(model: keras.Model) -> keras.Model:
     return part
 
 
-def import_modules(modules: Sequence[str]) -> None:
-    """Imports the user's modules; the current folder is searched too.
+@short_repr
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        path: its directory.
+        config: its name, options, epochs, seed and batch size.
+        result: its plan, metrics, times and verdict.
+
+    Example:
+        >>> [field for field in Run.__dataclass_fields__]
+        ['path', 'config', 'result']
+    """
+
+    path: Path
+    config: dict[str, Any]
+    result: TrainResult
+
+    def load_model(self, *, modules: Sequence[str] = (), checkpoint: str | None = None) -> keras.Model:
+        """Loads the trained model, without compiling it.
+
+        Args:
+            modules: your modules that define layers of the model.
+            checkpoint: None for the model at the end of training; "best" for the weights of the checkpoint with the
+                lowest `val_loss` (`loss` without validation data), or the name of a folder in `checkpoints/`.
+
+        Raises:
+            ExportError: if the file is invalid, or contains code.
+            RunDirError: if there is no such checkpoint, or it is broken.
+        """
+        if checkpoint is None:
+            return load_keras_model(self.path / MODEL_FILE, modules=modules)
+        weights = checkpoint_weights(self.path / "checkpoints", checkpoint)
+        model = load_keras_model(self.path / MODEL_FILE, modules=modules)
+        model.set_weights(weights)
+        return model
+
+
+@suggests_names
+def load_run(run_dir: str | os.PathLike[str]) -> Run:
+    """Loads a finished run.
+
+    Args:
+        run_dir: the directory.
 
     Raises:
-        ExportError: if one cannot be imported.
+        RunDirError: if there is no finished run, or its files cannot be read.
+
+    Example:
+        >>> load_run("no/such/run")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.RunDirError: There is no run directory no/such/run. Give the directory of a finished run.
     """
-    if modules and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # user modules may raise anything
-            raise ExportError(f"Cannot import the module {module!r}: {type(error).__name__}: {error}") from error
+    path = check_finished_run(run_dir)
+    try:
+        config = dict(json.loads((path / "config.json").read_text()))
+        result = TrainResult.from_json({**json.loads((path / "result.json").read_text()), "run_dir": str(path)})
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise RunDirError(f"The run in {path} cannot be read ({error}). Give the directory of another run.") from error
+    return Run(path, config, result)

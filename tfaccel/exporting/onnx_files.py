@@ -24,6 +24,7 @@ from tfaccel.training.steps.overrides import instance_attributes
 _NEEDED = ("onnx", "tf2onnx", "onnxruntime")
 _OPSET = 18  # supported by onnxruntime since 1.14
 _MAX_REASON_LENGTH = 300  # characters
+_DOUBLE = 11  # ONNX's number of this dtype
 _UNKNOWN = re.compile(r"op \[(\S+): (\w+)\] is not supported")
 
 
@@ -47,7 +48,7 @@ def write_onnx(path: Path, model: keras.Model) -> None:
     """
     check_onnx_packages()
     add_operations()
-    with _messages() as unknown, _numpy_constants(model), _no_augmentation(model):
+    with _messages() as unknown, _exportable_layers(model):
         try:
             model.export(str(path), format="onnx", verbose=False, opset_version=_OPSET)
         except Exception as error:  # the converter raises many kinds of errors
@@ -66,23 +67,21 @@ def write_onnx(path: Path, model: keras.Model) -> None:
 
 
 @contextlib.contextmanager
-def _numpy_constants(model: keras.Model) -> Iterator[None]:
-    """Replaces tensors in layers by NumPy arrays; tensors would become inputs of the ONNX file."""
+def _exportable_layers(model: keras.Model) -> Iterator[None]:
+    """Replaces attributes of layers that the converter takes otherwise than the model does.
+
+    Tensors, which would become inputs of the ONNX file, are NumPy arrays; layers that augment by default, such as
+    `RandomFlip`, are called as at inference: Keras exports them as trained.
+    """
     with contextlib.ExitStack() as stack:
         for layer in all_layers(model):
-            own = {name: value.numpy() for name, value in vars(layer).items() if isinstance(value, tf.Tensor)}
-            stack.enter_context(instance_attributes(layer, own))
-        yield
-
-
-@contextlib.contextmanager
-def _no_augmentation(model: keras.Model) -> Iterator[None]:
-    """Calls layers that augment by default, such as `RandomFlip`, as at inference; Keras exports them as trained."""
-    with contextlib.ExitStack() as stack:
-        for layer in all_layers(model):
+            own: dict[str, Any] = {
+                name: value.numpy() for name, value in vars(layer).items() if isinstance(value, tf.Tensor)
+            }
             training = inspect.signature(layer.call).parameters.get("training")
             if training is not None and training.default is True:
-                stack.enter_context(instance_attributes(layer, {"call": _at_inference(layer.call)}))
+                own["call"] = _at_inference(layer.call)
+            stack.enter_context(instance_attributes(layer, own))
         yield
 
 
@@ -94,24 +93,19 @@ def _at_inference(call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-class _Unknown(logging.Handler):
-    """Collects the operations that the converter does not support: place in the model, and type."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.found: list[tuple[str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Parses one message."""
-        found = _UNKNOWN.search(record.getMessage())
-        if found is not None:
-            self.found.append((found[1].rpartition("/")[0] or found[1], found[2]))
-
-
 @contextlib.contextmanager
 def _messages() -> Iterator[list[tuple[str, str]]]:
-    """Yields the operations that the converter does not support, and silences its log."""
-    logger, handler = logging.getLogger("tf2onnx"), _Unknown()
+    """Yields the operations that the converter does not support, place in the model and type, and silences its log."""
+    found: list[tuple[str, str]] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        unknown = _UNKNOWN.search(record.getMessage())
+        if unknown is not None:
+            found.append((unknown[1].rpartition("/")[0] or unknown[1], unknown[2]))
+        return False  # nothing is shown
+
+    logger, handler = logging.getLogger("tf2onnx"), logging.Handler(logging.ERROR)
+    handler.addFilter(collect)
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     try:
@@ -120,7 +114,7 @@ def _messages() -> Iterator[list[tuple[str, str]]]:
         with warnings.catch_warnings():
             # Keras patches tf2onnx for NumPy 2, and checks whether NumPy still has `np.object`.
             warnings.filterwarnings("ignore", "In the future `np", FutureWarning)
-            yield handler.found
+            yield found
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
@@ -151,6 +145,3 @@ def add_operations() -> None:
             one = context.make_const(f"{name}_one", np.array(1.0, kind)).output[0]
             erf = context.make_node("Erf", inputs, name=f"{name}_erf", shapes=[shape], dtypes=[dtype])
             context.make_node("Sub", [one, erf.output[0]], name=name, outputs=[output], shapes=[shape], dtypes=[dtype])
-
-
-_DOUBLE = 11  # ONNX's number of this dtype

@@ -17,8 +17,8 @@ from tfaccel.data.images.image_check import IMAGE_SUFFIXES, check_image
 from tfaccel.data.texts.files import plain_lines
 from tfaccel.errors import DataError
 from tfaccel.exporting.file_rows import Rows
-from tfaccel.exporting.graph_error import graph_error_reason
 from tfaccel.exporting.predictor import Predictor
+from tfaccel.exporting.saved_model_session import graph_error_reason
 from tfaccel.files import finite, whole_file
 
 SUFFIXES = (".csv", ".jsonl")
@@ -116,10 +116,7 @@ def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[
     if rows.texts or any(file.suffix.lower() not in IMAGE_SUFFIXES for file in rows.files[piece]):
         unreadable |= {name: "it holds no text" for name, content in contents.items() if not content.strip()}
         contents = {name: content for name, content in contents.items() if content.strip()}
-    try:
-        return list(contents), predictor.raw(list(contents.values())) if contents else {}
-    except tf.errors.InvalidArgumentError:
-        return _one_by_one(predictor, contents, unreadable)
+    return _of_contents(predictor, contents, unreadable)
 
 
 def _of_arrays(predictor: Predictor, arrays: Mapping[str, np.ndarray], names: list[str]) -> dict[str, np.ndarray]:
@@ -132,18 +129,19 @@ def _of_arrays(predictor: Predictor, arrays: Mapping[str, np.ndarray], names: li
         raise DataError(f"The model failed on row {names[0]}: {graph_error_reason(error)}") from error
 
 
-def _one_by_one(predictor: Predictor, contents: Mapping[str, bytes], unreadable: dict[str, str]) -> Named:
-    """Predicts contents one by one, to find out which cannot be read."""
-    names, found = [], []
-    for name, content in contents.items():
-        try:
-            outputs = predictor.raw([content])
-        except tf.errors.InvalidArgumentError as error:
+def _of_contents(predictor: Predictor, contents: Mapping[str, bytes], unreadable: dict[str, str]) -> Named:
+    """The outputs for contents; those that cannot be read, which are found one by one, are left out."""
+    try:
+        return list(contents), predictor.raw(list(contents.values())) if contents else {}
+    except tf.errors.InvalidArgumentError as error:
+        if len(contents) == 1:
+            ((name, content),) = contents.items()
             unreadable[name] = _reason(content, name, error)
-            continue
-        names.append(name)
-        found.append(outputs)
-    return names, {key: np.concatenate([outputs[key] for outputs in found]) for key in (found[0] if found else ())}
+            return [], {}
+    found = [_of_contents(predictor, {name: content}, unreadable) for name, content in contents.items()]
+    read = [outputs for names, outputs in found if names]
+    outputs = {key: np.concatenate([one[key] for one in read]) for key in (read[0] if read else ())}
+    return [name for names, _ in found for name in names], outputs
 
 
 def _reason(content: bytes, name: str, error: Any) -> str:

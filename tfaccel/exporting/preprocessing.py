@@ -1,20 +1,36 @@
-"""Preprocessing of encoded images and texts in TensorFlow graphs."""
+"""Preprocessing of encoded images, texts and table columns in TensorFlow graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfaccel.data.images.image_check import decoded
 from tfaccel.data.raw_input import ImageInput, TextInput
+from tfaccel.data.tables.column_kinds import NUMERIC
+from tfaccel.data.tables.encoding import (
+    HASH_KEY,
+    MISSING_CODE,
+    NUM_SPECIAL_CODES,
+    OTHER_CODE,
+    CategoricalColumn,
+    NumericColumn,
+    TableEncoding,
+)
+from tfaccel.data.tables.values import HOUR_GROUP, MINUTE_GROUP, MISSING, NO_VALUE, PATTERNS, get_parts, is_valid
 from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, UNKNOWN, Vocabulary
 
 IMAGE_NAME, TEXT_NAME = "image_bytes", "text"
 # Python's Unicode `\s` and `\w` as RE2 classes; RE2's own are ASCII only.
 _SPACE = r"\s\x0b\x1c-\x1f\x{85}\pZ"
 _WORD = r"\pL\pN_"
+_MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # texts that mean a missing value, as in files
+_SPACES = r"[\s\v\p{Z}\x{1c}-\x{1f}\x{85}]+"
+_MISSING_DATE = f"{_MISSING_CATEGORY}|(?i:{NO_VALUE})"
 
 
 def preprocessing(
@@ -72,3 +88,88 @@ def _words(texts: tf.Tensor) -> tf.RaggedTensor:
     spaced = tf.strings.regex_replace(lower, f"[{_SPACE}]+", " ")
     apart = tf.strings.regex_replace(spaced, f"([{_WORD}]+|[^{_WORD}{_SPACE}])", r" \1 ")
     return tf.strings.split(apart)
+
+
+def table_preprocessing(
+    encoding: TableEncoding, names: Sequence[str]
+) -> tuple[Callable[..., dict[str, tf.Tensor]], dict[str, tf.TensorSpec], list[Any]]:
+    """Builds the function that encodes a table's columns; returns it with its input specs and lookup tables.
+
+    The function takes one tensor of shape (rows,) per column, by name: float32 for numbers, or float64 if the column
+    has an offset, with NaN for missing ones; strings for dates and categories, with "" for missing ones. It computes
+    the same as `TableEncoding.encode`.
+
+    Args:
+        encoding: the columns.
+        names: the names of its `sources` in the signature, in their order.
+    """
+    get_name = dict(zip(encoding.sources, names, strict=True))
+    specs = {
+        get_name[source]: tf.TensorSpec((None,), tf.float32 if kind == NUMERIC else tf.string, name=get_name[source])
+        for source, kind in encoding.sources.items()
+    }
+    for column in encoding.numeric:
+        if column.offset:
+            specs[get_name[column.source]] = tf.TensorSpec((None,), tf.float64, name=get_name[column.source])
+    tables = {get_name[column.name]: _table(column) for column in encoding.categorical if column.categories}
+
+    def encode(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
+        numbers = [_numbers(column, columns[get_name[column.source]]) for column in encoding.numeric]
+        codes = [
+            _codes(columns[get_name[one.name]], one, tables.get(get_name[one.name])) for one in encoding.categorical
+        ]
+        parts = {"numbers": numbers, "categories": codes}
+        return {name: tf.stack(values, axis=1) for name, values in parts.items() if values}
+
+    return encode, specs, list(tables.values())
+
+
+def _numbers(column: NumericColumn, values: tf.Tensor) -> tf.Tensor:
+    """Returns numbers less their offset, and the requested part of dates; an invalid date is an error."""
+    date = column.date
+    if date is None:
+        return tf.cast(values - column.offset, tf.float32) if column.offset else values
+    pattern, groups = PATTERNS[date.order]
+    plain = _stripped(values)
+    is_date, is_missing = tf.strings.regex_full_match(plain, pattern), _is_missing(plain, _MISSING_DATE)
+    numbers = [_group(plain, is_date, pattern, group) for group in (*groups, HOUR_GROUP, MINUTE_GROUP)]
+    is_date &= is_valid(*numbers)
+    message = f"The column {date.column} holds dates with year, month and day in the order {date.order}."
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(is_date | is_missing), [message, values])]):
+        parts = get_parts(numbers, sine=tf.sin, cosine=tf.cos, as_float=lambda one: tf.cast(one, tf.float32))
+        return tf.where(is_date, tf.cast(parts[date.part], tf.float32), math.nan)
+
+
+def _group(texts: tf.Tensor, is_date: tf.Tensor, pattern: str, group: int) -> tf.Tensor:
+    """A group of digits in each text, as int64; 0 if it is empty or the text is not a date."""
+    found = tf.strings.regex_replace(texts, f"^{pattern}$", rf"\{group}")
+    return tf.strings.to_number(tf.where(is_date & (found != ""), found, "0"), tf.int64)
+
+
+def _stripped(texts: tf.Tensor) -> tf.Tensor:
+    """Texts without whitespace around them, as `clean_texts` takes it off; `tf.strings.strip` knows that of ASCII."""
+    return tf.strings.regex_replace(texts, f"^{_SPACES}|{_SPACES}$", "")
+
+
+def _is_missing(plain: tf.Tensor, pattern: str) -> tf.Tensor:
+    return tf.strings.regex_full_match(plain, pattern)
+
+
+def _table(column: CategoricalColumn) -> tf.lookup.StaticHashTable:
+    with tf.device("/CPU:0"):
+        keys = tf.constant(list(column.categories), tf.string)
+        codes = tf.range(NUM_SPECIAL_CODES, column.num_codes, dtype=tf.int64)
+        return tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, codes), OTHER_CODE)
+
+
+def _codes(texts: tf.Tensor, column: CategoricalColumn, table: tf.lookup.StaticHashTable | None) -> tf.Tensor:
+    plain = _stripped(texts)
+    is_missing = _is_missing(plain, _MISSING_CATEGORY)
+    if column.num_buckets is not None:
+        buckets = tf.strings.to_hash_bucket_strong(plain, column.num_buckets, key=HASH_KEY)
+        codes = buckets + tf.constant(NUM_SPECIAL_CODES, tf.int64)
+    else:
+        known = tf.fill(tf.shape(plain), tf.constant(OTHER_CODE, tf.int64))  # if all categories are rare
+        codes = known if table is None else table.lookup(plain)
+        is_missing &= codes == OTHER_CODE
+    return tf.cast(tf.where(is_missing, tf.constant(MISSING_CODE, tf.int64), codes), tf.int32)

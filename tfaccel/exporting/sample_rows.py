@@ -1,14 +1,18 @@
-"""Random input rows of a model, to compare runtimes and for warm-up."""
+"""Input rows of a model, to compare its files on and for warm-up: of a sample, of the run's own data, or random."""
 
 from __future__ import annotations
 
 import io
+import logging
+import os
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
 from tfaccel.data.tables.encoding import NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn
@@ -16,8 +20,12 @@ from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS
 from tfaccel.errors import ExportError
 from tfaccel.exporting.preprocessing import IMAGE_NAME, TEXT_NAME
-from tfaccel.exporting.signatures import column_names
+from tfaccel.exporting.signatures import Signatures, check_batch, column_names
+from tfaccel.planning.load_workload import workload_of_run
 from tfaccel.training.private.private_api import all_layers
+from tfaccel.training.run.run_dir import first_inputs, read_example_inputs
+
+logger = logging.getLogger("tfaccel")
 
 NUM_ROWS = 4
 _UNKNOWN_LENGTH = 8  # length used for variable axes
@@ -163,3 +171,72 @@ def _text(numbers: np.ndarray, raw_input: TextInput) -> str:
         if NUM_SPECIAL_TOKENS <= number < len(raw_input.vocabulary)
     ]
     return (" " if raw_input.vocabulary.unit == "words" else "").join([*known, "It's", "3,5", "\u00c4rger\u2026"])
+
+
+def get_compared_rows(
+    signatures: Signatures, model: keras.Model, raw_input: RawInput | None, *, sample: Any = None, own_rows: Any = None
+) -> dict[str, np.ndarray]:
+    """The rows to compare a model's files on: of a sample, of the run's own data if the model takes them, or random.
+
+    Args:
+        signatures: the model's functions.
+        model: the model.
+        raw_input: description of its raw inputs.
+        sample: an input batch, or None.
+        own_rows: an input batch of the run's own data, or None.
+
+    Raises:
+        ExportError: if the sample is no batch of the model's inputs.
+    """
+    if sample is not None:
+        return _get_rows(signatures, sample)
+    specs, leaves = [signatures.inputs[name] for name in signatures.input_names], keras.tree.flatten(own_rows)
+    if own_rows is None or len(leaves) != len(specs) or not all(map(_takes, specs, leaves)):
+        return sample_rows(signatures.inputs, model, raw_input)
+    rows = _get_rows(signatures, own_rows)
+    is_image = isinstance(raw_input, ImageInput)
+    return {name: np.clip(np.round(array), 0, 255) for name, array in rows.items()} if is_image else rows
+
+
+def _get_rows(signatures: Signatures, batch: Any) -> dict[str, np.ndarray]:
+    inputs, names, leaves = signatures.inputs, signatures.input_names, keras.tree.flatten(batch)
+    if len(leaves) != len(names):
+        raise ExportError(
+            f"The model has {len(names)} inputs ({', '.join(names)}). Received: a sample with {len(leaves)}."
+        )
+    check_batch(leaves)
+    rows = {name: np.asarray(leaf)[:NUM_ROWS] for name, leaf in zip(names, leaves, strict=True)}
+    return {
+        name: _encoded(array) if inputs[name].dtype == tf.string else array.astype(inputs[name].dtype.as_numpy_dtype)
+        for name, array in rows.items()
+    }
+
+
+def _takes(spec: tf.TensorSpec, leaf: Any) -> bool:
+    """Whether an input takes an array of at least four rows."""
+    array = np.asarray(leaf)
+    kinds = "OSU" if spec.dtype == tf.string else "biuf"
+    return len(array) >= NUM_ROWS and array.dtype.kind in kinds and spec.shape[1:].is_compatible_with(array.shape[1:])
+
+
+def _encoded(texts: np.ndarray) -> np.ndarray:
+    """Texts as byte strings in UTF-8."""
+    parts = [text.encode() if isinstance(text, str) else bytes(text) for text in texts.ravel().tolist()]
+    return np.array([*parts, None], object)[:-1].reshape(texts.shape)
+
+
+def rows_of_run(run_or_model: Any) -> list[np.ndarray] | None:
+    """The model's inputs, flattened, for the first rows of the data of a run; None if they cannot be had.
+
+    Args:
+        run_or_model: the run directory; anything else has no data.
+    """
+    if not isinstance(run_or_model, str | os.PathLike) or not os.path.isdir(run_or_model):
+        return None
+    try:
+        kept = read_example_inputs(Path(run_or_model))
+        return first_inputs(workload_of_run(run_or_model), NUM_ROWS, num_rows=NUM_ROWS) if kept is None else kept
+    except Exception as error:  # the data may be gone, and a user's function may raise anything
+        reason = " ".join(str(error).split())[:200]
+        logger.info("The data of the run cannot be read again, so files are compared on random numbers: %s", reason)
+        return None

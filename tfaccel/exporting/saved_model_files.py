@@ -1,23 +1,65 @@
-"""SavedModels in TensorFlow Serving's layout, with tfaccel's notes."""
+"""SavedModels in TensorFlow Serving's layout, with its warm-up requests and tfaccel's notes.
+
+Warm-up requests are a TFRecord file of `PredictionLog` messages. The messages have the same fields and field numbers as
+TensorFlow Serving's, but different names, so that both can be imported together.
+Source: https://www.tensorflow.org/tfx/serving/saved_model_warmup and tensorflow_serving/apis.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from tfaccel.data.raw_input import RawInput, raw_input_of_json
 
 if TYPE_CHECKING:
     from tfaccel.exporting.signatures import Signatures
-    from tfaccel.exporting.warm_up_requests import Request
 
 NOTES = Path("assets.extra", "tfaccel.json")  # TensorFlow Serving ignores unknown files
+WARM_UP_REQUESTS = Path("assets.extra", "tf_serving_warmup_requests")
 GRAPH_FILE = "saved_model.pb"
 LITERT_FILE = "model.tflite"  # file of a version, in TensorFlow Serving's layout
 _MAX_DIGITS = 18  # digits of a version number
+_MAX_REQUESTS = 1000  # limit of TensorFlow Serving
+_MESSAGES = """
+name: "tfaccel/serving_messages.proto"
+package: "tfaccel.serving_messages"
+syntax: "proto3"
+dependency: "tensorflow/core/framework/tensor.proto"
+message_type {
+  name: "ModelSpec"
+  field { name: "name" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+  field { name: "signature_name" number: 3 label: LABEL_OPTIONAL type: TYPE_STRING }
+}
+message_type {
+  name: "PredictRequest"
+  nested_type {
+    name: "InputsEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type_name: ".tensorflow.TensorProto" }
+  }
+  field { name: "model_spec" number: 1 label: LABEL_OPTIONAL type_name: "ModelSpec" }
+  field { name: "inputs" number: 2 label: LABEL_REPEATED type_name: "InputsEntry" }
+}
+message_type {
+  name: "PredictLog"
+  field { name: "request" number: 1 label: LABEL_OPTIONAL type_name: "PredictRequest" }
+}
+message_type {
+  name: "PredictionLog"
+  field { name: "predict_log" number: 6 label: LABEL_OPTIONAL type_name: "PredictLog" }
+}
+"""
+
+Request = tuple[str, Mapping[str, np.ndarray]]  # a signature's name, and arrays by name
 
 
 def write_saved_model(
@@ -38,8 +80,6 @@ def write_saved_model(
         requests: warm-up requests.
     """
     import keras
-
-    from tfaccel.exporting.warm_up_requests import write_warm_up_requests
 
     archive = keras.export.ExportArchive()
     for resource in signatures.resources:
@@ -119,3 +159,49 @@ def serving_command(name: str, folder: str = "saved_model") -> str:
         f'  --mount type=bind,source="$(cd "$(dirname "$0")" && pwd)/{folder}",target=/models/{name} \\\n'
         "  tensorflow/serving --enable_model_warmup=true\n"
     )
+
+
+def write_warm_up_requests(folder: Path, name: str, requests: Sequence[Request]) -> None:
+    """Writes requests into the folder of a SavedModel.
+
+    Args:
+        folder: folder of the SavedModel's version.
+        name: name under which clients request the model.
+        requests: requests to run while the model is loaded.
+    """
+    import tensorflow as tf
+
+    path = folder / WARM_UP_REQUESTS
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path)) as file:
+        for signature_name, arrays in requests[:_MAX_REQUESTS]:
+            log = _prediction_log_class()()
+            request = log.predict_log.request
+            request.model_spec.name, request.model_spec.signature_name = name, signature_name
+            for key, array in arrays.items():
+                request.inputs[key].CopyFrom(tf.make_tensor_proto(array))
+            file.write(log.SerializeToString(deterministic=True))
+
+
+def read_warm_up_requests(folder: Path) -> list[Request]:
+    """Reads the requests in the folder of a SavedModel; none if the file is missing or invalid."""
+    import tensorflow as tf
+
+    path, found = folder / WARM_UP_REQUESTS, []
+    if path.is_file():
+        try:
+            for record in tf.data.TFRecordDataset(str(path)).take(_MAX_REQUESTS).as_numpy_iterator():
+                request = _prediction_log_class().FromString(record).predict_log.request
+                arrays = {key: tf.make_ndarray(value) for key, value in request.inputs.items()}
+                found.append((request.model_spec.signature_name, arrays))
+        except Exception:  # a model can be served without warm-up
+            return []
+    return [(signature_name, arrays) for signature_name, arrays in found if arrays]
+
+
+@functools.cache
+def _prediction_log_class() -> Any:
+    file = text_format.Parse(_MESSAGES, descriptor_pb2.FileDescriptorProto())
+    pool = descriptor_pool.Default()  # that of TensorFlow's messages
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.PredictionLog"))

@@ -15,15 +15,32 @@ import tensorflow as tf
 from google.protobuf import descriptor_pool, message_factory
 
 from tfaccel.errors import ExportError
-from tfaccel.exporting.graph_check import check_graph, own_files
-from tfaccel.exporting.graph_error import graph_error_reason
-from tfaccel.exporting.graph_walk import GraphWalk
+from tfaccel.exporting.graph_check import GraphWalk, check_graph, own_files
 from tfaccel.exporting.saved_model_files import GRAPH_FILE
 
+_MAX_REASON_LENGTH = 300  # characters
 _INTERNAL = "__saved_model_init_op"
 _HOLDS_PATH = {"Const", "Placeholder", "PlaceholderWithDefault"}
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "Scatter", "LookupTableInsert", "LookupTableRemove", "Apply")
 _WRITES_NOTHING = {"ScatterNd", "ScatterNdNonAliasingAdd"}
+
+
+def graph_error_reason(error: BaseException) -> str:
+    """The reason in an error's message, on one line.
+
+    Messages of graph errors contain the location and a traceback before the reason, and the node after it.
+
+    Example:
+        >>> graph_error_reason(ValueError("Detected at node a, defined at:\\n  File x\\n\\ntoo high\\n [[{{a}}]]"))
+        'too high'
+    """
+    text = str(getattr(error, "message", "") or error).removeprefix("Graph execution error:")
+    before = text.partition("[[")[0]
+    lines = [" ".join(line.split()) for line in before.splitlines() if line.strip()]
+    if "Detected at node" in before and lines:
+        return lines[-1][:_MAX_REASON_LENGTH]
+    plain = " ".join(lines) or " ".join(text.split()) or type(error).__name__
+    return plain[:_MAX_REASON_LENGTH]
 
 
 class SavedModelSession:

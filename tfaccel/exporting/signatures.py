@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
 from tfaccel.errors import ExportError
-from tfaccel.exporting.preprocessing import preprocessing
-from tfaccel.exporting.table_preprocessing import table_preprocessing
+from tfaccel.exporting.preprocessing import preprocessing, table_preprocessing
 from tfaccel.models.lookup_tables import lookup_tables
-from tfaccel.training.private.private_api import call_model
+from tfaccel.training.private.private_api import all_layers, call_model
 
 DEFAULT, RAW = "serving_default", "serving_raw"
+_HALF = ("mixed_bfloat16", "mixed_float16", "bfloat16", "float16")
 _KERAS_OWN_NAME = re.compile(r"(keras_tensor|input|input_layer)(_\d+)?")
 
 
@@ -43,6 +43,11 @@ class Signatures:
     def inputs(self) -> dict[str, tf.TensorSpec]:
         """The input specs of the signature `serving_default`."""
         return input_specs(self.functions[DEFAULT])
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of these inputs, in the order of the model's."""
+        return list(keras.tree.flatten(self.input_nest))
 
 
 def make_signatures(model: keras.Model, raw_input: RawInput | None = None, *, sample: Any = None) -> Signatures:
@@ -69,28 +74,17 @@ def make_signatures(model: keras.Model, raw_input: RawInput | None = None, *, sa
         arguments = keras.tree.map_structure(lambda name: named[name], names_nest)
         return _named_outputs(model, call_model(model, arguments, training=False))
 
-    made = {DEFAULT: traced(call, specs)}
-    resources: list[Any] = []
-    if isinstance(raw_input, (ImageInput, TextInput)):
-        made[RAW], resources = _raw_function(model, raw_input, specs)
-    if isinstance(raw_input, TableInput):
-        made[RAW], resources = _table_function(model, raw_input, names_nest)
+    made, resources = {DEFAULT: traced(call, specs)}, list(lookup_tables(model))
+    if isinstance(raw_input, (ImageInput, TextInput, TableInput)):
+        made[RAW], tables = _raw_function(model, raw_input, specs, names_nest)
+        resources = [*tables, *resources]
     functions = {name: concrete for name, (_, concrete) in made.items()}
-    resources = [*resources, *lookup_tables(model)]
     return Signatures(functions, {name: function for name, (function, _) in made.items()}, resources, names_nest)
 
 
 def input_specs(function: Any) -> dict[str, tf.TensorSpec]:
     """The input specs of a SavedModel's function, by name."""
     return dict(sorted(function.structured_input_signature[1].items()))
-
-
-def output_specs(function: Any) -> dict[str, tf.TensorSpec]:
-    """The output specs of a SavedModel's function, by name."""
-    return {
-        name: tf.TensorSpec(value.shape, value.dtype, name=name)
-        for name, value in sorted(function.structured_outputs.items())
-    }
 
 
 def distinct_names(names: Sequence[str], fallback: str) -> list[str]:
@@ -217,49 +211,43 @@ def _as_float32(value: Any) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if tensor.dtype in (tf.bfloat16, tf.float16) else tensor
 
 
-def _raw_function(model: keras.Model, raw_input: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, list[Any]]:
-    if len(specs) != 1:
+def _raw_function(
+    model: keras.Model, raw_input: Any, specs: dict[str, tf.TensorSpec], names_nest: Any
+) -> tuple[Any, list[Any]]:
+    """The function of raw inputs, and its lookup tables."""
+    if isinstance(raw_input, TableInput):
+        prepare, raw_specs, tables = table_preprocessing(raw_input.encoding, column_names(raw_input))
+        columns = {"numbers": raw_input.encoding.numeric, "categories": raw_input.encoding.categorical}
+        wanted = sorted(name for name, some in columns.items() if some)
+        if sorted(specs) != wanted:
+            raise ExportError(
+                f"A model of this table must have the inputs {', '.join(wanted)}. Received: {', '.join(sorted(specs))}."
+            )
+    elif len(specs) != 1:
         raise ExportError(
             f"Raw inputs are supported for models with one input. Received: {len(specs)}: {', '.join(specs)}."
         )
-    prepare, raw_spec, resources = preprocessing(raw_input)
-    ((_, spec),) = specs.items()
+    else:
+        prepare_one, raw_spec, tables = preprocessing(raw_input)
+        raw_specs = {raw_spec.name: raw_spec}
+        ((name, spec),) = specs.items()
+
+        def prepare(**named: tf.Tensor) -> dict[str, tf.Tensor]:
+            tensor = tf.cast(prepare_one(named[raw_spec.name]), spec.dtype)
+            if not spec.shape.is_compatible_with(tensor.shape):
+                raise ExportError(f"The model takes tensors of shape {spec.shape}; raw inputs give {tensor.shape}.")
+            return {name: tensor}
 
     def call(**named: tf.Tensor) -> dict[str, tf.Tensor]:
-        tensor = tf.cast(prepare(named[raw_spec.name]), spec.dtype)
-        if not spec.shape.is_compatible_with(tensor.shape):
-            raise ExportError(f"The model takes tensors of shape {spec.shape}; raw inputs give {tensor.shape}.")
-        outputs = _named_outputs(model, call_model(model, tensor, training=False))
-        return _classified(outputs, raw_input)
-
-    return traced(call, {raw_spec.name: raw_spec}), resources
-
-
-def _table_function(model: keras.Model, raw_input: TableInput, names_nest: Any) -> tuple[Any, list[Any]]:
-    encode, specs, resources = table_preprocessing(raw_input.encoding, column_names(raw_input))
-    wanted = {name for name, columns in _get_columns(raw_input).items() if columns}
-    names = set(keras.tree.flatten(names_nest))
-    if names != wanted:
-        raise ExportError(
-            f"A model of this table must have the inputs {', '.join(sorted(wanted))}. "
-            f"Received: {', '.join(sorted(names))}."
-        )
-
-    def call(**columns: tf.Tensor) -> dict[str, tf.Tensor]:
-        inputs = encode(**columns)
-        arguments = keras.tree.map_structure(lambda name: inputs[name], names_nest)
+        arguments = keras.tree.map_structure(prepare(**named).__getitem__, names_nest)
         return _classified(_named_outputs(model, call_model(model, arguments, training=False)), raw_input)
 
-    return traced(call, specs), resources
+    return traced(call, raw_specs), tables
 
 
 def column_names(raw_input: TableInput) -> list[str]:
     """The names of a table's columns in `serving_raw`, in the order of the encoding's `sources`."""
     return argument_names(list(raw_input.encoding.sources), "column")
-
-
-def _get_columns(raw_input: TableInput) -> dict[str, Sequence[Any]]:
-    return {"numbers": raw_input.encoding.numeric, "categories": raw_input.encoding.categorical}
 
 
 def _classified(outputs: dict[str, tf.Tensor], raw_input: RawInput) -> dict[str, tf.Tensor]:
@@ -271,3 +259,43 @@ def _classified(outputs: dict[str, tf.Tensor], raw_input: RawInput) -> dict[str,
     probabilities = tf.nn.softmax(values) if raw_input.outputs == "logits" else values
     label = tf.gather(tf.constant(names), tf.argmax(probabilities, axis=1))
     return {"label": label, "probabilities": probabilities}
+
+
+def float32_model(model: keras.Model) -> keras.Model:
+    """Returns the model if all of it computes in float32, otherwise a float32 copy with the same weights.
+
+    Raises:
+        ExportError: if the model cannot be rebuilt from its config.
+    """
+    if not any(layer.dtype_policy.name in _HALF for layer in [model, *all_layers(model)]):
+        return model
+    try:
+        config = keras.saving.serialize_keras_object(model)
+        config.pop("compile_config", None)
+        copy = keras.saving.deserialize_keras_object(in_float32(config))
+        copy.set_weights(model.get_weights())
+    except Exception as error:  # user classes may raise anything
+        reason = " ".join(str(error).split())[:300]
+        raise ExportError(
+            f"The model computes in 16 bits, and cannot be rebuilt in float32: {type(error).__name__}: {reason} "
+            "Custom classes need get_config, and must be registered with keras.saving.register_keras_serializable."
+        ) from error
+    return copy
+
+
+def in_float32(config: Any) -> Any:
+    """Replaces half precision by float32 in a config.
+
+    Example:
+        >>> in_float32({"units": 3, "dtype": {"class_name": "DTypePolicy", "config": {"name": "mixed_bfloat16"}}})
+        {'units': 3, 'dtype': {'class_name': 'DTypePolicy', 'config': {'name': 'float32'}}}
+    """
+    if isinstance(config, Mapping):
+        is_policy = config.get("class_name") == "DTypePolicy" and isinstance(config.get("config"), Mapping)
+        if is_policy and config["config"].get("name") in _HALF:
+            return {**config, "config": {"name": "float32"}}
+        return {
+            name: "float32" if name == "dtype" and isinstance(value, str) and value in _HALF else in_float32(value)
+            for name, value in config.items()
+        }
+    return [in_float32(value) for value in config] if isinstance(config, (list, tuple)) else config

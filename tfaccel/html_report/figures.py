@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import VersionError
+from tfaccel.html_report.page import Chart, LegendEntry
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -159,6 +160,7 @@ class Bar:
         value: its length.
         low, high: the range of its measurements; None for none.
         color: as in CSS.
+        meaning: what the color means.
         text: shown behind the value when the pointer is on it.
     """
 
@@ -167,6 +169,7 @@ class Bar:
     low: float | None = None
     high: float | None = None
     color: str
+    meaning: str = ""
     text: str = ""
 
 
@@ -212,6 +215,20 @@ def bar_figure(bars: Sequence[Bar], *, x_title: str) -> dict[str, Any]:
     figure.update_yaxes(visible=False, range=[len(bars) - 0.5, -0.8])
     figure.update_xaxes(title={"text": _text(x_title)}, rangemode="tozero")
     return _finished(figure, height=90 + 50 * len(bars))
+
+
+def bar_chart(bars: Sequence[Bar], *, x_title: str, title: str, description: str, note: str = "") -> Chart:
+    """A chart of horizontal bars, with what their colors mean in its legend.
+
+    Args:
+        bars: from top to bottom.
+        x_title: the title of the value axis.
+        title, description, note: as in `Chart`.
+    """
+    colors = {bar.meaning: bar.color for bar in bars}
+    legend = tuple(LegendEntry(label=meaning, color=color, shape="dot") for meaning, color in colors.items())
+    figure = bar_figure(bars, x_title=x_title)
+    return Chart(title=title, description=description, figure=figure, legend=legend, note=note)
 
 
 def with_logarithmic_axes(figure: Mapping[str, Any], *, only_x: bool = False) -> dict[str, Any]:

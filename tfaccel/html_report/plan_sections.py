@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from tfaccel.errors import ReportError
@@ -16,16 +16,32 @@ from tfaccel.html_report.figures import (
     MUTED,
     Bar,
     Series,
-    bar_figure,
+    bar_chart,
     line_figure,
     with_logarithmic_axes,
 )
-from tfaccel.html_report.page import Block, Card, Cards, Chart, LegendEntry, Message, Table
+from tfaccel.html_report.page import (
+    NONE,
+    Block,
+    Card,
+    Cards,
+    Chart,
+    LegendEntry,
+    Message,
+    Table,
+    get_number,
+    get_words,
+    plain_number,
+    seconds_text,
+    setting_text,
+    value_text,
+)
 from tfaccel.html_report.records import DAMAGES, RunRecord
-from tfaccel.html_report.texts import NONE, get_number, get_words, plain_number, seconds_text, setting_text, value_text
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import HEADINGS, Report, described
+from tfaccel.measuring.roofline import LayerLimit, Roofline
 from tfaccel.planning.kept_rooflines import kept_roofline
+from tfaccel.planning.machine_ceilings import num_limited_devices
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import FieldExplanation, Plan, explain
@@ -38,6 +54,12 @@ Measured = TypeVar("Measured")
 _MAIN = ("strategy", "devices", "dtype_policy", "jit_compile", "global_batch_size", "steps_per_execution")
 _DEFAULTS = {one.name: one.default for one in fields(Plan)}
 _VOLATILE = ("memory_bytes", "cluster")  # of a machine: they may change from run to run
+_GIGA = 1e9
+_HOW_TO_SHOW = (
+    "None is kept for the workload and plan of {} on that machine. `tfaccel roofline`, with the flags that the run was "
+    "trained with, measures and keeps one; --roofline=FILE shows one that `tfaccel roofline --report=FILE` wrote."
+)
+_BOUNDS = {"arithmetic": COLORS[0], "memory": GOOD}
 
 
 def plan_blocks(runs: Sequence[RunRecord]) -> list[Block]:
@@ -205,44 +227,42 @@ def _why_none(runs: Sequence[RunRecord]) -> str:
 
 def _candidates(run_name: str, report: Report) -> list[Block]:
     first = report.candidates[0].plan
-    bars, legend = [], {}
+    bars = []
     for number, candidate in enumerate(report.candidates):
         rate = candidate.examples_per_second
         if rate is None:
             continue
-        state, color = _state(number == report.chosen)
-        legend[state] = LegendEntry(label=state, color=color, shape="dot")
+        color, meaning = (GOOD, "chosen") if number == report.chosen else (COLORS[0], "not chosen")
         rates = [window.num_steps * candidate.plan.global_batch_size / window.seconds for window in candidate.windows]
+        low, high = min(rates), max(rates)
+        text = candidate.rejection or f"{len(rates)} windows, from {low:,.0f} to {high:,.0f}"
         label = described(candidate, first)
-        more = candidate.rejection or f"{len(rates)} windows, from {min(rates):,.0f} to {max(rates):,.0f}"
-        bars.append(Bar(label=label, value=rate, low=min(rates), high=max(rates), color=color, text=more))
-    blocks: list[Block] = []
+        bars.append(Bar(label=label, value=rate, low=low, high=high, color=color, meaning=meaning, text=text))
     chosen = described(report.candidates[report.chosen], first)
-    lead = f"{len(report.candidates)} plans for {report.workload} were measured in {report.seconds:.0f} s."
     gains = [f"{get_words(axis)} {gain:.2f} times as fast" for axis, gain in report.gains.items()]
-    lines = [
-        f"{lead} Chosen: {chosen}, {report.speedup:.2f} times the speed of the first plan.",
+    lines = (
+        f"{len(report.candidates)} plans for {report.workload} were measured in {report.seconds:.0f} s. "
+        f"Chosen: {chosen}, {report.speedup:.2f} times the speed of the first plan.",
         report.stopped_because,
-    ]
-    lines += [f"Gain by axis: {'; '.join(gains)}."] if gains else []
-    blocks.append(Message(lines=tuple(line for line in lines if line), badge=run_name))
+        f"Gain by axis: {'; '.join(gains)}." if gains else "",
+    )
+    blocks: list[Block] = [Message(lines=tuple(filter(None, lines)), badge=run_name)]
     if bars:
         said = "; ".join(f"{bar.label}: {bar.value:,.0f}" for bar in bars)
         blocks.append(
-            Chart(
+            bar_chart(
+                bars,
+                x_title="examples/s",
                 title="Throughput of the candidates",
                 description=f"Examples per second. {said}.",
-                figure=bar_figure(bars, x_title="examples/s"),
-                legend=tuple(legend.values()),
                 note="Bars: median of the windows; lines: the slowest and the fastest window.",
             )
         )
-    rows = tuple(tuple(row) for row in report.rows())
     blocks.append(
         Table(
             caption="All candidates",
             headings=HEADINGS,
-            rows=rows,
+            rows=tuple(map(tuple, report.rows())),
             numeric=frozenset(range(1, len(HEADINGS) - 1)),
             strong=frozenset({(report.chosen, 0)}),
         )
@@ -250,147 +270,47 @@ def _candidates(run_name: str, report: Report) -> list[Block]:
     return blocks
 
 
-def _state(is_chosen: bool) -> tuple[str, str]:
-    return ("chosen", GOOD) if is_chosen else ("not chosen", COLORS[0])
-
-
-_GIGA = 1e9
-_HOW_TO_SHOW = (
-    "None is kept for the workload and plan of {} on that machine. `tfaccel roofline`, with the flags that the run was "
-    "trained with, measures and keeps one; --roofline=FILE shows one that `tfaccel roofline --report=FILE` wrote."
-)
-_BOUNDS = {"arithmetic": COLORS[0], "memory": GOOD}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerPoint:
-    """A layer in the roofline.
-
-    Args:
-        name: the layer.
-        flops: floating-point operations of its matrix products and convolutions in a step.
-        num_bytes: the bytes that it must at least read and write.
-        bound: "arithmetic" or "memory".
-        least_seconds: its least time at the machine's limits.
-        share: the fraction of the least time of all layers.
-        seconds: the measured time; None if unknown.
-    """
-
-    name: str
-    flops: float
-    num_bytes: float
-    bound: str
-    least_seconds: float
-    share: float
-    seconds: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RooflineRecord:
-    """What `tfaccel roofline` measured.
-
-    Args:
-        workload: the workload's name.
-        text: the verdict.
-        flops_per_second: dtype -> the machine's limit.
-        bytes_per_second: the limit of its memory.
-        step_seconds: the time of a step.
-        mfu: model FLOPs utilization.
-        layers: the layers, in order.
-    """
-
-    workload: str
-    text: str
-    flops_per_second: Mapping[str, float]
-    bytes_per_second: float
-    step_seconds: float
-    mfu: float
-    layers: tuple[LayerPoint, ...]
-
-    @property
-    def step_flops(self) -> float:
-        """Floating-point operations of a step's matrix products and convolutions."""
-        return sum(layer.flops for layer in self.layers)
-
-    @property
-    def step_bytes(self) -> float:
-        """The bytes that a step must at least read and write."""
-        return sum(layer.num_bytes for layer in self.layers)
-
-    @property
-    def step_flops_per_second(self) -> float:
-        """The speed of the step as measured."""
-        return self.step_flops / self.step_seconds
-
-
-def read_roofline(path: str | os.PathLike[str]) -> RooflineRecord:
+def read_roofline(path: str | os.PathLike[str]) -> Roofline:
     """Reads a file that `tfaccel roofline --report=FILE` wrote.
 
     Raises:
         ReportError: if it cannot be read, or holds something else.
     """
-    return read_measurement(path, _record, command="roofline", name="roofline")
+    return read_measurement(path, _roofline, command="roofline", name="roofline")
 
 
-def kept_record(run: RunRecord) -> RooflineRecord | None:
-    """The kept roofline of a run's workload, plan and machine; None if there is none, or if it is damaged.
-
-    Args:
-        run: a finished run.
-    """
+def _kept_roofline(run: RunRecord) -> Roofline | None:
+    """The kept roofline of a run's workload, plan and machine; None if there is none, or if it is damaged."""
     if run.plan is None or run.result is None or not run.result.workload_key:
         return None
     data = kept_roofline(str(run.result.workload_key), run.plan)
     try:
-        return None if data is None else _record(data)
+        return None if data is None else _roofline(data)
     except DAMAGES:
         return None
 
 
-def _record(data: Mapping[str, Any]) -> RooflineRecord:
-    devices = data["plan"]["devices"]
-    count = len(devices) if str(devices[0]).startswith("GPU") else 1  # logical CPUs share one CPU's limits
-    ceilings = data["ceilings"]
-    layers = tuple(
-        LayerPoint(
-            name=str(layer["name"]),
-            flops=_positive(layer["cost"]["matrix_flops"], zero=True),
-            num_bytes=_positive(layer["cost"]["least_bytes"], zero=True),
-            bound=str(layer["bound"]),
-            least_seconds=_positive(layer["least_seconds"], zero=True),
-            share=_positive(layer["share"], zero=True),
-            seconds=None if layer.get("seconds") is None else _positive(layer["seconds"]),
-        )
-        for layer in data["layers"]
-    )
-    return RooflineRecord(
-        workload=str(data["workload"]),
-        text=str(data["text"]),
-        flops_per_second={
-            str(name): count * _positive(value) for name, value in ceilings["matrix_flops_per_second"].items()
-        },
-        bytes_per_second=count * _positive(ceilings["bytes_per_second"]),
-        step_seconds=_positive(data["step_seconds"]),
-        mfu=_positive(data["mfu"], zero=True),
-        layers=layers,
-    )
+def _roofline(data: Mapping[str, Any]) -> Roofline:
+    """The roofline; raises an error for values of other types than it states, which a damaged file may hold."""
+    found = Roofline.from_json(data)
+    of_layers = [value for row in found.cost.rows for value in (row.matrix_flops, row.least_bytes)]
+    for value in (found.step_seconds, *found.layer_seconds.values(), *of_layers):
+        number = get_number(value)
+        if number is None or number < 0:
+            raise ValueError(f"a figure must be a positive number, not {value!r:.50}")
+    if not isinstance(found.workload, str) or not found.text or not found.step_seconds:
+        raise ValueError("a value has another type than was written")
+    return found
 
 
-def _positive(value: Any, *, zero: bool = False) -> float:
-    number = get_number(value)
-    if number is None or number < 0 or (number == 0 and not zero):
-        raise ValueError(f"a figure must be a positive number, not {value!r:.50}")
-    return number
-
-
-def roofline_blocks(runs: Sequence[RunRecord], given: RooflineRecord | None) -> list[Block]:
+def roofline_blocks(runs: Sequence[RunRecord], given: Roofline | None) -> list[Block]:
     """The machine's limits, the layers below them, and the step as measured; without a record, how to get one.
 
     Args:
         runs: the runs of the report.
         given: the roofline to show; None for those that are kept of the runs.
     """
-    records = measurements(runs, given, kept_record)
+    records = measurements(runs, given, _kept_roofline)
     blocks: list[Block] = [block for name, record in records for block in _roofline_blocks(name, record)]
     if not records and runs:
         which = "the run" if len(runs) == 1 else "any of the runs"
@@ -398,53 +318,58 @@ def roofline_blocks(runs: Sequence[RunRecord], given: RooflineRecord | None) -> 
     return blocks
 
 
-def _roofline_blocks(run_name: str, found: RooflineRecord) -> list[Block]:
+def _roofline_blocks(run_name: str, found: Roofline) -> list[Block]:
     of_run = f", run {run_name}" if run_name else ""
     cards = (
         Card(label="MFU", value=value_text("mfu", found.mfu), note=f"of the machine's speed{of_run}"),
         Card(label="step", value=seconds_text(found.step_seconds), note=f"{found.workload}{of_run}"),
     )
     blocks: list[Block] = [Cards(cards=cards), Message(lines=(found.text,))]
-    points = [layer for layer in found.layers if layer.flops > 0 and layer.num_bytes > 0 and layer.least_seconds > 0]
+    points = [one for one in found.layers() if one.cost.matrix_flops > 0 and one.cost.least_bytes > 0]
     if points:
         chart = _roofline_chart(found, points)
         blocks.append(replace(chart, title=f"{chart.title}{of_run}"))
     return [*blocks, _limits_table(found), _layer_table(found)]
 
 
-def _roofline_chart(found: RooflineRecord, points: Sequence[LayerPoint]) -> Chart:
-    fastest = max(found.flops_per_second.values())
-    ridge = fastest / found.bytes_per_second
-    intensities = [point.flops / point.num_bytes for point in points]
-    low, high = min(0.1, min(intensities) / 2), max(2 * ridge, 2 * max(intensities))
-    series, legend = [], []
-    for name, speed in found.flops_per_second.items():
-        x = [low, speed / found.bytes_per_second, high]
-        y = [min(speed, one * found.bytes_per_second) / _GIGA for one in x]
+def _speeds(found: Roofline) -> dict[str, float]:
+    """Dtype -> the limit of all devices, in FLOP/s."""
+    count = num_limited_devices(found.plan)
+    return {name: count * speed for name, speed in found.ceilings.matrix_flops_per_second.items()}
+
+
+def _roofline_chart(found: Roofline, points: Sequence[LayerLimit]) -> Chart:
+    speeds, memory = _speeds(found), found.bytes_ceiling
+    intensities = [point.cost.intensity for point in points]
+    low, high = min(0.1, min(intensities) / 2), max(2 * (max(speeds.values()) / memory), 2 * max(intensities))
+    series, legend = [], [LegendEntry(label="limits of the machine", color=MUTED)]
+    for name, speed in speeds.items():
+        x = [low, speed / memory, high]
+        y = [min(speed, one * memory) / _GIGA for one in x]
         series.append(Series(name=f"limit, {name}: {speed / _GIGA:,.0f} GFLOP/s", x=x, y=y, color=MUTED, shape="plain"))
-    legend.append(LegendEntry(label="limits of the machine", color=MUTED))
     for bound, color in _BOUNDS.items():
         some = [point for point in points if point.bound == bound]
         if some:
             series.append(
                 Series(
                     name=f"bound by {bound}",
-                    x=[point.flops / point.num_bytes for point in some],
-                    y=[point.flops / (point.seconds or point.least_seconds) / _GIGA for point in some],
+                    x=[point.cost.intensity for point in some],
+                    y=[point.cost.matrix_flops / (point.seconds or point.least_seconds) / _GIGA for point in some],
                     color=color,
                     shape="dot",
                     texts=[f"{point.name}, {100 * point.share:.0f} % of the least time" for point in some],
                 )
             )
             legend.append(LegendEntry(label=f"layers bound by {bound}", color=color, shape="dot"))
-    speed, intensity = found.step_flops_per_second / _GIGA, found.step_flops / found.step_bytes
-    series.append(Series(name="the step as measured", x=[intensity], y=[speed], color=BAD, shape="dot"))
-    legend.append(LegendEntry(label="the step as measured", color=BAD, shape="dot"))
-    limits = "; ".join(f"{name} {one / _GIGA:,.0f} GFLOP/s" for name, one in found.flops_per_second.items())
-    memory = f"memory {found.bytes_per_second / _GIGA:,.1f} GB/s"
+    cost = found.cost
+    speed = cost.matrix_flops / found.step_seconds / _GIGA
+    name = "the step as measured"
+    series.append(Series(name=name, x=[cost.matrix_flops / cost.least_bytes], y=[speed], color=BAD, shape="dot"))
+    legend.append(LegendEntry(label=name, color=BAD, shape="dot"))
+    limits = "; ".join(f"{name} {one / _GIGA:,.0f} GFLOP/s" for name, one in speeds.items())
     return Chart(
         title="Speed over arithmetic intensity",
-        description=f"Limits: {limits}; {memory}. The step runs at {speed:,.1f} GFLOP/s.",
+        description=f"Limits: {limits}; memory {memory / _GIGA:,.1f} GB/s. The step runs at {speed:,.1f} GFLOP/s.",
         figure=with_logarithmic_axes(line_figure(series, x_title="FLOP per byte", y_title="GFLOP/s")),
         legend=tuple(legend),
         note="A layer's dot lies at its measured speed; if that is unknown, on the limit that its arithmetic intensity "
@@ -452,9 +377,10 @@ def _roofline_chart(found: RooflineRecord, points: Sequence[LayerPoint]) -> Char
     )
 
 
-def _limits_table(found: RooflineRecord) -> Table:
-    limits = [(f"{name} matrix products", speed, "GFLOP/s") for name, speed in found.flops_per_second.items()]
-    rows = [*limits, ("memory", found.bytes_per_second, "GB/s"), ("the step", found.step_flops_per_second, "GFLOP/s")]
+def _limits_table(found: Roofline) -> Table:
+    limits = [(f"{name} matrix products", speed, "GFLOP/s") for name, speed in _speeds(found).items()]
+    step = found.cost.matrix_flops / found.step_seconds
+    rows = [*limits, ("memory", found.bytes_ceiling, "GB/s"), ("the step", step, "GFLOP/s")]
     return Table(
         caption="Limits of the machine, and the step as measured",
         headings=("limit", "speed"),
@@ -463,19 +389,19 @@ def _limits_table(found: RooflineRecord) -> Table:
     )
 
 
-def _layer_table(found: RooflineRecord) -> Table:
+def _layer_table(found: Roofline) -> Table:
     rows = tuple(
         (
-            layer.name,
-            f"{layer.flops / _GIGA:.4g}",
-            f"{layer.num_bytes / 1e6:.4g}",
-            f"{layer.flops / layer.num_bytes:.3g}" if layer.num_bytes else NONE,
-            layer.bound,
-            seconds_text(layer.least_seconds),
-            NONE if layer.seconds is None else seconds_text(layer.seconds),
-            NONE if layer.seconds is None else f"{100 * layer.least_seconds / layer.seconds:.0f} %",
+            one.name,
+            f"{one.cost.matrix_flops / _GIGA:.4g}",
+            f"{one.cost.least_bytes / 1e6:.4g}",
+            f"{one.cost.intensity:.3g}" if one.cost.least_bytes else NONE,
+            one.bound,
+            seconds_text(one.least_seconds),
+            NONE if one.seconds is None else seconds_text(one.seconds),
+            f"{100 * one.least_seconds / one.seconds:.0f} %" if one.seconds else NONE,
         )
-        for layer in found.layers
+        for one in found.layers()
     )
     return Table(
         caption=f"A step of {found.workload}, by layer",

@@ -17,10 +17,12 @@ from tfaccel.html_report.figures import (
     line_figure,
     with_logarithmic_axes,
 )
-from tfaccel.html_report.page import Block, Chart, LegendEntry, Table
-from tfaccel.html_report.records import RunRecord, SearchRecord
-from tfaccel.html_report.texts import (
+from tfaccel.html_report.page import (
     NONE,
+    Block,
+    Chart,
+    LegendEntry,
+    Table,
     get_number,
     get_unit,
     get_words,
@@ -29,6 +31,7 @@ from tfaccel.html_report.texts import (
     setting_text,
     value_text,
 )
+from tfaccel.html_report.records import RunRecord, SearchRecord
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.search_result import TrialRow
 
@@ -211,10 +214,8 @@ def _derived_throughput(runs: Numbered, *, of: str, is_one: bool) -> Chart | Non
         Series(name=run.name, x=run.epochs, y=rates, color=get_color(number), shape=get_shape(number))
         for number, run, rates in found
     ]
-    said = []
-    for _, run, rates in found:
-        known = [rate for rate in rates if rate is not None]
-        said.append(f"{run.name}: from {min(known):,.0f} to {max(known):,.0f}")
+    known = {run.name: [rate for rate in rates if rate is not None] for _, run, rates in found}
+    said = [f"{name}: from {min(rates):,.0f} to {max(rates):,.0f}" for name, rates in known.items()]
     return Chart(
         title=f"Examples per second of whole epochs{of}",
         description=f"{'; '.join(said)} examples per second.",
@@ -290,7 +291,7 @@ def _score_chart(scored: Sequence[TrialRow], objective: Objective) -> Chart:
         title=f"{name} of each trial",
         description=f"{len(scored)} trials with a score; the best one has {value_text('', final)}.",
         figure=line_figure(series, x_title=x_title),
-        legend=(LegendEntry(label="best so far", color=GOOD), *_status_legend(scored)),
+        legend=_legend(series),
     )
 
 
@@ -302,29 +303,23 @@ def _get_places(rows: Sequence[TrialRow]) -> tuple[str, list[int], Sequence[Tria
     return "scored trials", list(range(1, len(rows) + 1)), rows
 
 
-def _by_status(rows: Sequence[TrialRow], x: Sequence[Any], y: Sequence[float | None] | None = None) -> list[Series]:
-    """Dots, colored by the trial's status."""
-    y = [row.score for row in rows] if y is None else y
+def _by_status(rows: Sequence[TrialRow], x: Sequence[Any]) -> list[Series]:
+    """The scores as dots, colored by the trial's status."""
     found = []
     for status, color in _STATUS_COLORS.items():
-        places = [place for place, row in enumerate(rows) if row.status == status]
-        if places:
-            found.append(
-                Series(
-                    name=status,
-                    x=[x[place] for place in places],
-                    y=[y[place] for place in places],
-                    color=color,
-                    shape="dot",
-                    texts=[f"trial {rows[place].trial_id}" for place in places],
-                )
-            )
+        some = [(place, row) for place, row in zip(x, rows, strict=True) if row.status == status]
+        found += _dots(
+            status, color, [place for place, _ in some], [row.score for _, row in some], [row for _, row in some]
+        )
     return found
 
 
-def _status_legend(rows: Sequence[TrialRow]) -> tuple[LegendEntry, ...]:
-    states = {row.status for row in rows}
-    return tuple(LegendEntry(label=s, color=color, shape="dot") for s, color in _STATUS_COLORS.items() if s in states)
+def _dots(
+    name: str, color: str, x: Sequence[Any], y: Sequence[float | None], trials: Sequence[TrialRow]
+) -> list[Series]:
+    """A dot for each trial, with its id; no series without trials."""
+    texts = [f"trial {trial.trial_id}" for trial in trials]
+    return [Series(name=name, x=x, y=y, color=color, shape="dot", texts=texts)] if trials else []
 
 
 def _pareto_charts(scored: Sequence[TrialRow], pareto: Sequence[TrialRow], objective: Objective) -> list[Block]:
@@ -336,20 +331,17 @@ def _pareto_charts(scored: Sequence[TrialRow], pareto: Sequence[TrialRow], objec
         rows = [row for row in scored if {first, other} <= row.finite_metrics.keys()]
         if not rows:
             continue
-        series, legend = [], []
+        series = []
         for label, color, is_on in (("Pareto front", GOOD, True), ("other trials", MUTED, False)):
             some = [row for row in rows if (row.trial_id in front) == is_on]
-            if some:
-                texts = [f"trial {row.trial_id}" for row in some]
-                x, y = ([row.finite_metrics[name] for row in some] for name in (other, first))
-                series.append(Series(name=label, x=x, y=y, color=color, shape="dot", texts=texts))
-                legend.append(LegendEntry(label=label, color=color, shape="dot"))
+            x, y = ([row.finite_metrics[name] for row in some] for name in (other, first))
+            series += _dots(label, color, x, y, some)
         charts.append(
             Chart(
                 title=f"{first} over {other}",
                 description=f"{len(rows)} trials, {len(front)} of them on the Pareto front of all metrics.",
                 figure=line_figure(series, x_title=other, y_title=first),
-                legend=tuple(legend),
+                legend=_legend(series),
             )
         )
     return charts
@@ -362,7 +354,7 @@ def _hyperparameter_chart(name: str, scored: Sequence[TrialRow], objective: Obje
     known = [value for value in numbers if value is not None]
     are_numbers = len(known) == len(values)
     x: Sequence[Any] = known if are_numbers else [setting_text(value) for value in values]
-    figure = line_figure(_by_status(rows, x), x_title=name, y_title=_short(_score_name(objective)))
+    figure = line_figure(_by_status(rows, x), x_title=name, y_title=_score_name(objective).partition(" (")[0])
     if are_numbers and min(known) > 0 and max(known) / min(known) >= _LOGARITHMIC:
         figure = with_logarithmic_axes(figure, only_x=True)
     best = max(rows, key=lambda row: (1 if objective.direction == "max" else -1) * (row.score or 0.0))
@@ -371,10 +363,6 @@ def _hyperparameter_chart(name: str, scored: Sequence[TrialRow], objective: Obje
         description=f"Scores over {name}. The best trial has {_hyperparameter(best.hyperparameters[name])}.",
         figure=figure,
     )
-
-
-def _short(name: str) -> str:
-    return name.partition(" (")[0]
 
 
 def _trial_table(search: SearchRecord) -> Table:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tfaccel.compressing.compress_result import CompressResult, cells, get_notes, sensitivity_cells
 from tfaccel.errors import ReportError, RunDirError, SearchError, TfaccelError
-from tfaccel.html_report.page import Picture
-from tfaccel.html_report.texts import get_number
+from tfaccel.html_report.page import Picture, get_number
 from tfaccel.local_path import local_path
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import NO_METRICS, RUN_ID
 from tfaccel.tuning.objective import Objective, checked_objective
 from tfaccel.tuning.search_result import STATUSES, SearchResult, TrialRow
+
+Found = TypeVar("Found")
 
 POSITION = ("epoch", "step", "seconds")  # keys of a row of metrics.jsonl that say where it stands
 _MAX_EPOCHS = 2**53  # browsers count exactly up to here
@@ -39,6 +40,13 @@ DAMAGES = (
 )
 _VALIDATION = "val_"
 _NO_OUTCOMES = (*NO_METRICS, "learning_rate")
+WHAT_ONE_HOLDS = (
+    "One holds config.json and metrics.jsonl (written by `tfaccel train`), search.json or trials.jsonl "
+    "(`tfaccel search`), or the report.json of `tfaccel compress`."
+)
+_MAX_HINTS = 3
+_COMPRESSED = "compressed"  # the folder of `tfaccel compress` in a run directory
+_BEST = "best"  # the folder of the retrained best model in the directory of a search
 _LEAST_OF_STEPS = 0.5  # of the time of an epoch's steps: what the clock must advance unless it began anew
 
 
@@ -127,26 +135,17 @@ def read_run(path: Path, name: str) -> RunRecord:
     config = read_mapping(path / "config.json", problems)
     data = read_mapping(path / "result.json", problems)
     rows = read_rows(path / "metrics.jsonl", problems) or _get_rows(data.get("history"))
-    result, plan = None, None
-    if data:
-        try:
-            result = TrainResult.from_json({**data, "run_dir": str(path)})
-            _check_result(result)
-        except DAMAGES as error:
-            result = None
-            problems.append(f"result.json is not a result of `tfaccel train`: {_reason(error)}")
+    what = "result.json is not a result of `tfaccel train`"
+    result = _undamaged(lambda: _get_result({**data, "run_dir": str(path)}), problems, what) if data else None
     plan_data = data.get("plan") or read_mapping(path / "plan.json", problems)
-    try:
-        plan = Plan.from_json(plan_data) if plan_data else None
-    except DAMAGES as error:
-        problems.append(f"The plan cannot be read: {_reason(error)}")
+    plan = _undamaged(lambda: Plan.from_json(plan_data), problems, "The plan cannot be read") if plan_data else None
     pictures = read_pictures(path, problems, drawn_by=f"the recipe in run {name}")
     return RunRecord(
         path=path,
         name=name,
         config={name: value for name, value in config.items() if name != RUN_ID},
         rows=tuple(map(_flat, rows)),
-        last_metrics=_get_metrics(rows[-1]) if rows else {},
+        last_metrics={} if not rows else {name: value for name, value in rows[-1].items() if _is_metric(name, value)},
         result=result,
         result_data=data,
         plan=plan,
@@ -155,18 +154,27 @@ def read_run(path: Path, name: str) -> RunRecord:
     )
 
 
+def _undamaged(read: Callable[[], Found], problems: list[str], what: str, *, with_type: bool = False) -> Found | None:
+    """What is read from a file; None if it is missing, or damaged, which is added to `problems` with the error."""
+    try:
+        return read()
+    except FileNotFoundError:
+        return None
+    except DAMAGES as error:
+        problems.append(f"{what}: {type(error).__name__} {error}" if with_type else f"{what}: {_reason(error)}")
+        return None
+
+
 def read_mapping(file: Path, problems: list[str]) -> dict[str, Any]:
     """The JSON object in a file; empty if there is no file, or if it is damaged, which is added to `problems`."""
-    try:
+
+    def read() -> dict[str, Any]:
         found = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("it is not a JSON object")
         return found
-    except FileNotFoundError:
-        return {}
-    except DAMAGES as error:
-        problems.append(f"{file.name} cannot be read: {_reason(error)}")
-        return {}
+
+    return _undamaged(read, problems, f"{file.name} cannot be read") or {}
 
 
 def read_pictures(folder: Path, problems: list[str], *, drawn_by: str) -> tuple[Picture, ...]:
@@ -208,16 +216,10 @@ def read_pictures(folder: Path, problems: list[str], *, drawn_by: str) -> tuple[
 
 def read_rows(file: Path, problems: list[str]) -> list[Mapping[str, Any]]:
     """The JSON objects of a file with one on each line; damaged lines are left out and added to `problems`."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    except DAMAGES as error:
-        problems.append(f"{file.name} cannot be read: {_reason(error)}")
-        return []
+    text = _undamaged(lambda: file.read_text(encoding="utf-8"), problems, f"{file.name} cannot be read") or ""
     rows: list[Mapping[str, Any]] = []
     damaged = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
@@ -240,8 +242,8 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for one in inner for name, value in one.items() if name not in POSITION}, **own}
 
 
-def _get_metrics(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in NO_METRICS and not isinstance(value, dict)}
+def _is_metric(name: str, value: Any) -> bool:
+    return name not in NO_METRICS and not isinstance(value, dict)
 
 
 def _is_anew(before: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
@@ -266,8 +268,9 @@ def _get_rows(history: Any) -> list[Mapping[str, Any]]:
     ]
 
 
-def _check_result(result: TrainResult) -> None:
-    """Raises an error for values of other types than `TrainResult` states, which a damaged file may hold."""
+def _get_result(data: Mapping[str, Any]) -> TrainResult:
+    """The result; raises an error for values of other types than it states, which a damaged file may hold."""
+    result = TrainResult.from_json(data)
     for name in ("final", "step_seconds", "versions", "hardware", "history"):
         if not isinstance(getattr(result, name), dict):
             raise ValueError(f"{name} is not a JSON object")
@@ -275,20 +278,12 @@ def _check_result(result: TrainResult) -> None:
         if get_number(getattr(result, name)) is None:
             raise ValueError(f"{name} is not a number")
     result.verdict  # noqa: B018 - it is computed from the history, which must hold numbers
+    return result
 
 
 def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{text[:200]}…" if len(text) > 200 else text
-
-
-WHAT_ONE_HOLDS = (
-    "One holds config.json and metrics.jsonl (written by `tfaccel train`), search.json or trials.jsonl "
-    "(`tfaccel search`), or the report.json of `tfaccel compress`."
-)
-_MAX_HINTS = 3
-_COMPRESSED = "compressed"  # the folder of `tfaccel compress` in a run directory
-_BEST = "best"  # the folder of the retrained best model in the directory of a search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,36 +410,36 @@ def _names(paths: Sequence[Path]) -> list[str]:
 def _read_search(path: Path, name: str) -> SearchRecord:
     problems: list[str] = []
     pictures = read_pictures(path, problems, drawn_by=f"`tfaccel search` in {name}")
-    data = read_mapping(path / "search.json", problems)
-    if data:
-        try:
-            found = SearchResult.from_json(data)
-            if not all(isinstance(name, str) for name in found.objective.names) or not found.objective.parts:
-                raise ValueError("its objective has no names")
-            for row in (*found.rows, *found.pareto):
-                _check_trial(row)
-            return SearchRecord(name=name, result=found, is_finished=True, pictures=pictures, problems=tuple(problems))
-        except DAMAGES as error:
-            problems.append(f"search.json is not the result of a search: {type(error).__name__} {error}")
-    rows = _read_trials(path / "trials.jsonl", problems)
-    config = read_mapping(path / "config.json", problems)
-    objective = _get_objective(config, rows)
-    algorithm = str(config.get("algorithm", ""))
-    result = SearchResult.of(path, rows, objective, algorithm=algorithm, wall_seconds=0.0)
-    return SearchRecord(name=name, result=result, is_finished=False, pictures=pictures, problems=tuple(problems))
+    data, what = read_mapping(path / "search.json", problems), "search.json is not the result of a search"
+    result = _undamaged(lambda: _get_search(data), problems, what, with_type=True) if data else None
+    found = result or _unfinished_search(path, problems)
+    return SearchRecord(
+        name=name, result=found, is_finished=result is not None, pictures=pictures, problems=tuple(problems)
+    )
 
 
-def _read_trials(file: Path, problems: list[str]) -> list[TrialRow]:
-    """The trials of a search that has not ended."""
+def _get_search(data: Mapping[str, Any]) -> SearchResult:
+    found = SearchResult.from_json(data)
+    if not all(isinstance(name, str) for name in found.objective.names) or not found.objective.parts:
+        raise ValueError("its objective has no names")
+    for row in (*found.rows, *found.pareto):
+        _check_trial(row)
+    return found
+
+
+def _unfinished_search(path: Path, problems: list[str]) -> SearchResult:
     rows = []
-    for data in read_rows(file, problems):
+    for data in read_rows(path / "trials.jsonl", problems):
         try:
             row = TrialRow.from_json(data)
             _check_trial(row)
             rows.append(row)
         except DAMAGES:
-            problems.append(f"{file.name}: a line that is not a trial is left out")
-    return rows
+            problems.append("trials.jsonl: a line that is not a trial is left out")
+    config = read_mapping(path / "config.json", problems)
+    objective = _get_objective(config, rows)
+    algorithm = str(config.get("algorithm", ""))
+    return SearchResult.of(path, rows, objective, algorithm=algorithm, wall_seconds=0.0)
 
 
 def _check_trial(row: TrialRow) -> None:
@@ -472,17 +467,16 @@ def _get_objective(config: dict[str, Any], rows: Sequence[TrialRow]) -> Objectiv
 
 
 def _read_comparison(folder: Path, name: str, problems: list[str]) -> list[CompressRecord]:
-    data = read_mapping(folder / "report.json", problems)
-    try:
-        if not data:
-            return []
-        result = CompressResult.from_json(data)
-        result.summary()
-        for one in result.results:  # computed from all figures: a damaged one is found here
-            cells(result, one), get_notes(result, one)
-        for cost in result.sensitivity:
-            sensitivity_cells(cost)
-        return [CompressRecord(name=name, result=result)]
-    except DAMAGES as error:
-        problems.append(f"report.json is not the result of `tfaccel compress`: {type(error).__name__} {error}")
-        return []
+    data, what = read_mapping(folder / "report.json", problems), "report.json is not the result of `tfaccel compress`"
+    result = _undamaged(lambda: _get_comparison(data), problems, what, with_type=True) if data else None
+    return [] if result is None else [CompressRecord(name=name, result=result)]
+
+
+def _get_comparison(data: Mapping[str, Any]) -> CompressResult:
+    result = CompressResult.from_json(data)
+    result.summary()
+    for one in result.results:  # computed from all figures: a damaged one is found here
+        cells(result, one), get_notes(result, one)
+    for cost in result.sensitivity:
+        sensitivity_cells(cost)
+    return result

@@ -11,11 +11,15 @@ from typing import Any
 from tfaccel.compressing.compress_result import HEADINGS, CompressResult, cells, get_notes, sensitivity_cells
 from tfaccel.compressing.variant import VariantResult
 from tfaccel.errors import SearchError
-from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Bar, bar_figure
-from tfaccel.html_report.page import Block, Card, Cards, Chart, LegendEntry, Message, Table
-from tfaccel.html_report.records import Records, RunRecord
-from tfaccel.html_report.texts import (
+from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Bar, bar_chart
+from tfaccel.html_report.page import (
     NONE,
+    Block,
+    Card,
+    Cards,
+    Chart,
+    Message,
+    Table,
     bytes_text,
     get_number,
     get_words,
@@ -24,6 +28,7 @@ from tfaccel.html_report.texts import (
     setting_text,
     value_text,
 )
+from tfaccel.html_report.records import Records, RunRecord
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.verdict import SOUND, UNKNOWN
 from tfaccel.tuning.objective import infer_direction
@@ -351,19 +356,14 @@ def _variant_chart(
     result: CompressResult, measured: Sequence[VariantResult], figures: Sequence[float], *, title: str, unit: str
 ) -> Chart:
     """A bar for each variant, with its metric beside its name."""
-    bars, legend = [], {}
+    bars = []
     for one, figure in zip(measured, figures, strict=True):
         state = _variant_state(result, one)
-        legend[state] = LegendEntry(label=state, color=_VARIANT_COLORS[state], shape="dot")
         label = f"{one.variant.name}: {result.metric} {result.value(one):.4f}"
-        bars.append(Bar(label=label, value=figure, color=_VARIANT_COLORS[state], text=result.verdict(one)))
+        text, color = result.verdict(one), _VARIANT_COLORS[state]
+        bars.append(Bar(label=label, value=figure, color=color, meaning=state, text=text))
     said = "; ".join(f"{bar.label}, {bar.value:.4g} {unit}" for bar in bars)
-    return Chart(
-        title=title,
-        description=f"{said}.",
-        figure=bar_figure(bars, x_title=unit),
-        legend=tuple(legend.values()),
-    )
+    return bar_chart(bars, x_title=unit, title=title, description=f"{said}.")
 
 
 def _variant_state(result: CompressResult, one: VariantResult) -> str:

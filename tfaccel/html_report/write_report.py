@@ -14,7 +14,6 @@ from tfaccel.files import write_text
 from tfaccel.html_report.figures import check_plotly
 from tfaccel.html_report.page import Block, Chart, Section, page
 from tfaccel.html_report.plan_sections import (
-    RooflineRecord,
     candidate_blocks,
     plan_blocks,
     read_autotune_report,
@@ -33,6 +32,7 @@ from tfaccel.html_report.summary_sections import (
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import Report
+from tfaccel.measuring.roofline import Roofline
 from tfaccel.short_repr import short_repr
 
 logger = logging.getLogger("tfaccel")
@@ -118,7 +118,7 @@ def write_report(
     return WrittenReport(path=target, num_bytes=num_bytes, sections=counts, problems=records.problems)
 
 
-def report_sections(records: Records, autotune: Report | None, limits: RooflineRecord | None) -> list[Section]:
+def report_sections(records: Records, autotune: Report | None, limits: Roofline | None) -> list[Section]:
     """All sections of a report, in order; those without blocks are left out of the page.
 
     Args:

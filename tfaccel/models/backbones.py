@@ -13,6 +13,7 @@ from tfaccel.errors import WorkloadError
 from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
+from tfaccel.private_load_model import load_model
 
 if TYPE_CHECKING:
     import keras
@@ -142,8 +143,6 @@ def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> k
 
     if backbone.name in APPLICATIONS:
         return _application(backbone.name, image_size, pretrained=pretrained)
-    from tfaccel.training.private.private_trainer import load_model
-
     path = DIGITS_FILE if backbone.name == DIGITS else Path(backbone.name)
     try:
         model = load_model(path, compile=False, safe_mode=True)

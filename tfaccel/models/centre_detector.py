@@ -5,14 +5,12 @@ Source: Zhou et al., Objects as points, 2019, https://arxiv.org/abs/1904.07850
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from tfaccel.data.boxes.box_data import NUM_BOX_CHANNELS, STRIDE
+from tfaccel.data.boxes.box_data import NUM_BOX_CHANNELS, STRIDE, Detections
 
 _SIZE_WEIGHT, _PLACE_WEIGHT = 0.1, 1.0
 _MAX_PEAKS, _MAX_DETECTIONS = 100, 50
@@ -51,21 +49,6 @@ def detection_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     sizes, places = ops.sum(errors[..., :2], axis=(1, 2, 3)), ops.sum(errors[..., 2:], axis=(1, 2, 3))
     num_objects = ops.maximum(ops.sum(mask, axis=(1, 2, 3)), 1.0)
     return (focal + _SIZE_WEIGHT * sizes + _PLACE_WEIGHT * places) / num_objects
-
-
-@dataclass(frozen=True)
-class Detections:
-    """The detections in one image, highest score first.
-
-    Args:
-        boxes: left, top, right and bottom edge in pixels; of shape (num_found, 4).
-        labels: class indices.
-        scores: confidence scores, from 0 to 1.
-    """
-
-    boxes: np.ndarray
-    labels: np.ndarray
-    scores: np.ndarray
 
 
 @tf.function(autograph=False)

@@ -1,11 +1,11 @@
-"""Charts of scores, losses, sizes and speeds, one function each."""
+"""Charts of scores, losses, sizes, speeds and searches, one function each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,14 +28,25 @@ from tfaccel.reporting.figures import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.figure import Figure
 
     from tfaccel.measuring.roofline import LayerLimit, Roofline
 
 
 _CURVE_COLORS = (BLUE, ORANGE, GREY)
+_MARGIN = 0.1  # of the range of losses; those far above the smoothed ones are not shown
+_MAX_POINTS = 2000
+_FORM_STATES = {
+    "float": (BLACK, "as trained"),
+    "winner": (ORANGE, "smallest within the limit"),
+    "passes": (BLUE, "within the limit"),
+    "fails": (GREY, "outside the limit"),
+}
+_NUM_LABELS = 8
+_PITCH, _HEIGHT = 150, 430  # distance between axes, and height of the plot, in pixels
+_PALEST = 0.25  # position of the palest line in the color map
+_CLOSE = 0.05  # closer labels would overlap
+_FEW = 4  # up to this many distinct numbers are all labeled
 
 
 def curve_figure(curves: Mapping[str, Sequence[float]], *, name: str) -> Figure:
@@ -69,9 +80,6 @@ def curve_figure(curves: Mapping[str, Sequence[float]], *, name: str) -> Figure:
 
 
 save_curve_picture = saved(curve_figure)
-
-
-_MARGIN = 0.1  # of the range of losses; those far above the smoothed ones are not shown
 
 
 def learning_rate_figure(
@@ -120,9 +128,6 @@ def learning_rate_figure(
 save_learning_rate_picture = saved(learning_rate_figure)
 
 
-_MAX_POINTS = 2000
-
-
 def scatter_figure(targets: np.ndarray, predictions: Mapping[str, np.ndarray], *, name: str) -> Figure:
     """Plots one dot per row, with the true value on the x axis and the predicted one on the y axis.
 
@@ -155,104 +160,6 @@ def scatter_figure(targets: np.ndarray, predictions: Mapping[str, np.ndarray], *
 
 
 save_scatter_picture = saved(scatter_figure)
-
-
-MAX_CLASSES = 20  # rows and columns of the plot; further classes are merged into the last one
-_MAX_CLASS_NAME = 18  # characters
-_MAX_CLASSES_WITH_COUNTS = 12
-
-
-def confusion_figure(matrices: Mapping[str, np.ndarray], *, class_names: tuple[str, ...]) -> Figure:
-    """Plots one confusion matrix per model.
-
-    Rows are true classes, columns predicted ones; the larger a cell's fraction of its row, the darker it is.
-    With more than 20 classes, the last ones are merged into "others".
-
-    Args:
-        matrices: model -> counts, of shape (num_classes, num_classes).
-        class_names: the name of each class.
-
-    Raises:
-        DataError: if there is no matrix, or one has a different shape.
-
-    Example:
-        >>> figure = confusion_figure({"network": np.array([[8, 1], [0, 9]])}, class_names=("cat", "dog"))
-        >>> figure.axes[0].get_title()
-        'network: accuracy 94.4 %'
-    """
-    num_classes = len(class_names)
-    wrong = [name for name, matrix in matrices.items() if matrix.shape != (num_classes, num_classes)]
-    if not matrices or wrong:
-        raise DataError(
-            f"Each model needs counts of shape ({num_classes}, {num_classes}), and there must be a model. "
-            f"Received: {', '.join(f'{name} {matrices[name].shape}' for name in wrong) or 'none'}."
-        )
-    is_rotated = min(num_classes, MAX_CLASSES) > 3
-    figure = new_figure(120 + 440 * len(matrices), 500 + 100 * is_rotated)
-    all_axes = figure.subplots(1, len(matrices), squeeze=False, sharey=True)[0]
-    for axes, (model, matrix) in zip(all_axes, matrices.items(), strict=True):
-        counts, names = joined(matrix, class_names)
-        fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-        axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        texts = [shown(name, _MAX_CLASS_NAME) for name in names]
-        axes.set_xticks(range(len(names)), texts, rotation=90 * is_rotated, fontsize=SMALL)
-        axes.set_yticks(range(len(names)), texts, fontsize=SMALL)
-        accuracy = 100 * np.trace(matrix) / max(1, matrix.sum())
-        axes.set(title=f"{shown(model, 30)}: accuracy {accuracy:.1f} %", xlabel="predicted class")
-        if len(names) <= _MAX_CLASSES_WITH_COUNTS:
-            for row, column in np.ndindex(counts.shape):
-                color = "white" if fractions[row, column] > 0.5 else BLACK
-                axes.text(
-                    column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=SMALL, color=color
-                )
-    all_axes[0].set_ylabel("true class")
-    return figure
-
-
-save_confusion_picture = saved(confusion_figure)
-
-
-def save_confusions(
-    path: Path, labels: np.ndarray, probabilities: Mapping[str, np.ndarray], *, class_names: tuple[str, ...]
-) -> None:
-    """Saves the plot of `confusion_figure` for predicted probabilities.
-
-    Args:
-        path: the PNG file to write.
-        labels: the true class index of each example.
-        probabilities: model -> class probabilities, of shape (num_examples, num_classes).
-        class_names: the name of each class.
-    """
-    from sklearn.metrics import confusion_matrix
-
-    numbers = range(len(class_names))
-    matrices = {
-        name: confusion_matrix(labels, values.argmax(axis=1), labels=numbers) for name, values in probabilities.items()
-    }
-    save_confusion_picture(path, matrices, class_names=class_names)
-
-
-def joined(matrix: np.ndarray, class_names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns counts and names, with the last classes merged if there are more than `MAX_CLASSES`.
-
-    Example:
-        >>> counts, names = joined(np.ones((30, 30), int), tuple(map(str, range(30))))
-        >>> counts.shape, names[-1], int(counts[-1, -1])
-        ((20, 20), 'others', 121)
-    """
-    if len(class_names) <= MAX_CLASSES:
-        return matrix, class_names
-    kept = np.arange(MAX_CLASSES)
-    counts = np.add.reduceat(np.add.reduceat(matrix, kept, axis=0), kept, axis=1)
-    return counts, (*class_names[: MAX_CLASSES - 1], "others")
-
-
-_FORM_STATES = {
-    "float": (BLACK, "as trained"),
-    "winner": (ORANGE, "smallest within the limit"),
-    "passes": (BLUE, "within the limit"),
-    "fails": (GREY, "outside the limit"),
-}
 
 
 @dataclass(frozen=True)
@@ -311,9 +218,6 @@ def size_metric_figure(forms: Sequence[SizedForm], *, metric: str, limit: float)
 
 
 save_size_metric_picture = saved(size_metric_figure)
-
-
-_NUM_LABELS = 8
 
 
 def roofline_figure(roofline: Roofline) -> Figure:
@@ -390,3 +294,132 @@ def _speed(layer: LayerLimit) -> float:
 
 
 save_roofline_picture = saved(roofline_figure)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The axis of a hyperparameter: the position of each trial from 0 (bottom) to 1 (top), and its labels."""
+
+    name: str
+    places: tuple[float, ...]
+    labels: tuple[tuple[float, str], ...]
+
+
+def parallel_coordinates_figure(
+    values: Sequence[Mapping[str, Any]],
+    scores: Sequence[float],
+    *,
+    names: Sequence[str],
+    objective: str,
+    rising: bool,
+    logarithmic: Collection[str] = (),
+) -> Figure:
+    """Plots one line per trial through its hyperparameters to its score.
+
+    The best trial is orange; the better a trial, the darker its line.
+
+    Args:
+        values: the hyperparameters of each trial.
+        scores: the score of each trial.
+        names: the hyperparameters, in the order of the axes.
+        objective: name of the score.
+        rising: whether a higher score is better.
+        logarithmic: hyperparameters with a logarithmic axis.
+
+    Raises:
+        DataError: if there are no trials, or the numbers of trials and scores differ.
+
+    Example:
+        >>> trials = [{"rate": 0.1, "model": "a"}, {"rate": 0.001, "model": "b"}]
+        >>> figure = parallel_coordinates_figure(trials, [0.5, 0.9], names=["rate", "model"], objective="accuracy",
+        ...                                      rising=True, logarithmic=["rate"])
+        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        ['rate', 'model', 'accuracy']
+    """
+    from matplotlib import colormaps
+
+    if not values or len(values) != len(scores):
+        raise DataError(
+            f"A plot of trials needs one score per trial. Received: {len(values)} trials, {len(scores)} scores."
+        )
+    all_axes = [_axis(name, [trial.get(name) for trial in values], name in logarithmic) for name in names]
+    all_axes.append(_axis(objective, list(scores), False))
+    figure = new_figure(_PITCH * (len(all_axes) - 1) + 190, _HEIGHT)
+    axes = figure.add_subplot()
+    order = sorted(range(len(scores)), key=lambda trial: scores[trial], reverse=not rising)
+    for rank, trial in enumerate(order):
+        is_best = rank == len(order) - 1
+        color = ORANGE if is_best else colormaps["Blues"](_PALEST + (1 - _PALEST) * rank / len(order))
+        points = [axis.places[trial] for axis in all_axes]
+        axes.plot(points, color=color, marker="o", markersize=3, linewidth=2.5 if is_best else 1)
+    for index, axis in enumerate(all_axes):
+        axes.axvline(index, color=GREY, linewidth=1)
+        for place, label in axis.labels:
+            axes.annotate(
+                shown(label, 14),
+                (index, place),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=SMALL,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )
+    axes.set_xticks(range(len(all_axes)), [shown(axis.name, 19) for axis in all_axes], fontsize=SMALL + 1)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.set(yticks=[], xlim=(-0.1, len(all_axes) - 1 + 0.7), ylim=(-0.05, 1.05))
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+save_parallel_coordinates = saved(parallel_coordinates_figure)
+
+
+def _axis(name: str, values: list[Any], logarithmic: bool) -> _Axis:
+    known = [value for value in values if value is not None]
+    if any(isinstance(value, str | bool) for value in known) or len(set(known)) == 1:
+        kinds = sorted({str(value) for value in known})
+        spots = {kind: 0.5 if len(kinds) == 1 else place / (len(kinds) - 1) for place, kind in enumerate(kinds)}
+        places = tuple(math.nan if value is None else spots[str(value)] for value in values)
+        return _Axis(name, places, tuple((place, kind) for kind, place in spots.items()))
+    finite = [value for value in known if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    scale = math.log if logarithmic and low > 0 else float
+    width = (scale(high) - scale(low)) or 1.0
+    places = tuple(
+        math.nan if value is None or not math.isfinite(value) else (scale(value) - scale(low)) / width
+        for value in values
+    )
+    several = dict(zip(places, values, strict=True)) if len(set(finite)) <= _FEW else {}
+    middle = [(place, f"{value:.4g}") for place, value in several.items() if _CLOSE < place < 1.0 - _CLOSE]
+    return _Axis(name, places, ((0.0, f"{low:.4g}"), *middle, (1.0, f"{high:.4g}")))
+
+
+def importance_figure(shares: Mapping[str, float], *, objective: str) -> Figure:
+    """Plots one bar per hyperparameter.
+
+    Args:
+        shares: hyperparameter -> its importance, from 0 to 1, in the order of the bars.
+        objective: name of the score.
+
+    Raises:
+        DataError: if there are no hyperparameters.
+
+    Example:
+        >>> importance_figure({"learning_rate": 0.8, "units": 0.2}, objective="accuracy").axes[0].get_title()
+        'What accuracy depends on'
+    """
+    if not shares:
+        raise DataError("An importance plot needs at least one hyperparameter. Received none.")
+    figure = new_figure(640, 70 + 30 * len(shares))
+    axes = figure.add_subplot()
+    bars = axes.barh(range(len(shares)), list(shares.values()), color=BLUE)
+    axes.bar_label(bars, [f"{share:.0%}" for share in shares.values()], padding=3)
+    axes.set_yticks(range(len(shares)), [shown(name, 40) for name in shares])
+    axes.set(xlim=(0, 1.1 * max(*shares.values(), 1e-9)), xticks=[], title=f"What {shown(objective, 40)} depends on")
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    return figure
+
+
+save_importance_picture = saved(importance_figure)

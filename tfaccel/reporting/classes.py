@@ -1,4 +1,4 @@
-"""Scores of predicted classes, numbers and clicks, and baselines without a neural network."""
+"""Scores of predicted classes, numbers and clicks, confusion matrices, and baselines without a neural network."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfaccel.errors import DataError
+from tfaccel.reporting.figures import BLACK, SMALL, new_figure, saved, shown
 from tfaccel.training.verdict import BaselineScores
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
     from tfaccel.data.interactions.interaction_set import InteractionSet
     from tfaccel.data.tables.tabular_set import TabularSet
+
+_MEAN_ROWS = 10  # rows with the mean click rate that are added to those of each item
+MAX_EXAMPLES, MAX_SIDE = 3000, 32  # max training images of the support vector machine, and their max side in pixels
+_PENALTIES = (1.0, 10.0)
+_NUM_FOLDS = 4
+_TABLE_PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
+MAX_CLASSES = 20  # rows and columns of the plot; further classes are merged into the last one
+_MAX_CLASS_NAME = 18  # characters
+_MAX_CLASSES_WITH_COUNTS = 12
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -63,9 +78,6 @@ def score_numbers(targets: np.ndarray, predictions: np.ndarray) -> dict[str, flo
     return {"r2": float(r2_score(targets, predictions)), "mean absolute error": errors}
 
 
-_MEAN_ROWS = 10  # rows with the mean click rate that are added to those of each item
-
-
 def click_probabilities(clicks: InteractionSet) -> dict[str, np.ndarray]:
     """Click probabilities of the test rows by the popularity of items, and by the biases of users and items.
 
@@ -115,11 +127,6 @@ def score_clicks(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, flo
 
     likely = np.clip(np.asarray(probabilities, np.float64), 1e-7, 1 - 1e-7)
     return {"AUC": float(roc_auc_score(labels, likely)), "log loss": float(log_loss(labels, likely))}
-
-
-MAX_EXAMPLES, MAX_SIDE = 3000, 32  # max training images of the support vector machine, and their max side in pixels
-_PENALTIES = (1.0, 10.0)
-_NUM_FOLDS = 4
 
 
 def image_class_scores(
@@ -210,9 +217,6 @@ def _small(images: np.ndarray) -> np.ndarray:
     return np.asarray(images[:, step // 2 :: step, step // 2 :: step], np.float64).reshape(len(images), -1)
 
 
-_TABLE_PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0)
-
-
 def class_probabilities(table: TabularSet) -> dict[str, np.ndarray]:
     """Class probabilities of the test rows by gradient boosting (default settings) and logistic regression.
 
@@ -294,3 +298,88 @@ def _numbers(table: TabularSet, inputs: Any) -> np.ndarray:
     for number, column in enumerate(table.encoding.categorical):
         parts.append(np.eye(column.num_codes)[inputs["categories"][:, number]])
     return np.concatenate(parts, axis=1)
+
+
+def confusion_figure(matrices: Mapping[str, np.ndarray], *, class_names: tuple[str, ...]) -> Figure:
+    """Plots one confusion matrix per model.
+
+    Rows are true classes, columns predicted ones; the larger a cell's fraction of its row, the darker it is.
+    With more than 20 classes, the last ones are merged into "others".
+
+    Args:
+        matrices: model -> counts, of shape (num_classes, num_classes).
+        class_names: the name of each class.
+
+    Raises:
+        DataError: if there is no matrix, or one has a different shape.
+
+    Example:
+        >>> figure = confusion_figure({"network": np.array([[8, 1], [0, 9]])}, class_names=("cat", "dog"))
+        >>> figure.axes[0].get_title()
+        'network: accuracy 94.4 %'
+    """
+    num_classes = len(class_names)
+    wrong = [name for name, matrix in matrices.items() if matrix.shape != (num_classes, num_classes)]
+    if not matrices or wrong:
+        raise DataError(
+            f"Each model needs counts of shape ({num_classes}, {num_classes}), and there must be a model. "
+            f"Received: {', '.join(f'{name} {matrices[name].shape}' for name in wrong) or 'none'}."
+        )
+    is_rotated = min(num_classes, MAX_CLASSES) > 3
+    figure = new_figure(120 + 440 * len(matrices), 500 + 100 * is_rotated)
+    all_axes = figure.subplots(1, len(matrices), squeeze=False, sharey=True)[0]
+    for axes, (model, matrix) in zip(all_axes, matrices.items(), strict=True):
+        counts, names = joined(matrix, class_names)
+        fractions = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+        axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        texts = [shown(name, _MAX_CLASS_NAME) for name in names]
+        axes.set_xticks(range(len(names)), texts, rotation=90 * is_rotated, fontsize=SMALL)
+        axes.set_yticks(range(len(names)), texts, fontsize=SMALL)
+        accuracy = 100 * np.trace(matrix) / max(1, matrix.sum())
+        axes.set(title=f"{shown(model, 30)}: accuracy {accuracy:.1f} %", xlabel="predicted class")
+        if len(names) <= _MAX_CLASSES_WITH_COUNTS:
+            for row, column in np.ndindex(counts.shape):
+                color = "white" if fractions[row, column] > 0.5 else BLACK
+                axes.text(
+                    column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=SMALL, color=color
+                )
+    all_axes[0].set_ylabel("true class")
+    return figure
+
+
+save_confusion_picture = saved(confusion_figure)
+
+
+def save_confusions(
+    path: Path, labels: np.ndarray, probabilities: Mapping[str, np.ndarray], *, class_names: tuple[str, ...]
+) -> None:
+    """Saves the plot of `confusion_figure` for predicted probabilities.
+
+    Args:
+        path: the PNG file to write.
+        labels: the true class index of each example.
+        probabilities: model -> class probabilities, of shape (num_examples, num_classes).
+        class_names: the name of each class.
+    """
+    from sklearn.metrics import confusion_matrix
+
+    numbers = range(len(class_names))
+    matrices = {
+        name: confusion_matrix(labels, values.argmax(axis=1), labels=numbers) for name, values in probabilities.items()
+    }
+    save_confusion_picture(path, matrices, class_names=class_names)
+
+
+def joined(matrix: np.ndarray, class_names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns counts and names, with the last classes merged if there are more than `MAX_CLASSES`.
+
+    Example:
+        >>> counts, names = joined(np.ones((30, 30), int), tuple(map(str, range(30))))
+        >>> counts.shape, names[-1], int(counts[-1, -1])
+        ((20, 20), 'others', 121)
+    """
+    if len(class_names) <= MAX_CLASSES:
+        return matrix, class_names
+    kept = np.arange(MAX_CLASSES)
+    counts = np.add.reduceat(np.add.reduceat(matrix, kept, axis=0), kept, axis=1)
+    return counts, (*class_names[: MAX_CLASSES - 1], "others")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tfaccel.errors import DataError
+from tfaccel.models.variational import independent_log_likelihood, spliced
 
 _MIN_PROBABILITY = 1e-3
 _NUM_COMPONENTS = (10, 20, 40, 80)
@@ -32,8 +32,6 @@ def compare_bounds(
         is_image: whether values are probabilities (Bernoulli) rather than numbers (Gaussian).
     """
     from sklearn.metrics import roc_auc_score
-
-    from tfaccel.models.variational import independent_log_likelihood, spliced
 
     independent = independent_log_likelihood(train, test, is_image=is_image)
     mixture = mixture_log_likelihood(train, np.concatenate([test, spliced(test)]), is_image=is_image)
@@ -137,7 +135,7 @@ def gaussian_samples(images: np.ndarray, labels: np.ndarray, num_samples: int) -
     return made.astype(np.float32), np.repeat(np.unique(labels), num_samples)
 
 
-def recognised_samples(
+def recognised_beside_gaussians(
     samples: np.ndarray,
     labels: np.ndarray,
     *,
@@ -155,55 +153,33 @@ def recognised_samples(
         test: other real images and their classes.
 
     Returns:
-        "recognised" and "recognised_by_class" for the samples, "real_test_accuracy" for the real test images, and
-        "num_samples".
+        "recognised" and "recognised_by_class" for the samples, "real_test_accuracy" for the real test images,
+        "num_samples", and "gaussian_recognised" for as many samples from one Gaussian per class.
 
     Raises:
         DataError: if a class has no sample.
 
     Example:
-        >>> dark, bright = np.zeros((5, 2, 2, 1)), np.ones((5, 2, 2, 1))
-        >>> real = np.concatenate([dark, bright]), np.repeat([0, 1], 5)
-        >>> recognised_samples(*real, class_names=("dark", "bright"), train=real, test=real)["recognised"]
-        1.0
+        >>> real = np.concatenate([np.zeros((5, 2, 2, 1)), np.ones((5, 2, 2, 1))]), np.repeat([0, 1], 5)
+        >>> found = recognised_beside_gaussians(*real, class_names=("dark", "bright"), train=real, test=real)
+        >>> found["recognised"], found["gaussian_recognised"]
+        (1.0, 1.0)
     """
     from sklearn.svm import SVC
 
     if set(range(len(class_names))) - set(labels.tolist()):
         raise DataError(f"Each of {len(class_names)} classes needs a sample. Received: classes {sorted(set(labels))}.")
+    classifier = SVC().fit(train[0].reshape(len(train[0]), -1), train[1])
 
-    def features(pixels: np.ndarray) -> np.ndarray:
-        return pixels.reshape(len(pixels), -1)
+    def are_right(pixels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        return np.asarray(classifier.predict(pixels.reshape(len(pixels), -1)) == classes)
 
-    classifier = SVC().fit(features(train[0]), train[1])
-    of_samples = classifier.predict(features(samples)) == labels
-    of_test = classifier.predict(features(test[0])) == test[1]
+    of_samples = are_right(samples, labels)
+    of_gaussians = are_right(*gaussian_samples(*train, max(1, len(samples) // len(class_names))))
     return {
         "recognised": float(of_samples.mean()),
         "recognised_by_class": {name: float(of_samples[labels == i].mean()) for i, name in enumerate(class_names)},
-        "real_test_accuracy": float(of_test.mean()),
+        "real_test_accuracy": float(are_right(*test).mean()),
         "num_samples": len(samples),
+        "gaussian_recognised": float(of_gaussians.mean()),
     }
-
-
-def recognised_beside_gaussians(
-    samples: np.ndarray,
-    labels: np.ndarray,
-    *,
-    class_names: tuple[str, ...],
-    train: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-) -> dict[str, Any]:
-    """Like `recognised_samples`, plus "gaussian_recognised" for as many samples from one Gaussian per class.
-
-    Arguments and errors: see `recognised_samples`.
-
-    Example:
-        >>> real = np.concatenate([np.zeros((5, 2, 2, 1)), np.ones((5, 2, 2, 1))]), np.repeat([0, 1], 5)
-        >>> found = recognised_beside_gaussians(*real, class_names=("dark", "bright"), train=real, test=real)
-        >>> found["gaussian_recognised"]
-        1.0
-    """
-    judge = functools.partial(recognised_samples, class_names=class_names, train=train, test=test)
-    simple = judge(*gaussian_samples(*train, max(1, len(samples) // len(class_names))))
-    return {**judge(samples, labels), "gaussian_recognised": simple["recognised"]}

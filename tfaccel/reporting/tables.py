@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Mapping, Sequence
 from os import PathLike
 
@@ -22,21 +23,23 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         model  accuracy
         lstm       0.50
     """
-    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
-    lines = [
+    show_text("\n".join([title, *(line.rstrip() for line in _aligned([columns, *rows]))]))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row; all columns but the first are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
         "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        for row in [columns, *rows]
+        for row in rows
     ]
-    show_text("\n".join([title, *(line.rstrip() for line in lines)]))
 
 
 def show_text(text: str) -> None:
     """Prints a text without control characters to the current standard output, even if it was redirected."""
-    import sys
-
     sys.stdout.write(f"{printable(text)}\n")
 
 
@@ -56,14 +59,9 @@ def comparison_lines(results: Mapping[str, Mapping[str, float | None]], *, digit
         gradient boosting      0.97         -
     """
     metrics = list(dict.fromkeys(metric for values in results.values() for metric in values))
-    first = max((len(name) for name in results), default=0)
-    columns = []
-    for metric in metrics:
-        found = [values.get(metric) for values in results.values()]
-        cells = [metric, *("-" if value is None else f"{value:.{digits}f}" for value in found)]
-        columns.append([f"{cell:>{max(map(len, cells))}}" for cell in cells])
-    names = ["", *results]
-    return ["  ".join([f"{name:<{first}}", *(column[row] for column in columns)]) for row, name in enumerate(names)]
+    cells = [[values.get(metric) for metric in metrics] for values in results.values()]
+    texts = [["-" if value is None else f"{value:.{digits}f}" for value in row] for row in cells]
+    return _aligned([["", *metrics], *([name, *row] for name, row in zip(results, texts, strict=True))])
 
 
 def show_comparison(

@@ -21,7 +21,7 @@ from tfaccel.files import write_json
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.option_checks import check_callbacks
 from tfaccel.planning.workload import Workload
-from tfaccel.reporting.search_charts import save_importance_picture, save_parallel_coordinates
+from tfaccel.reporting.charts import save_importance_picture, save_parallel_coordinates
 from tfaccel.training.run.run_dir import RunDir, RunIdentity
 from tfaccel.training.run.run_lock import RunLock
 from tfaccel.tuning.objective import DEFAULT_NAME, Objective, checked_objective

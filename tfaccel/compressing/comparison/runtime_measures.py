@@ -94,7 +94,8 @@ def _answer(
     }
     with tempfile.TemporaryDirectory(prefix="tfaccel-probe-") as folder:
         inputs = Path(folder) / "inputs.npz"
-        np.savez(inputs, **row)  # type: ignore[arg-type]
+        marked = {f"={name}": array for name, array in row.items()}  # no name is an argument of `savez`
+        np.savez(inputs, **marked)  # type: ignore[arg-type]
         asked = {**task, "inputs": str(inputs), "num_threads": num_threads, **(loading or {})}
         try:
             answer = run_program(
@@ -112,7 +113,7 @@ def main() -> None:
     """Runs the task read from standard input."""
     task = json.loads(sys.stdin.read())
     with np.load(task["inputs"]) as arrays:
-        inputs = dict(arrays)
+        inputs = {name.removeprefix("="): array for name, array in arrays.items()}
     answer: Any
     if task["memory"]:
         answer = _peak_bytes(task["files"][0], inputs, task)

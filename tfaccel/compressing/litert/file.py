@@ -13,7 +13,7 @@ import functools
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -243,19 +243,13 @@ def _builtin_names() -> dict[int, str]:
     return {number: name for name, number in vars(schema().BuiltinOperator).items() if not name.startswith("_")}
 
 
-def make_archive(raw_input: RawInput | None, class_names: Sequence[str] = ()) -> bytes:
-    """The archive to append to a model; empty if there is nothing to record.
-
-    Args:
-        raw_input: the model's raw inputs.
-        class_names: in the order of the first output; by default those of `raw_input`.
-    """
-    names = class_names or (() if raw_input is None else raw_input.class_names)
-    files = {LABELS_FILE: "".join(f"{' '.join(name.split())}\n" for name in names)} if names else {}
-    if raw_input is not None:
-        files[FILE_NAME] = json.dumps(raw_input.to_json(), ensure_ascii=False)
-    if not files:
+def make_archive(raw_input: RawInput | None) -> bytes:
+    """The archive to append to a model with these raw inputs; empty if there is nothing to record."""
+    if raw_input is None:
         return b""
+    names = raw_input.class_names
+    files = {LABELS_FILE: "".join(f"{' '.join(name.split())}\n" for name in names)} if names else {}
+    files[FILE_NAME] = json.dumps(raw_input.to_json(), ensure_ascii=False)
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name, text in files.items():

@@ -47,6 +47,21 @@ class BoxedSplit:
     labels: np.ndarray
 
 
+@dataclass(frozen=True)
+class Detections:
+    """The detections in one image, highest score first.
+
+    Args:
+        boxes: left, top, right and bottom edge in pixels; of shape (num_found, 4).
+        labels: class indices.
+        scores: confidence scores, from 0 to 1.
+    """
+
+    boxes: np.ndarray
+    labels: np.ndarray
+    scores: np.ndarray
+
+
 @short_repr
 @dataclass(frozen=True, kw_only=True)
 class BoxedImages:

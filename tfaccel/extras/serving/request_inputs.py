@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import tensorflow as tf
 
-from tfaccel.exporting.graph_walk import GraphWalk, Place
+from tfaccel.exporting.graph_check import GraphWalk, Place
 from tfaccel.extras.serving.messages import RequestError, decoded, is_encoded
 from tfaccel.known_names import did_you_mean
 

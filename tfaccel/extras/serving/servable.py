@@ -17,13 +17,11 @@ from google.protobuf import descriptor_pool, json_format, message_factory
 
 from tfaccel.compressing.litert.file import is_litert_file
 from tfaccel.errors import ExportError, ServeError, VersionError
-from tfaccel.exporting.graph_error import graph_error_reason
-from tfaccel.exporting.litert_predictor import LitertPredictor
 from tfaccel.exporting.load_model import ModelPlace, raw_input_of_file
-from tfaccel.exporting.saved_model_files import GRAPH_FILE, LITERT_FILE, read_notes
-from tfaccel.exporting.saved_model_session import SavedModelSession
+from tfaccel.exporting.predictor import LitertPredictor
+from tfaccel.exporting.saved_model_files import GRAPH_FILE, LITERT_FILE, read_notes, read_warm_up_requests
+from tfaccel.exporting.saved_model_session import SavedModelSession, graph_error_reason
 from tfaccel.exporting.signatures import DEFAULT, RAW
-from tfaccel.exporting.warm_up_requests import read_warm_up_requests
 from tfaccel.extras.serving.messages import RequestError
 from tfaccel.extras.serving.request_inputs import Inputs, InputSpec, example_kinds
 from tfaccel.known_names import did_you_mean

@@ -1,26 +1,19 @@
-"""Private parts of Keras's trainer and layers: `fit`, `evaluate` and `predict` replaced, and models loaded from files.
+"""Private parts of Keras's trainer: `fit`, `evaluate` and `predict` replaced.
 
 Keras decorates these methods with a function that calls what its closure holds. Changing that reaches every caller:
 `super()`, a method that was saved before, and the wrapper of a library that patches `keras.Model.fit`.
-
-Models are loaded from files only if their layers declare no more weights than the file holds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import math
-import os
 import threading
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import keras
 
-from tfaccel.errors import ExportError
 from tfaccel.tested_versions import private_part
 
 METHODS = ("fit", "evaluate", "predict")
@@ -89,47 +82,3 @@ def replace_fit(train: Callable[[keras.Model, dict[str, Any]], None]) -> None:
         raise Done
 
     keras.Model.fit = stopped
-
-
-def load_model(path: str | os.PathLike[str], **options: Any) -> keras.Model:
-    """`keras.saving.load_model` for a `.keras` file, without allocating weights that the file does not hold.
-
-    Raises:
-        ExportError: if the layers declare more weights than the file has room for.
-    """
-    with zipfile.ZipFile(path) as archive:
-        num_bytes = sum(member.file_size for member in archive.infolist())
-    refused: list[ExportError] = []
-    try:
-        with _at_most(_PER_BYTE * num_bytes + _MORE, Path(path), num_bytes, refused):
-            return keras.saving.load_model(path, **options)
-    except Exception:
-        if refused:  # Keras wraps errors of layers in its own
-            raise refused[0] from None
-        raise
-
-
-@contextlib.contextmanager
-def _at_most(num_weights: int, path: Path, num_bytes: int, refused: list[ExportError]) -> Iterator[None]:
-    """Refuses to add more weights to layers in the block."""
-    original, added = keras.layers.Layer.add_weight, 0
-
-    def add_weight(layer: keras.layers.Layer, shape: Any = None, *args: Any, **kwargs: Any) -> Any:
-        nonlocal added
-        sizes = shape if isinstance(shape, list | tuple) else () if shape is None else (shape,)
-        number = math.prod(size for size in sizes if isinstance(size, int))
-        added += number
-        if added > num_weights:
-            error = ExportError(
-                f"{path} is refused: its layers declare more weights than it holds. Layer {layer.name!r} asks for "
-                f"{number:,}, and the file has {num_bytes:,} bytes when unpacked."
-            )
-            refused.append(error)
-            raise error
-        return original(layer, shape, *args, **kwargs)
-
-    keras.layers.Layer.add_weight = add_weight
-    try:
-        yield
-    finally:
-        keras.layers.Layer.add_weight = original
