@@ -302,7 +302,7 @@ def test_fused_batch_normalization_by_replica_is_left_out():
 
 
 def test_a_table_whose_rows_are_noted_for_the_next_step_is_compared(caplog):
-    """The kernel of Adam keeps the rows of a large table that are not zero: another number of them in each step."""
+    """Adam's kernel notes which rows of a large table have a gradient; their number changes from step to step."""
     with scope_of(2):
         model = keras.Sequential([keras.Input((3,)), layers.Embedding(5000, 2), layers.Flatten(), layers.Dense(3)])
         model.compile(keras.optimizers.Adam(0.01), CROSS_ENTROPY)

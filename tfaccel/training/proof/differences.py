@@ -102,7 +102,7 @@ def size_of_step(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def _largest_change(before: np.ndarray, after: np.ndarray) -> float:
-    """The largest change of any element: nothing is copied to 64 bits where float32 tells it; NaN where it cannot."""
+    """The largest change of any element of float32 variables, without copies in 64 bits; NaN for other dtypes."""
     if before.dtype != np.float32 or after.dtype != np.float32:
         return np.nan
     with np.errstate(invalid="ignore", over="ignore"):
@@ -211,9 +211,9 @@ def difference(
     if np.array_equal(one, many):
         return False, 0.0
     before, again = _of_shape(one, before), again if again.shape == one.shape else one
-    step, apart, value = (_largest_change(first, one) for first in (before, many, np.zeros_like(one)))
+    step, apart, value = (_largest_change(first, one) for first in (before, many, np.zeros((), one.dtype)))
     if np.isfinite([step, apart, value]).all() and apart <= tolerance.of_rounding(step, value):
-        return False, apart / max(step, tolerance.scale, value, 1e-12)  # whatever the noise is
+        return False, apart / max(step, tolerance.scale, value, 1e-12)
     before, one, again, many = _where_finite(one, *map(_in_64_bits, (before, one, again, many)))
     before, again = (np.where(np.isfinite(value), value, one) for value in (before, again))
     if not np.isfinite(many).all():

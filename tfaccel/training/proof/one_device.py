@@ -439,7 +439,7 @@ def _get_spec(leaf: Any, known: Any) -> Any:
 
 
 def reversed_rows(data: Any, num_shares: int = 1) -> Any:
-    """A batch in reverse order; or each replica's share of it, where the layers that run on shares draw nothing."""
+    """A batch in reverse order, or with the rows of each replica's share in reverse order."""
     num_rows = get_num_rows(data)
     shares = (split_rows(num_rows, share, num_shares) for share in range(num_shares))
     order = tf.concat([tf.range(int(stop) - 1, int(start) - 1, -1, tf.int64) for start, stop in shares], axis=0)

@@ -303,7 +303,7 @@ class StepProof:
 
     @property
     def _outer(self) -> list[tf.Variable]:
-        """The variables outside of the model that the steps read or write; not those that each step begins anew."""
+        """The variables outside of the model that the steps read or write, except for scratch."""
         known = {id(component) for component in self._components}
         found = {id(one): one for graph in self._graphs for one in graph.variables if id(one) not in known}
         return [one for one in found.values() if one.dtype != tf.resource and not getattr(one, SCRATCH, False)]
@@ -342,8 +342,8 @@ class StepProof:
         """Compares results and state of all replicas with what one device makes of the step."""
         own, one = self._of_one.result()
         variables = self._differences(many, one, one)
-        shares = self._on_shares if self._on_shares and not self.is_apart else None  # other rows on one: no rounding
-        draws = shares is not None and shares.draws  # for places, not for rows
+        shares = None if self.is_apart else self._on_shares or None
+        draws = shares is not None and shares.draws  # a row at another place would be given other random numbers
         if not draws and any(differs for differs, _ in variables.values()):  # by more than rounding?
             rows = reversed_rows(data, self._replicas.num_replicas if shares else 1)
             variables = self._differences(many, one, self._step_of_one(rows, self._before, self._accumulated)[1])
