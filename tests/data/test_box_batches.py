@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedImages, BoxedSplit
-from tfaccel.data.boxes.digit_scenes import digit_scenes
+from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedImages, BoxedSplit, digit_scenes
 from tfaccel.data.images.image_data import ImageMoves
 from tfaccel.errors import DataError
 

@@ -5,8 +5,8 @@ import pytest
 
 from tfaccel.data.boxes.box_data import BoxedImages, BoxedSplit
 from tfaccel.data.epochs import Batches, Part
-from tfaccel.data.images.digits import digits
 from tfaccel.data.images.image_data import ImageMoves
+from tfaccel.data.images.image_set import digits
 from tfaccel.data.series.series_data import SeriesAugmentation
 from tfaccel.data.series.series_set import pendulum_series
 from tfaccel.data.tables.table_data import NumberRows, embedded_table
@@ -57,14 +57,14 @@ def series():
 
 
 def table():
-    from tfaccel.data.tables.table_data import TabularBatches
+    from tfaccel.data.tables.table_data import tabular_batches
 
     wine = make_tabular_set(embedded_table("wine"), TableOptions(target="target"), classification=True)
-    return TabularBatches(wine, one_hot=True)
+    return tabular_batches(wine, one_hot=True)
 
 
 def texts():
-    from tfaccel.data.texts.text_data import TextBatches
+    from tfaccel.data.epochs import TextBatches
 
     part = (np.arange(200).reshape(40, 5), np.arange(40))
     return TextBatches(
@@ -79,16 +79,16 @@ def pieces():
 
 
 def unlabelled_images():
-    from tfaccel.data.images.generative_data import UnlabelledImages
+    from tfaccel.data.images.generative_data import unlabelled_images
 
-    return Shuffled(UnlabelledImages(digits()))
+    return Shuffled(unlabelled_images(digits()))
 
 
 def unlabelled_rows():
-    from tfaccel.data.images.generative_data import UnlabelledRows
+    from tfaccel.data.images.generative_data import unlabelled_rows
 
     values = np.arange(100, dtype=np.float32).reshape(50, 2)
-    return Shuffled(UnlabelledRows(NumberRows(("a", "b"), values, np.arange(40), np.arange(40, 50))))
+    return Shuffled(unlabelled_rows(NumberRows(("a", "b"), values, np.arange(40), np.arange(40, 50))))
 
 
 def leaves(dataset):

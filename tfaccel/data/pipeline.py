@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfaccel.data.cache_choice import CacheOptions
+from tfaccel.data.cache import CacheOptions, ExampleCache
 from tfaccel.data.epochs import Epochs, Part, Reader, ordered_map
 from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
@@ -111,6 +111,10 @@ class Pipeline(Epochs):
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """All examples in order, without augmentation; the last batch may be smaller."""
+        return self.in_order(global_batch_size)
+
+    def in_order(self, global_batch_size: int) -> tf.data.Dataset:
+        """All examples in order, also where a subclass has others to test with."""
         import tensorflow as tf
 
         return ordered_map(tf.data.Dataset.range(self._num_examples).batch(global_batch_size), self._prepared)
@@ -118,8 +122,6 @@ class Pipeline(Epochs):
     @functools.cached_property
     def _prepared(self) -> Reader:
         """Reads and prepares examples; the cache is created on first access, outside of any graph."""
-        from tfaccel.data.example_cache import ExampleCache
-
         read = self._source
         if self._cache is not None:
             read = ExampleCache(read, num_examples=self._num_examples, options=self._cache, noun=self._noun).read

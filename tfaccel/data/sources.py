@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.given_data import checksum_of_rows
-from tfaccel.data.graph_batches import ArrayBatches, without_optionals
-from tfaccel.data.iterator_feed import IteratorFeed, ResumedPlace
+from tfaccel.data.iterator_feed import ArrayBatches, IteratorFeed, ResumedPlace, without_optionals
 
 Place = dict[str, Any]  # where the next batch of a source is, as JSON values
 

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 
-from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.values import clean_texts, number_text
+from tfaccel.data.tables.table import Column, Table, clean_texts, number_text
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 

@@ -16,8 +16,7 @@ from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.preprocessing import preprocessing
 from tfaccel.exporting.table_preprocessing import table_preprocessing
-from tfaccel.models.lookup_tables import lookup_tables
-from tfaccel.training.private.private_api import call_model
+from tfaccel.training.private.private_api import call_model, lookup_tables
 
 DEFAULT, RAW = "serving_default", "serving_raw"
 _KERAS_OWN_NAME = re.compile(r"(keras_tensor|input|input_layer)(_\d+)?")

@@ -19,7 +19,7 @@ from tfaccel.data.tables.encoding import (
     NumericColumn,
     TableEncoding,
 )
-from tfaccel.data.tables.values import HOUR_GROUP, MINUTE_GROUP, MISSING, NO_VALUE, PATTERNS, get_parts, is_valid
+from tfaccel.data.tables.table import HOUR_GROUP, MINUTE_GROUP, MISSING, NO_VALUE, PATTERNS, get_parts, is_valid
 
 _MISSING_CATEGORY = "|".join(map(re.escape, MISSING))  # texts that mean a missing value, as in files
 _SPACES = r"[\s\v\p{Z}\x{1c}-\x{1f}\x{85}]+"

@@ -10,7 +10,7 @@ import numpy as np
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 
 if TYPE_CHECKING:
-    from tfaccel.data.interactions.interaction_set import InteractionSet
+    from tfaccel.data.interactions import InteractionSet
     from tfaccel.data.tables.tabular_set import TabularSet
 
 

@@ -26,14 +26,14 @@ def compare_bounds(
 
     Args:
         elbos: the ELBO of each example of "train", "test" and "spliced" (spliced test examples); see
-            `tfaccel.models.variational`.
+            `tfaccel.models.losses`.
         train: the training examples.
         test: the test examples.
         is_image: whether values are probabilities (Bernoulli) rather than numbers (Gaussian).
     """
     from sklearn.metrics import roc_auc_score
 
-    from tfaccel.models.variational import independent_log_likelihood, spliced
+    from tfaccel.models.losses import independent_log_likelihood, spliced
 
     independent = independent_log_likelihood(train, test, is_image=is_image)
     mixture = mixture_log_likelihood(train, np.concatenate([test, spliced(test)]), is_image=is_image)

@@ -32,8 +32,7 @@ from tfaccel.compressing.mask_values import COPY, best_mask_value, copy_with_mas
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.compressing.output_error import relative_error
 from tfaccel.errors import CompressionError
-from tfaccel.models.lookup_tables import lookup_tables
-from tfaccel.training.private.private_api import all_layers, tf_variable
+from tfaccel.training.private.private_api import all_layers, lookup_tables, tf_variable
 
 # Recurrent layers are unrolled up to this many steps; each adds a dozen operations to the file.
 MAX_STEPS = 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -88,7 +89,7 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
         raise DataError(
             f"The images take {num_bytes:,} bytes in memory at {image_size} pixels. Use a smaller image_size."
         )
-    train, test = (CocoPart(part, image_size, most) for part in listed)
+    train, test = (functools.cache(partial(_read_images, part, image_size, most)) for part in listed)
     return BoxedImages(
         class_names=tuple(classes.values()),
         image_size=image_size,
@@ -96,7 +97,7 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
         most_objects=most,
         num_train_images=len(listed[0]),
         num_test_images=len(listed[1]),
-        train=train,
+        train=lambda seed, epoch: train(),
         test=test,
     )
 
@@ -336,41 +337,22 @@ def orientation_of_boxes(entry: Mapping[str, Any], header: ImageHeader, name: st
     return header.orientation if said == shown else 1
 
 
-class CocoPart:
-    """The images of a part, decoded when they are first used, after TensorFlow has been set up.
+def _read_images(images: Sequence[BoxesOfFile], side: int, most_objects: int) -> BoxedSplit:
+    """Decodes images, scaled to fit into a square and padded with black, and scales their boxes.
 
-    Args:
-        images: the images.
-        image_size: height and width of the square that they are scaled to fit into, and padded with black.
-        most_objects: maximum number of boxes in an image.
+    Raises:
+        DataError: if an image can no longer be read.
     """
-
-    def __init__(self, images: Sequence[BoxesOfFile], image_size: int, most_objects: int) -> None:
-        self._images, self._image_size, self._most_objects = images, image_size, most_objects
-        self._split: BoxedSplit | None = None
-
-    def __call__(self, *seed_and_epoch: int) -> BoxedSplit:
-        """The images and boxes.
-
-        Raises:
-            DataError: if an image can no longer be read.
-        """
-        if self._split is None:
-            self._split = self._read()
-        return self._split
-
-    def _read(self) -> BoxedSplit:
-        side = self._image_size
-        images = np.zeros((len(self._images), side, side, 3), np.uint8)
-        boxes = np.zeros((len(self._images), self._most_objects, 4), np.float32)
-        labels = np.full((len(self._images), self._most_objects), NO_OBJECT, np.int64)
-        for row, image in enumerate(self._images):
-            scale = side / max(image.size)
-            pixels = _scaled(image, scale)
-            images[row, : pixels.shape[0], : pixels.shape[1]] = pixels
-            boxes[row, : len(image.labels)] = np.clip(image.corners * scale, 0, side)
-            labels[row, : len(image.labels)] = image.labels
-        return BoxedSplit(images, boxes, labels)
+    squares = np.zeros((len(images), side, side, 3), np.uint8)
+    boxes = np.zeros((len(images), most_objects, 4), np.float32)
+    labels = np.full((len(images), most_objects), NO_OBJECT, np.int64)
+    for row, image in enumerate(images):
+        scale = side / max(image.size)
+        pixels = _scaled(image, scale)
+        squares[row, : pixels.shape[0], : pixels.shape[1]] = pixels
+        boxes[row, : len(image.labels)] = np.clip(image.corners * scale, 0, side)
+        labels[row, : len(image.labels)] = image.labels
+    return BoxedSplit(squares, boxes, labels)
 
 
 def _scaled(image: BoxesOfFile, scale: float) -> np.ndarray:

@@ -16,6 +16,7 @@ from tfaccel.data.tables.column_kinds import (
     NUMBERS_ADVICE,
     NUMERIC,
     as_numbers,
+    check_float32,
     get_kind,
     kinds_of_columns,
     unread_notation,
@@ -23,7 +24,6 @@ from tfaccel.data.tables.column_kinds import (
 )
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.targets import check_float32
 from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
 
@@ -253,7 +253,7 @@ def _with_times(table: Table, time_column: str, bad_data: BadData) -> Table:
     last = -np.inf
     column = table.column(time_column)
     for row in range(table.num_rows):
-        place = row + 1 if table.places is None else int(table.places[row])
+        place = table.place(row)
         try:
             _, seconds = _times(Column(column.name, column.values[[row]]), table.source)
             if not seconds[0] > last:

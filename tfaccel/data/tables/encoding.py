@@ -10,10 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates
-from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.targets import lost_in_float32
-from tfaccel.data.tables.values import DatePart
+from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates, lost_in_float32
+from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
 from tfaccel.short_repr import short_repr

@@ -17,14 +17,15 @@ from tfaccel.data.tables.column_kinds import (
     as_numbers,
     check_kinds,
     check_notations,
+    class_numbers,
     get_kind,
     kinds_from_text,
+    lost_in_float32,
     order_of_dates,
+    target_numbers,
 )
 from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
-from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.targets import class_numbers, lost_in_float32, target_numbers
-from tfaccel.data.tables.values import DatePart
+from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 from tfaccel.short_repr import short_repr

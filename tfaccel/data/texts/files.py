@@ -164,7 +164,7 @@ def read_columns(
     is_whole = np.ones(table.num_rows, bool)
     for column in columns:
         for row in np.flatnonzero(is_whole & table.column(column).missing).tolist():
-            place = row + 1 if table.places is None else int(table.places[row])
+            place = table.place(row)
             text = f"{path}, line {place}: column {column!r} is empty. Fill or remove it."
             bad_data.found(DataError(text), path, place)
             is_whole[row] = False

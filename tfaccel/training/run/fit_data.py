@@ -12,8 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.given_data import checksum_of_rows
-from tfaccel.data.given_datasets import DATASET
+from tfaccel.data.given_data import DATASET, checksum_of_rows
 from tfaccel.data.iterator_feed import (
     MAX_STATE_BYTES,
     IteratorFeed,
