@@ -139,8 +139,7 @@ class GivenArrays:
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed: a checksum of all rows, and the settings of the batches."""
         checksum = checksum_of_rows((name, leaf) for name, part in self._parts.items() for leaf in leaves(part))
-        weights = self._class_weight and {str(name): float(weight) for name, weight in self._class_weight.items()}
-        return {"data": checksum, "shuffle": self._shuffle, "class_weight": weights}
+        return {"data": checksum, "shuffle": self._shuffle, "class_weight": _named(self._class_weight)}
 
     def __call__(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1

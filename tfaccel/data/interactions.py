@@ -173,7 +173,8 @@ class Catalogue:
             row = self.users.rows(known[:1])
         else:
             row = self.users.rows(np.zeros(1, np.int64))
-            row = replace(row, columns=(_column(row.names[0], [user]), *map(_missing, row.columns[1:])))
+            gaps = [_column(one.name, [None], one.is_text) for one in row.columns[1:]]
+            row = replace(row, columns=(_column(row.names[0], [user]), *gaps))
         repeated = row.rows(np.zeros(count, np.int64))
         return self.encoding.encode(Table("the catalogue", (*repeated.columns, *self.items.columns)))
 
@@ -242,10 +243,6 @@ def _to_json(table: Table) -> list[dict[str, Any]]:
 
 def _column(name: str, values: Sequence[Any], is_text: bool = True) -> Column:
     return Column(name, np.array(values, object if is_text else np.float64))
-
-
-def _missing(column: Column) -> Column:
-    return _column(column.name, [None] if column.is_text else [np.nan], column.is_text)
 
 
 @short_repr

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import keras
@@ -146,16 +145,13 @@ def train(path: str | os.PathLike[str], *, epochs: int = _EPOCHS) -> float:
     rates = keras.optimizers.schedules.CosineDecay(3e-3, epochs * (images.num_train_images // _BATCH_SIZE))
     model.compile(keras.optimizers.AdamW(rates), loss=loss, metrics=["accuracy"])
     for epoch in range(epochs):
-        pixels, labels = (np.concatenate(parts) for parts in zip(*_make_batches(batches, epoch), strict=True))
+        made = batches.train(_BATCH_SIZE, seed=_SEED, epoch=epoch).as_numpy_iterator()
+        pixels, labels = (np.concatenate(parts) for parts in zip(*made, strict=True))
         pixels, labels = mixed(pixels, labels, np.random.default_rng([_SEED, epoch]))
         model.fit(pixels, labels, batch_size=_BATCH_SIZE, shuffle=False, verbose=0)
     accuracy = float(model.evaluate(batches.test(_BATCH_SIZE), verbose=0)[1])
     keras.Model(model.inputs, model.outputs, name=model.name).save(path)  # without optimizer
     return accuracy
-
-
-def _make_batches(batches: ImageBatches, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    return batches.train(_BATCH_SIZE, seed=_SEED, epoch=epoch).as_numpy_iterator()
 
 
 def mixed(pixels: np.ndarray, labels: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -129,7 +129,7 @@ class CopyingDecoder(TextDecoder):
 
     def __init__(self, *args: Any, num_copied: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.num_copied = num_copied
+        self.num_copied = self._settings["num_copied"] = num_copied
         self.pointer = keras.layers.Dense(self.width, dtype="float32", name="pointer")
         self.gate = keras.layers.Dense(1, dtype="float32", name="gate")
 
@@ -155,10 +155,6 @@ class CopyingDecoder(TextDecoder):
         """The shape of the tokens, plus the number of scores."""
         del context_shape, source_shape
         return (*tokens_shape, self.num_tokens + self.num_copied)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), "num_copied": self.num_copied}
 
 
 def known_tokens(tokens: Any, num_tokens: int) -> Any:

@@ -8,8 +8,18 @@ import keras
 from keras import ops
 
 
+class SettingsLayer(keras.layers.Layer):
+    """Base class of layers whose config is `_settings`, the arguments that they were made with."""
+
+    _settings: dict[str, Any]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config for `from_config`."""
+        return {**super().get_config(), **self._settings}
+
+
 @keras.saving.register_keras_serializable(package="tfaccel")
-class Attention(keras.layers.Layer):
+class Attention(SettingsLayer):
     """Multi-head attention.
 
     `keras.layers.MultiHeadAttention` computes keys and values inside its call; here they are available separately, so
@@ -30,6 +40,7 @@ class Attention(keras.layers.Layer):
     def __init__(self, num_heads: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads
+        self._settings = {"num_heads": num_heads}
 
     def build(self, x_shape: Any, context_shape: Any = None) -> None:
         """Builds the four projections; the context must be as wide as the inputs."""
@@ -60,10 +71,6 @@ class Attention(keras.layers.Layer):
         """Attends from `x`, of shape (batch, length, width), to a context of shape (batch, context_length, width)."""
         return self.attend(x, *self.keys_and_values(context), mask=attention_mask)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), "num_heads": self.num_heads}
-
 
 def causal_mask(length: int) -> Any:
     """True where a position may attend: to itself and earlier ones; shape (1, 1, length, length).
@@ -77,7 +84,7 @@ def causal_mask(length: int) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(SettingsLayer):
     """The sum of token and position embeddings.
 
     Args:
@@ -116,13 +123,9 @@ class TokenEmbedding(keras.layers.Layer):
         """The shape of the tokens, plus the width."""
         return (*input_shape, self._settings["width"])
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), **self._settings}
-
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class TransformerBlock(keras.layers.Layer):
+class TransformerBlock(SettingsLayer):
     """Pre-norm Transformer block: self-attention, optional cross-attention to a context, and a feed-forward network.
 
     Args:
@@ -237,12 +240,8 @@ class TransformerBlock(keras.layers.Layer):
         del context_shape
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), **self._settings}
 
-
-class TransformerStack(keras.layers.Layer):
+class TransformerStack(SettingsLayer):
     """Base class with the sublayers `embedding`, `blocks` and `norm`.
 
     Args:
@@ -270,7 +269,7 @@ class TransformerStack(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.num_tokens, self.max_length, self.width = num_tokens, max_length, width
-        self._settings: dict[str, Any] = {
+        self._settings = {
             "num_tokens": num_tokens,
             "max_length": max_length,
             "width": width,
@@ -300,10 +299,6 @@ class TransformerStack(keras.layers.Layer):
     def room(self, batch_size: int) -> list[tuple[Any, Any]]:
         """An empty cache of keys and values for each block's `step`."""
         return [block.room(batch_size, self.max_length, self.width) for block in self.blocks]
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), **self._settings}
 
 
 def heads(width: int) -> int:
@@ -367,7 +362,7 @@ class TransformerLanguageModel(TransformerStack):
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class LstmLanguageModel(keras.layers.Layer):
+class LstmLanguageModel(SettingsLayer):
     """Stacked LSTM layers.
 
     Args:
@@ -426,7 +421,3 @@ class LstmLanguageModel(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the tokens, plus the size of the vocabulary."""
         return (*input_shape, self._settings["num_tokens"])
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), **self._settings}

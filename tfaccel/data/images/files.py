@@ -90,7 +90,11 @@ def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> Ima
         other = "test" if present[0].name == "train" else "train"
         raise DataError(f"{folder} has a folder {present[0].name!r} with classes, but no folder {other!r}. Add it.")
     is_split = len(present) == 2
-    classes = _class_names(present[0] if is_split else folder)
+    first = present[0] if is_split else folder
+    classes = tuple(entry.name for entry in class_folders(first))
+    if len(classes) < 2:
+        found = f"one, {classes[0]!r}" if classes else "none"
+        raise DataError(f"{first} must have one sub-folder for each class, at least two. Received: {found}.")
     listed = [_list_files(part, classes) for part in (present if is_split else [folder])]
     used = [Path(part.name(row)) for part in listed for row in range(len(part.labels))]
     others = passed_over(folder, used, IMAGE_SUFFIXES)
@@ -107,14 +111,6 @@ def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> Ima
             "with."
         ),
     )
-
-
-def _class_names(folder: Path) -> tuple[str, ...]:
-    names = tuple(entry.name for entry in class_folders(folder))
-    if len(names) < 2:
-        found = f"one, {names[0]!r}" if names else "none"
-        raise DataError(f"{folder} must have one sub-folder for each class, at least two. Received: {found}.")
-    return names
 
 
 def _list_files(folder: Path, classes: tuple[str, ...]) -> EncodedPart:
@@ -183,7 +179,8 @@ def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: Ba
         x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
     parts = ImageSplit(x_train, y_train), ImageSplit(x_test, y_test)
     longer_side = max(x_train.shape[1:3])
-    scaling = {} if pixels_are_bytes else {"pixel_mean": float(x_train.mean()), "pixel_scale": _spread(x_train)}
+    scale = float(x_train.std(dtype=np.float64)) or 1.0  # all pixels may be equal
+    scaling = {} if pixels_are_bytes else {"pixel_mean": float(x_train.mean()), "pixel_scale": scale}
     return ImageSet(
         class_names=classes,
         image_size=image_size or min(max(longer_side, MIN_IMAGE_SIZE), MAX_DEFAULT_IMAGE_SIZE),
@@ -257,8 +254,3 @@ def _labels(arrays: dict[str, np.ndarray], path: Path) -> tuple[tuple[str, ...],
         raise DataError(f"y_test in {path} has the class {unknown[0]}, which y_train does not have.")
     test = np.searchsorted(classes, labels[1])
     return tuple(map(str, classes)), train.astype(np.int64), test.astype(np.int64)
-
-
-def _spread(images: np.ndarray) -> float:
-    """The standard deviation, or 1 if all pixels are equal."""
-    return float(images.std(dtype=np.float64)) or 1.0

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _FLOAT_BYTES = 4
+_RESIZED_AT_ONCE = 1024
 _OF_IMAGES = ("moves", "none")  # the others augment whole batches and may mix their images
 
 _STREAM = 3  # keeps these seeds independent of the draws that shuffle and transform the examples
@@ -179,20 +180,16 @@ def _sized(images: np.ndarray, size: int) -> np.ndarray:
     if images.shape[1:3] == (size, size):
         return images
     with tf.device("/CPU:0"):
-        sized = [tf.image.resize(part, [size, size], antialias=True).numpy() for part in _portions(images)]
+        parts = (images[start : start + _RESIZED_AT_ONCE] for start in range(0, len(images), _RESIZED_AT_ONCE))
+        sized = [tf.image.resize(part, [size, size], antialias=True).numpy() for part in parts]
     pixels = np.concatenate(sized)
     return np.clip(np.round(pixels), 0, 255).astype(np.uint8) if images.dtype == np.uint8 else pixels
 
 
-def _portions(images: np.ndarray) -> list[np.ndarray]:
-    return [images[start : start + 1024] for start in range(0, len(images), 1024)]
-
-
 def _identity(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> str:
     """What identifies decoded images: the files (name, size and modification time) and the shape."""
-    if isinstance(images, EncodedImages):
-        return f"{images.identity()} {of.image_size} {of.num_channels}"
-    return f"{file_states(images)} {of.image_size} {of.num_channels}"
+    content = images.identity() if isinstance(images, EncodedImages) else file_states(images)
+    return f"{content} {of.image_size} {of.num_channels}"
 
 
 def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -172,7 +172,10 @@ class TableEncoding:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The encoding that `to_json` returned."""
         return cls(
-            numeric=tuple(_numeric_of_json(column) for column in data["numeric"]),
+            numeric=tuple(
+                NumericColumn(**{**c, "date": DatePart(**c["date"]) if c.get("date") else None})
+                for c in data["numeric"]
+            ),
             categorical=tuple(
                 CategoricalColumn(**{**c, "categories": tuple(c["categories"])}) for c in data["categorical"]
             ),
@@ -209,11 +212,6 @@ def _numbers(column: NumericColumn, table: Table) -> np.ndarray:
         return numbers
     check_dates(source, column.date.order, table.source, advice="; the model was trained on dates there")
     return source.dates(column.date.order)[column.date.part]
-
-
-def _numeric_of_json(data: Mapping[str, Any]) -> NumericColumn:
-    date = data.get("date")
-    return NumericColumn(**{**data, "date": None if date is None else DatePart(**date)})
 
 
 def hash_buckets(texts: Sequence[str], num_buckets: int) -> np.ndarray:

@@ -91,16 +91,13 @@ def read_table(
         names, fields, places = read_csv(file, get_codec(encoding), bad_data)
     else:
         names, fields, places = _read_parquet(file, bad_data)
-    columns = tuple(_column(name, values, name in texts) for name, values in zip(names, fields, strict=True))
+    columns = [
+        Column(name, values if isinstance(values, np.ndarray) else clean_texts(values, keeps_markers=name in texts))
+        for name, values in zip(names, fields, strict=True)
+    ]
     if not len(places):
         raise DataError(f"{file} has a header, but no rows.")
-    return Table(str(file), columns, places)
-
-
-def _column(name: str, values: Any, is_natural: bool) -> Column:
-    if isinstance(values, np.ndarray):
-        return Column(name, values)
-    return Column(name, clean_texts(values, keeps_markers=is_natural))
+    return Table(str(file), tuple(columns), places)
 
 
 def _read_parquet(path: Path, bad_data: BadData) -> tuple[list[str], list[Any], np.ndarray]:
@@ -127,13 +124,6 @@ def _read_parquet(path: Path, bad_data: BadData) -> tuple[list[str], list[Any], 
     return [names[place] for place in kept], fields, np.concatenate(numbers)
 
 
-def _seconds(durations: pyarrow.DurationArray) -> np.ndarray:
-    per_second = _PER_SECOND[durations.type.unit]
-    return compute.divide(
-        compute.cast(compute.cast(durations, pyarrow.int64()), pyarrow.float64()), per_second
-    ).to_numpy(zero_copy_only=False)
-
-
 def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
     """A column as float64 if it holds floating-point numbers or booleans, else as texts: integers keep all digits."""
     values = chunks.combine_chunks()
@@ -143,7 +133,8 @@ def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
         values = values.dictionary_decode()
     kind = values.type
     if types.is_duration(kind):  # in seconds, whatever the file's unit is
-        return _seconds(values)
+        counts = compute.cast(compute.cast(values, pyarrow.int64()), pyarrow.float64())
+        return compute.divide(counts, _PER_SECOND[kind.unit]).to_numpy(zero_copy_only=False)
     if types.is_floating(kind) or types.is_boolean(kind):
         return compute.cast(values, pyarrow.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
     if types.is_nested(kind):
