@@ -242,7 +242,7 @@ class TransformerBlock(SettingsLayer):
 
 
 class TransformerStack(SettingsLayer):
-    """Base class with the sublayers `embedding`, `blocks` and `norm`.
+    """Base class with the sublayers `embedding`, `blocks`, `norm` and, with `has_logits`, `logits`.
 
     Args:
         num_tokens: size of the vocabulary.
@@ -255,6 +255,7 @@ class TransformerStack(SettingsLayer):
     """
 
     has_context = False  # whether the blocks attend to an encoder's output
+    has_logits = False
 
     def __init__(
         self,
@@ -289,12 +290,21 @@ class TransformerStack(SettingsLayer):
         }
         self.blocks = [TransformerBlock(**block, dtype=policy, name=f"block_{n}") for n in range(num_blocks)]
         self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
+        if self.has_logits:  # They stay float32 under mixed precision: 16 bits are too coarse for the loss.
+            self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
 
-    def build_parts(self, tokens_shape: Any, *more: keras.layers.Layer) -> None:
-        """Builds all sublayers for tokens of shape (batch, length), and the layers in `more`."""
-        self.embedding.build(tokens_shape)
-        for part in (*self.blocks, self.norm, *more):
-            part.build((*tokens_shape, self.width))
+    def build(self, input_shape: Any) -> None:
+        """Builds all sublayers for tokens of shape (batch, length)."""
+        self.embedding.build(input_shape)
+        for part in (*self.blocks, self.norm, *([self.logits] if self.has_logits else [])):
+            part.build((*input_shape, self.width))
+
+    def read(self, tokens: Any, mask: Any, training: bool | None) -> Any:
+        """The output of the last block for whole texts, normalized; of shape (batch, length, width)."""
+        x = self.embedding(tokens, training=training)
+        for block in self.blocks:
+            x = block(x, attention_mask=mask, training=training)
+        return self.norm(x)
 
     def room(self, batch_size: int) -> list[tuple[Any, Any]]:
         """An empty cache of keys and values for each block's `step`."""
@@ -322,21 +332,11 @@ class TransformerLanguageModel(TransformerStack):
         TensorShape([2, 4, 10])
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Logits stay float32 under mixed precision: 16 bits are too coarse for the loss.
-        self.logits = keras.layers.Dense(self.num_tokens, dtype="float32", name="logits")
-
-    def build(self, input_shape: Any) -> None:
-        """Builds all sublayers."""
-        self.build_parts(input_shape, self.logits)
+    has_logits = True
 
     def call(self, tokens: Any, training: bool | None = None) -> Any:
         """Logits (float32) of the token that follows each one, of shape (batch, length, num_tokens)."""
-        x, mask = self.embedding(tokens, training=training), causal_mask(tokens.shape[1])
-        for block in self.blocks:
-            x = block(x, attention_mask=mask, training=training)
-        return self.logits(self.norm(x))
+        return self.logits(self.read(tokens, causal_mask(tokens.shape[1]), training))
 
     def start(self, batch_size: int) -> Any:
         """The initial state for `step`."""
