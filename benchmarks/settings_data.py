@@ -15,7 +15,7 @@ import numpy as np
 from tfaccel.data.class_labels import split_rows
 from tfaccel.data.images.image_set import digits, few_digits
 from tfaccel.data.interactions import KINDS, NUM_INTERACTIONS, NUM_ITEMS, NUM_USERS, generated_tables
-from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.series_set import pendulum_series
 from tfaccel.data.tables.table import Table
 from tfaccel.data.tables.table_data import EMBEDDED_TARGET, embedded_table
 from tfaccel.data.tables.tabular_set import target_bins

@@ -8,10 +8,10 @@ import pytest
 from tfaccel.benchmarks import settings_data
 from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
 from tfaccel.benchmarks.settings_data import NUM_FOLDS, get_topics, write_validation
-from tfaccel.data.boxes.box_data import digit_scenes
+from tfaccel.data.box_data import digit_scenes
 from tfaccel.data.images.files import read_image_arrays
 from tfaccel.data.images.image_set import digits
-from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.series_set import pendulum_series
 from tfaccel.data.tables.table_data import embedded_table
 from tfaccel.data.texts.documentation import documentation_text
 from tfaccel.data.texts.files import read_text_parts

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tfaccel.data.boxes.box_data import BoxedImages, BoxedSplit
+from tfaccel.data.box_data import BoxedImages, BoxedSplit
 from tfaccel.data.epochs import Batches, Part
 from tfaccel.data.images.image_data import ImageMoves
 from tfaccel.data.images.image_set import digits
-from tfaccel.data.series.series_data import SeriesAugmentation
-from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.series_data import SeriesAugmentation
+from tfaccel.data.series_set import pendulum_series
 from tfaccel.data.tables.table_data import NumberRows, embedded_table
 from tfaccel.data.tables.tabular_set import TableOptions, make_tabular_set
 from tfaccel.errors import DataError
@@ -31,7 +31,7 @@ def images():
 
 
 def boxes():
-    from tfaccel.data.boxes.box_data import BoxBatches
+    from tfaccel.data.box_data import BoxBatches
 
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 255, (40, 32, 32, 3), dtype=np.uint8)
@@ -51,7 +51,7 @@ def boxes():
 
 
 def series():
-    from tfaccel.data.series.series_data import SeriesBatches
+    from tfaccel.data.series_data import SeriesBatches
 
     return SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=SeriesAugmentation())
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfaccel.data import BadData
-from tfaccel.data.series.series_set import (
+from tfaccel.data.series_set import (
     GRAVITY,
     derivative,
     double_pendulum,
@@ -207,7 +207,7 @@ def test_seasonal_naive_uses_the_past_alone():
 
 
 def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
-    from tfaccel.data.series.series_data import SeriesBatches
+    from tfaccel.data.series_data import SeriesBatches
 
     columns = {"t": int, "x": float, "y": lambda row: 1000 + row}
     series = read_series(write(tmp_path / "s.csv", columns, 100), time_column="t", target="y")
@@ -227,7 +227,7 @@ def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
 
 
 def test_order_follows_from_seed_and_epoch(logical_devices):
-    from tfaccel.data.series.series_data import SeriesBatches
+    from tfaccel.data.series_data import SeriesBatches
 
     batches = SeriesBatches(pendulum_series(), window=16, horizon=4)
 

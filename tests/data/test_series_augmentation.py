@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from tfaccel.data.series.series_data import SeriesAugmentation, series_augmentation
-from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.series_data import SeriesAugmentation, series_augmentation
+from tfaccel.data.series_set import pendulum_series
 from tfaccel.errors import DataError
 
 
 @pytest.fixture
 def epoch(logical_devices):
     """A function that reads the first 24 batches of an epoch of windows; values in deviations from the mean."""
-    from tfaccel.data.series.series_data import SeriesBatches
+    from tfaccel.data.series_data import SeriesBatches
 
     def read(augmentation, start_step=0, **options):
         batches = SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=augmentation)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.boxes.box_data import NO_OBJECT
+from tfaccel.data.box_data import NO_OBJECT
 from tfaccel.errors import DataError, VersionError
 
 

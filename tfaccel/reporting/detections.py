@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedSplit
+from tfaccel.data.box_data import NO_OBJECT, BoxedSplit
 from tfaccel.models.centre_detector import Detections
 from tfaccel.reporting.coco_scores import coco_scores
 from tfaccel.training.verdict.baseline_scores import BaselineScores

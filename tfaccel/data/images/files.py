@@ -43,7 +43,7 @@ def read_image_set(
     and checked here; pixels are read on use.
 
     A folder may hold TFRecord files instead; see `read_tfrecord_images`. "tfds:NAME" is a dataset of TensorFlow
-    Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`.
+    Datasets, "hf:NAME" one of Hugging Face; see `tfaccel.data.named_sets`.
 
     Args:
         data_dir: the folder or file, a pattern of TFRecord files such as `data/*.tfrecord`, or the name of a dataset.

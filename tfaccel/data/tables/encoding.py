@@ -332,8 +332,6 @@ def find_gaps(encoding: TableEncoding, table: Table) -> TableGaps:
     """Finds the values in a table that no training row was like.
 
     Example:
-        >>> from tfaccel.data.tables.table import Column
-        >>> from tfaccel.data.tables.encoding import NumericColumn
         >>> encoding = TableEncoding(numeric=(NumericColumn("age", 40.0, 9.0, False),), categorical=(), target="pays")
         >>> table = Table("made up", (Column("age", np.array([30.0, np.nan])), Column("id", np.array([1.0, 2.0]))))
         >>> find_gaps(encoding, table).reasons()

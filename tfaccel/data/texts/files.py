@@ -235,7 +235,7 @@ def read_labelled_texts(
 ) -> LabelledTexts:
     """Texts from a table, from a folder with a sub-folder of `.txt` files for each class, or from a named dataset.
 
-    "tfds:NAME" is a dataset of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`
+    "tfds:NAME" is a dataset of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfaccel.data.named_sets`
     for their splits. From other sources a stratified fifth of the texts, always the same, is held out for testing.
 
     Args:

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.iterator_feed import Feed, IteratorFeed
+from tfaccel.data.feeds import Feed, IteratorFeed
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.proof.proof import Proof, make_refusal
 from tfaccel.training.proof.replica_layers import get_num_rows, get_specs

@@ -12,8 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.given_data import DATASET, checksum_of_rows
-from tfaccel.data.iterator_feed import (
+from tfaccel.data.feeds import (
     MAX_STATE_BYTES,
     IteratorFeed,
     ResumedPlace,
@@ -21,6 +20,7 @@ from tfaccel.data.iterator_feed import (
     random_states,
     set_random_states,
 )
+from tfaccel.data.given_data import DATASET, checksum_of_rows
 from tfaccel.data.private_pipelines import buffered_bytes, get_batch_size, known_to_vary, pipeline_classes, runs_python
 from tfaccel.data.sources import ArraySource, DatasetSource
 from tfaccel.errors import DataError

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from tfaccel.data.iterator_feed import ResumedPlace
+from tfaccel.data.feeds import ResumedPlace
 from tfaccel.errors import PlanError
 from tfaccel.files import whole_file
 from tfaccel.hardware.hardware import Hardware

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfaccel.data.iterator_feed import CallFeed, GraphBatches, IteratorBatches
+from tfaccel.data.feeds import CallFeed, GraphBatches, IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.private.private_tensorflow import outside_variables, unsaved_state

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.iterator_feed import (
+from tfaccel.data.feeds import (
     ArrayBatches,
     CallFeed,
     GraphBatches,

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfaccel.data.epochs import Batches
 from tfaccel.data.pipeline import Augmentation, Pipeline
-from tfaccel.data.series.series_set import SeriesSet
+from tfaccel.data.series_set import SeriesSet
 from tfaccel.errors import DataError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class SeriesBatches(Pipeline):
         DataError: if the series is too short for window and horizon.
 
     Example:
-        >>> from tfaccel.data.series.series_set import pendulum_series
+        >>> from tfaccel.data.series_set import pendulum_series
         >>> batches = SeriesBatches(pendulum_series(), window=64, horizon=24)
         >>> past, future = next(iter(batches.train(32, seed=0, epoch=0)))
         >>> past.shape, future.shape
@@ -185,7 +185,7 @@ class SeriesBatches(Pipeline):
 
 
 class SeriesData(Batches):
-    """Batches of windows of a series; see `tfaccel.data.series.series_data`. The series is `source`.
+    """Batches of windows of a series; see `tfaccel.data.series_data`. The series is `source`.
 
     Args:
         series: a `SeriesSet`.

@@ -206,7 +206,7 @@ def moved_boxes(
 
 
 class BoxData(Batches):
-    """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.boxes.box_data.target_maps`.
+    """Batches of images (float32, raw pixel values) and target maps; see `tfaccel.data.box_data.target_maps`.
 
     Args:
         images: a `BoxedImages`.

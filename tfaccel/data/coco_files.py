@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.box_data import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.class_labels import TEST_FRACTION
 from tfaccel.data.images.image_check import ImageHeader, check_image, pixels
 from tfaccel.errors import DataError, WorkloadError
