@@ -183,17 +183,17 @@ def _objects(
     return [listed for image, listed in found.items() if image not in damaged]
 
 
-def _placed(listed: _Listed, folder: Path, bad_data: BadData) -> list[BoxesOfFile]:
+def _placed(listed: _Listed, folder: Path, bad_data: BadData) -> list[_BoxesOfFile]:
     """The images that can be decoded, and whose boxes are inside."""
     found = []
     for entry, objects in listed:
-        image = bad_data.tried(partial(boxes_of_file, entry, objects, folder), entry["json"], entry["number"])
+        image = bad_data.tried(partial(_boxes_of_file, entry, objects, folder), entry["json"], entry["number"])
         if image is not None:
             found.append(image)
     return found
 
 
-def _split(listed: list[BoxesOfFile], path: Path) -> list[list[BoxesOfFile]]:
+def _split(listed: list[_BoxesOfFile], path: Path) -> list[list[_BoxesOfFile]]:
     if len(listed) < 2:
         raise DataError(f"{path} has one image; it needs at least two, one to train on and one to test with.")
     order = np.random.default_rng(0).permutation(len(listed))
@@ -202,35 +202,18 @@ def _split(listed: list[BoxesOfFile], path: Path) -> list[list[BoxesOfFile]]:
 
 
 @dataclass(frozen=True)
-class BoxesOfFile:
-    """An image file with its boxes.
-
-    Args:
-        path: the file.
-        size: width and height in pixels, with the orientation applied.
-        orientation: the EXIF orientation that is applied; 1 for none.
-        corners: left, top, right and bottom edge of each box, in pixels.
-        labels: the class index of each box.
-    """
+class _BoxesOfFile:
+    """An image file with its boxes."""
 
     path: Path
-    size: tuple[int, int]
-    orientation: int
-    corners: np.ndarray
-    labels: tuple[int, ...]
+    size: tuple[int, int]  # width and height in pixels, with the orientation applied
+    orientation: int  # the EXIF orientation that is applied; 1 for none
+    corners: np.ndarray  # left, top, right and bottom edge of each box, in pixels
+    labels: tuple[int, ...]  # the class index of each box
 
 
-def boxes_of_file(entry: Mapping[str, Any], objects: Objects, folder: Path) -> BoxesOfFile:
-    """Finds and checks the file of an image, and its boxes.
-
-    Args:
-        entry: the entry of `images`, and the COCO file under "json".
-        objects: the boxes.
-        folder: see `image_file`.
-
-    Raises:
-        DataError: if there is no such file, it cannot be decoded, or differs from what the COCO file says of it.
-    """
+def _boxes_of_file(entry: Mapping[str, Any], objects: Objects, folder: Path) -> _BoxesOfFile:
+    """Finds and checks the file of an image, and its boxes; the entry has the COCO file under "json"."""
     path = image_file(folder, Path(entry["json"]), str(entry["file_name"]))
     if path is None:
         raise DataError(
@@ -253,7 +236,7 @@ def boxes_of_file(entry: Mapping[str, Any], objects: Objects, folder: Path) -> B
                 f"{size[0]}x{size[1]} pixels: bbox={[left, top, width, height]} (left, top, width, height)."
             )
         corners[place] = left, top, right, bottom
-    return BoxesOfFile(path, size, orientation, corners, tuple(label for _, label in objects))
+    return _BoxesOfFile(path, size, orientation, corners, tuple(label for _, label in objects))
 
 
 def image_file(folder: Path, json_file: Path, name: str) -> Path | None:
@@ -337,7 +320,7 @@ def orientation_of_boxes(entry: Mapping[str, Any], header: ImageHeader, name: st
     return header.orientation if said == shown else 1
 
 
-def _read_images(images: Sequence[BoxesOfFile], side: int, most_objects: int) -> BoxedSplit:
+def _read_images(images: Sequence[_BoxesOfFile], side: int, most_objects: int) -> BoxedSplit:
     """Decodes images, scaled to fit into a square and padded with black, and scales their boxes.
 
     Raises:
@@ -355,7 +338,7 @@ def _read_images(images: Sequence[BoxesOfFile], side: int, most_objects: int) ->
     return BoxedSplit(squares, boxes, labels)
 
 
-def _scaled(image: BoxesOfFile, scale: float) -> np.ndarray:
+def _scaled(image: _BoxesOfFile, scale: float) -> np.ndarray:
     """The pixels of an image, oriented and scaled."""
     from PIL import Image
 

@@ -290,23 +290,17 @@ def read_interactions(
     how = InteractionOptions(**options)
     columns = (*how.columns_of_users, *how.columns_of_items, how.label_column)
     tables = read_tables(data_dir, how.table_options, classification=False, columns=columns, bad_data=bad_data)
-    return make_interaction_set(tables[0], how, test_table=tables[1] if len(tables) > 1 else None)
+    return _make_interaction_set(tables[0], how, test_table=tables[1] if len(tables) > 1 else None)
 
 
-def make_interaction_set(
+def _make_interaction_set(
     table: Table,
     options: InteractionOptions,
     *,
     test_table: Table | None = None,
     true_probabilities: np.ndarray | None = None,
 ) -> InteractionSet:
-    """Prepares interactions for training.
-
-    Args:
-        table: the training rows, or all rows if there is no test table.
-        options: the roles of its columns.
-        test_table: the test rows.
-        true_probabilities: the probability that each click of the test rows was drawn with, if known.
+    """Prepares interactions for training. The tables are those of `make_tabular_set`.
 
     Raises:
         DataError: if ids or labels cannot be used.
@@ -444,7 +438,7 @@ def generated_clicks(
     """
     train, test, probabilities = generated_tables(num_users, num_items, num_interactions)
     how = InteractionOptions(user_features="region", item_features="genre,price", column_kinds=KINDS, **options)
-    return make_interaction_set(train, how, test_table=test, true_probabilities=probabilities)
+    return _make_interaction_set(train, how, test_table=test, true_probabilities=probabilities)
 
 
 def generated_tables(num_users: int, num_items: int, num_interactions: int) -> tuple[Table, Table, np.ndarray]:

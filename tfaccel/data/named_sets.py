@@ -216,12 +216,10 @@ class _Images(EncodedImages):
         return len(self._split)
 
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these indices."""
         values = self._split[rows.tolist()][self._column]
         return [_bytes(value) for value in values]
 
     def identity(self) -> str:
-        """The fingerprint that `datasets` computes from a table and all its transformations."""
         return f"{fingerprint(self._split)} {self._column}"
 
 

@@ -29,18 +29,10 @@ _MIXED = 0.5  # fraction of images that CutMix combines: fragments of strokes ma
 _SIZE = 8
 
 
-def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> keras.Model:
+def _load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> keras.Model:
     """Loads a model that maps raw pixel values to one feature vector per image.
 
     A final dense layer (the old classifier) of a model in a file is removed.
-
-    Args:
-        backbone: from `find_backbone`.
-        image_size: height and width of the images in pixels.
-        pretrained: whether to load pretrained weights instead of random ones.
-
-    Raises:
-        WorkloadError: if the weights cannot be downloaded, or the file cannot be loaded.
     """
     if backbone.name in APPLICATIONS:
         return _application(backbone.name, image_size, pretrained=pretrained)
@@ -77,9 +69,9 @@ def prepared_backbone(
         remat: recompute activations in the backward pass: less memory, more time.
 
     Raises:
-        WorkloadError: like `load_backbone`; or if no layer supports LoRA.
+        WorkloadError: if the weights cannot be downloaded, the file cannot be loaded, or no layer supports LoRA.
     """
-    model = load_backbone(backbone, image_size, pretrained=pretrained)
+    model = _load_backbone(backbone, image_size, pretrained=pretrained)
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.trainable = not pretrained

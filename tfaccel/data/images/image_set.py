@@ -120,7 +120,9 @@ class EncodedPart:
     def rows(self, rows: np.ndarray) -> EncodedPart:
         """The images with these indices."""
         chosen = (
-            tuple(self.images[row] for row in rows) if isinstance(self.images, tuple) else SomeImages(self.images, rows)
+            tuple(self.images[row] for row in rows)
+            if isinstance(self.images, tuple)
+            else _SomeImages(self.images, rows)
         )
         return EncodedPart(
             chosen, self.labels[rows], lambda row: self.name(int(rows[row])), lambda row: self.place(int(rows[row]))
@@ -139,13 +141,8 @@ class EncodedPart:
         return self.images.read(np.array([row]))[0]
 
 
-class SomeImages(EncodedImages):
-    """A subset of encoded images.
-
-    Args:
-        images: all images.
-        rows: the indices of the subset, in order.
-    """
+class _SomeImages(EncodedImages):
+    """Encoded images with these indices, in order."""
 
     def __init__(self, images: EncodedImages, rows: np.ndarray) -> None:
         self._images, self._rows = images, rows
@@ -154,11 +151,9 @@ class SomeImages(EncodedImages):
         return len(self._rows)
 
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these indices."""
         return self._images.read(self._rows[rows])
 
     def identity(self) -> str:
-        """A string that differs for different images."""
         return f"{self._images.identity()} {self._rows.tolist()}"
 
 
@@ -245,11 +240,11 @@ def digits(image_size: int | None = None) -> ImageSet:
         num_channels=1,
         num_train_images=_NUM_TRAIN,
         num_test_images=_NUM_TEST,
-        load=_load,
+        load=_load_digits,
     )
 
 
-def _load() -> tuple[ImageSplit, ImageSplit]:
+def _load_digits() -> tuple[ImageSplit, ImageSplit]:
     from sklearn.datasets import load_digits
 
     data = load_digits()

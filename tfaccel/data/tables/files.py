@@ -106,7 +106,7 @@ def _read_parquet(path: Path, bad_data: BadData) -> tuple[list[str], list[Any], 
         file = parquet.ParquetFile(path, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"Cannot read {path}: {error}.") from error
-    names = checked_header(list(file.schema_arrow.names), path)
+    names = _checked_header(list(file.schema_arrow.names), path)
     groups, numbers, first = [], [np.zeros(0, np.int64)], 1
     for group in range(file.num_row_groups):
         num_rows = file.metadata.row_group(group).num_rows
@@ -167,12 +167,8 @@ def read_csv(path: Path, codec: str, bad_data: BadData) -> Fields:
     return text.fields_by_rows(path, bad_data) if found is None else found
 
 
-def checked_header(names: list[str], path: Path) -> list[str]:
-    """The names of the columns; those without one are named by their position.
-
-    Raises:
-        DataError: if no column has a name, or two have the same.
-    """
+def _checked_header(names: list[str], path: Path) -> list[str]:
+    """The names of the columns; those without one are named by their position."""
     names = [name.strip() for name in names]
     if not any(names):
         raise DataError(f"{path} is empty: its first line must be a header with the columns' names.")
@@ -239,7 +235,7 @@ class _Text:
             header, start = self._header()
         except csv.Error:
             return None
-        names = checked_header(header, path)
+        names = _checked_header(header, path)
         places = _lines_of_rows(marks, quotes, start)
         if not len(places):
             return names, [pyarrow.array([], pyarrow.string())] * len(names), places
@@ -292,11 +288,11 @@ class _Text:
                 lost = reader.line_num - first + 1
                 bad_data.found(DataError(f"{path}, line {first}: {wrong}"), path, first, count=lost)
             elif row and not names:
-                names = checked_header(row, path)
+                names = _checked_header(row, path)
             elif row:
                 rows.append(row)
                 places.append(first)
-        names = names or checked_header([], path)
+        names = names or _checked_header([], path)
         columns = [pyarrow.array([row[place] for row in rows], pyarrow.string()) for place in range(len(names))]
         return names, columns, np.array(places, np.int64)
 

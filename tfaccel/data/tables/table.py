@@ -160,7 +160,7 @@ class Column:
         """The parts of the dates in this order, see `get_parts`; NaN where there is none."""
         if order not in self._date_parts:
             places, texts = self.codes
-            found: DatesOfTexts | None = vars(self).get("_dates")  # if the order was looked for, its parts are there
+            found: _DatesOfTexts | None = vars(self).get("_dates")  # if the order was looked for, its parts are there
             parts = (found and found.parts.get(order)) or date_parts(texts, order)
             self._date_parts[order] = {name: np.append(part, np.nan)[places] for name, part in parts.items()}
         return self._date_parts[order]
@@ -190,9 +190,9 @@ class Column:
         return Column(self.name, compute.if_else(is_none, None, self.strings))
 
     @cached_property
-    def _dates(self) -> DatesOfTexts:
+    def _dates(self) -> _DatesOfTexts:
         places, texts = self.codes
-        return dates_of_texts(texts, np.bincount(places[places >= 0], minlength=len(texts)))
+        return _dates_of_texts(texts, np.bincount(places[places >= 0], minlength=len(texts)))
 
 
 def _as_numpy(array: pyarrow.Array) -> np.ndarray:
@@ -371,30 +371,19 @@ class DatePart:
     part: str
 
 
-@short_repr
 @dataclass(frozen=True)
-class DatesOfTexts:
-    """What texts are as dates.
+class _DatesOfTexts:
+    """What texts are as dates."""
 
-    Args:
-        order: the order of year, month and day; None if fewer than four fifths are dates, or it is ambiguous.
-        is_ambiguous: whether they are dates whose day and month are ambiguous.
-        parts: order -> the parts of the dates, as far as they were needed.
-    """
-
-    order: str | None
-    is_ambiguous: bool
-    parts: Mapping[str, Mapping[str, np.ndarray]]
+    order: str | None  # of year, month and day; None if fewer than four fifths are dates, or it is ambiguous
+    is_ambiguous: bool  # they are dates whose day and month are ambiguous
+    parts: Mapping[str, Mapping[str, np.ndarray]]  # order -> the parts of the dates, as far as they were needed
 
 
-def dates_of_texts(texts: pyarrow.StringArray, counts: np.ndarray) -> DatesOfTexts:
-    """Finds the order of the dates in a column.
+def _dates_of_texts(texts: pyarrow.StringArray, counts: np.ndarray) -> _DatesOfTexts:
+    """Finds the order of the dates in a column of these distinct texts, each in a number of rows.
 
     If day and month are ambiguous, dates with dots are read day first; with other separators the order is None.
-
-    Args:
-        texts: the distinct texts of the column.
-        counts: how many rows have each.
     """
     is_value = compute.not_equal(compute.utf8_lower(texts), NO_VALUE).to_numpy(zero_copy_only=False)
     counts = np.where(is_value, counts, 0)
@@ -405,16 +394,16 @@ def dates_of_texts(texts: pyarrow.StringArray, counts: np.ndarray) -> DatesOfTex
         parts[order] = date_parts(texts, order)
         fits[order] = int(counts[~np.isnan(parts[order][YEAR])].sum())
         if fits[order] == total and order == "ymd":  # A date with the year first is none in another order.
-            return DatesOfTexts(order if total else None, False, parts)
+            return _DatesOfTexts(order if total else None, False, parts)
     most = max(fits.values())
     if most < _MOSTLY_DATES * total:
-        return DatesOfTexts(None, False, parts)
+        return _DatesOfTexts(None, False, parts)
     best = [order for order in PATTERNS if fits[order] == most]
     if len(best) == 1:
-        return DatesOfTexts(best[0], False, parts)
+        return _DatesOfTexts(best[0], False, parts)
     has_dot = compute.match_substring(texts, ".").to_numpy(zero_copy_only=False)
     is_dotted = counts[has_dot].sum() > total / 2
-    return DatesOfTexts("dmy" if is_dotted else None, not is_dotted, parts)
+    return _DatesOfTexts("dmy" if is_dotted else None, not is_dotted, parts)
 
 
 def date_parts(texts: Sequence[str | None] | pyarrow.StringArray, order: str) -> dict[str, np.ndarray]:
