@@ -51,9 +51,9 @@ def boxes():
 
 
 def series():
-    from tfaccel.data.series_data import SeriesBatches
+    from tfaccel.data.series_data import series_batches
 
-    return SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=SeriesAugmentation())
+    return series_batches(pendulum_series(), window=32, horizon=4, augmentation=SeriesAugmentation())
 
 
 def table():

@@ -58,14 +58,14 @@ def test_loss_is_the_negative_bound(logical_devices, tmp_path):
 
 
 def test_divergence_of_the_prior_from_itself_is_zero(logical_devices):
-    examples = unlabelled_rows(get_rows(20, 3))
-    model = build(examples, latent_size=2)
+    rows = get_rows(20, 3)
+    model = build(unlabelled_rows(rows), latent_size=2)
     for name in ("mean", "log_variance"):
         model.get_layer(name).set_weights([0 * weight for weight in model.get_layer(name).get_weights()])
-    made = model.predict({"values": examples._rows.values, "noise": np.zeros((20, 2))}, verbose=0)
+    made = model.predict({"values": rows.values, "noise": np.zeros((20, 2))}, verbose=0)
     assert np.abs(made["divergence"]).max() == 0
     model.get_layer("mean").bias.assign([3.0, 0.0])
-    made = model.predict({"values": examples._rows.values, "noise": np.zeros((20, 2))}, verbose=0)
+    made = model.predict({"values": rows.values, "noise": np.zeros((20, 2))}, verbose=0)
     assert made["divergence"] == pytest.approx(4.5)
 
 

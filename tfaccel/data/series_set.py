@@ -96,6 +96,18 @@ class SeriesSet:
             )
         return self.num_fitted - window - horizon + 1
 
+    def first_rows(self, part: str, *, window: int, horizon: int) -> np.ndarray:
+        """The first forecast row of each window of a part, in chronological order.
+
+        Args:
+            part: "test", whose forecasts are contiguous; or "calibration": the end of the training part, which models
+                are not fitted to.
+            window, horizon: rows of the past, and of the forecast, which lies within the part.
+        """
+        if part == "calibration":
+            return np.arange(self.num_fitted, self.num_train - horizon + 1)
+        return np.arange(max(self.num_train, window), len(self.values) - horizon + 1, horizon)
+
     def to_json(self) -> dict[str, Any]:
         """The model's inputs and outputs as JSON-serializable data."""
         about = asdict(self)

@@ -1,23 +1,15 @@
-"""A conditional GAN: generator and discriminator, both conditioned on the class.
-
-Its losses do not measure quality, so `SampleJudge` scores the generator during training, for searches.
-"""
+"""A conditional GAN: generator and discriminator, both conditioned on the class."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.steps.model_parts import inner_optimizer
 
-METRIC = "val_recognised"
-SAMPLES_PER_CLASS = 20
 _PARTS = ("generator", "discriminator")
 
 
@@ -113,44 +105,3 @@ class GeneratorAverage(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Overwrites the generator's weights; does nothing without `use_ema`."""
         self.model.generator_optimizer.finalize_variable_values(self.model.generator.trainable_variables)
-
-
-def sample_inputs(generator: keras.Model, samples_per_class: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """The inputs of samples, the same in every call: [noise, one-hot labels], and the labels, cycling through them."""
-    noise_shape, labels_shape = (tensor.shape for tensor in generator.inputs)
-    labels = np.tile(np.arange(labels_shape[1]), samples_per_class)
-    noise = np.random.default_rng(0).standard_normal((len(labels), noise_shape[1]), np.float32)
-    return [noise, np.eye(labels_shape[1], dtype=np.float32)[labels]], labels
-
-
-class SampleJudge:
-    """Scores a generator with a support vector machine, fitted to real images that the GAN is not trained on.
-
-    Args:
-        real_images: `real_images()` returns standardized pixels, of shape (num_images, height, width, channels), and
-            the class index of each image. It is called on first use.
-    """
-
-    def __init__(self, real_images: Callable[[], tuple[np.ndarray, np.ndarray]]) -> None:
-        self._real_images = real_images
-
-    @functools.cached_property
-    def _classifier(self) -> Any:
-        from sklearn.svm import SVC
-
-        images, labels = self._real_images()
-        return SVC().fit(images.reshape(len(images), -1), labels)
-
-    def __call__(self, model: ConditionalGan) -> dict[str, float]:
-        """The fraction of samples classified as their intended class, with the averaged weights.
-
-        Args:
-            model: a compiled GAN; its weights are restored afterwards.
-        """
-        inputs, labels = sample_inputs(model.generator, SAMPLES_PER_CLASS)
-        weights = model.generator.get_weights()
-        model.generator_optimizer.finalize_variable_values(model.generator.trainable_variables)
-        made = np.asarray(model.generator(inputs, training=False))
-        model.generator.set_weights(weights)
-        found = self._classifier.predict(np.nan_to_num(made).reshape(len(made), -1))
-        return {METRIC: float((found == labels).mean())}

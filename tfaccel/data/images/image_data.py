@@ -114,12 +114,11 @@ class ImageBatches(Pipeline):
         if not moves.is_identity:
             draw = functools.partial(moves.transforms, image_size=images.image_size)
             augmentation = Augmentation(draw, functools.partial(_moved, size=images.image_size))
-        super().__init__(**_pipeline_options(train, images, cache), augmentation=augmentation)
-        self._make_test = functools.cache(lambda: Pipeline(**_pipeline_options(test, images, cache)))
-
-    def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test images in order, not augmented; the last batch may be smaller."""
-        return self._make_test().test(global_batch_size)
+        super().__init__(
+            **_pipeline_options(train, images, cache),
+            augmentation=augmentation,
+            test=lambda: Pipeline(**_pipeline_options(test, images, cache)),
+        )
 
 
 def _pipeline_options(part: ImageSplit, images: ImageSet, cache: CacheOptions) -> dict[str, Any]:
