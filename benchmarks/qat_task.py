@@ -18,8 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.images.digits import digits
 from tfaccel.data.images.image_data import ImageBatches, ImageMoves
+from tfaccel.data.images.image_set import digits
 from tfaccel.planning.workload import Workload
 
 EPOCHS = 30

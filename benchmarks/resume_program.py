@@ -59,7 +59,7 @@ def _seconds(workload: Workload) -> list[float]:
 def _once(workload: Workload) -> Iterator[float]:
     import tensorflow as tf
 
-    from tfaccel.data.iterator_feed import ResumedPlace
+    from tfaccel.data.feeds import ResumedPlace
     from tfaccel.planning.plan import Plan
     from tfaccel.training.run.workload_source import WorkloadSource
     from tfaccel.training.steps.replicas import Replicas

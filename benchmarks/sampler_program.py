@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.images.digits import digits
+from tfaccel.data.images.image_set import digits
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import Runtime

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.class_labels import split_rows
-from tfaccel.data.images.digits import digits, few_digits
-from tfaccel.data.interactions.interaction_data import KINDS, NUM_INTERACTIONS, NUM_ITEMS, NUM_USERS, generated_tables
-from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.images.image_set import digits, few_digits
+from tfaccel.data.interactions import KINDS, NUM_INTERACTIONS, NUM_ITEMS, NUM_USERS, generated_tables
+from tfaccel.data.series_set import pendulum_series
 from tfaccel.data.tables.table import Table
 from tfaccel.data.tables.table_data import EMBEDDED_TARGET, embedded_table
 from tfaccel.data.tables.tabular_set import target_bins
 from tfaccel.data.texts.documentation import Topic, documentation_topics, joined_text
-from tfaccel.data.texts.pairs import TEST_PART, TextPairs, dates_in_words, summaries_of_topics
+from tfaccel.data.texts.text_data import TEST_PART, TextPairs, dates_in_words, summaries_of_topics
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import did_you_mean
 

@@ -103,7 +103,7 @@ def workload(
         name=__name__,
         build_model=lambda: build_model(len(vocabulary), lengths, **blocks),
         compile_args=compile_args,
-        data=data.Batches((pairs, vocabulary), batches, num_train_examples=len(pairs.train)),
+        data=data.Batches((pairs, vocabulary), batches, num_train_examples=len(pairs.train), takes_every=True),
         epochs=10,
         global_batch_size=16,
         bfloat16_on_cpu=True,

@@ -94,7 +94,7 @@ def workload(
         name=__name__,
         build_model=lambda: build_model(model, num_tokens=len(vocabulary), **shape),
         compile_args=compile_args,
-        data=data.Batches((*texts, vocabulary), batches, num_train_examples=num_train_examples),
+        data=data.Batches((*texts, vocabulary), batches, num_train_examples=num_train_examples, takes_every=True),
         epochs=12,
         global_batch_size=32,
         bfloat16_on_cpu=True,

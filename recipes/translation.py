@@ -90,7 +90,7 @@ def workload(
         name=__name__,
         build_model=lambda: build_model(sizes, lengths, **blocks),
         compile_args=compile_args,
-        data=data.Batches((pairs, *vocabularies), batches, num_train_examples=len(pairs.train)),
+        data=data.Batches((pairs, *vocabularies), batches, num_train_examples=len(pairs.train), takes_every=True),
         epochs=8,
         global_batch_size=64,
         bfloat16_on_cpu=True,

@@ -11,7 +11,6 @@ LAYERS = {
     "errors": 0,
     "files": 0,
     "keras_file": 0,
-    "private_load_model": 0,
     "local_path": 0,
     "known_names": 0,
     "argument_types": 0,

@@ -10,7 +10,7 @@ from source_tree import Source, sources
 # the parent has just written and removes. Nothing else that is read from a disk may be a pickle.
 MAY_PICKLE = {"tfaccel/planning/reference.py", "tfaccel/planning/own_model.py"}
 # They load what this process, or its parent, has just written: a model that the user gave in memory,
-# and that may hold his own lambdas. A model from a file has passed `keras_file.py` before.
+# and that may hold his own lambdas. A model from a file has passed `tfaccel.keras_file` before.
 MAY_LOWER_SAFE_MODE = {
     "tfaccel/compressing/keras_quantize.py": 2,
     "tfaccel/compressing/comparison/runtime_measures.py": 1,

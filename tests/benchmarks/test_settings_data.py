@@ -8,14 +8,14 @@ import pytest
 from tfaccel.benchmarks import settings_data
 from tfaccel.benchmarks.recipe_settings import RECIPE_SETTINGS
 from tfaccel.benchmarks.settings_data import NUM_FOLDS, get_topics, write_validation
-from tfaccel.data.boxes.digit_scenes import digit_scenes
-from tfaccel.data.images.digits import digits
+from tfaccel.data.box_data import digit_scenes
 from tfaccel.data.images.files import read_image_arrays
-from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.images.image_set import digits
+from tfaccel.data.series_set import pendulum_series
 from tfaccel.data.tables.table_data import embedded_table
 from tfaccel.data.texts.documentation import documentation_text
 from tfaccel.data.texts.files import read_text_parts
-from tfaccel.data.texts.pairs import dates_in_words, documentation_summaries
+from tfaccel.data.texts.text_data import dates_in_words, documentation_summaries
 from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.recipes import (
     object_detection,

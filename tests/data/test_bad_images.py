@@ -140,6 +140,17 @@ def test_images_of_folders_are_left_out_as_if_they_were_removed(tmp_path, form):
     assert (found.num_train_images, found.image_size) == (clean.num_train_images, clean.image_size)
 
 
+def test_a_class_of_which_no_image_is_left_is_not_trained_on(tmp_path):
+    for part in ("train", "test"):
+        image_folder(tmp_path / part)
+    for file in (tmp_path / "train" / "b").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(DataError, match=r"Class 'b' of .* must have at least one, to train on\. Received: 0\."):
+        read_image_set(tmp_path, bad_data=skipping())
+    with pytest.raises(DataError, match=r"Class 'b' of .* must have at least two, .* to test with\. Received: 0\."):
+        read_image_set(tmp_path / "train", bad_data=skipping())
+
+
 def test_whatever_passes_the_check_can_be_decoded_by_tensorflow(logical_devices):
     import tensorflow as tf
 

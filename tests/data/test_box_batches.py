@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedImages, BoxedSplit
-from tfaccel.data.boxes.digit_scenes import digit_scenes
+from tfaccel.data.box_data import NO_OBJECT, BoxedImages, BoxedSplit, digit_scenes
 from tfaccel.data.images.image_data import ImageMoves
 from tfaccel.errors import DataError
 
@@ -28,7 +27,7 @@ def images_with(boxes, labels, *, size=32, num_images=6):
 
 
 def test_maps_hold_each_object_at_its_centre(logical_devices):
-    from tfaccel.data.boxes.box_data import target_maps
+    from tfaccel.data.box_data import target_maps
 
     boxes = np.array([[[4.0, 8, 20, 16], [0, 0, 4, 4], [9, 9, 9, 9]]])
     maps = target_maps(boxes, np.array([[1, 0, NO_OBJECT]]), image_size=32, num_classes=2)
@@ -43,7 +42,7 @@ def test_maps_hold_each_object_at_its_centre(logical_devices):
 
 
 def test_boxes_are_read_back_from_their_maps(logical_devices):
-    from tfaccel.data.boxes.box_data import target_maps
+    from tfaccel.data.box_data import target_maps
     from tfaccel.models.centre_detector import read_detections
 
     split = digit_scenes().test()
@@ -72,7 +71,7 @@ def test_covered_boxes_of_one_class_are_left_out(logical_devices):
 
 
 def test_loss_is_zero_for_the_truth_and_counts_per_object(logical_devices):
-    from tfaccel.data.boxes.box_data import target_maps
+    from tfaccel.data.box_data import target_maps
     from tfaccel.models.centre_detector import detection_loss
 
     maps = target_maps(np.array([[[8.0, 8, 24, 16]]]), np.array([[1]]), image_size=32, num_classes=2)
@@ -88,7 +87,7 @@ def test_loss_is_zero_for_the_truth_and_counts_per_object(logical_devices):
 def test_boxes_move_with_their_images(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.data.boxes.box_data import BoxBatches, moved_boxes
+    from tfaccel.data.box_data import BoxBatches, moved_boxes
 
     moves = ImageMoves(rotation=0.0, zoom=0.3, shift=0.1)
     transforms = moves.transforms(np.random.default_rng(0), 20, 32)
@@ -114,7 +113,7 @@ def test_boxes_move_with_their_images(logical_devices):
 
 
 def test_objects_that_leave_the_image_are_none_any_more(logical_devices):
-    from tfaccel.data.boxes.box_data import moved_boxes
+    from tfaccel.data.box_data import moved_boxes
 
     boxes = np.array([[[0.0, 0, 10, 10], [20, 20, 30, 30]]])
     shift = np.array([[1, 0, 8, 0, 1, 0, 0, 0]], np.float32)
@@ -124,7 +123,7 @@ def test_objects_that_leave_the_image_are_none_any_more(logical_devices):
 
 
 def test_batches_are_full_and_follow_from_seed_and_epoch(logical_devices):
-    from tfaccel.data.boxes.box_data import BoxBatches
+    from tfaccel.data.box_data import BoxBatches
 
     batches = BoxBatches(images_with([[8, 8, 24, 16]], [1]), ImageMoves(rotation=0.0, zoom=0.2, shift=0.1))
     data = batches.train(4, seed=0, epoch=1)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.boxes.box_data import NO_OBJECT
-from tfaccel.data.boxes.coco_files import read_coco
+from tfaccel.data.box_data import NO_OBJECT
+from tfaccel.data.coco_files import read_coco
 from tfaccel.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

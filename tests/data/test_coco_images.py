@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageOps
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.boxes.coco_files import read_coco
+from tfaccel.data.coco_files import read_coco
 from tfaccel.errors import DataError
 from tfaccel.extras.inspection.inspect_data import inspect_data
 
@@ -114,7 +114,7 @@ def test_pixels_are_read_on_use(tmp_path, run_python):
     run_python(
         f"""
 import sys
-from tfaccel.data.boxes.coco_files import read_coco
+from tfaccel.data.coco_files import read_coco
 images = read_coco({str(tmp_path)!r}, image_size=64)
 import tensorflow as tf
 tf.config.set_logical_device_configuration(

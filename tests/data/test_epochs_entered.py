@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tfaccel.data.boxes.box_data import BoxedImages, BoxedSplit
+from tfaccel.data.box_data import BoxedImages, BoxedSplit
 from tfaccel.data.epochs import Batches, Part
-from tfaccel.data.images.digits import digits
 from tfaccel.data.images.image_data import ImageMoves
-from tfaccel.data.series.series_data import SeriesAugmentation
-from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.images.image_set import digits
+from tfaccel.data.series_data import SeriesAugmentation
+from tfaccel.data.series_set import pendulum_series
 from tfaccel.data.tables.table_data import NumberRows, embedded_table
 from tfaccel.data.tables.tabular_set import TableOptions, make_tabular_set
 from tfaccel.errors import DataError
@@ -31,7 +31,7 @@ def images():
 
 
 def boxes():
-    from tfaccel.data.boxes.box_data import BoxBatches
+    from tfaccel.data.box_data import BoxBatches
 
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 255, (40, 32, 32, 3), dtype=np.uint8)
@@ -51,20 +51,20 @@ def boxes():
 
 
 def series():
-    from tfaccel.data.series.series_data import SeriesBatches
+    from tfaccel.data.series_data import series_batches
 
-    return SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=SeriesAugmentation())
+    return series_batches(pendulum_series(), window=32, horizon=4, augmentation=SeriesAugmentation())
 
 
 def table():
-    from tfaccel.data.tables.table_data import TabularBatches
+    from tfaccel.data.tables.table_data import tabular_batches
 
     wine = make_tabular_set(embedded_table("wine"), TableOptions(target="target"), classification=True)
-    return TabularBatches(wine, one_hot=True)
+    return tabular_batches(wine, one_hot=True)
 
 
 def texts():
-    from tfaccel.data.texts.text_data import TextBatches
+    from tfaccel.data.epochs import TextBatches
 
     part = (np.arange(200).reshape(40, 5), np.arange(40))
     return TextBatches(
@@ -79,16 +79,16 @@ def pieces():
 
 
 def unlabelled_images():
-    from tfaccel.data.images.generative_data import UnlabelledImages
+    from tfaccel.data.images.generative_data import unlabelled_images
 
-    return Shuffled(UnlabelledImages(digits()))
+    return Shuffled(unlabelled_images(digits()))
 
 
 def unlabelled_rows():
-    from tfaccel.data.images.generative_data import UnlabelledRows
+    from tfaccel.data.images.generative_data import unlabelled_rows
 
     values = np.arange(100, dtype=np.float32).reshape(50, 2)
-    return Shuffled(UnlabelledRows(NumberRows(("a", "b"), values, np.arange(40), np.arange(40, 50))))
+    return Shuffled(unlabelled_rows(NumberRows(("a", "b"), values, np.arange(40), np.arange(40, 50))))
 
 
 def leaves(dataset):

@@ -32,14 +32,14 @@ def autoencoder():
 
 def boxes():
     from tfaccel.data import scenes_of_digits
-    from tfaccel.data.boxes.box_data import BoxData
+    from tfaccel.data.box_data import BoxData
 
     return BoxData(scenes_of_digits(), augmented=True)
 
 
 def series():
-    from tfaccel.data.series.series_data import SeriesData
-    from tfaccel.data.series.series_set import pendulum_series
+    from tfaccel.data.series_data import SeriesData
+    from tfaccel.data.series_set import pendulum_series
 
     return SeriesData(pendulum_series(), window=64, horizon=24)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tfaccel.data.cache_choice import CacheOptions, choose_cache
+from tfaccel.data.cache import CacheOptions, choose_cache
 from tfaccel.errors import DataError
 
 GB = 10**9
@@ -60,7 +60,7 @@ def test_without_a_home_directory_caches_are_in_memory(make_cache, monkeypatch):
 def make_cache(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.data.example_cache import ExampleCache
+    from tfaccel.data.cache import ExampleCache
 
     def pair(rows):
         images = tf.cast(rows, tf.uint8)[:, None, None] * tf.ones([2, 3], tf.uint8)
@@ -82,7 +82,7 @@ def test_examples_come_out_as_they_went_in(make_cache, tmp_path, place):
 
 def test_the_choice_follows_the_measured_size_and_is_logged(make_cache, tmp_path, monkeypatch, caplog):
     free = SimpleNamespace(memory=10**6)
-    monkeypatch.setattr("tfaccel.data.example_cache.free_memory_bytes", lambda machine: free.memory)
+    monkeypatch.setattr("tfaccel.data.cache.free_memory_bytes", lambda machine: free.memory)
     with caplog.at_level(logging.INFO, "tfaccel"):
         assert make_cache(folder=tmp_path).choice.place == "memory"
         free.memory = 3 * 100 * 14 - 10  # 6 bytes of an image, 8 of a label; a third may be used
@@ -94,7 +94,7 @@ def test_the_choice_follows_the_measured_size_and_is_logged(make_cache, tmp_path
 
 
 def test_workers_on_one_machine_share_its_memory(make_cache, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfaccel.data.example_cache.free_memory_bytes", lambda machine: 3 * 100 * 14)
+    monkeypatch.setattr("tfaccel.data.cache.free_memory_bytes", lambda machine: 3 * 100 * 14)
     for addresses, place in ((["a:1", "b:1"], "memory"), (["a:1", "a:2"], "disk")):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}}
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
@@ -134,7 +134,7 @@ def test_a_cache_that_cannot_be_filled_leaves_nothing(make_cache, tmp_path):
 
 
 def test_without_a_place_to_write_nothing_is_kept(make_cache, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfaccel.data.example_cache.free_memory_bytes", lambda machine: 0)
+    monkeypatch.setattr("tfaccel.data.cache.free_memory_bytes", lambda machine: 0)
     (tmp_path / "file").write_text("")
     assert make_cache(folder=tmp_path / "file" / "below").choice.place == "none"
     with pytest.raises(DataError, match=r"The cache cannot be on disk: .* free disk: 0\.0 kB\."):

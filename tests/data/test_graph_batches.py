@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import (
+from tfaccel.data.feeds import (
     ArrayBatches,
     IteratorBatches,
     augmented_by_replicas,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfaccel.data.epochs import Part
-from tfaccel.data.images.digits import digits
+from tfaccel.data.images.image_set import digits
 from tfaccel.errors import DataError
 
 NAMES = ("flip", "crop", "randaugment", "mixup", "cutmix", "cutout")
@@ -21,7 +21,7 @@ def batches(logical_devices):
 
 
 def read(batches, name, *, seed=0, epoch=0, augmentation=None):
-    from tfaccel.data.images.augmentation import ImageAugmentation
+    from tfaccel.data.images.image_data import ImageAugmentation
 
     augmentation = augmentation or ImageAugmentation(name, digits())
     return [
@@ -32,7 +32,7 @@ def read(batches, name, *, seed=0, epoch=0, augmentation=None):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_follow_from_seed_and_epoch(batches, name):
-    from tfaccel.data.images.augmentation import AUGMENTATIONS, ImageAugmentation
+    from tfaccel.data.images.image_data import AUGMENTATIONS, ImageAugmentation
 
     assert AUGMENTATIONS == NAMES
     one = ImageAugmentation(name, digits())
@@ -68,7 +68,7 @@ def test_flips_mirror_some_images(batches):
 
 
 def test_unknown_names_are_refused(logical_devices):
-    from tfaccel.data.images.augmentation import ImageAugmentation
+    from tfaccel.data.images.image_data import ImageAugmentation
 
     with pytest.raises(DataError, match=r"There is no augmentation .mixupp.\. Did you mean .mixup."):
         ImageAugmentation("mixupp", digits())
@@ -88,7 +88,7 @@ def test_pixels_stay_float32_under_mixed_precision(batches, name):
 
 
 def test_those_that_do_the_same_are_traced_once(batches):
-    from tfaccel.data.images.augmentation import ImageAugmentation, _traced
+    from tfaccel.data.images.image_data import ImageAugmentation, _traced
 
     _traced.cache_clear()
     shapes = ((16, 8, 8, 1), (16, 10))

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.cache_choice import CacheOptions
-from tfaccel.data.images.digits import digits
+from tfaccel.data.cache import CacheOptions
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.image_data import ImageMoves
-from tfaccel.data.images.image_set import ImageSet, ImageSplit
+from tfaccel.data.images.image_set import ImageSet, ImageSplit, digits
 from tfaccel.errors import DataError
 
 STILL = ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)

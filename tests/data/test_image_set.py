@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tfaccel.data.class_labels import split_rows
-from tfaccel.data.images.digits import digits
-from tfaccel.data.images.image_set import check_image_size
+from tfaccel.data.images.image_set import check_image_size, digits
 from tfaccel.errors import DataError
 
 
@@ -33,13 +32,13 @@ def test_describing_the_digits_reads_nothing(run_python):
     run_python(
         """
 import sys
-from tfaccel.data.images.digits import digits
+from tfaccel.data.images.image_set import digits
 digits()
 sys.exit("sklearn" in sys.modules)
 """,
         fresh=True,
     )
-    assert sys.modules.get("tfaccel.data.images.digits")
+    assert sys.modules.get("tfaccel.data.images.image_set")
 
 
 def test_split_keeps_the_shares_of_classes():

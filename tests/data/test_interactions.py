@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfaccel.data import BadData, Catalogue, InteractionData, generated_clicks, read_interactions
-from tfaccel.data.interactions.interaction_data import generated_tables
+from tfaccel.data.interactions import generated_tables
 from tfaccel.data.tables.encoding import MISSING_CODE, NUM_SPECIAL_CODES, OTHER_CODE
 from tfaccel.data.tables.table import Column
 from tfaccel.errors import DataError

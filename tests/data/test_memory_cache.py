@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfaccel.data.cache import MemoryCache
 from tfaccel.data.epochs import ordered_map
-from tfaccel.data.example_cache import MemoryCache
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 NUM_EXAMPLES = 40

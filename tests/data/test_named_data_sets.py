@@ -23,7 +23,7 @@ def png(value):
 @pytest.fixture
 def pixels(logical_devices):
     """A function from an image set to the label and the value of each image, those to train on first."""
-    from tfaccel.data.cache_choice import CacheOptions
+    from tfaccel.data.cache import CacheOptions
     from tfaccel.data.images.image_data import ImageBatches, ImageMoves
 
     def pairs(part):

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from tfaccel.data.cache_choice import CacheOptions
+from tfaccel.data.cache import CacheOptions
 from tfaccel.data.epochs import Part, shard_rows
 from tfaccel.errors import DataError
 

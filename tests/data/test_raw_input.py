@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tfaccel.data.images.digits import digits
-from tfaccel.data.images.image_set import ImageSet
+from tfaccel.data.images.image_set import ImageSet, digits
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput, load_raw_input, raw_input_of_json
 from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
 from tfaccel.data.texts.vocabulary import Vocabulary

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.data.iterator_feed import IteratorFeed, ResumedPlace
+from tfaccel.data.feeds import IteratorFeed, ResumedPlace
 from tfaccel.data.private_pipelines import buffered_bytes, known_to_vary, runs_python
 from tfaccel.errors import DataError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfaccel.data import BadData
-from tfaccel.data.series.series_set import (
+from tfaccel.data.series_set import (
     GRAVITY,
     derivative,
     double_pendulum,
@@ -207,12 +207,12 @@ def test_seasonal_naive_uses_the_past_alone():
 
 
 def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
-    from tfaccel.data.series.series_data import SeriesBatches
+    from tfaccel.data.series_data import series_batches
 
     columns = {"t": int, "x": float, "y": lambda row: 1000 + row}
     series = read_series(write(tmp_path / "s.csv", columns, 100), time_column="t", target="y")
-    batches = SeriesBatches(series, window=6, horizon=4)
-    assert batches.num_train == 63
+    batches = series_batches(series, window=6, horizon=4)
+    assert series.num_windows(6, 4) == 63
     past, future = (
         np.concatenate(part) for part in zip(*batches.train(8, seed=0, epoch=0).as_numpy_iterator(), strict=True)
     )
@@ -220,16 +220,16 @@ def test_windows_are_cut_rightly_and_do_not_leak(logical_devices, tmp_path):
     assert (future[:, 0, 0, 0] == past[:, -1, 1] + 1).all()
     assert future.max() < 1072  # The last tenth of the training part, which ends at 1080, is for calibration.
     assert len(np.unique(past[:, 0, 0])) == 56
-    assert batches.calibration_starts.tolist() == [72, 73, 74, 75, 76]
+    assert series.first_rows("calibration", window=6, horizon=4).tolist() == [72, 73, 74, 75, 76]
     tested = list(batches.test(3).as_numpy_iterator())
     assert [len(past) for past, _ in tested] == [3, 2]
     assert np.concatenate([future for _, future in tested]).ravel().tolist() == list(range(1080, 1100))
 
 
 def test_order_follows_from_seed_and_epoch(logical_devices):
-    from tfaccel.data.series.series_data import SeriesBatches
+    from tfaccel.data.series_data import series_batches
 
-    batches = SeriesBatches(pendulum_series(), window=16, horizon=4)
+    batches = series_batches(pendulum_series(), window=16, horizon=4)
 
     def first(seed, epoch):
         return next(batches.train(8, seed=seed, epoch=epoch).as_numpy_iterator())[0]

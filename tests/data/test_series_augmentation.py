@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from tfaccel.data.series.series_data import SeriesAugmentation, series_augmentation
-from tfaccel.data.series.series_set import pendulum_series
+from tfaccel.data.series_data import SeriesAugmentation, series_augmentation
+from tfaccel.data.series_set import pendulum_series
 from tfaccel.errors import DataError
 
 
 @pytest.fixture
 def epoch(logical_devices):
     """A function that reads the first 24 batches of an epoch of windows; values in deviations from the mean."""
-    from tfaccel.data.series.series_data import SeriesBatches
+    from tfaccel.data.series_data import series_batches
 
     def read(augmentation, start_step=0, **options):
-        batches = SeriesBatches(pendulum_series(), window=32, horizon=4, augmentation=augmentation)
+        batches = series_batches(pendulum_series(), window=32, horizon=4, augmentation=augmentation)
         data = batches.train(64, **{"seed": 0, "epoch": 0, "start_step": start_step, **options})
         parts = data.take(24 - start_step).as_numpy_iterator()
         past, future = (np.stack(part) for part in zip(*parts, strict=True))

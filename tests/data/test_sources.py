@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfaccel.data.given_datasets import order_of_keras, random_order
+from tfaccel.data.epochs import order_of_keras, random_order
 from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource, repeated
 
 pytestmark = pytest.mark.usefixtures("logical_devices")

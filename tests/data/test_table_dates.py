@@ -8,9 +8,8 @@ import pytest
 
 from tfaccel.data.tables.column_kinds import get_kind
 from tfaccel.data.tables.encoding import TableEncoding
-from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.table import PARTS, Column, Table, date_parts
 from tfaccel.data.tables.tabular_set import TableOptions, make_tabular_set
-from tfaccel.data.tables.values import PARTS, date_parts
 from tfaccel.errors import DataError
 
 
@@ -108,6 +107,7 @@ def test_missing_wrong_and_ambiguous_dates():
     found = make_tabular_set(table, TableOptions(target="warmth"), classification=False)
     assert [one.has_missing for one in found.encoding.numeric] == [True] + [False] * 5
     assert found.report.imputed["day (year)"]["num_rows"] == 58
+    table = weather()
     table.columns[0].values[3] = "soon"
     with pytest.raises(DataError, match=r"'day' of weather\.csv holds dates, but row 4 below the header has 'soon'"):
         make_tabular_set(table, TableOptions(target="warmth"), classification=False)

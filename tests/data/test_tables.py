@@ -9,10 +9,9 @@ import pytest
 
 from tfaccel.data import BadData
 from tfaccel.data.tables import files
-from tfaccel.data.tables.column_kinds import as_numbers, check_kinds, get_kind, kinds_from_text
+from tfaccel.data.tables.column_kinds import as_numbers, check_kinds, class_numbers, get_kind, kinds_from_text
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.targets import class_numbers
 from tfaccel.errors import DataError
 
 

@@ -7,12 +7,12 @@ import keras
 import numpy as np
 import pytest
 
+from tfaccel.data.tables.column_kinds import check_float32, lost_in_float32
 from tfaccel.data.tables.encoding import NumericColumn, TableEncoding
 from tfaccel.data.tables.layers import table_inputs
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.table_data import embedded_table, read_tabular_set
 from tfaccel.data.tables.tabular_set import TableOptions, make_tabular_set
-from tfaccel.data.tables.targets import check_float32, lost_in_float32
 from tfaccel.errors import DataError
 
 ROWS = 60
@@ -372,10 +372,10 @@ def test_embedded_tables():
 
 
 def test_batches_follow_from_seed_and_epoch(logical_devices):
-    from tfaccel.data.tables.table_data import TabularBatches
+    from tfaccel.data.tables.table_data import tabular_batches
 
     def epoch(seed, number):
-        found = TabularBatches(data, one_hot=True).train(20, seed=seed, epoch=number).as_numpy_iterator()
+        found = tabular_batches(data, one_hot=True).train(20, seed=seed, epoch=number).as_numpy_iterator()
         return [tuple(np.nan_to_num(np.concatenate([np.ravel(leaf) for leaf in leaves(batch)]))) for batch in found]
 
     def leaves(batch):
@@ -387,10 +387,10 @@ def test_batches_follow_from_seed_and_epoch(logical_devices):
     assert epoch(0, 0) == epoch(0, 0)
     assert epoch(0, 0) != epoch(0, 1)
     assert epoch(0, 0) != epoch(1, 0)
-    inputs, labels, weights = next(TabularBatches(data, one_hot=True).train(20, seed=0, epoch=0).as_numpy_iterator())
+    inputs, labels, weights = next(tabular_batches(data, one_hot=True).train(20, seed=0, epoch=0).as_numpy_iterator())
     assert (inputs["numbers"].shape, inputs["categories"].dtype, labels.shape) == ((20, 1), np.int32, (20, 2))
     assert weights[labels[:, 1] == 1] == pytest.approx(3.0)
-    tested = list(TabularBatches(data, one_hot=True).test(5).as_numpy_iterator())
+    tested = list(tabular_batches(data, one_hot=True).test(5).as_numpy_iterator())
     assert [len(labels) for _, labels in tested] == [5, 5, 2]
     with pytest.raises(DataError, match=r"A batch takes 64 rows, but there are 48 to train on\. Use .* at most 48\."):
-        TabularBatches(data).train(64, seed=0, epoch=0)
+        tabular_batches(data).train(64, seed=0, epoch=0)

@@ -12,7 +12,7 @@ TOKENS = np.arange(20, dtype="int32").reshape(10, 2)
 
 @pytest.fixture
 def batches(logical_devices):
-    from tfaccel.data.texts.text_data import TextBatches
+    from tfaccel.data.epochs import TextBatches
 
     part = ({"a": TOKENS, "b": TOKENS + 100}, TOKENS[:, 0])
     return TextBatches(train=part, test=part)
@@ -37,7 +37,7 @@ def test_test_rows_are_all_there_in_order(batches):
 
 
 def test_change_is_drawn_anew_for_each_epoch(logical_devices):
-    from tfaccel.data.texts.text_data import TextBatches
+    from tfaccel.data.epochs import TextBatches
 
     changed = TextBatches(TOKENS, TOKENS, change=lambda data, generator: data * 0 + generator.integers(1000))
     numbers = [next(iter(changed.train(4, seed=0, epoch=epoch)))[0, 0] for epoch in (0, 0, 1)]

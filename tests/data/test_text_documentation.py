@@ -4,7 +4,7 @@ from collections import Counter
 
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_text, documentation_topics
 from tfaccel.data.texts.files import documentation_passages
-from tfaccel.data.texts.pairs import documentation_summaries
+from tfaccel.data.texts.text_data import documentation_summaries
 
 
 def test_topics_are_all_there_and_held_out_ones_are_of_every_group():

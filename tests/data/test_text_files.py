@@ -8,7 +8,7 @@ from pyarrow import parquet
 
 from tfaccel.data import BadData
 from tfaccel.data.texts.files import read_aligned_lines, read_columns, read_labelled_texts, read_text, whole_lines
-from tfaccel.data.texts.pairs import TextPairs, read_summaries, read_translations
+from tfaccel.data.texts.text_data import TextPairs, read_summaries, read_translations
 from tfaccel.errors import DataError
 
 

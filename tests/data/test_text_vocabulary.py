@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tfaccel.data.texts.pairs import date_pairs, dates_in_words, encode_pairs, encode_pairs_to_copy, unknown_words
+from tfaccel.data.texts.text_data import date_pairs, dates_in_words, encode_pairs, encode_pairs_to_copy, unknown_words
 from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import DataError
 

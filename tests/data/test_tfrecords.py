@@ -127,7 +127,7 @@ def test_a_missing_file_of_several_is_named(tmp_path):
 @pytest.fixture
 def all_pixels(logical_devices):
     """A function from an image set to the labels and the values of all its images."""
-    from tfaccel.data.cache_choice import CacheOptions
+    from tfaccel.data.cache import CacheOptions
     from tfaccel.data.images.image_data import ImageBatches, ImageMoves
 
     def read(images, place="memory", folder=None):

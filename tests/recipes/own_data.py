@@ -8,7 +8,7 @@ from own_texts import write_own_texts
 from PIL import Image
 
 # What a saved model is made of is imported by the recipe when the model is built, or by what uses the model.
-PROGRAM = "import tfaccel.models.conditional_gan, tfaccel.models.centre_detector, tfaccel.models.variational\n"
+PROGRAM = "import tfaccel.models.conditional_gan, tfaccel.models.centre_detector, tfaccel.models.losses\n"
 PROGRAM += "import tfaccel.models.sequence_to_sequence\n" + Path(__file__).with_name("resume_runs.py").read_text()
 CASES = [
     {"name": "images", "recipe": "image_classification", "data": "images.npz", "options": {"width": 8}},

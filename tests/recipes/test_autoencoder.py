@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.images.digits import digits
-from tfaccel.data.images.generative_data import UnlabelledImages, UnlabelledRows
+from tfaccel.data.images.generative_data import unlabelled_images, unlabelled_rows
+from tfaccel.data.images.image_set import digits
 from tfaccel.data.tables.table_data import NumberRows
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.recipes import autoencoder as recipe
@@ -29,7 +29,7 @@ sys.exit(", ".join({"tensorflow", "keras", "sklearn"} & set(sys.modules)) or 0)
 
 @pytest.mark.parametrize("image_size", [8, 13, 64])
 def test_images_of_every_size_come_back(logical_devices, image_size):
-    model = build(UnlabelledImages(digits(image_size)), latent_size=3, dropout=0.1, remat=True)
+    model = build(unlabelled_images(digits(image_size)), latent_size=3, dropout=0.1, remat=True)
     assert model.output["reconstruction"].shape == (None, image_size, image_size, 1)
 
 
@@ -43,7 +43,7 @@ def get_rows(num_rows, num_columns):
 
 
 def test_loss_is_the_negative_bound(logical_devices, tmp_path):
-    from tfaccel.models.variational import bounds
+    from tfaccel.models.losses import bounds
 
     values = get_rows(20, 3).values
     (tmp_path / "rows.csv").write_text("\n".join(["a,b,c", *(",".join(map(str, row)) for row in values)]))
@@ -58,14 +58,14 @@ def test_loss_is_the_negative_bound(logical_devices, tmp_path):
 
 
 def test_divergence_of_the_prior_from_itself_is_zero(logical_devices):
-    examples = UnlabelledRows(get_rows(20, 3))
-    model = build(examples, latent_size=2)
+    rows = get_rows(20, 3)
+    model = build(unlabelled_rows(rows), latent_size=2)
     for name in ("mean", "log_variance"):
         model.get_layer(name).set_weights([0 * weight for weight in model.get_layer(name).get_weights()])
-    made = model.predict({"values": examples._rows.values, "noise": np.zeros((20, 2))}, verbose=0)
+    made = model.predict({"values": rows.values, "noise": np.zeros((20, 2))}, verbose=0)
     assert np.abs(made["divergence"]).max() == 0
     model.get_layer("mean").bias.assign([3.0, 0.0])
-    made = model.predict({"values": examples._rows.values, "noise": np.zeros((20, 2))}, verbose=0)
+    made = model.predict({"values": rows.values, "noise": np.zeros((20, 2))}, verbose=0)
     assert made["divergence"] == pytest.approx(4.5)
 
 

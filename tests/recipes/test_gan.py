@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.images.digits import digits
+from tfaccel.data.images.image_set import digits
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.recipes import gan as recipe
 

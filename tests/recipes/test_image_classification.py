@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tfaccel.data.images.digits import digits
+from tfaccel.data.images.image_set import digits
 from tfaccel.data.tfrecord_files import write_tfrecords
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.hardware.hardware import Hardware

@@ -34,7 +34,7 @@ def built(**options):
 def test_pretrained_backbone_has_learned_and_a_fresh_one_has_not(logical_devices):
     import keras
 
-    from tfaccel.data.images.digits import few_digits
+    from tfaccel.data.images.image_set import few_digits
     from tfaccel.models.backbones import DIGITS_FILE
 
     network = keras.models.load_model(DIGITS_FILE, compile=False)

@@ -5,8 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedSplit
-from tfaccel.data.boxes.digit_scenes import digit_scenes
+from tfaccel.data.box_data import NO_OBJECT, BoxedSplit, digit_scenes
 from tfaccel.reporting import detections
 from tfaccel.reporting.detections import NAME, Windows, detection_scores, window_detections
 

@@ -9,9 +9,9 @@ import tfaccel
 from tfaccel import data, reporting
 from tfaccel.compressing.distillation import teacher_file
 from tfaccel.compressing.outcome_folder import OutcomeFolder
-from tfaccel.data.boxes.coco_files import read_coco
+from tfaccel.data.coco_files import read_coco
 from tfaccel.data.images.files import read_image_set
-from tfaccel.data.series.series_set import read_series
+from tfaccel.data.series_set import read_series
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.texts.files import read_labelled_texts, read_text
 from tfaccel.data.tfrecord_files import find_tfrecords

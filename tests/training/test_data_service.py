@@ -148,7 +148,7 @@ def test_users_data_that_need_no_workers_or_depend_on_earlier_passes_are_refused
 
 
 def test_a_cache_that_was_asked_for_is_refused(tf):
-    from tfaccel.data.cache_choice import CacheOptions
+    from tfaccel.data.cache import CacheOptions
     from tfaccel.data.pipeline import Pipeline
 
     pipeline = Pipeline(lambda rows: rows, num_examples=8, cache=CacheOptions(place="memory"))

@@ -53,7 +53,7 @@ def get_rows(replicas, *, mixes_rows=False, **options):
 
 
 def test_a_worker_reads_and_augments_its_own_rows():
-    from tfaccel.data.iterator_feed import ResumedPlace
+    from tfaccel.data.feeds import ResumedPlace
 
     expected = [[2.5, 3.5], [6.5, 7.5]]
     assert get_rows(ALONE) == (expected, (4,), None)
@@ -65,7 +65,7 @@ def test_a_worker_reads_and_augments_its_own_rows():
 def test_batches_are_fetched_to_a_device():
     import tensorflow as tf
 
-    from tfaccel.data.iterator_feed import IteratorFeed
+    from tfaccel.data.feeds import IteratorFeed
     from tfaccel.training.run.workload_source import fetched_to
 
     batches = tf.data.Dataset.range(10).map(lambda n: {"a": n, "b": (tf.cast(n, tf.float32), n * 2)}).batch(4)

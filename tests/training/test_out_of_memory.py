@@ -72,7 +72,6 @@ def test_error_of_a_replica_that_is_cancelled_again_and_again_is_raised(logical_
     from tfaccel.training.run import recovery
     from tfaccel.training.run.out_of_memory import smaller_batches_if_out_of_memory
     from tfaccel.training.run.run_dir import RunDir
-    from tfaccel.training.run.run_options import RunOptions
     from tfaccel.training.steps.replicas import Replicas
 
     model, work = model_and_work()
@@ -90,10 +89,9 @@ def test_error_of_a_replica_that_is_cancelled_again_and_again_is_raised(logical_
                 raise tf.errors.CancelledError(None, None, "Function was cancelled before it was started")
 
     monkeypatch.setattr(recovery, "TrainSession", Cancelled)
-    where = {"runtime": SimpleNamespace(seed_generators=lambda: None), "hardware": None, "signals": None}
-    directory, options = RunDir(tmp_path / "run", {}), RunOptions(epochs=1, seed=0)
+    run = SimpleNamespace(workload=work, directory=RunDir(tmp_path / "run", {}), runtime=None, epochs=1)
     with pytest.raises(tf.errors.CancelledError, match="before it was started"):
-        recovery.train_until_done(work, plan, directory, options, **where)
+        recovery.train_until_done(run, plan)
     assert len(attempts) == 3
 
 

@@ -55,7 +55,7 @@ def workload(
     bits = np.eye(2, dtype="float32")[np.arange(32) % 2]
 
     def batches():
-        from tfaccel.data.texts.text_data import TextBatches
+        from tfaccel.data.epochs import TextBatches
 
         return TextBatches(train=(bits, bits), test=(bits[:8], bits[:8]))
 

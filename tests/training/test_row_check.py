@@ -20,8 +20,7 @@ from replica_models import (
     trained,
 )
 
-from tfaccel.data.graph_batches import IteratorBatches
-from tfaccel.data.iterator_feed import IteratorFeed
+from tfaccel.data.feeds import IteratorBatches, IteratorFeed
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate, predict
 from tfaccel.training.fit import fit

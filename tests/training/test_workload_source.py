@@ -33,7 +33,7 @@ def source(logical_devices):
 
 
 def at(step):
-    from tfaccel.data.iterator_feed import ResumedPlace
+    from tfaccel.data.feeds import ResumedPlace
 
     return ResumedPlace(step=step, batches=step)
 

@@ -23,10 +23,10 @@ from tfaccel.compressing.comparison.task_metric import Batches, TaskMetrics
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import CompressionError, RunDirError
 from tfaccel.keras_file import check_members, check_no_code
+from tfaccel.keras_file.private_load_model import load_model
 from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
-from tfaccel.private_load_model import load_model
 from tfaccel.training.private.private_api import all_layers, call_model
 from tfaccel.training.private.private_tensorflow import variables_in_float32
 from tfaccel.training.steps.model_parts import has_own_test_step

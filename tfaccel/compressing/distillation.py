@@ -25,11 +25,11 @@ import keras
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import CompressionError, WorkloadError
 from tfaccel.keras_file import check_no_code
+from tfaccel.keras_file.private_load_model import load_model
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
-from tfaccel.private_load_model import load_model
 
 TEMPERATURE, ALPHA = 4.0, 0.5
 _MIN_PROBABILITY = 1e-7

@@ -107,17 +107,20 @@ def read_tfds_texts(
     return labelled_texts(names, texts, rows, name)
 
 
+def _check_package(package: str, name: str, *, extra: str) -> None:
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise DataError(
+            f"Reading {name} needs the package {package}, which is not installed. Run: pip install 'tfaccel[{extra}]'."
+        )
+
+
 def _label(value: Any) -> int | str:
     return value.decode(errors="replace") if isinstance(value, bytes) else int(value)
 
 
 def _describe(name: str) -> dict[str, Any]:
     """Prepares a dataset; returns the types of its features, its class names and the files of its splits."""
-    if importlib.util.find_spec("tensorflow_datasets") is None:
-        raise DataError(
-            f"Reading {name} needs the package tensorflow-datasets, which is not installed. Run: pip install "
-            "'tfaccel[tfds]'."
-        )
+    _check_package("tensorflow-datasets", name, extra="tfds")
     dataset, _, config = name.removeprefix(TFDS).partition(":")
     address = f"{dataset}/{config}" if config else dataset
     try:
@@ -164,7 +167,7 @@ def read_hugging_face_images(name: str, *, image_size: int | None = None, bad_da
     Raises:
         DataError: if `datasets` is not installed, the dataset does not exist, or it has no images or classes.
     """
-    source, splits = _load(name)
+    splits = _load(name)
     import datasets
 
     first = splits[0]
@@ -172,18 +175,18 @@ def read_hugging_face_images(name: str, *, image_size: int | None = None, bad_da
     image = next((column for column in _IMAGES if column in images), images[0] if images else None)
     label = next((column for column in _LABELS if column in first.features), None)
     if image is None or label is None:
-        raise _missing_columns(source, "a column of the type Image, and a column 'label'", first)
-    names, labels = _classes(splits, label, source)
+        raise _missing_columns(name, "a column of the type Image, and a column 'label'", first)
+    names, labels = _classes(splits, label, name)
     parts = [
         EncodedPart(
             _Images(split.cast_column(image, datasets.Image(decode=False)), image),
             rows,
-            lambda number: f"in row {number} (from 0) of {source}",
-            lambda number: (source, number),
+            lambda number: f"in row {number} (from 0) of {name}",
+            lambda number: (name, number),
         )
         for split, rows in zip(splits, labels, strict=True)
     ]
-    return encoded_image_set(parts, names, source=source, image_size=image_size, bad_data=bad_data or BadData())
+    return encoded_image_set(parts, names, source=name, image_size=image_size, bad_data=bad_data or BadData())
 
 
 def read_hugging_face_texts(name: str, *, text_column: str = "text", label_column: str = "label") -> LabelledTexts:
@@ -198,12 +201,12 @@ def read_hugging_face_texts(name: str, *, text_column: str = "text", label_colum
     Raises:
         DataError: if `datasets` is not installed, the dataset does not exist, or it lacks the columns.
     """
-    source, splits = _load(name)
+    splits = _load(name)
     for split in splits:
         if text_column not in split.features or label_column not in split.features:
-            raise _missing_columns(source, f"columns {text_column!r} and {label_column!r}", split)
-    names, labels = _classes(splits, label_column, source)
-    return labelled_texts(names, [list(split[text_column]) for split in splits], labels, source)
+            raise _missing_columns(name, f"columns {text_column!r} and {label_column!r}", split)
+    names, labels = _classes(splits, label_column, name)
+    return labelled_texts(names, [list(split[text_column]) for split in splits], labels, name)
 
 
 class _Images(EncodedImages):
@@ -216,12 +219,10 @@ class _Images(EncodedImages):
         return len(self._split)
 
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these indices."""
         values = self._split[rows.tolist()][self._column]
         return [_bytes(value) for value in values]
 
     def identity(self) -> str:
-        """The fingerprint that `datasets` computes from a table and all its transformations."""
         return f"{fingerprint(self._split)} {self._column}"
 
 
@@ -234,13 +235,9 @@ def _bytes(value: Mapping[str, Any] | None) -> bytes:
     return Path(value["path"]).read_bytes()
 
 
-def _load(name: str) -> tuple[str, list[Any]]:
-    """The name of the dataset, and its parts."""
-    if importlib.util.find_spec("datasets") is None:
-        raise DataError(
-            f"Reading {name} needs the package datasets, which is not installed. Run: pip install "
-            "'tfaccel[huggingface]'."
-        )
+def _load(name: str) -> list[Any]:
+    """The parts of a dataset."""
+    _check_package("datasets", name, extra="huggingface")
     import datasets
 
     address = name.removeprefix(HUGGING_FACE)
@@ -253,8 +250,8 @@ def _load(name: str) -> tuple[str, list[Any]]:
     except Exception as error:  # network, file and third-party errors of many kinds
         raise DataError(f"Cannot load {name} with the package datasets: {error}") from error
     if isinstance(loaded, datasets.Dataset):
-        return name, [loaded]
-    return name, [loaded[split] for split in train_and_test(list(loaded), name)]
+        return [loaded]
+    return [loaded[split] for split in train_and_test(list(loaded), name)]
 
 
 def _classes(splits: Sequence[Any], label: str, source: str) -> tuple[tuple[str, ...], list[np.ndarray]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfaccel.data.cache_choice import CacheOptions
+from tfaccel.data.cache import CacheOptions, ExampleCache
 from tfaccel.data.epochs import Epochs, Part, Reader, ordered_map
 from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
@@ -47,6 +47,7 @@ class Pipeline(Epochs):
         augmentation: random augmentation of training batches, after batching and preparation.
         cache: where examples are kept once read; None for no cache, if they are in memory already.
         noun: what examples are called in messages.
+        test: makes the pipeline of the examples to test with, on first use; None for the same ones.
 
     Example:
         >>> import tensorflow as tf
@@ -71,6 +72,7 @@ class Pipeline(Epochs):
         augmentation: Augmentation | None = None,
         cache: CacheOptions | None = AUTOMATIC,
         noun: str = "examples",
+        test: Callable[[], Pipeline] | None = None,
     ) -> None:
         self._source = read
         self._num_examples = num_examples
@@ -78,6 +80,7 @@ class Pipeline(Epochs):
         self._augmentation = augmentation
         self._cache = cache
         self._noun = noun
+        self._tested = functools.cache(test or (lambda: self))
         self._traced: dict[tuple[int, bool, bool], Callable[..., Any]] = {}
 
     def get_batches(self, part: Part) -> tf.data.Dataset:
@@ -110,7 +113,11 @@ class Pipeline(Epochs):
         return batch[0] if self._augmentation is None else self._augmentation.apply(*batch)
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """All examples in order, without augmentation; the last batch may be smaller."""
+        """The test examples in order, without augmentation; the last batch may be smaller."""
+        return self._tested().in_order(global_batch_size)
+
+    def in_order(self, global_batch_size: int) -> tf.data.Dataset:
+        """The examples themselves in order, without augmentation; the last batch may be smaller."""
         import tensorflow as tf
 
         return ordered_map(tf.data.Dataset.range(self._num_examples).batch(global_batch_size), self._prepared)
@@ -118,8 +125,6 @@ class Pipeline(Epochs):
     @functools.cached_property
     def _prepared(self) -> Reader:
         """Reads and prepares examples; the cache is created on first access, outside of any graph."""
-        from tfaccel.data.example_cache import ExampleCache
-
         read = self._source
         if self._cache is not None:
             read = ExampleCache(read, num_examples=self._num_examples, options=self._cache, noun=self._noun).read

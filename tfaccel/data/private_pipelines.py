@@ -17,7 +17,6 @@ from tfaccel.tested_versions import private_part
 if TYPE_CHECKING:
     import tensorflow as tf
 
-
 # Of operations in the functions of a pipeline. Random operations without a state are called `StatelessRandom…`.
 _RANDOM = re.compile(
     r"Random(?!Dataset|GammaGrad|IndexShuffle)\w+|(Parameterized)?TruncatedNormal|Multinomial|Rng\w+"
@@ -46,25 +45,10 @@ _CHANGES = (
     "use `tf.random.stateless_uniform` and the like"
 )
 
-_REPEATABLE = frozenset(
-    f"_{name}Dataset"
-    for name in (
-        "Batch",
-        "Concatenate",
-        "Filter",
-        "Map",
-        "Options",
-        "ParallelBatch",
-        "ParallelMap",
-        "Prefetch",
-        "Range",
-        "Skip",
-        "Take",
-        "Tensor",
-        "TensorSlice",
-        "Zip",
-    )
+_ALIKE = (
+    "Batch Concatenate Filter Map Options ParallelBatch ParallelMap Prefetch Range Skip Take Tensor TensorSlice Zip"
 )
+_REPEATABLE = frozenset(f"_{name}Dataset" for name in _ALIKE.split())
 
 
 def known_to_vary(dataset: tf.data.Dataset) -> str:
@@ -292,7 +276,7 @@ def passes_are_alike(dataset: tf.data.Dataset) -> bool:
         ]
         known = known and not stateful and tf.resource not in outer and tf.variant not in outer
         return known and all(passes_are_alike(one) for one in dataset._inputs())
-    except (AttributeError, RuntimeError, TypeError, ValueError):
+    except _MISSING:
         return False
 
 

@@ -18,9 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.feeds import ArrayBatches, IteratorFeed, ResumedPlace, without_optionals
 from tfaccel.data.given_data import checksum_of_rows
-from tfaccel.data.graph_batches import ArrayBatches, without_optionals
-from tfaccel.data.iterator_feed import IteratorFeed, ResumedPlace
 
 Place = dict[str, Any]  # where the next batch of a source is, as JSON values
 

@@ -66,7 +66,8 @@ def check_archive(file: IO[bytes], *, max_bytes: int | None = None) -> None:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             total = sum(member.file_size for member in members)
-            if total > (_memory_bytes() if max_bytes is None else max_bytes):
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if total > (memory if max_bytes is None else max_bytes):
                 raise ValueError(f"its arrays take {total:,} bytes, more than this machine's memory")
             for member in members:
                 with archive.open(member) as stored:
@@ -88,7 +89,3 @@ def _check_array(file: IO[bytes], num_bytes: int, name: str) -> None:
     claimed, held = math.prod(shape) * dtype.itemsize, num_bytes - file.tell()
     if claimed != held:
         raise ValueError(f"{name} claims {claimed:,} bytes of values, but there are {held:,}")
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

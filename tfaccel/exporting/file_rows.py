@@ -18,8 +18,7 @@ from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
 from tfaccel.data.tables.encoding import find_gaps
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, get_codec, read_table
-from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.values import clean_texts, number_text
+from tfaccel.data.tables.table import Column, Table, clean_texts, number_text
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import shown_path

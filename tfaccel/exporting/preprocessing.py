@@ -21,7 +21,7 @@ from tfaccel.data.tables.encoding import (
     NumericColumn,
     TableEncoding,
 )
-from tfaccel.data.tables.values import HOUR_GROUP, MINUTE_GROUP, MISSING, NO_VALUE, PATTERNS, get_parts, is_valid
+from tfaccel.data.tables.table import HOUR_GROUP, MINUTE_GROUP, MISSING, NO_VALUE, PATTERNS, get_parts, is_valid
 from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, UNKNOWN, Vocabulary
 
 IMAGE_NAME, TEXT_NAME = "image_bytes", "text"

@@ -15,8 +15,7 @@ import tensorflow as tf
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.preprocessing import preprocessing, table_preprocessing
-from tfaccel.models.lookup_tables import lookup_tables
-from tfaccel.training.private.private_api import all_layers, call_model
+from tfaccel.training.private.private_api import all_layers, call_model, lookup_tables
 
 DEFAULT, RAW = "serving_default", "serving_raw"
 _HALF = ("mixed_bfloat16", "mixed_float16", "bfloat16", "float16")

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.iterator_feed import IteratorFeed
+from tfaccel.data.feeds import IteratorFeed
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.workload import Workload

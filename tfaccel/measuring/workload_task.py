@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfaccel.data.given_datasets import DATASET
+from tfaccel.data.given_data import DATASET
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.reference import Origin, Reference

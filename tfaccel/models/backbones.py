@@ -1,4 +1,4 @@
-"""Pretrained backbones: the digits backbone, Keras applications, or a `.keras` file."""
+"""Pretrained backbones: the digits backbone, Keras applications, or a `.keras` file; found without TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfaccel.errors import WorkloadError
 from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
-from tfaccel.private_load_model import load_model
-
-if TYPE_CHECKING:
-    import keras
 
 DIGITS = "digits"
 DIGITS_FILE = Path(__file__).with_name("digits_backbone.keras")
@@ -33,7 +29,6 @@ APPLICATIONS = (  # of keras.applications
     "ConvNeXtTiny",
     "Xception",
 )
-_SIGNED_PIXELS = ("MobileNetV2", "ResNet50V2", "Xception")  # expect pixels from -1 to 1; the others rescale raw ones
 _MIN_SIZE = {"Xception": 71}
 _OTHERS_SMALLEST_SIZE = 32
 
@@ -124,107 +119,3 @@ def _input_shape(path: Path) -> list[Any]:
     if len(inputs) != 1:
         raise WorkloadError(f"The backbone {path} must have one input. Received: {len(inputs)}.")
     return list(inputs[0])
-
-
-def load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> keras.Model:
-    """Loads a model that maps raw pixel values to one feature vector per image.
-
-    A final dense layer (the old classifier) of a model in a file is removed.
-
-    Args:
-        backbone: from `find_backbone`.
-        image_size: height and width of the images in pixels.
-        pretrained: whether to load pretrained weights instead of random ones.
-
-    Raises:
-        WorkloadError: if the weights cannot be downloaded, or the file cannot be loaded.
-    """
-    import keras
-
-    if backbone.name in APPLICATIONS:
-        return _application(backbone.name, image_size, pretrained=pretrained)
-    path = DIGITS_FILE if backbone.name == DIGITS else Path(backbone.name)
-    try:
-        model = load_model(path, compile=False, safe_mode=True)
-    except Exception as error:  # Keras raises many kinds of errors for models that it cannot load.
-        raise WorkloadError(f"Cannot load the backbone {path}: {str(error).splitlines()[0]}") from error
-    if not pretrained:
-        model = keras.models.clone_model(model)
-    last = model.layers[-1]
-    features = last.input if isinstance(last, keras.layers.Dense) else model.outputs[0]
-    if len(features.shape) == 4:
-        features = keras.layers.GlobalAveragePooling2D(name="pooled")(features)
-    if len(features.shape) != 2:
-        raise WorkloadError(
-            f"The backbone {path} must output feature maps or vectors. Received: shape {tuple(features.shape)}."
-        )
-    return keras.Model(model.inputs, features, name="backbone")
-
-
-def prepared_backbone(
-    backbone: Backbone, image_size: int, *, pretrained: bool, lora_rank: int | None = None, remat: bool = False
-) -> keras.Model:
-    """Loads a backbone and prepares it for training.
-
-    BatchNormalization layers of a pretrained network are frozen: few images give poor statistics.
-
-    Args:
-        backbone: from `find_backbone`.
-        image_size: height and width of the images in pixels.
-        pretrained: whether to load pretrained weights instead of random ones.
-        lora_rank: rank of the low-rank updates (LoRA) of dense layers and convolutions; None for no LoRA.
-        remat: recompute activations in the backward pass: less memory, more time.
-
-    Raises:
-        WorkloadError: like `load_backbone`; or if no layer supports LoRA.
-    """
-    import keras
-
-    from tfaccel.training.private.private_api import all_layers
-    from tfaccel.training.steps.rematerialized import rematerialize
-
-    model = load_backbone(backbone, image_size, pretrained=pretrained)
-    for layer in all_layers(model):
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.trainable = not pretrained
-    if lora_rank is not None:
-        with_lora(model, lora_rank)
-    if remat:  # Keras applications are nested as one layer of the backbone.
-        rematerialize(next((layer for layer in model.layers if isinstance(layer, keras.Model)), model))
-    return model
-
-
-def _application(name: str, image_size: int, *, pretrained: bool) -> keras.Model:
-    import keras
-
-    inputs = x = keras.Input((image_size, image_size, 3))
-    if name in _SIGNED_PIXELS:
-        x = keras.layers.Rescaling(1 / 127.5, -1.0)(inputs)
-    weights = "imagenet" if pretrained else None
-    try:
-        network = getattr(keras.applications, name)(
-            include_top=False, weights=weights, pooling="avg", input_shape=(image_size, image_size, 3)
-        )
-    except (OSError, ValueError) as error:
-        raise WorkloadError(
-            f"Cannot download the ImageNet weights of {name}: {str(error).splitlines()[0]}. This needs the internet "
-            "once. Without it, use pretrained=False (--nopretrained), or your own model: backbone=FILE.keras."
-        ) from error
-    return keras.Model(inputs, network(x), name="backbone")
-
-
-def with_lora(backbone: keras.Model, rank: int) -> None:
-    """Freezes a network except for low-rank updates of its dense layers and convolutions."""
-    import keras
-
-    from tfaccel.training.private.private_api import all_layers
-
-    kinds = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Embedding, keras.layers.Conv2D)
-    layers = [layer for layer in all_layers(backbone) if not isinstance(layer, keras.Model)]
-    changed = [layer for layer in layers if type(layer) in kinds]
-    if not changed:
-        raise WorkloadError("LoRA is for dense layers and convolutions, and this backbone has none.")
-    for layer in layers:
-        layer.trainable = layer in changed
-    for layer in changed:
-        layer.enable_lora(rank)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from tfaccel.data.boxes.box_data import NUM_BOX_CHANNELS, STRIDE, Detections
+from tfaccel.data.box_data import NUM_BOX_CHANNELS, STRIDE, Detections
 
 _SIZE_WEIGHT, _PLACE_WEIGHT = 0.1, 1.0
 _MAX_PEAKS, _MAX_DETECTIONS = 100, 50
@@ -26,7 +26,7 @@ def detection_loss(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     $-\frac{1}{n} \sum (1 - p)^2 \log p$ where $y = 1$, and $-\frac{1}{n} \sum (1 - y)^4 p^2 \log(1 - p)$ elsewhere.
 
     Args:
-        y_true: of shape (num_images, cells, cells, num_classes + 5); see `tfaccel.data.boxes.box_data.target_maps`.
+        y_true: of shape (num_images, cells, cells, num_classes + 5); see `tfaccel.data.box_data.target_maps`.
         y_pred: of shape (num_images, cells, cells, num_classes + 4): heat-map logits, then box sizes and offsets.
 
     Returns:

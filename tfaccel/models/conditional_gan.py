@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfaccel.training.schedules import accumulate
 from tfaccel.training.steps.model_parts import inner_optimizer
 
+_PARTS = ("generator", "discriminator")
+
 
 @keras.saving.register_keras_serializable("tfaccel")
 class ConditionalGan(keras.Model):
@@ -95,9 +97,6 @@ class ConditionalGan(keras.Model):
         """Rebuilds the model from the config that `get_config` returned."""
         parts = {name: keras.saving.deserialize_keras_object(config[name], custom_objects) for name in _PARTS}
         return cls(**{**config, **parts})
-
-
-_PARTS = ("generator", "discriminator")
 
 
 class GeneratorAverage(keras.callbacks.Callback):

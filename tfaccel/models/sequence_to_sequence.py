@@ -27,16 +27,9 @@ class TextEncoder(TransformerStack):
         TensorShape([2, 4, 8])
     """
 
-    def build(self, input_shape: Any) -> None:
-        """Builds all sublayers."""
-        self.build_parts(input_shape)
-
     def call(self, tokens: Any, training: bool | None = None) -> Any:
         """Encodes tokens; returns shape (batch, length, width)."""
-        x, mask = self.embedding(tokens, training=training), padding_mask(tokens)
-        for block in self.blocks:
-            x = block(x, attention_mask=mask, training=training)
-        return self.norm(x)
+        return self.read(tokens, padding_mask(tokens), training)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the tokens, plus the width."""
@@ -53,17 +46,14 @@ class TextDecoder(TransformerStack):
         Vaswani et al., Attention is all you need, 2017, https://arxiv.org/abs/1706.03762
     """
 
-    has_context = True
+    has_context = has_logits = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Logits and probabilities stay float32 under mixed precision: 16 bits are too coarse for the loss.
-        self.logits = keras.layers.Dense(self.num_tokens, dtype="float32", name="logits")
-
-    def build(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> None:
+    def build(  # type: ignore[override]  # Keras names the shapes after the arguments of `call`
+        self, tokens_shape: Any, context_shape: Any, source_shape: Any
+    ) -> None:
         """Builds all sublayers; the context must have the same width."""
         del context_shape, source_shape
-        self.build_parts(tokens_shape, self.logits)
+        super().build(tokens_shape)
 
     def call(self, tokens: Any, context: Any, source: Any, training: bool | None = None) -> Any:
         """Scores (float32) of the token that follows each one; their softmax gives probabilities.
@@ -129,11 +119,13 @@ class CopyingDecoder(TextDecoder):
 
     def __init__(self, *args: Any, num_copied: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.num_copied = num_copied
+        self.num_copied = self._settings["num_copied"] = num_copied
         self.pointer = keras.layers.Dense(self.width, dtype="float32", name="pointer")
         self.gate = keras.layers.Dense(1, dtype="float32", name="gate")
 
-    def build(self, tokens_shape: Any, context_shape: Any, source_shape: Any) -> None:
+    def build(  # type: ignore[override]  # Keras names the shapes after the arguments of `call`
+        self, tokens_shape: Any, context_shape: Any, source_shape: Any
+    ) -> None:
         """Builds all sublayers."""
         super().build(tokens_shape, context_shape, source_shape)
         for part in (self.pointer, self.gate):
@@ -155,10 +147,6 @@ class CopyingDecoder(TextDecoder):
         """The shape of the tokens, plus the number of scores."""
         del context_shape, source_shape
         return (*tokens_shape, self.num_tokens + self.num_copied)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), "num_copied": self.num_copied}
 
 
 def known_tokens(tokens: Any, num_tokens: int) -> Any:

@@ -8,8 +8,18 @@ import keras
 from keras import ops
 
 
+class SettingsLayer(keras.layers.Layer):
+    """Base class of layers whose config is `_settings`, the arguments that they were made with."""
+
+    _settings: dict[str, Any]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the config for `from_config`."""
+        return {**super().get_config(), **self._settings}
+
+
 @keras.saving.register_keras_serializable(package="tfaccel")
-class Attention(keras.layers.Layer):
+class Attention(SettingsLayer):
     """Multi-head attention.
 
     `keras.layers.MultiHeadAttention` computes keys and values inside its call; here they are available separately, so
@@ -30,6 +40,7 @@ class Attention(keras.layers.Layer):
     def __init__(self, num_heads: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.num_heads = num_heads
+        self._settings = {"num_heads": num_heads}
 
     def build(self, x_shape: Any, context_shape: Any = None) -> None:
         """Builds the four projections; the context must be as wide as the inputs."""
@@ -60,10 +71,6 @@ class Attention(keras.layers.Layer):
         """Attends from `x`, of shape (batch, length, width), to a context of shape (batch, context_length, width)."""
         return self.attend(x, *self.keys_and_values(context), mask=attention_mask)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), "num_heads": self.num_heads}
-
 
 def causal_mask(length: int) -> Any:
     """True where a position may attend: to itself and earlier ones; shape (1, 1, length, length).
@@ -77,7 +84,7 @@ def causal_mask(length: int) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class TokenEmbedding(keras.layers.Layer):
+class TokenEmbedding(SettingsLayer):
     """The sum of token and position embeddings.
 
     Args:
@@ -116,13 +123,9 @@ class TokenEmbedding(keras.layers.Layer):
         """The shape of the tokens, plus the width."""
         return (*input_shape, self._settings["width"])
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), **self._settings}
-
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class TransformerBlock(keras.layers.Layer):
+class TransformerBlock(SettingsLayer):
     """Pre-norm Transformer block: self-attention, optional cross-attention to a context, and a feed-forward network.
 
     Args:
@@ -237,13 +240,9 @@ class TransformerBlock(keras.layers.Layer):
         del context_shape
         return x_shape
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), **self._settings}
 
-
-class TransformerStack(keras.layers.Layer):
-    """Base class with the sublayers `embedding`, `blocks` and `norm`.
+class TransformerStack(SettingsLayer):
+    """Base class with the sublayers `embedding`, `blocks`, `norm` and, with `has_logits`, `logits`.
 
     Args:
         num_tokens: size of the vocabulary.
@@ -256,6 +255,7 @@ class TransformerStack(keras.layers.Layer):
     """
 
     has_context = False  # whether the blocks attend to an encoder's output
+    has_logits = False
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class TransformerStack(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.num_tokens, self.max_length, self.width = num_tokens, max_length, width
-        self._settings: dict[str, Any] = {
+        self._settings = {
             "num_tokens": num_tokens,
             "max_length": max_length,
             "width": width,
@@ -290,20 +290,25 @@ class TransformerStack(keras.layers.Layer):
         }
         self.blocks = [TransformerBlock(**block, dtype=policy, name=f"block_{n}") for n in range(num_blocks)]
         self.norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=policy, name="norm")
+        if self.has_logits:  # They stay float32 under mixed precision: 16 bits are too coarse for the loss.
+            self.logits = keras.layers.Dense(num_tokens, dtype="float32", name="logits")
 
-    def build_parts(self, tokens_shape: Any, *more: keras.layers.Layer) -> None:
-        """Builds all sublayers for tokens of shape (batch, length), and the layers in `more`."""
-        self.embedding.build(tokens_shape)
-        for part in (*self.blocks, self.norm, *more):
-            part.build((*tokens_shape, self.width))
+    def build(self, input_shape: Any) -> None:
+        """Builds all sublayers for tokens of shape (batch, length)."""
+        self.embedding.build(input_shape)
+        for part in (*self.blocks, self.norm, *([self.logits] if self.has_logits else [])):
+            part.build((*input_shape, self.width))
+
+    def read(self, tokens: Any, mask: Any, training: bool | None) -> Any:
+        """The output of the last block for whole texts, normalized; of shape (batch, length, width)."""
+        x = self.embedding(tokens, training=training)
+        for block in self.blocks:
+            x = block(x, attention_mask=mask, training=training)
+        return self.norm(x)
 
     def room(self, batch_size: int) -> list[tuple[Any, Any]]:
         """An empty cache of keys and values for each block's `step`."""
         return [block.room(batch_size, self.max_length, self.width) for block in self.blocks]
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), **self._settings}
 
 
 def heads(width: int) -> int:
@@ -327,21 +332,11 @@ class TransformerLanguageModel(TransformerStack):
         TensorShape([2, 4, 10])
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # Logits stay float32 under mixed precision: 16 bits are too coarse for the loss.
-        self.logits = keras.layers.Dense(self.num_tokens, dtype="float32", name="logits")
-
-    def build(self, input_shape: Any) -> None:
-        """Builds all sublayers."""
-        self.build_parts(input_shape, self.logits)
+    has_logits = True
 
     def call(self, tokens: Any, training: bool | None = None) -> Any:
         """Logits (float32) of the token that follows each one, of shape (batch, length, num_tokens)."""
-        x, mask = self.embedding(tokens, training=training), causal_mask(tokens.shape[1])
-        for block in self.blocks:
-            x = block(x, attention_mask=mask, training=training)
-        return self.logits(self.norm(x))
+        return self.logits(self.read(tokens, causal_mask(tokens.shape[1]), training))
 
     def start(self, batch_size: int) -> Any:
         """The initial state for `step`."""
@@ -367,7 +362,7 @@ class TransformerLanguageModel(TransformerStack):
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
-class LstmLanguageModel(keras.layers.Layer):
+class LstmLanguageModel(SettingsLayer):
     """Stacked LSTM layers.
 
     Args:
@@ -426,7 +421,3 @@ class LstmLanguageModel(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the tokens, plus the size of the vocabulary."""
         return (*input_shape, self._settings["num_tokens"])
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the config for `from_config`."""
-        return {**super().get_config(), **self._settings}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from tfaccel.data.interactions.interaction_set import InteractionSet
+    from tfaccel.data.interactions import InteractionSet
     from tfaccel.data.tables.tabular_set import TabularSet
 
 _MEAN_ROWS = 10  # rows with the mean click rate that are added to those of each item

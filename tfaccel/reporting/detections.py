@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedSplit, Detections
+from tfaccel.data.box_data import NO_OBJECT, BoxedSplit, Detections
 from tfaccel.errors import DataError, VersionError
 from tfaccel.training.verdict import BaselineScores
 

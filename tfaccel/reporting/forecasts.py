@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfaccel.data.series.series_set import SeriesSet
+from tfaccel.data.series_set import SeriesSet
 from tfaccel.errors import DataError
 from tfaccel.reporting.figures import BLACK, BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
 from tfaccel.training.verdict import BaselineScores
@@ -271,7 +271,7 @@ def regression_forecasts(series: SeriesSet, starts: np.ndarray, *, window: int, 
         Name -> forecasts, of shape (num_starts, horizon, num_targets); empty if the training split is too short.
 
     Example:
-        >>> from tfaccel.data.series.series_set import pendulum_series
+        >>> from tfaccel.data.series_set import pendulum_series
         >>> found = regression_forecasts(pendulum_series(), np.array([3300]), window=4, horizon=2)
         >>> [forecasts.shape for forecasts in found.values()]
         [(1, 2, 2), (1, 2, 2)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from tfaccel.data.boxes.box_data import NO_OBJECT
+from tfaccel.data.box_data import NO_OBJECT
 from tfaccel.errors import DataError
 from tfaccel.reporting.figures import (
     BLACK,
@@ -201,7 +201,7 @@ def box_figure(
 
     Args:
         images: of shape (num_images, size, size, channels).
-        boxes, labels: the ground truth, as in `tfaccel.data.boxes.box_data.BoxedSplit`.
+        boxes, labels: the ground truth, as in `tfaccel.data.box_data.BoxedSplit`.
         detections: an object with `boxes`, `labels` and `scores` for each image.
         class_names: the name of each class.
         least_score: detections with a lower score are not drawn.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.errors import DataError
-from tfaccel.models.variational import independent_log_likelihood, spliced
+from tfaccel.models.losses import independent_log_likelihood, spliced
 
 _MIN_PROBABILITY = 1e-3
 _NUM_COMPONENTS = (10, 20, 40, 80)
@@ -26,7 +26,7 @@ def compare_bounds(
 
     Args:
         elbos: the ELBO of each example of "train", "test" and "spliced" (spliced test examples); see
-            `tfaccel.models.variational`.
+            `tfaccel.models.losses`.
         train: the training examples.
         test: the test examples.
         is_image: whether values are probabilities (Bernoulli) rather than numbers (Gaussian).

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from tfaccel.data.texts.documentation import first_sentence
-from tfaccel.data.texts.pairs import DAYS, MONTHS
+from tfaccel.data.texts.text_data import DAYS, MONTHS
 from tfaccel.reporting.classes import accuracy_scores, with_best_penalty
 from tfaccel.training.verdict import BaselineScores
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfaccel.argument_types import checks_types
 from tfaccel.data import private_pipelines
-from tfaccel.data.given_datasets import order_of_keras, random_order
+from tfaccel.data.epochs import order_of_keras, random_order
 from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.known_names import did_you_mean

@@ -36,8 +36,7 @@ from tfaccel.compressing.litert.model import LitertModel, relative_error
 from tfaccel.compressing.litert.unsupported_layers import check_no_loops, refusal
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.errors import CompressionError, VersionError
-from tfaccel.models.lookup_tables import lookup_tables
-from tfaccel.training.private.private_api import all_layers, tf_variable
+from tfaccel.training.private.private_api import all_layers, lookup_tables, tf_variable
 from tfaccel.training.private.private_tensorflow import parse_saved_model
 
 # Recurrent layers are unrolled up to this many steps; each adds a dozen operations to the file.

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.class_labels import split_rows
 from tfaccel.data.folder_files import class_folders, counted, files_below, passed_over
-from tfaccel.data.images.image_check import IMAGE_SUFFIXES, ImageHeader, ImageToCheck, readable_images
+from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.images.image_set import (
     MAX_DEFAULT_IMAGE_SIZE,
     MIN_IMAGE_SIZE,
+    EncodedPart,
     ImageSet,
     ImageSplit,
     check_image_size,
-    default_image_size,
+    encoded_image_set,
 )
 from tfaccel.data.images.tfrecords import read_tfrecord_images
 from tfaccel.data.named_sets import HUGGING_FACE, TFDS, read_hugging_face_images, read_tfds_images
@@ -44,7 +43,7 @@ def read_image_set(
     and checked here; pixels are read on use.
 
     A folder may hold TFRecord files instead; see `read_tfrecord_images`. "tfds:NAME" is a dataset of TensorFlow
-    Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`.
+    Datasets, "hf:NAME" one of Hugging Face; see `tfaccel.data.named_sets`.
 
     Args:
         data_dir: the folder or file, a pattern of TFRecord files such as `data/*.tfrecord`, or the name of a dataset.
@@ -84,19 +83,6 @@ def read_image_set(
     raise DataError(f"There is no folder or file {path} (`data_dir`).")
 
 
-@dataclass(frozen=True)
-class _Files:
-    """The image files of a folder of classes, in name order, and their labels."""
-
-    paths: tuple[Path, ...]
-    labels: np.ndarray
-
-    def readable(self, bad_data: BadData) -> tuple[_Files, list[ImageHeader]]:
-        """The files that can be decoded, and their headers."""
-        rows, headers = readable_images([ImageToCheck(p.read_bytes, str(p), str(p)) for p in self.paths], bad_data)
-        return _Files(tuple(self.paths[row] for row in rows), self.labels[rows]), headers
-
-
 def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> ImageSet:
     parts = [folder / name for name in ("train", "test")]
     present = [part for part in parts if part.is_dir()]
@@ -104,36 +90,31 @@ def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> Ima
         other = "test" if present[0].name == "train" else "train"
         raise DataError(f"{folder} has a folder {present[0].name!r} with classes, but no folder {other!r}. Add it.")
     is_split = len(present) == 2
-    classes = _class_names(present[0] if is_split else folder)
+    first = present[0] if is_split else folder
+    classes = tuple(entry.name for entry in class_folders(first))
+    if len(classes) < 2:
+        found = f"one, {classes[0]!r}" if classes else "none"
+        raise DataError(f"{first} must have one sub-folder for each class, at least two. Received: {found}.")
     listed = [_list_files(part, classes) for part in (present if is_split else [folder])]
-    others = passed_over(folder, (path for files in listed for path in files.paths), IMAGE_SUFFIXES)
+    used = [Path(part.name(row)) for part in listed for row in range(len(part.labels))]
+    others = passed_over(folder, used, IMAGE_SUFFIXES)
     if others:
         logger.warning(others)
-    checked = [files.readable(bad_data) for files in listed]
-    listed = [files for files, _ in checked]
-    headers = [header for _, of_files in checked for header in of_files]
-    bad_data.finish(len(headers), "images")
-    train, test = (_as_split(listed[0]), _as_split(listed[1])) if is_split else _cut(listed[0], classes, folder)
-    return ImageSet(
-        class_names=classes,
-        image_size=image_size or default_image_size(headers),
-        num_channels=1 if all(header.is_grey for header in headers) else 3,
-        num_train_images=len(train.labels),
-        num_test_images=len(test.labels),
-        load=lambda: (train, test),
+    return encoded_image_set(
+        listed,
+        classes,
+        source=str(folder),
+        image_size=image_size,
+        bad_data=bad_data,
+        if_one=lambda name: (
+            f"The class folder {folder / name} holds one image; it needs at least two, one to train on and one to test "
+            "with."
+        ),
     )
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
-    names = tuple(entry.name for entry in class_folders(folder))
-    if len(names) < 2:
-        found = f"one, {names[0]!r}" if names else "none"
-        raise DataError(f"{folder} must have one sub-folder for each class, at least two. Received: {found}.")
-    return names
-
-
-def _list_files(folder: Path, classes: tuple[str, ...]) -> _Files:
-    paths: list[Path] = []
+def _list_files(folder: Path, classes: tuple[str, ...]) -> EncodedPart:
+    names: list[str] = []
     labels: list[int] = []
     unknown = sorted({entry.name for entry in class_folders(folder)} - set(classes))
     if unknown:
@@ -147,27 +128,11 @@ def _list_files(folder: Path, classes: tuple[str, ...]) -> _Files:
                 f"The class folder {folder / name} holds no image: no file that ends in {', '.join(IMAGE_SUFFIXES)}."
                 f"{received}"
             )
-        paths += found
+        names += map(str, found)
         labels += [label] * len(found)
-    return _Files(tuple(paths), np.array(labels, dtype=np.int64))
-
-
-def _as_split(files: _Files, rows: np.ndarray | None = None) -> ImageSplit:
-    """The files in these rows, or all of them."""
-    rows = np.arange(len(files.paths)) if rows is None else rows
-    return ImageSplit(tuple(str(files.paths[row]) for row in rows), files.labels[rows])
-
-
-def _cut(files: _Files, classes: tuple[str, ...], folder: Path) -> tuple[ImageSplit, ImageSplit]:
-    """A stratified split of the files, training part first."""
-    counts = np.bincount(files.labels, minlength=len(classes))
-    if counts.min() < 2:
-        raise DataError(
-            f"The class folder {folder / classes[int(counts.argmin())]} holds one image; it needs at least two, "
-            "one to train on and one to test with."
-        )
-    train, test = split_rows(files.labels)
-    return _as_split(files, train), _as_split(files, test)
+    return EncodedPart(
+        tuple(names), np.array(labels, dtype=np.int64), names.__getitem__, lambda row: (names[row], None)
+    )
 
 
 def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:
@@ -214,7 +179,8 @@ def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: Ba
         x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
     parts = ImageSplit(x_train, y_train), ImageSplit(x_test, y_test)
     longer_side = max(x_train.shape[1:3])
-    scaling = {} if pixels_are_bytes else {"pixel_mean": float(x_train.mean()), "pixel_scale": _spread(x_train)}
+    scale = float(x_train.std(dtype=np.float64)) or 1.0  # all pixels may be equal
+    scaling = {} if pixels_are_bytes else {"pixel_mean": float(x_train.mean()), "pixel_scale": scale}
     return ImageSet(
         class_names=classes,
         image_size=image_size or min(max(longer_side, MIN_IMAGE_SIZE), MAX_DEFAULT_IMAGE_SIZE),
@@ -288,8 +254,3 @@ def _labels(arrays: dict[str, np.ndarray], path: Path) -> tuple[tuple[str, ...],
         raise DataError(f"y_test in {path} has the class {unknown[0]}, which y_train does not have.")
     test = np.searchsorted(classes, labels[1])
     return tuple(map(str, classes)), train.astype(np.int64), test.astype(np.int64)
-
-
-def _spread(images: np.ndarray) -> float:
-    """The standard deviation, or 1 if all pixels are equal."""
-    return float(images.std(dtype=np.float64)) or 1.0

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import functools
 import os
-from abc import ABC, abstractmethod
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.epochs import Batches, InMemory, Part, shard_rows
-from tfaccel.data.images.digits import digits
+from tfaccel.data.epochs import Batches, Part, TextBatches, shard_rows
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.image_data import STILL, ImageBatches
-from tfaccel.data.images.image_set import ImageSet
+from tfaccel.data.images.image_set import ImageSet, digits
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES
 from tfaccel.data.tables.table_data import NumberRows, read_number_rows
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-
 _STREAM = 2  # keeps these draws independent of those that shuffle and transform the examples
-
 TRAIN, TEST = "train", "test"
-
 _ROWS_AT_ONCE = 512
 
 
@@ -108,121 +104,82 @@ class GanData(Batches):
         return ({"images": images, "labels": labels, "noise": noise},)
 
 
-class Unlabelled(ABC):
-    """Examples of equal shape, in a training and a test part.
+@dataclass(frozen=True, kw_only=True)
+class Unlabelled:
+    """Examples of equal shape, in two parts: "train" and "test".
 
-    Attributes:
+    Args:
         shape: of one example.
         is_image: whether values are pixel values from 0 to 1; otherwise they are standardized numbers.
         num_examples: part -> number of examples.
         class_names: a name for each class; classes only color plots.
+        shuffled: the batches of a `Part` of the training examples, as a `tf.data.Dataset`.
+        in_order: `in_order(part, global_batch_size)` returns the examples of a part as a `tf.data.Dataset` of batches;
+            the last batch may be smaller.
+        labels: `labels(part)` returns the class index of each example, in order.
+        names: `names(part)` returns a name for each example, in order.
     """
 
     shape: tuple[int, ...]
     is_image: bool
-    num_examples: dict[str, int]
+    num_examples: Mapping[str, int]
     class_names: tuple[str, ...]
-
-    @abstractmethod
-    def shuffled(self, part: Part) -> Any:
-        """The batches of a part of the training examples, as a `tf.data.Dataset`."""
-
-    @abstractmethod
-    def in_order(self, part: str, global_batch_size: int) -> Any:
-        """The examples of a part as a `tf.data.Dataset` of batches; the last batch may be smaller."""
-
-    @abstractmethod
-    def labels(self, part: str) -> np.ndarray:
-        """The class index of each example, in order."""
-
-    @abstractmethod
-    def names(self, part: str) -> list[str]:
-        """A name for each example in order."""
+    shuffled: Callable[[Part], Any]
+    in_order: Callable[[str, int], Any]
+    labels: Callable[[str], np.ndarray]
+    names: Callable[[str], list[str]]
 
 
-class UnlabelledImages(Unlabelled):
+def unlabelled_images(images: ImageSet) -> Unlabelled:
     """The images of an image set, with pixel values from 0 to 1.
 
     Args:
         images: the images. Pixel values that are not uint8 are clipped at two standard deviations from their mean.
     """
 
-    is_image = True
+    batches = functools.cache(lambda: ImageBatches(images, STILL))
 
-    def __init__(self, images: ImageSet) -> None:
-        self._images = images
-        self.shape = (images.image_size, images.image_size, images.num_channels)
-        self.num_examples = {TRAIN: images.num_train_images, TEST: images.num_test_images}
-        self.class_names = images.class_names
-
-    def shuffled(self, part: Part) -> Any:
-        """Images without augmentation, in an order determined by seed and epoch."""
-        return self._batches(TEST).get_batches(part).map(lambda pixels, labels: self._values(pixels))
-
-    def in_order(self, part: str, global_batch_size: int) -> Any:
-        """The images of a part."""
-        return self._batches(part).test(global_batch_size).map(lambda pixels, labels: self._values(pixels))
-
-    def labels(self, part: str) -> np.ndarray:
-        """The labels of the images."""
-        return self._images.load()[part == TEST].labels
-
-    def names(self, part: str) -> list[str]:
-        """File names, or the part and an index."""
-        images = self._images.load()[part == TEST].images
-        return list(images) if isinstance(images, tuple) else [f"{part} {number}" for number in range(len(images))]
-
-    @functools.cache  # noqa: B019 (one set in a process)
-    def _batches(self, part: str) -> Any:
-        images = self._images
-        if part == TRAIN:
-            train = images.load()[0]
-            images = replace(images, num_test_images=images.num_train_images, load=lambda: (train, train))
-        return ImageBatches(images, STILL)
-
-    def _values(self, pixels: Any) -> Any:
+    def values(pixels: Any, labels: Any) -> Any:
         import tensorflow as tf
 
-        scaled = (pixels - self._images.pixel_mean) / (4 * self._images.pixel_scale) + 0.5
+        del labels
+        scaled = (pixels - images.pixel_mean) / (4 * images.pixel_scale) + 0.5
         return tf.clip_by_value(scaled, 0.0, 1.0)
 
+    def names(part: str) -> list[str]:
+        found = images.load()[part == TEST].images
+        return list(found) if isinstance(found, tuple) else [f"{part} {number}" for number in range(len(found))]
 
-class UnlabelledRows(Unlabelled):
-    """Rows of numbers, all of one class."""
+    return Unlabelled(
+        shape=(images.image_size, images.image_size, images.num_channels),
+        is_image=True,
+        num_examples={TRAIN: images.num_train_images, TEST: images.num_test_images},
+        class_names=images.class_names,
+        shuffled=lambda part: batches().get_batches(part).map(values),
+        in_order=lambda part, size: (batches().test if part == TEST else batches().in_order)(size).map(values),
+        labels=lambda part: images.load()[part == TEST].labels,
+        names=names,
+    )
 
-    is_image = False
-    class_names = ("row",)
 
-    def __init__(self, rows: NumberRows) -> None:
-        self._rows = rows
-        self.shape = (len(rows.names),)
-        self._numbers = {TRAIN: rows.train, TEST: rows.test}
-        self.num_examples = {part: len(numbers) for part, numbers in self._numbers.items()}
-        self._train = InMemory(
-            lambda numbers: rows.values[numbers],
-            num_examples=len(rows.train),
-            test=rows.values[rows.test],
-            order=lambda generator: generator.permutation(rows.train),
-            noun="rows",
-        )
+def unlabelled_rows(rows: NumberRows) -> Unlabelled:
+    """Rows of numbers, all of one class, named after their numbers below the header, from 1."""
+    numbers = {TRAIN: rows.train, TEST: rows.test}
 
-    def shuffled(self, part: Part) -> Any:
-        """Rows in an order determined by seed and epoch."""
-        return self._train.get_batches(part)
+    @functools.cache
+    def batches(part: str) -> TextBatches:
+        return TextBatches(rows.values[rows.train], rows.values[numbers[part]], noun="rows")
 
-    def in_order(self, part: str, global_batch_size: int) -> Any:
-        """The rows of a part."""
-        import tensorflow as tf
-
-        return tf.data.Dataset.from_tensor_slices(self._rows.values[self._numbers[part]]).batch(global_batch_size)
-
-    def labels(self, part: str) -> np.ndarray:
-        """All the same."""
-        return np.zeros(self.num_examples[part], np.int64)
-
-    def names(self, part: str) -> list[str]:
-        """Row numbers below the header, from 1."""
-        return [f"row {number + 1}" for number in self._numbers[part]]
+    return Unlabelled(
+        shape=(len(rows.names),),
+        is_image=False,
+        num_examples={part: len(found) for part, found in numbers.items()},
+        class_names=("row",),
+        shuffled=lambda part: batches(TEST).get_batches(part),
+        in_order=lambda part, global_batch_size: batches(part).test(global_batch_size),
+        labels=lambda part: np.zeros(len(numbers[part]), np.int64),
+        names=lambda part: [f"row {number + 1}" for number in numbers[part]],
+    )
 
 
 class ExampleData(Batches):
@@ -258,13 +215,12 @@ class ExampleData(Batches):
         encoding: str = "utf-8",
         bad_data: BadData | None = None,
     ) -> None:
-        examples: Unlabelled
         if data_dir is None:
-            examples = UnlabelledImages(digits(image_size))
+            examples = unlabelled_images(digits(image_size))
         elif Path(data_dir).suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES:
-            examples = UnlabelledRows(read_number_rows(data_dir, encoding=encoding, bad_data=bad_data))
+            examples = unlabelled_rows(read_number_rows(data_dir, encoding=encoding, bad_data=bad_data))
         else:
-            examples = UnlabelledImages(read_image_set(data_dir, image_size=image_size, bad_data=bad_data))
+            examples = unlabelled_images(read_image_set(data_dir, image_size=image_size, bad_data=bad_data))
         num_examples = examples.num_examples[TRAIN]
         super().__init__(examples, lambda: self, num_train_examples=num_examples, takes_every=True)
         self._latent_size = latent_size
@@ -283,7 +239,6 @@ class ExampleData(Batches):
         return self._with_noise(self.source.shuffled(part), part)
 
     def _with_noise(self, values: Any, part: Part) -> Any:
-
         return with_noise(values, self._latent_size, part).map(_with_targets)
 
 

@@ -1,4 +1,8 @@
-"""The data of an image workload: training batches that are moved or augmented at random, and test batches."""
+"""The data of an image workload: test batches, and training batches whose images are moved or augmented at random.
+
+`ImageMoves` change each image by itself. `ImageAugmentation` changes whole batches with Keras layers, whose random
+draws depend only on seed, epoch and batch.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfaccel.data.cache_choice import CacheOptions, Place
-from tfaccel.data.epochs import Batches, Epochs, Part, gathered
+from tfaccel.data.cache import CacheOptions, Place
+from tfaccel.data.epochs import Batches, Part, gathered
 from tfaccel.data.images.image_check import decoded
 from tfaccel.data.images.image_set import EncodedImages, ImageSet, ImageSplit
 from tfaccel.data.pipeline import AUTOMATIC, Augmentation, Pipeline
 from tfaccel.data.raw_input import ImageInput
 from tfaccel.data.tfrecord_files import file_states
+from tfaccel.errors import DataError
+from tfaccel.known_names import did_you_mean
 from tfaccel.short_repr import short_repr
 
 if TYPE_CHECKING:
+    import keras
     import tensorflow as tf
 
-
 _FLOAT_BYTES = 4
-
+_RESIZED_AT_ONCE = 1024
 _OF_IMAGES = ("moves", "none")  # the others augment whole batches and may mix their images
+
+_STREAM = 3  # keeps these seeds independent of the draws that shuffle and transform the examples
+_MAX_PIXEL = 255.0  # pixel values range from 0 to this during augmentation
+_CROP_MARGIN = 8  # padding is the image size divided by this
+_MAX_TRACED = 32
+
+AUGMENTATIONS = ("flip", "crop", "randaugment", "mixup", "cutmix", "cutout")
 
 
 @short_repr
@@ -80,7 +93,7 @@ class ImageMoves:
 STILL = ImageMoves(rotation=0.0, zoom=0.0, shift=0.0)
 
 
-class ImageBatches(Epochs):
+class ImageBatches(Pipeline):
     """The batches of an image set; the transformation of each image is fixed by seed, epoch and position.
 
     Args:
@@ -89,80 +102,74 @@ class ImageBatches(Epochs):
         cache: where decoded images are kept.
 
     Example:
-        >>> from tfaccel.data.images.digits import digits
+        >>> from tfaccel.data.images.image_set import digits
         >>> images, labels = next(iter(ImageBatches(digits(), ImageMoves()).train(64, seed=0, epoch=0)))
         >>> images.shape, labels.shape
         (TensorShape([64, 8, 8, 1]), TensorShape([64, 10]))
     """
 
     def __init__(self, images: ImageSet, moves: ImageMoves, *, cache: CacheOptions = AUTOMATIC) -> None:
-        self._images = images
-        self._moves = moves
-        self._cache = cache
-        self._parts = images.load()
-
-    def get_batches(self, part: Part) -> tf.data.Dataset:
-        """The batches of a part of the training data: images (float32, raw pixel values), and one-hot labels."""
-        return self._train.get_batches(part)
-
-    def augment(self, batch: tuple[Any, Any]) -> tuple[tf.Tensor, tf.Tensor]:
-        """Transforms the images of a batch made with `augmented=False`, with the transforms that came with it."""
-        pair: tuple[tf.Tensor, tf.Tensor] = self._train.augment(batch)
-        return pair
-
-    def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test images in order, not augmented; the last batch may be smaller."""
-        return self._test.test(global_batch_size)
-
-    @functools.cached_property
-    def _train(self) -> Pipeline:
-        moves, size = self._moves, self._images.image_size
-        if moves.is_identity:
-            return self._pipeline(self._parts[0], None)
-        draw: Callable[[np.random.Generator, int], np.ndarray] = functools.partial(moves.transforms, image_size=size)
-        return self._pipeline(self._parts[0], Augmentation(draw, functools.partial(_moved, size=size)))
-
-    @functools.cached_property
-    def _test(self) -> Pipeline:
-        return self._pipeline(self._parts[1], None)
-
-    def _pipeline(self, part: ImageSplit, augmentation: Augmentation | None) -> Pipeline:
-        import tensorflow as tf
-
-        num_classes, size = len(self._images.class_names), self._images.image_size
-        cache: CacheOptions | None = None
-        if isinstance(part.images, np.ndarray):
-            read = gathered((_sized(part.images, size), part.labels))
-        else:
-            decode, labels = decoder(part.images, self._images), gathered(part.labels)
-            cache = replace(self._cache, identity=functools.partial(_identity, part.images, self._images))
-
-            def read(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                return decode(rows), labels(rows)
-
-        return Pipeline(
-            read,
-            num_examples=len(part.labels),
-            cache=cache,
+        train, test = images.load()
+        augmentation = None
+        if not moves.is_identity:
+            draw = functools.partial(moves.transforms, image_size=images.image_size)
+            augmentation = Augmentation(draw, functools.partial(_moved, size=images.image_size))
+        super().__init__(
+            **_pipeline_options(train, images, cache),
             augmentation=augmentation,
-            noun="images",
-            prepare=lambda pair: (tf.cast(pair[0], tf.float32), tf.one_hot(pair[1], num_classes)),
+            test=lambda: Pipeline(**_pipeline_options(test, images, cache)),
         )
+
+
+def _pipeline_options(part: ImageSplit, images: ImageSet, cache: CacheOptions) -> dict[str, Any]:
+    """How a part of an image set is read: images (float32, raw pixel values), and one-hot labels."""
+    import tensorflow as tf
+
+    num_classes, own_cache = len(images.class_names), None
+    if isinstance(part.images, np.ndarray):
+        read = gathered((_sized(part.images, images.image_size), part.labels))
+    else:
+        decode, labels = decoder(part.images, images), gathered(part.labels)
+        own_cache = replace(cache, identity=functools.partial(_identity, part.images, images))
+
+        def read(rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return decode(rows), labels(rows)
+
+    return {
+        "read": read,
+        "num_examples": len(part.labels),
+        "cache": own_cache,
+        "noun": "images",
+        "prepare": lambda pair: (tf.cast(pair[0], tf.float32), tf.one_hot(pair[1], num_classes)),
+    }
 
 
 def _moved(pair: tuple[tf.Tensor, tf.Tensor], transforms: tf.Tensor, *, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     import tensorflow as tf
 
     images, labels = pair
-    moved = tf.raw_ops.ImageProjectiveTransformV3(
+    return tf.ensure_shape(moved_images(images, transforms, size, fill_mode="NEAREST"), images.shape), labels
+
+
+def moved_images(images: tf.Tensor, transforms: tf.Tensor, size: int, *, fill_mode: str) -> tf.Tensor:
+    """Square images (float32) after the affine transforms of `ImageMoves.transforms`, in a graph.
+
+    Args:
+        images: of shape (num_images, size, size, channels).
+        transforms: of shape (num_images, 8).
+        size: height and width in pixels.
+        fill_mode: what fills the places beyond an image's edge: "NEAREST" for its edge, "CONSTANT" for black.
+    """
+    import tensorflow as tf
+
+    return tf.raw_ops.ImageProjectiveTransformV3(
         images=images,
         transforms=transforms,
         output_shape=[size, size],
         fill_value=0.0,
         interpolation="BILINEAR",
-        fill_mode="NEAREST",
+        fill_mode=fill_mode,
     )
-    return tf.ensure_shape(moved, images.shape), labels
 
 
 def _sized(images: np.ndarray, size: int) -> np.ndarray:
@@ -172,20 +179,16 @@ def _sized(images: np.ndarray, size: int) -> np.ndarray:
     if images.shape[1:3] == (size, size):
         return images
     with tf.device("/CPU:0"):
-        sized = [tf.image.resize(part, [size, size], antialias=True).numpy() for part in _portions(images)]
+        parts = (images[start : start + _RESIZED_AT_ONCE] for start in range(0, len(images), _RESIZED_AT_ONCE))
+        sized = [tf.image.resize(part, [size, size], antialias=True).numpy() for part in parts]
     pixels = np.concatenate(sized)
     return np.clip(np.round(pixels), 0, 255).astype(np.uint8) if images.dtype == np.uint8 else pixels
 
 
-def _portions(images: np.ndarray) -> list[np.ndarray]:
-    return [images[start : start + 1024] for start in range(0, len(images), 1024)]
-
-
 def _identity(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> str:
     """What identifies decoded images: the files (name, size and modification time) and the shape."""
-    if isinstance(images, EncodedImages):
-        return f"{images.identity()} {of.image_size} {of.num_channels}"
-    return f"{file_states(images)} {of.image_size} {of.num_channels}"
+    content = images.identity() if isinstance(images, EncodedImages) else file_states(images)
+    return f"{content} {of.image_size} {of.num_channels}"
 
 
 def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[tf.Tensor], tf.Tensor]:
@@ -235,7 +238,7 @@ class ImageData(Batches):
         images: an `ImageSet`.
         augmentation: random augmentation of training images: slight rotation, zoom and shift ("moves"), nothing
             ("none"), or the moves followed by a batch augmentation: "flip", "crop", "randaugment", "mixup", "cutmix"
-            or "cutout"; see `tfaccel.data.images.augmentation`.
+            or "cutout"; see `tfaccel.data.images.image_data`.
         moves: the range of rotation, zoom and shift.
         cache: where decoded images are kept: "memory", "disk", "none", or "auto" for the first with enough space.
 
@@ -272,9 +275,7 @@ class ImageData(Batches):
         self.augment_mixes_rows = augmentation not in _OF_IMAGES
 
     @functools.cached_property
-    def _layers(self) -> Any:
-        from tfaccel.data.images.augmentation import ImageAugmentation
-
+    def _mixed(self) -> ImageAugmentation:
         return ImageAugmentation(self._kind, self.source)
 
     def get_batches(self, part: Part) -> Any:
@@ -283,9 +284,147 @@ class ImageData(Batches):
             return self.made().get_batches(part)
         # The images of a batch are mixed with each other, so the whole batch is needed before it is sharded.
         whole = replace(part, shard=None)
-        batches = self._layers.apply(self.made().get_batches(whole), whole)
+        batches = self._mixed.apply(self.made().get_batches(whole), whole)
         return part.own_rows(batches) if part.augmented else batches
 
     def _augment(self, batch: tuple[Any, Any]) -> Any:
-        moved = self.made().augment(batch[0] if self.augment_mixes_rows else batch)
-        return self._layers.augment(*moved, batch[1]) if self.augment_mixes_rows else moved
+        moved: tuple[tf.Tensor, tf.Tensor] = self.made().augment(batch[0] if self.augment_mixes_rows else batch)
+        return self._mixed.augment(*moved, batch[1]) if self.augment_mixes_rows else moved
+
+
+def _layers(name: str, size: int) -> list[keras.layers.Layer]:
+    """The layers of an augmentation for images of this height and width."""
+    from keras import layers
+
+    of_name: dict[str, Callable[..., list[keras.layers.Layer]]] = {
+        "flip": lambda **dtype: [layers.RandomFlip("horizontal", **dtype)],
+        "crop": lambda **dtype: [
+            layers.ZeroPadding2D(max(1, size // _CROP_MARGIN), **dtype),
+            layers.RandomCrop(size, size, **dtype),
+        ],
+        "randaugment": lambda **dtype: [layers.RandAugment((0, _MAX_PIXEL), num_ops=2, factor=0.3, **dtype)],
+        "mixup": lambda **dtype: [layers.MixUp(alpha=0.2, **dtype)],
+        "cutmix": lambda **dtype: [layers.CutMix(factor=1.0, **dtype)],
+        "cutout": lambda **dtype: [
+            layers.RandomErasing(1.0, (0.02, 0.2), _MAX_PIXEL / 2, value_range=(0, _MAX_PIXEL), **dtype)
+        ],
+    }
+    return of_name[name](dtype="float32")  # whatever the model's dtype policy
+
+
+def _batch_seeds() -> Any:
+    """Gives layers the seeds of one batch, instead of a counter that depends on earlier draws."""
+    import keras
+    import tensorflow as tf
+
+    class BatchSeeds(keras.random.SeedGenerator):
+        def __init__(self) -> None:
+            super().__init__(seed=0)
+            self._of_batch: tf.Tensor | None = None
+            self._num_drawn = 0
+
+        def begin(self, seed: tf.Tensor) -> None:
+            """Starts a batch; `seed` is int32, of shape (2,)."""
+            self._of_batch, self._num_drawn = seed, 0
+
+        def next(self, ordered: bool = True) -> tf.Tensor:
+            """The next seed, of shape (2,)."""
+            del ordered
+            self._num_drawn += 1
+            return tf.convert_to_tensor(self._of_batch) + tf.constant([0, self._num_drawn], tf.int32)
+
+    return BatchSeeds()
+
+
+class ImageAugmentation:
+    """A named augmentation of batches of images and one-hot labels. Instances with equal settings are equal.
+
+    "flip" flips images horizontally, "crop" shifts whole batches by up to an eighth, "randaugment" applies two of ten
+    operations, "mixup" blends each image (and its label) with another one, "cutmix" pastes a patch of another image
+    into it, and "cutout" erases a patch.
+
+    Args:
+        name: one of `AUGMENTATIONS`.
+        images: the set that the batches are drawn from.
+
+    Raises:
+        DataError: if the name is unknown; the message suggests the closest one.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tfaccel.data.images.image_set import digits
+        >>> batches = tf.data.Dataset.from_tensors((tf.zeros([4, 8, 8, 1]), tf.eye(4, 10)))
+        >>> augmented = ImageAugmentation("mixup", digits()).apply(batches, Part(global_batch_size=4, seed=0, epoch=0))
+        >>> [part.shape for part in next(iter(augmented))]
+        [TensorShape([4, 8, 8, 1]), TensorShape([4, 10])]
+    """
+
+    def __init__(self, name: str, images: ImageSet) -> None:
+        import keras
+
+        if name not in AUGMENTATIONS:
+            hint = did_you_mean(name, AUGMENTATIONS) or f" Augmentations: {', '.join(AUGMENTATIONS)}."
+            raise DataError(f"There is no augmentation {name!r}.{hint}")
+        self._kind = name, images.image_size, images.pixel_mean, images.pixel_scale, keras.config.dtype_policy().name
+        self._low = images.pixel_mean - 2 * images.pixel_scale
+        self._scale = 4 * images.pixel_scale / _MAX_PIXEL
+        self._seeds = _batch_seeds()
+        self._layers = _layers(name, images.image_size)
+        for layer in self._layers:
+            if hasattr(layer, "generator"):
+                layer.generator = self._seeds
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ImageAugmentation) and self._kind == other._kind
+
+    def __hash__(self) -> int:
+        return hash(self._kind)
+
+    def apply(self, batches: tf.data.Dataset, part: Part) -> tf.data.Dataset:
+        """The augmented batches of an epoch; deterministic in seed, epoch and batches.
+
+        Args:
+            batches: a finite dataset of full batches of images (float32, raw pixel values) and one-hot labels.
+            part: which batches these are. With `augmented=False`, each batch (of any structure) is only paired with its
+                seed, for `augment`.
+        """
+        import tensorflow as tf
+
+        steps = part.steps(int(batches.cardinality()))
+        seeds = part.generator(_STREAM).integers(0, 2**31 - 1, (steps.stop, 2), np.int32)[steps]
+        pairs = tf.data.Dataset.zip((batches, tf.data.Dataset.from_tensor_slices(seeds)))
+        if not part.augmented:
+            return pairs
+        spec = batches.element_spec
+        traced = _traced(self, tuple(spec[0].shape), tuple(spec[1].shape))
+        augment = tf.autograph.experimental.do_not_convert(lambda batch, seed: traced(*batch, seed))
+        return pairs.map(augment)
+
+    def augment(self, images: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Augments one whole batch with the draws of its seed. It can be traced.
+
+        Args:
+            images, labels: all rows of the batch, since the draws for a row depend on the number of rows.
+            seed: int32, of shape (2,), as `apply(..., augmented=False)` yields it with the batch.
+        """
+        import tensorflow as tf
+
+        self._seeds.begin(seed)
+        data = {"images": (images - self._low) / self._scale, "labels": labels}
+        for layer in self._layers:
+            if hasattr(layer, "get_random_transformation"):
+                data = layer(data, training=True)
+            else:
+                data["images"] = layer(data["images"])
+        augmented = tf.cast(data["images"], tf.float32) * self._scale + self._low
+        mixed = tf.cast(data["labels"], tf.float32)
+        return tf.ensure_shape(augmented, images.shape), tf.ensure_shape(mixed, labels.shape)
+
+
+@functools.lru_cache(maxsize=_MAX_TRACED)
+def _traced(augmentation: ImageAugmentation, images: tuple[int, ...], labels: tuple[int, ...]) -> Callable[..., Any]:
+    """The function for batches of these shapes: traced once, rather than in every epoch or trial."""
+    import tensorflow as tf
+
+    specs = tf.TensorSpec(images, tf.float32), tf.TensorSpec(labels, tf.float32), tf.TensorSpec([2], tf.int32)
+    return tf.function(augmentation.augment, autograph=False).get_concrete_function(*specs)

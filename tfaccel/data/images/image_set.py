@@ -1,11 +1,15 @@
-"""`ImageSet`: labeled images, split into a training and a test part; from arrays, files, or encoded images."""
+"""`ImageSet`: labeled images, split into a training and a test part; from arrays, files, or encoded images.
+
+`digits` are scikit-learn's 1,797 real images of handwritten digits, `few_digits` a few of some.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +22,10 @@ from tfaccel.short_repr import short_repr
 MIN_IMAGE_SIZE = 8
 MAX_IMAGE_SIZE = 512
 MAX_DEFAULT_IMAGE_SIZE = 64
+
+_DIGIT_SIZE = 8
+_NUM_TRAIN, _NUM_TEST = 1437, 360
+_MAX_VALUE = 16  # of a pixel, which counts the ink pixels in a 4 x 4 block
 
 
 class EncodedImages(ABC):
@@ -98,25 +106,43 @@ class EncodedPart:
     """Encoded images and their labels.
 
     Args:
-        images: the images.
+        images: the images, or the names of image files.
         labels: the class index of each image, int64.
         name: `name(index)` names an image in messages.
-        place: `place(index)` returns the file that holds an image, and its number there.
+        place: `place(index)` returns the file that holds an image, and its number there; None if it is the file.
     """
 
-    images: EncodedImages
+    images: EncodedImages | tuple[str, ...]
     labels: np.ndarray
     name: Callable[[int], str]
-    place: Callable[[int], tuple[str, int]]
+    place: Callable[[int], tuple[str, int | None]]
+
+    def rows(self, rows: np.ndarray) -> EncodedPart:
+        """The images with these indices."""
+        chosen = (
+            tuple(self.images[row] for row in rows)
+            if isinstance(self.images, tuple)
+            else _SomeImages(self.images, rows)
+        )
+        return EncodedPart(
+            chosen, self.labels[rows], lambda row: self.name(int(rows[row])), lambda row: self.place(int(rows[row]))
+        )
+
+    def readable(self, bad_data: BadData) -> tuple[EncodedPart, list[ImageHeader]]:
+        """The part without the images that cannot be decoded, and the headers of the others."""
+        numbers = range(len(self.labels))
+        images = [ImageToCheck(partial(self._read, row), self.name(row), *self.place(row)) for row in numbers]
+        rows, headers = readable_images(images, bad_data)
+        return (self if len(rows) == len(images) else self.rows(rows)), headers
+
+    def _read(self, row: int) -> bytes:
+        if isinstance(self.images, tuple):
+            return Path(self.images[row]).read_bytes()
+        return self.images.read(np.array([row]))[0]
 
 
-class SomeImages(EncodedImages):
-    """A subset of encoded images.
-
-    Args:
-        images: all images.
-        rows: the indices of the subset, in order.
-    """
+class _SomeImages(EncodedImages):
+    """Encoded images with these indices, in order."""
 
     def __init__(self, images: EncodedImages, rows: np.ndarray) -> None:
         self._images, self._rows = images, rows
@@ -125,11 +151,9 @@ class SomeImages(EncodedImages):
         return len(self._rows)
 
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these indices."""
         return self._images.read(self._rows[rows])
 
     def identity(self) -> str:
-        """A string that differs for different images."""
         return f"{self._images.identity()} {self._rows.tolist()}"
 
 
@@ -152,6 +176,7 @@ def encoded_image_set(
     image_size: int | None,
     bad_data: BadData,
     num_files: int = 1,
+    if_one: Callable[[str], str] | None = None,
 ) -> ImageSet:
     """The image set of a training and a test part, or of one part, of which a stratified fifth is held out for testing.
 
@@ -162,11 +187,12 @@ def encoded_image_set(
         image_size: height and width to resize images to; None for `default_image_size`.
         bad_data: what to do with images that cannot be decoded.
         num_files: files that the images come from.
+        if_one: the message for a class with one image, of which none can be held out; None for one of its own.
 
     Raises:
         DataError: if an image cannot be read, or a class has too few images.
     """
-    checked = [_readable(part, bad_data) for part in parts]
+    checked = [part.readable(bad_data) for part in parts]
     parts = [part for part, _ in checked]
     headers = [header for _, of_part in checked for header in of_part]
     bad_data.finish(len(headers), "images", num_files=num_files)
@@ -174,36 +200,97 @@ def encoded_image_set(
     least = 1 if len(parts) == 2 else 2
     if counts.min() < least:
         rarest = class_names[int(counts.argmin())]
+        if counts.min() == 1 and if_one is not None:
+            raise DataError(if_one(rarest))
         needed = "one, to train on" if least == 1 else "two, one to train on and one to test with"
         raise DataError(f"Class {rarest!r} of {source} must have at least {needed}. Received: {counts.min()}.")
-    splits = [ImageSplit(part.images, part.labels) for part in parts]
     if len(parts) == 1:
-        labels = parts[0].labels
-        splits = [ImageSplit(SomeImages(parts[0].images, rows), labels[rows]) for rows in split_rows(labels)]
+        parts = [parts[0].rows(rows) for rows in split_rows(parts[0].labels)]
+    train, test = (ImageSplit(part.images, part.labels) for part in parts)
     return ImageSet(
         class_names=tuple(class_names),
         image_size=image_size or default_image_size(headers),
         num_channels=1 if all(header.is_grey for header in headers) else 3,
-        num_train_images=len(splits[0].labels),
-        num_test_images=len(splits[1].labels),
-        load=lambda: (splits[0], splits[1]),
+        num_train_images=len(train.labels),
+        num_test_images=len(test.labels),
+        load=lambda: (train, test),
     )
 
 
-def _readable(part: EncodedPart, bad_data: BadData) -> tuple[EncodedPart, list[ImageHeader]]:
-    """The part without the images that cannot be decoded, and the headers of the others."""
+def digits(image_size: int | None = None) -> ImageSet:
+    """The digits 0 to 9 in 8x8 grayscale, in a stratified 80/20 split; loaded on first use.
 
-    def read(number: int) -> bytes:
-        return part.images.read(np.array([number]))[0]
+    Args:
+        image_size: height and width in pixels to resize them to; None for 8.
 
-    numbers = range(len(part.labels))
-    images = [ImageToCheck(partial(read, number), part.name(number), *part.place(number)) for number in numbers]
-    rows, headers = readable_images(images, bad_data)
-    if len(rows) == len(images):
-        return part, headers
-    return EncodedPart(
-        SomeImages(part.images, rows),
-        part.labels[rows],
-        lambda number: part.name(int(rows[number])),
-        lambda number: part.place(int(rows[number])),
-    ), headers
+    Raises:
+        DataError: if the size is not supported.
+
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998 (its test set).
+
+    Example:
+        >>> digits().num_train_images
+        1437
+    """
+    size = _DIGIT_SIZE if image_size is None else image_size
+    check_image_size(size)
+    return ImageSet(
+        class_names=tuple("0123456789"),
+        image_size=size,
+        num_channels=1,
+        num_train_images=_NUM_TRAIN,
+        num_test_images=_NUM_TEST,
+        load=_load_digits,
+    )
+
+
+def _load_digits() -> tuple[ImageSplit, ImageSplit]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = np.round(data.images * (255 / _MAX_VALUE)).astype(np.uint8)[..., np.newaxis]
+    labels = data.target.astype(np.int64)
+    train, test = split_rows(labels)
+    return ImageSplit(images[train], labels[train]), ImageSplit(images[test], labels[test])
+
+
+def few_digits(
+    chosen: Sequence[int], *, examples_per_class: int | None = None, test_on_unused: bool = False
+) -> ImageSet:
+    """Some of the digits: the first training images of each, and all their test images.
+
+    Args:
+        chosen: which digits.
+        examples_per_class: training images of each; None for all.
+        test_on_unused: test on the unused training images instead of the test images, to tune hyperparameters.
+
+    Raises:
+        DataError: if there are fewer images.
+
+    Example:
+        >>> few_digits(range(5, 10), examples_per_class=20).num_train_images
+        100
+    """
+    train, test = digits().load()
+    rows = [np.flatnonzero(train.labels == digit)[:examples_per_class] for digit in chosen]
+    if examples_per_class is not None and min(map(len, rows)) < examples_per_class:
+        raise DataError(
+            f"There are {min(map(len, rows))} training images of some digit. Received: "
+            f"examples_per_class={examples_per_class}."
+        )
+    of_train = np.sort(np.concatenate(rows))
+    of_test = np.flatnonzero(np.isin(test.labels, chosen))
+    if test_on_unused:
+        test, of_test = train, np.setdiff1d(np.flatnonzero(np.isin(train.labels, chosen)), of_train)
+    parts = tuple(
+        ImageSplit(np.asarray(part.images)[of], np.searchsorted(sorted(chosen), part.labels[of]))
+        for part, of in ((train, of_train), (test, of_test))
+    )
+    names = tuple(str(digit) for digit in sorted(chosen))
+    return replace(
+        digits(),
+        class_names=names,
+        num_train_images=len(of_train),
+        num_test_images=len(of_test),
+        load=lambda: (parts[0], parts[1]),
+    )

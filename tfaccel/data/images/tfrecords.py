@@ -40,13 +40,8 @@ class ImageFeatures:
 FEATURES = (ImageFeatures(), ImageFeatures("image", "label", ""))  # TensorFlow's convention; TensorFlow Datasets'
 
 
-class RecordImages(EncodedImages):
-    """The images in the records of TFRecord files.
-
-    Args:
-        index: the records.
-        feature: the name of the feature that holds the image.
-    """
+class _RecordImages(EncodedImages):
+    """The images in a feature of the records of TFRecord files."""
 
     def __init__(self, index: RecordIndex, feature: str) -> None:
         self._index, self._feature = index, feature
@@ -55,11 +50,9 @@ class RecordImages(EncodedImages):
         return len(self._index)
 
     def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these indices."""
         return [decode_example(self._index.read(int(row)))[self._feature][0] for row in rows]
 
     def identity(self) -> str:
-        """A string that differs for different images."""
         return f"{self._index.identity()} {self._feature}"
 
 
@@ -127,7 +120,7 @@ def read_tfrecord_images(
         labels = _named(found)
     names, numbers = numbered_classes(labels, source, class_names)
     parts = [
-        EncodedPart(RecordImages(index, features.image), rows, index.name, index.place)
+        EncodedPart(_RecordImages(index, features.image), rows, index.name, index.place)
         for index, rows in zip(indexes, numbers, strict=True)
     ]
     return encoded_image_set(parts, names, source=source, image_size=image_size, bad_data=bad_data, num_files=num_files)

@@ -10,10 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates
-from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.targets import lost_in_float32
-from tfaccel.data.tables.values import DatePart
+from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates, lost_in_float32
+from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
 from tfaccel.short_repr import short_repr
@@ -174,7 +172,10 @@ class TableEncoding:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The encoding that `to_json` returned."""
         return cls(
-            numeric=tuple(_numeric_of_json(column) for column in data["numeric"]),
+            numeric=tuple(
+                NumericColumn(**{**c, "date": DatePart(**c["date"]) if c.get("date") else None})
+                for c in data["numeric"]
+            ),
             categorical=tuple(
                 CategoricalColumn(**{**c, "categories": tuple(c["categories"])}) for c in data["categorical"]
             ),
@@ -211,11 +212,6 @@ def _numbers(column: NumericColumn, table: Table) -> np.ndarray:
         return numbers
     check_dates(source, column.date.order, table.source, advice="; the model was trained on dates there")
     return source.dates(column.date.order)[column.date.part]
-
-
-def _numeric_of_json(data: Mapping[str, Any]) -> NumericColumn:
-    date = data.get("date")
-    return NumericColumn(**{**data, "date": None if date is None else DatePart(**date)})
 
 
 def hash_buckets(texts: Sequence[str], num_buckets: int) -> np.ndarray:
@@ -336,8 +332,6 @@ def find_gaps(encoding: TableEncoding, table: Table) -> TableGaps:
     """Finds the values in a table that no training row was like.
 
     Example:
-        >>> from tfaccel.data.tables.table import Column
-        >>> from tfaccel.data.tables.encoding import NumericColumn
         >>> encoding = TableEncoding(numeric=(NumericColumn("age", 40.0, 9.0, False),), categorical=(), target="pays")
         >>> table = Table("made up", (Column("age", np.array([30.0, np.nan])), Column("id", np.array([1.0, 2.0]))))
         >>> find_gaps(encoding, table).reasons()

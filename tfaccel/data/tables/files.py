@@ -13,7 +13,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from pyarrow import compute, parquet, types
 from pyarrow import csv as arrow_csv
 
 from tfaccel.data.bad_data import BadData, always_fail
-from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.values import clean_texts
+from tfaccel.data.tables.table import Column, Table, clean_texts
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
 
@@ -92,16 +91,13 @@ def read_table(
         names, fields, places = read_csv(file, get_codec(encoding), bad_data)
     else:
         names, fields, places = _read_parquet(file, bad_data)
-    columns = tuple(_column(name, values, name in texts) for name, values in zip(names, fields, strict=True))
+    columns = [
+        Column(name, values if isinstance(values, np.ndarray) else clean_texts(values, keeps_markers=name in texts))
+        for name, values in zip(names, fields, strict=True)
+    ]
     if not len(places):
         raise DataError(f"{file} has a header, but no rows.")
-    return Table(str(file), columns, places)
-
-
-def _column(name: str, values: Any, is_natural: bool) -> Column:
-    if isinstance(values, np.ndarray):
-        return Column(name, values)
-    return Column(name, clean_texts(values, keeps_markers=is_natural))
+    return Table(str(file), tuple(columns), places)
 
 
 def _read_parquet(path: Path, bad_data: BadData) -> tuple[list[str], list[Any], np.ndarray]:
@@ -110,7 +106,7 @@ def _read_parquet(path: Path, bad_data: BadData) -> tuple[list[str], list[Any], 
         file = parquet.ParquetFile(path, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"Cannot read {path}: {error}.") from error
-    names = checked_header(list(file.schema_arrow.names), path)
+    names = _checked_header(list(file.schema_arrow.names), path)
     groups, numbers, first = [], [np.zeros(0, np.int64)], 1
     for group in range(file.num_row_groups):
         num_rows = file.metadata.row_group(group).num_rows
@@ -128,13 +124,6 @@ def _read_parquet(path: Path, bad_data: BadData) -> tuple[list[str], list[Any], 
     return [names[place] for place in kept], fields, np.concatenate(numbers)
 
 
-def _seconds(durations: pyarrow.DurationArray) -> np.ndarray:
-    per_second = _PER_SECOND[durations.type.unit]
-    return compute.divide(
-        compute.cast(compute.cast(durations, pyarrow.int64()), pyarrow.float64()), per_second
-    ).to_numpy(zero_copy_only=False)
-
-
 def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
     """A column as float64 if it holds floating-point numbers or booleans, else as texts: integers keep all digits."""
     values = chunks.combine_chunks()
@@ -144,7 +133,8 @@ def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
         values = values.dictionary_decode()
     kind = values.type
     if types.is_duration(kind):  # in seconds, whatever the file's unit is
-        return _seconds(values)
+        counts = compute.cast(compute.cast(values, pyarrow.int64()), pyarrow.float64())
+        return compute.divide(counts, _PER_SECOND[kind.unit]).to_numpy(zero_copy_only=False)
     if types.is_floating(kind) or types.is_boolean(kind):
         return compute.cast(values, pyarrow.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
     if types.is_nested(kind):
@@ -177,12 +167,8 @@ def read_csv(path: Path, codec: str, bad_data: BadData) -> Fields:
     return text.fields_by_rows(path, bad_data) if found is None else found
 
 
-def checked_header(names: list[str], path: Path) -> list[str]:
-    """The names of the columns; those without one are named by their position.
-
-    Raises:
-        DataError: if no column has a name, or two have the same.
-    """
+def _checked_header(names: list[str], path: Path) -> list[str]:
+    """The names of the columns; those without one are named by their position."""
     names = [name.strip() for name in names]
     if not any(names):
         raise DataError(f"{path} is empty: its first line must be a header with the columns' names.")
@@ -249,7 +235,7 @@ class _Text:
             header, start = self._header()
         except csv.Error:
             return None
-        names = checked_header(header, path)
+        names = _checked_header(header, path)
         places = _lines_of_rows(marks, quotes, start)
         if not len(places):
             return names, [pyarrow.array([], pyarrow.string())] * len(names), places
@@ -281,30 +267,48 @@ class _Text:
         return next((row for row in rows if row), []), len(self.text[:end].encode())
 
     def fields_by_rows(self, path: Path, bad_data: BadData) -> Fields:
-        """The fields of the rows that are not damaged."""
+        """The fields of the rows that are not damaged; empty rows are passed over."""
         csv.field_size_limit(_MAX_FIELD_LENGTH)
+        lines = list(io.StringIO(self.text, newline="\n"))
+        reader = csv.reader(lines, delimiter=self.delimiter, strict=True)
         names: list[str] = []
+        rows: list[list[str]] = []
+        places: list[int] = []
+        while reader.line_num < len(lines):
+            first = reader.line_num + 1
+            try:
+                row = next(reader)
+            except csv.Error as error:
+                row, wrong = [], f"{error}. Fix the row."
+            else:
+                wrong = self._wrong_row(row, lines[first - 1 : reader.line_num], names)
+            if wrong and not names:
+                raise DataError(f"{path}, line {first}: {wrong}")
+            if wrong:
+                lost = reader.line_num - first + 1
+                bad_data.found(DataError(f"{path}, line {first}: {wrong}"), path, first, count=lost)
+            elif row and not names:
+                names = _checked_header(row, path)
+            elif row:
+                rows.append(row)
+                places.append(first)
+        names = names or _checked_header([], path)
+        columns = [pyarrow.array([row[place] for row in rows], pyarrow.string()) for place in range(len(names))]
+        return names, columns, np.array(places, np.int64)
 
-        def check_header(header: list[str]) -> Callable[[list[str]], str]:
-            names.extend(checked_header(header, path))
-            num_columns = len(names)
-            return lambda row: "" if len(row) == num_columns else _wrong_length(row, num_columns, self.delimiter)
-
-        lines = io.StringIO(self.text, newline="\n")
-        rows = list(csv_rows(lines, path, bad_data, check_header=check_header, delimiter=self.delimiter))
-        if not names:
-            checked_header([], path)
-        columns = [pyarrow.array([row[place] for _, row in rows], pyarrow.string()) for place in range(len(names))]
-        return names, columns, np.array([line for line, _ in rows], np.int64)
-
-
-def _wrong_length(row: list[str], num_columns: int, delimiter: str) -> str:
-    advice = ""
-    if len(row) > num_columns:
-        advice = f' Put fields that hold {delimiter!r} in "quotation marks".'
-    if len(row) == num_columns + 1:
-        advice += " If each row begins with its name, as R writes it, name that column in the header too."
-    return f"it has {len(row)} fields, but the header has {num_columns}. Fix it.{advice}"
+    def _wrong_row(self, row: list[str], lines: list[str], names: list[str]) -> str:
+        """What is wrong with a row that spans these lines, or ""; `names` are empty before the header was read."""
+        damage = [found for found in map(text_damage, lines) if found]
+        if damage:
+            return f"{damage[-1]}. Fix the row."
+        if not row or not names or len(row) == len(names):
+            return ""
+        advice = ""
+        if len(row) > len(names):
+            advice = f' Put fields that hold {self.delimiter!r} in "quotation marks".'
+        if len(row) == len(names) + 1:
+            advice += " If each row begins with its name, as R writes it, name that column in the header too."
+        return f"it has {len(row)} fields, but the header has {len(names)}. Fix it.{advice}"
 
 
 def _are_well_formed(marks: np.ndarray, quotes: np.ndarray, delimiter: int) -> bool:
@@ -361,79 +365,3 @@ def text_damage(text: str) -> str:
         return ""
     byte = ord(found[0]) & 0xFF
     return f"byte 0x{byte:02x} is not in the encoding of the file" if byte else "it holds a zero byte"
-
-
-def csv_rows(
-    lines: Iterable[str],
-    path: str | os.PathLike[str],
-    bad_data: BadData,
-    *,
-    check_header: Callable[[list[str]], Callable[[list[str]], str]],
-    delimiter: str = ",",
-) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a CSV file below its header, and the first line of each, from 1. Empty rows are passed over.
-
-    Args:
-        lines: the lines.
-        path: of the file, for messages.
-        bad_data: what to do with damaged rows; the lines that such a row spans are counted.
-        check_header: takes the header, and returns a function that says what is wrong with a row, or "".
-        delimiter: between the fields.
-
-    Raises:
-        DataError: for a damaged row, unless it is left out; the line is named.
-
-    Example:
-        >>> lines = ["a,b\\n", '1,"x\\n', 'y"\\n']
-        >>> list(csv_rows(lines, "a.csv", BadData(), check_header=lambda header: lambda row: ""))
-        [(2, ['1', 'x\\ny'])]
-    """
-    counted = _Counted(lines)
-    reader = csv.reader(counted, delimiter=delimiter, strict=True)
-    check: Callable[[list[str]], str] | None = None
-    while True:
-        first = counted.number + 1
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            row, wrong = [], f"{error}. Fix the row."
-        else:
-            damage = counted.damage(first)
-            wrong = f"{damage}. Fix the row." if damage else ""
-            if row and not wrong and check is not None:
-                wrong = check(row)
-        if wrong and check is None:
-            raise DataError(f"{path}, line {first}: {wrong}")
-        if wrong:
-            lost = max(1, counted.number - first + 1)
-            bad_data.found(DataError(f"{path}, line {first}: {wrong}"), path, first, count=lost)
-        elif row and check is None:
-            check = check_header(row)
-        elif row:
-            yield first, row
-
-
-class _Counted:
-    """Lines, counted as they are read; damaged ones are remembered."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._lines = iter(lines)
-        self.number = 0
-        self._damaged = (0, "")
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.number += 1
-        if wrong := text_damage(line):
-            self._damaged = (self.number, wrong)
-        return line
-
-    def damage(self, first: int) -> str:
-        """What is wrong with a line from `first` on, or ""."""
-        number, wrong = self._damaged
-        return wrong if number >= first else ""

@@ -35,19 +35,16 @@ def table_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
         >>> keras.Model(inputs, features)({"numbers": ops.array([[50.0], [float("nan")]])}).numpy().tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    inputs: dict[str, Any] = {}
+    inputs, scaled = _inputs(encoding)
     features = []
     if encoding.numeric:
-        numbers = inputs["numbers"] = keras.Input((len(encoding.numeric),), name="numbers", dtype="float32")
-        features.append(_scaled(encoding, numbers))
+        features.append(scaled)
         gaps = [number for number, column in enumerate(encoding.numeric) if column.has_missing]
         if gaps:
-            features.append(ops.cast(ops.isnan(ops.take(numbers, gaps, axis=1)), "float32"))
-    if encoding.categorical:
-        inputs["categories"] = keras.Input((len(encoding.categorical),), name="categories", dtype="int32")
-        for number, column in enumerate(encoding.categorical):
-            embed = layers.Embedding(column.num_codes, embedding_width(column.num_codes), name=f"embedding_{number}")
-            features.append(embed(inputs["categories"][:, number]))
+            features.append(ops.cast(ops.isnan(ops.take(inputs["numbers"], gaps, axis=1)), "float32"))
+    for number, column in enumerate(encoding.categorical):
+        embed = layers.Embedding(column.num_codes, embedding_width(column.num_codes), name=f"embedding_{number}")
+        features.append(embed(inputs["categories"][:, number]))
     return inputs, layers.Concatenate(name="features")(features) if len(features) > 1 else features[0]
 
 
@@ -66,20 +63,25 @@ def column_inputs(encoding: TableEncoding) -> tuple[dict[str, Any], dict[str, An
         >>> keras.Model(inputs, columns["age"])({"numbers": ops.array([[50.0], [float("nan")]])}).numpy().tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    inputs: dict[str, Any] = {}
+    inputs, scaled = _inputs(encoding)
     columns: dict[str, Any] = {}
-    if encoding.numeric:
-        numbers = inputs["numbers"] = keras.Input((len(encoding.numeric),), name="numbers", dtype="float32")
-        scaled = _scaled(encoding, numbers)
-        for number, column in enumerate(encoding.numeric):
-            columns[column.name] = scaled[:, number : number + 1]
-            if column.has_missing:
-                gap = ops.cast(ops.isnan(numbers[:, number : number + 1]), "float32")
-                columns[column.name] = layers.Concatenate(dtype="float32")([columns[column.name], gap])
-    if encoding.categorical:
-        codes = inputs["categories"] = keras.Input((len(encoding.categorical),), name="categories", dtype="int32")
-        columns |= {kind.name: codes[:, number] for number, kind in enumerate(encoding.categorical)}
+    for number, column in enumerate(encoding.numeric):
+        columns[column.name] = scaled[:, number : number + 1]
+        if column.has_missing:
+            gap = ops.cast(ops.isnan(inputs["numbers"][:, number : number + 1]), "float32")
+            columns[column.name] = layers.Concatenate(dtype="float32")([columns[column.name], gap])
+    columns |= {kind.name: inputs["categories"][:, number] for number, kind in enumerate(encoding.categorical)}
     return inputs, columns
+
+
+def _inputs(encoding: TableEncoding) -> tuple[dict[str, Any], Any]:
+    """The model's inputs by name, and the scaled numbers; None if there are none."""
+    inputs: dict[str, Any] = {}
+    if encoding.numeric:
+        inputs["numbers"] = keras.Input((len(encoding.numeric),), name="numbers", dtype="float32")
+    if encoding.categorical:
+        inputs["categories"] = keras.Input((len(encoding.categorical),), name="categories", dtype="int32")
+    return inputs, _scaled(encoding, inputs["numbers"]) if encoding.numeric else None
 
 
 def _scaled(encoding: TableEncoding, numbers: Any) -> Any:

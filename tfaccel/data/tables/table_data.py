@@ -13,7 +13,7 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import TEST_FRACTION
-from tfaccel.data.epochs import Batches, InMemory
+from tfaccel.data.epochs import Batches, TextBatches
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, get_kind, kinds_of_columns, without_bad_values
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
@@ -29,7 +29,7 @@ _LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabete
 logger = logging.getLogger("tfaccel")
 
 
-class TabularBatches(InMemory):
+def tabular_batches(data: TabularSet, *, one_hot: bool = False) -> TextBatches:
     """The batches of a tabular set: inputs, targets and, if classes have weights, a weight for each training row.
 
     Args:
@@ -37,30 +37,20 @@ class TabularBatches(InMemory):
         one_hot: whether to one-hot encode the classes.
 
     Example:
-        >>> from tfaccel.data.tables.tabular_set import TableOptions
-        >>> from tfaccel.data.tables.table_data import embedded_table
-        >>> from tfaccel.data.tables.tabular_set import make_tabular_set
         >>> wine = make_tabular_set(embedded_table("wine"), TableOptions(target="target"), classification=True)
-        >>> inputs, labels = next(iter(TabularBatches(wine, one_hot=True).train(32, seed=0, epoch=0)))
+        >>> inputs, labels = next(iter(tabular_batches(wine, one_hot=True).train(32, seed=0, epoch=0)))
         >>> inputs["numbers"].shape, labels.shape
         (TensorShape([32, 13]), TensorShape([32, 3]))
     """
 
-    def __init__(self, data: TabularSet, *, one_hot: bool = False) -> None:
-        identity = np.eye(len(data.encoding.class_names), dtype=np.float32) if one_hot else None
-        weights = None if data.class_weights is None else data.class_weights.astype(np.float32)
+    def examples(part: TabularPart) -> tuple[Any, ...]:
+        identity = np.eye(len(data.encoding.class_names), dtype=np.float32)
+        return dict(part.inputs), identity[part.targets] if one_hot else part.targets[..., np.newaxis]
 
-        def rows_in(part: TabularPart, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-            goal = part.targets[rows]
-            goal = goal[..., np.newaxis] if identity is None else identity[goal]
-            return {name: array[rows] for name, array in part.inputs.items()}, goal
-
-        def read(rows: np.ndarray) -> tuple[Any, ...]:
-            batch = rows_in(data.train, rows)
-            return batch if weights is None else (*batch, weights[data.train.targets[rows]])
-
-        test = rows_in(data.test, np.arange(len(data.test.targets)))
-        super().__init__(read, num_examples=len(data.train.targets), test=test, noun="rows")
+    train = examples(data.train)
+    if data.class_weights is not None:
+        train += (data.class_weights.astype(np.float32)[data.train.targets],)
+    return TextBatches(train, examples(data.test), noun="rows")
 
 
 def read_tabular_set(
@@ -278,7 +268,7 @@ class TableData(Batches):
         num_rows, raw_input = len(table.train.targets), TableInput.of(table.encoding)
         super().__init__(
             table,
-            lambda: TabularBatches(table, one_hot=classification),
+            lambda: tabular_batches(table, one_hot=classification),
             num_train_examples=num_rows,
             several_epochs=True,
             takes_every=True,

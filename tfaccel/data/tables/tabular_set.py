@@ -17,14 +17,15 @@ from tfaccel.data.tables.column_kinds import (
     as_numbers,
     check_kinds,
     check_notations,
+    class_numbers,
     get_kind,
     kinds_from_text,
+    lost_in_float32,
     order_of_dates,
+    target_numbers,
 )
 from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
-from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.targets import class_numbers, lost_in_float32, target_numbers
-from tfaccel.data.tables.values import DatePart
+from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 from tfaccel.short_repr import short_repr
@@ -106,29 +107,18 @@ def make_tabular_set(
     target = table.column(options.target or "").name
     check_kinds(options.kinds, table)
     columns = _read_columns(table, target, options.kinds)
-    labelled = _labelled(table, target, classification)
+    names, targets, labelled = _targets(table, target, classification, smallest=2 if test_table is None else 1)
     train_rows = columns.table.rows(labelled)
     num_without = int(np.sum(~labelled))
-    goal = table.rows(labelled).column(target)
-    names: tuple[str, ...] = ()
-    if classification:
-        names, targets = class_numbers(goal, table.source, smallest=2 if test_table is None else 1)
-    else:
-        targets = target_numbers(table.column(target), table.source)[labelled]
     if test_table is None:
         train, test = split_rows(targets if classification else target_bins(targets))
         test_rows, test_targets = train_rows.rows(test), targets[test]
         train_rows, targets = train_rows.rows(train), targets[train]
     else:
-        labelled = _labelled(test_table, target, classification)
+        test_rows = _with_numbers(test_table, columns.kinds)
+        _, test_targets, labelled = _targets(test_table, target, classification, known=names)
+        test_rows = test_rows.rows(labelled)
         num_without += int(np.sum(~labelled))
-        test_rows = _with_numbers(test_table, columns.kinds).rows(labelled)
-        goal = test_table.rows(labelled).column(target)
-        test_targets = (
-            class_numbers(goal, test_table.source, known=names)[1]
-            if classification
-            else target_numbers(test_table.column(target), test_table.source)[labelled]
-        )
     encoding, rare = _encoding(train_rows, columns, options, target, names)
     weights = _class_weights(targets, len(names), options.class_weights) if classification else None
     counts = np.bincount(targets, minlength=len(names)).tolist() if classification else []
@@ -156,9 +146,15 @@ def make_tabular_set(
     )
 
 
-def _labelled(table: Table, target: str, classification: bool) -> np.ndarray:
+def _targets(
+    table: Table, target: str, classification: bool, *, known: tuple[str, ...] = (), smallest: int = 1
+) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """The class names, the targets of the rows that have one, and which rows these are."""
     column = table.column(target)
-    return ~(column if classification else column.without_no_value()).missing
+    labelled = ~(column if classification else column.without_no_value()).missing
+    if not classification:
+        return (), target_numbers(column, table.source)[labelled], labelled
+    return *class_numbers(column.rows(labelled), table.source, known=known, smallest=smallest), labelled
 
 
 def _read_columns(table: Table, target: str, given: Mapping[str, str]) -> _Columns:

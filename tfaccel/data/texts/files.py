@@ -164,7 +164,7 @@ def read_columns(
     is_whole = np.ones(table.num_rows, bool)
     for column in columns:
         for row in np.flatnonzero(is_whole & table.column(column).missing).tolist():
-            place = row + 1 if table.places is None else int(table.places[row])
+            place = table.place(row)
             text = f"{path}, line {place}: column {column!r} is empty. Fill or remove it."
             bad_data.found(DataError(text), path, place)
             is_whole[row] = False
@@ -235,7 +235,7 @@ def read_labelled_texts(
 ) -> LabelledTexts:
     """Texts from a table, from a folder with a sub-folder of `.txt` files for each class, or from a named dataset.
 
-    "tfds:NAME" is a dataset of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfds_sets` and `hugging_face`
+    "tfds:NAME" is a dataset of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfaccel.data.named_sets`
     for their splits. From other sources a stratified fifth of the texts, always the same, is held out for testing.
 
     Args:

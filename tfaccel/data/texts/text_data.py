@@ -1,44 +1,66 @@
-"""The data of a text classification workload, and batches of encoded texts and of pieces of a long text."""
+"""The data of text workloads: texts with a class each, pieces of a long text, and pairs of source and target texts.
+
+`dates_in_words` are pairs that are made up: dates in many formats, and in ISO format.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import datetime
+import os
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
+from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import LabelledTexts
-from tfaccel.data.epochs import Batches, InMemory, RandomChange
+from tfaccel.data.epochs import Batches, InMemory, TextBatches
 from tfaccel.data.raw_input import TextInput
-from tfaccel.data.texts.vocabulary import Vocabulary
+from tfaccel.data.texts.documentation import Topic, documentation_topics
+from tfaccel.data.texts.files import read_aligned_lines, read_columns
+from tfaccel.data.texts.vocabulary import END, NUM_SPECIAL_TOKENS, START, UNKNOWN, Vocabulary, padded, split_text
 from tfaccel.errors import DataError
+from tfaccel.local_path import local_path
 
 MAX_TOKENS = 10_000  # of the vocabulary
-_UNKNOWN, _NUM_SPECIAL = 1, 4  # the id of the unknown token; ids 0 to 3 are special tokens
+TEST_PART = 0.1
 
-
-class TextBatches(InMemory):
-    """Batches of in-memory arrays.
-
-    Args:
-        train: the training examples: a nest of arrays (tuples and dictionaries) with one row per example.
-        test: the test examples, likewise.
-        change: `change(train, generator)` returns the randomly augmented training arrays of an epoch; None for no
-            augmentation.
-
-    Example:
-        >>> batches = TextBatches(train=(np.zeros((8, 5)), np.arange(8)), test=(np.zeros((3, 5)), np.arange(3)))
-        >>> tokens, labels = next(iter(batches.train(4, seed=0, epoch=0)))
-        >>> tokens.shape, labels.shape
-        (TensorShape([4, 5]), TensorShape([4]))
-    """
-
-    def __init__(self, train: Any, test: Any, *, change: RandomChange | None = None) -> None:
-        import tensorflow as tf
-
-        def read(rows: np.ndarray) -> Any:
-            return tf.nest.map_structure(lambda array: array[rows], train)
-
-        super().__init__(read, num_examples=len(tf.nest.flatten(train)[0]), test=test, change=change)
+_MONTH_NAMES = {
+    "en": "January February March April May June July August September October November December",
+    "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
+    "fr": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
+}
+MONTHS = {language: names.split() for language, names in _MONTH_NAMES.items()}
+DAYS = {
+    "en": ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"],
+    "de": ["Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag"],
+    "fr": ["lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche"],
+}
+# Numeric dates differ by separator: with dots the day comes first, with slashes the month (or the year).
+_FORMS = (
+    ("en", "{d} {month} {y}"),
+    ("en", "{month} {d}, {y}"),
+    ("en", "{month} {nth}, {y}"),
+    ("en", "{day}, {month} {d}, {y}"),
+    ("en", "{day} {nth} {month} {y}"),
+    ("en", "the {nth} of {month}, {y}"),
+    ("en", "{d} {mon} {y}"),
+    ("en", "{mon} {d} {y}"),
+    ("en", "{d:02}-{mon}-{y}"),
+    ("en", "{m}/{d}/{y}"),
+    ("en", "{m:02}/{d:02}/{y}"),
+    ("en", "{y}/{m:02}/{d:02}"),
+    ("en", "{y}{m:02}{d:02}"),
+    ("de", "{d}.{m}.{y}"),
+    ("de", "{d:02}.{m:02}.{y}"),
+    ("de", "{d}. {month} {y}"),
+    ("de", "{day}, den {d}. {month} {y}"),
+    ("fr", "{d} {month} {y}"),
+    ("fr", "le {day} {d} {month} {y}"),
+)
+_FIRST, _LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 
 
 class TextPieces(InMemory):
@@ -116,7 +138,6 @@ class TextData(Batches):
         )
 
     def _batches(self) -> Any:
-
         texts, one_hot = self.source, np.eye(len(self.source.class_names), dtype=np.float32)
         train = self.vocabulary.encode_all(texts.train_texts, self._num_words), one_hot[list(texts.train_labels)]
         test = self.vocabulary.encode_all(texts.test_texts, self._num_words), one_hot[list(texts.test_labels)]
@@ -124,5 +145,198 @@ class TextData(Batches):
 
     def _with_unknown_tokens(self, examples: tuple[np.ndarray, np.ndarray], generator: np.random.Generator) -> Any:
         tokens, classes = examples
-        dropped = (generator.random(tokens.shape) < self._token_dropout) & (tokens >= _NUM_SPECIAL)
-        return np.where(dropped, np.int32(_UNKNOWN), tokens), classes
+        dropped = (generator.random(tokens.shape) < self._token_dropout) & (tokens >= NUM_SPECIAL_TOKENS)
+        return np.where(dropped, np.int32(UNKNOWN), tokens), classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPairs:
+    """Pairs of source and target texts, split into a training and a test part.
+
+    Args:
+        train: the training pairs.
+        test: the test pairs.
+    """
+
+    train: tuple[tuple[str, str], ...]
+    test: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def cut(cls, pairs: Sequence[tuple[str, str]], name: str) -> Self:
+        """Holds out a tenth of the pairs, always the same, for testing. Duplicate pairs are dropped.
+
+        Raises:
+            DataError: if there are fewer than two.
+        """
+        pairs = list(dict.fromkeys(pairs))
+        if len(pairs) < 2:
+            raise DataError(f"{name} must have two different pairs of texts at least. Received: {len(pairs)}.")
+        order = np.random.default_rng(0).permutation(len(pairs))
+        num_test = max(1, int(TEST_PART * len(pairs)))
+        test = set(order[:num_test].tolist())
+        return cls(
+            train=tuple(pair for row, pair in enumerate(pairs) if row not in test),
+            test=tuple(pairs[row] for row in sorted(test)),
+        )
+
+
+def dates_in_words(*, num_train: int = 10_000, num_test: int = 1_000) -> TextPairs:
+    """Dates in many formats, paired with their ISO format; the same at every call. No date is in both parts."""
+    pairs = date_pairs(num_train + num_test, seed=0)
+    return TextPairs(train=tuple(pairs[:num_train]), test=tuple(pairs[num_train:]))
+
+
+def read_translations(data_dir: str | os.PathLike[str], *, bad_data: BadData | None = None) -> TextPairs:
+    """The aligned lines of `source.txt` and `target.txt` in a folder.
+
+    Args:
+        data_dir: the folder.
+        bad_data: what to do with damaged lines; None for `BadData()`, which raises an error.
+
+    Raises:
+        DataError: if a file cannot be read, or the lines are not aligned (the line is named).
+    """
+    folder = local_path(data_dir, DataError)
+    if not folder.is_dir():
+        raise DataError(f"`data_dir` must be a folder with source.txt and target.txt. Received: {folder}.")
+    lines = read_aligned_lines(folder / "source.txt", folder / "target.txt", bad_data)
+    return TextPairs.cut(list(zip(*lines, strict=True)), str(folder))
+
+
+def documentation_summaries() -> TextPairs:
+    """Entries of CPython's documentation, paired with their first sentence (removed from the entry); split by topic.
+
+    The training part also uses the single paragraphs of its topics as entries.
+    """
+    topics = documentation_topics()
+    return summaries_of_topics([t for t in topics if not t.is_held_out], [t for t in topics if t.is_held_out])
+
+
+def summaries_of_topics(train: Iterable[Topic], test: Iterable[Topic]) -> TextPairs:
+    """Entries of the training topics, including single paragraphs, and entries of the test topics."""
+    pairs = [pair for topic in train for pair in (*topic.entries(), *topic.prose())]
+    return TextPairs(train=tuple(dict.fromkeys(pairs)), test=tuple(pair for topic in test for pair in topic.entries()))
+
+
+def read_summaries(
+    path: str | os.PathLike[str],
+    *,
+    document_column: str = "document",
+    summary_column: str = "summary",
+    encoding: str = "utf-8",
+    bad_data: BadData | None = None,
+) -> TextPairs:
+    """Documents and their summaries from a table.
+
+    Args:
+        path: the file.
+        document_column, summary_column: the columns.
+        encoding: Python's name of the encoding of a CSV file.
+        bad_data: what to do with damaged rows; None for `BadData()`, which raises an error.
+
+    Raises:
+        DataError: if the file cannot be read or lacks a column (the message suggests the closest name).
+    """
+    columns = read_columns(path, (document_column, summary_column), bad_data, encoding=encoding)
+    return TextPairs.cut(list(zip(*columns, strict=True)), str(path))
+
+
+@dataclass(frozen=True)
+class PairArrays:
+    """Encoded pairs: arrays with one row per pair, int32 unless noted.
+
+    Attributes:
+        source: token ids of the source.
+        written: START and the token ids of the target (the decoder's input).
+        labels: the token ids of the target and END.
+        weights: 1 for labels, 0 for padding; float32.
+    """
+
+    source: np.ndarray
+    written: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+
+    def examples(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        """The inputs, labels and sample weights of a model."""
+        return {"source": self.source, "written": self.written}, self.labels, self.weights
+
+
+def encode_pairs(
+    pairs: Sequence[tuple[str, str]], vocabularies: tuple[Vocabulary, Vocabulary], lengths: tuple[int, int]
+) -> PairArrays:
+    """Pairs as arrays, truncated to the lengths.
+
+    Example:
+        >>> vocabulary = Vocabulary(unit="characters", tokens=("a", "b"))
+        >>> encode_pairs([("ab", "b")], (vocabulary, vocabulary), (3, 2)).labels.tolist()
+        [[5, 3]]
+    """
+    sources = [vocabularies[0].encode(source) for source, _ in pairs]
+    targets = [vocabularies[1].encode(target) for _, target in pairs]
+    return _pair_arrays(sources, targets, lengths)
+
+
+def encode_pairs_to_copy(
+    pairs: Sequence[tuple[str, str]], vocabulary: Vocabulary, lengths: tuple[int, int], num_copied: int
+) -> PairArrays:
+    """Pairs as arrays; out-of-vocabulary words of a source get token ids after those of the vocabulary.
+
+    Example:
+        >>> vocabulary = Vocabulary(unit="words", tokens=("a", "b"))
+        >>> encode_pairs_to_copy([("a x y", "y b")], vocabulary, (3, 3), 2).labels.tolist()
+        [[7, 5, 3]]
+    """
+    sources, targets = [], []
+    for source, target in pairs:
+        unknown = unknown_words(source, vocabulary, lengths[0], num_copied)
+        sources.append(_encode(source, vocabulary, unknown))
+        targets.append(_encode(target, vocabulary, unknown))
+    return _pair_arrays(sources, targets, lengths)
+
+
+def unknown_words(text: str, vocabulary: Vocabulary, length: int, num_copied: int) -> list[str]:
+    """The first distinct out-of-vocabulary words among the first `length` words of a text."""
+    words = split_text(text, vocabulary.unit)[:length]
+    return [word for word in dict.fromkeys(words) if vocabulary.encode(word)[0] < NUM_SPECIAL_TOKENS][:num_copied]
+
+
+def _encode(text: str, vocabulary: Vocabulary, unknown: Sequence[str]) -> list[int]:
+    places = {word: number for number, word in enumerate(unknown, start=len(vocabulary))}
+    words = split_text(text, vocabulary.unit)
+    return [places.get(word, number) for word, number in zip(words, vocabulary.encode(text), strict=True)]
+
+
+def _pair_arrays(sources: list[list[int]], targets: list[list[int]], lengths: tuple[int, int]) -> PairArrays:
+    # An empty source would leave nothing to attend to.
+    source = padded([tokens or [END] for tokens in sources], lengths[0])
+    labels = padded([[*tokens, END] for tokens in targets], lengths[1])
+    written = padded([[START, *tokens] for tokens in targets], lengths[1])
+    return PairArrays(source, written, labels, (labels != 0).astype(np.float32))
+
+
+def date_pairs(num_pairs: int, *, seed: int) -> list[tuple[str, str]]:
+    """Distinct dates from 1900 to 2099, each in a random format and in ISO format.
+
+    Example:
+        >>> date_pairs(2, seed=0)
+        [('April 1, 2038', '2038-04-01'), ('Montag, den 5. Dezember 2050', '2050-12-05')]
+    """
+    generator = random.Random(seed)
+    days = generator.sample(range((_LAST - _FIRST).days + 1), num_pairs)
+    dates = [_FIRST + datetime.timedelta(days=number) for number in days]
+    return [(write_date(date, generator), date.isoformat()) for date in dates]
+
+
+def write_date(date: datetime.date, generator: random.Random) -> str:
+    """A date in one of 19 formats; one in four is all uppercase or all lowercase."""
+    language, form = generator.choice(_FORMS)
+    month, day = MONTHS[language][date.month - 1], DAYS[language][date.weekday()]
+    text = form.format(d=date.day, m=date.month, y=date.year, month=month, mon=month[:3], day=day, nth=_nth(date.day))
+    change = generator.randrange(8)
+    return text.upper() if change == 0 else text.lower() if change == 1 else text
+
+
+def _nth(number: int) -> str:
+    ending = "th" if 10 < number < 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.boxes.coco_files import (
+from tfaccel.data.coco_files import (
     TURNED,
     are_numbers,
     check_ids,

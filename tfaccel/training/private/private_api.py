@@ -338,3 +338,20 @@ class OwnWeightDecay(keras.optimizers.Optimizer):
     def position(self, variable: Any) -> int:
         """The position of a model's variable, or of TensorFlow's variable behind it, among those built for."""
         return variable_index(self, variable)
+
+
+def lookup_tables(model: keras.Model) -> list[Any]:
+    """The tables of layers such as IntegerLookup and StringLookup, which Keras does not count as weights.
+
+    Example:
+        >>> lookup = keras.layers.IntegerLookup(vocabulary=[5, 7])
+        >>> model = keras.Sequential([keras.Input((3,), dtype="int64"), lookup])
+        >>> len(lookup_tables(model))
+        1
+    """
+    found: dict[int, Any] = {}
+    for layer in all_layers(model):
+        for value in vars(layer).values():
+            if isinstance(value, tf.saved_model.experimental.TrackableResource):
+                found[id(value)] = value
+    return list(found.values())

@@ -22,8 +22,6 @@ _lock = threading.Lock()
 _methods: dict[int, Mapping[str, Callable[..., Any]]] = {}  # by the id of the model that they stand in for
 _originals: dict[str, Any] = {}  # what the closures hold otherwise; empty unless there is such a model
 
-_PER_BYTE, _MORE = 2, 1 << 24  # weights of 4 bits; and a few that are not saved
-
 
 @contextlib.contextmanager
 def methods_in_place_of_keras(model: keras.Model, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:

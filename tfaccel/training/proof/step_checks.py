@@ -18,8 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import Feed
-from tfaccel.data.iterator_feed import IteratorFeed
+from tfaccel.data.feeds import Feed, IteratorFeed
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.proof.one_device import get_num_rows, get_specs
 from tfaccel.training.proof.proof import Proof, make_refusal

@@ -28,7 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.data.feeds import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_layers import losses_of_one_device
 from tfaccel.training.private.private_random import still_random

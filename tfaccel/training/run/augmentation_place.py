@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import Feed
+from tfaccel.data.feeds import Feed
 from tfaccel.planning.plan import SETTINGS, Plan, override_flag
 from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 from tfaccel.planning.workload import Workload

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.given_datasets import GivenDataset, GivenPyDataset
+from tfaccel.data.given_data import GivenDataset, GivenPyDataset
 from tfaccel.errors import OutOfMemoryError, WorkloadError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.placements import SET_BY_YOU

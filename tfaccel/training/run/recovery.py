@@ -23,7 +23,7 @@ from typing import Any
 
 import keras
 
-from tfaccel.data.iterator_feed import ResumedPlace
+from tfaccel.data.feeds import ResumedPlace
 from tfaccel.errors import DataError, NonFiniteLossError, PlanError, RunStopped
 from tfaccel.files import whole_file
 from tfaccel.planning.non_finite_policy import NOT_ON_TPUS, ROLLBACK, SKIP, STOP

@@ -21,9 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.argument_types import checks_types
-from tfaccel.data.given_data import checksum_of_rows
-from tfaccel.data.given_datasets import DATASET
-from tfaccel.data.iterator_feed import (
+from tfaccel.data.feeds import (
     MAX_STATE_BYTES,
     IteratorFeed,
     ResumedPlace,
@@ -31,6 +29,7 @@ from tfaccel.data.iterator_feed import (
     random_states,
     set_random_states,
 )
+from tfaccel.data.given_data import DATASET, checksum_of_rows
 from tfaccel.data.private_pipelines import buffered_bytes, get_batch_size, known_to_vary, pipeline_classes, runs_python
 from tfaccel.data.sources import ArraySource, DatasetSource
 from tfaccel.errors import ClusterError, DataError, RunDirError, RunStopped, WorkloadError

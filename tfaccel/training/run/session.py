@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.iterator_feed import ResumedPlace
+from tfaccel.data.feeds import ResumedPlace
 from tfaccel.data.sources import IteratorSource
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import hint_of_keras_error

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfaccel.costs.model_cost import StepCost
 from tfaccel.costs.private_graphs import trace_events
 from tfaccel.costs.trace_times import layer_seconds
-from tfaccel.data.graph_batches import Feed
+from tfaccel.data.feeds import Feed
 from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload

@@ -14,9 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.epochs import Every, Shard, shard_rows
+from tfaccel.data.feeds import MAX_STATE_BYTES, IteratorBatches, IteratorFeed, ResumedPlace
 from tfaccel.data.given_data import GivenArrays
-from tfaccel.data.graph_batches import IteratorBatches
-from tfaccel.data.iterator_feed import MAX_STATE_BYTES, IteratorFeed, ResumedPlace
 from tfaccel.data.private_pipelines import buffered_bytes, pipeline_classes
 from tfaccel.data.sources import ArrayFeed, IteratorSource, num_bytes_of_batch
 from tfaccel.errors import PlanError, WorkloadError

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import Feed
+from tfaccel.data.feeds import Feed
 from tfaccel.errors import PlanError
 from tfaccel.planning.non_finite_policy import NOT_ON_TPUS
 from tfaccel.processes import heartbeat

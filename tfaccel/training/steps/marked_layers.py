@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfaccel.costs.graph_costs import graph_costs, layer_scope
 from tfaccel.costs.model_cost import StepCost
-from tfaccel.data.graph_batches import IteratorBatches
+from tfaccel.data.feeds import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import attributes_of_each

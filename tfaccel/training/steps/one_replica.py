@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import GraphBatches
+from tfaccel.data.feeds import GraphBatches
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.gradient_update import build_optimizer, descend, is_plain

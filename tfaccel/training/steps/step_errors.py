@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import Feed, IteratorBatches, raise_uneven_rows
+from tfaccel.data.feeds import Feed, IteratorBatches, raise_uneven_rows
 from tfaccel.errors import DataError, PlanError, TfaccelError
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replicas import Replicas, split_rows

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import CallFeed, GraphBatches, IteratorBatches
+from tfaccel.data.feeds import CallFeed, GraphBatches, IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.private.private_tensorflow import outside_variables, unsaved_state

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.graph_batches import (
+from tfaccel.data.feeds import (
     ArrayBatches,
     CallFeed,
     GraphBatches,

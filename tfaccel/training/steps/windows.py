@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tfaccel.data.graph_batches import Feed
+from tfaccel.data.feeds import Feed
 from tfaccel.training.private.private_api import traces_batches
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.overrides import replaces

@@ -1,4 +1,7 @@
-"""A cache of decoded examples: as tensors in memory, filled as they are first read, or as memory-mapped files."""
+"""A cache of decoded examples: as tensors in memory, filled as they are first read, or as memory-mapped files.
+
+`CacheOptions` say where it may be, and `choose_cache` where it is.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,36 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import tensorflow as tf
 
-from tfaccel.data.cache_choice import CacheChoice, CacheOptions, choose_cache
 from tfaccel.data.epochs import Reader, ordered_map
+from tfaccel.errors import DataError
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.machine import Machine
+from tfaccel.local_path import local_path
+from tfaccel.short_repr import short_repr
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 logger = logging.getLogger("tfaccel")
 
 _NUM_MEASURED = 8  # examples, spread over the set
 _ROWS_AT_ONCE = 64
+
+Place = Literal["auto", "memory", "disk", "none"]
+PLACES = ("auto", "memory", "disk", "none")
+
+# The rest is left for training.
+_PART_OF_MEMORY = 1 / 3
+_PART_OF_DISK = 1 / 2
 
 
 class ExampleCache:
@@ -46,6 +61,7 @@ class ExampleCache:
         choice: where examples are kept, and why; None for strings, whose size is not fixed.
 
     Example:
+        >>> import tensorflow as tf
         >>> cache = ExampleCache(lambda rows: tf.cast(rows, tf.float32) / 2, num_examples=9)
         >>> cache.read(tf.constant([3, 8], tf.int64)).numpy().tolist()
         [1.5, 4.0]
@@ -54,6 +70,8 @@ class ExampleCache:
     def __init__(
         self, read: Reader, *, num_examples: int, options: CacheOptions | None = None, noun: str = "examples"
     ) -> None:
+        import tensorflow as tf
+
         self._options = options or CacheOptions()
         self._num_examples = num_examples
         traced = tf.function(read, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
@@ -115,6 +133,8 @@ class ExampleCache:
 
     def _fill(self, arrays: Sequence[np.ndarray], read: Reader) -> None:
         """Reads all examples into arrays."""
+        import tensorflow as tf
+
         done = 0
         portions = ordered_map(tf.data.Dataset.range(self._num_examples).batch(_ROWS_AT_ONCE), read)
         for portion in portions.as_numpy_iterator():
@@ -124,6 +144,8 @@ class ExampleCache:
             done += len(leaves[0])
 
     def _from_maps(self, arrays: Sequence[np.ndarray]) -> Reader:
+        import tensorflow as tf
+
         dtypes = [tf.as_dtype(array.dtype) for array in arrays]
 
         def take(rows: np.ndarray) -> list[np.ndarray]:
@@ -184,6 +206,7 @@ class MemoryCache:
         num_examples: total number of rows.
 
     Example:
+        >>> import tensorflow as tf
         >>> cache = MemoryCache(lambda rows: rows / 2, specs=tf.TensorSpec([], tf.float64), num_examples=9)
         >>> cache.read(tf.constant([3, 8], tf.int64)).numpy().tolist()
         [1.5, 4.0]
@@ -199,11 +222,12 @@ class MemoryCache:
     @property
     def num_kept(self) -> int:
         """The number of examples in memory."""
-        return int(tf.math.count_nonzero(self._is_kept))
+        return int(np.count_nonzero(self._is_kept.numpy()))
 
-    @tf.autograph.experimental.do_not_convert
     def read(self, rows: tf.Tensor) -> Any:
         """The examples with these row numbers. It can be traced."""
+        import tensorflow as tf
+
         missing = tf.boolean_mask(rows, ~tf.gather(self._is_kept, rows))
         done = tf.cond(tf.size(missing) > 0, lambda: self._keep(missing), lambda: missing)
         with tf.control_dependencies([done]):
@@ -211,15 +235,22 @@ class MemoryCache:
 
     def _keep(self, rows: tf.Tensor) -> tf.Tensor:
         """Decodes examples and keeps them; returns their rows."""
+        import tensorflow as tf
+
+        def write(variable: tf.Variable, values: tf.Tensor) -> Any:  # the operation in a graph
+            return tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=rows, updates=values)
+
         parts = zip(tf.nest.flatten(self._examples), tf.nest.flatten(self._decode(rows)), strict=True)
-        written = [_write(variable, rows, part) for variable, part in parts]
+        written = [write(variable, part) for variable, part in parts]
         with tf.control_dependencies(written):  # marked only when all parts of an example are there
-            marked = _write(self._is_kept, rows, tf.ones_like(rows, tf.bool))
+            marked = write(self._is_kept, tf.ones_like(rows, tf.bool))
         with tf.control_dependencies([marked]):
             return tf.identity(rows)
 
 
 def _variables(specs: Any, num_examples: int) -> tuple[tf.Variable, Any]:
+    import tensorflow as tf
+
     def new(spec: tf.TensorSpec) -> tf.Variable:
         empty = tf.raw_ops.Empty(shape=[num_examples, *spec.shape], dtype=spec.dtype)  # the memory is taken as it fills
         return tf.Variable(empty, trainable=False)
@@ -228,9 +259,89 @@ def _variables(specs: Any, num_examples: int) -> tuple[tf.Variable, Any]:
         return tf.Variable(tf.zeros([num_examples], tf.bool), trainable=False), tf.nest.map_structure(new, specs)
 
 
-def _write(variable: tf.Variable, rows: tf.Tensor, values: tf.Tensor) -> tf.Operation | None:
-    """Writes rows of a variable; returns the operation in a graph."""
-    operation: tf.Operation | None = tf.raw_ops.ResourceScatterUpdate(
-        resource=variable.handle, indices=rows, updates=values
-    )
-    return operation
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """The settings of a cache.
+
+    Args:
+        place: "memory", "disk", "none", or "auto" for the first with enough space.
+        folder: the folder of disk caches; None for `tfaccel/examples` in the user's cache folder (`XDG_CACHE_HOME`, or
+            `~/.cache`).
+        identity: `identity()` returns a string that differs for different examples; the next run with the same one
+            reuses a disk cache. None: the cache is deleted when the process ends.
+
+    Raises:
+        DataError: for another place.
+    """
+
+    place: Place = "auto"
+    folder: str | os.PathLike[str] | None = None
+    identity: Callable[[], str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.place not in PLACES:
+            raise DataError(f"A cache's place must be one of {', '.join(PLACES)}. Received: place={self.place!r}.")
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of disk caches, which may not exist yet; None for a user without a home directory."""
+        if self.folder is not None:
+            return local_path(self.folder, DataError)
+        try:
+            place = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            return local_path(place, DataError) / "tfaccel" / "examples"
+        except RuntimeError:  # HOME is not set, and the user's number is in no list of users
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheChoice:
+    """Where examples are kept, and why."""
+
+    place: Literal["memory", "disk", "none"]
+    reason: str
+
+
+def choose_cache(
+    num_bytes: int, *, free_memory_bytes: int | None, free_disk_bytes: int, place: Place = "auto"
+) -> CacheChoice:
+    """Chooses memory if the examples fit into a third of the free memory, disk if they fit into half of the free disk
+    space, and no cache otherwise.
+
+    Args:
+        num_bytes: size of all decoded examples.
+        free_memory_bytes: memory still available to this process; None if unknown.
+        free_disk_bytes: free space on the disk of the cache folder.
+        place: the requested place.
+
+    Raises:
+        DataError: if the examples do not fit into the requested place.
+
+    Example:
+        >>> choose_cache(10**9, free_memory_bytes=2 * 10**9, free_disk_bytes=10**10).place
+        'disk'
+    """
+    size = f"the examples take {_amount(num_bytes)} when decoded"
+    memory = "unknown" if free_memory_bytes is None else _amount(free_memory_bytes)
+    found = f"{size}; free memory: {memory}, free disk: {_amount(free_disk_bytes)}"
+    if place == "memory" and free_memory_bytes is not None and num_bytes > free_memory_bytes:
+        raise DataError(f"The cache cannot be in memory: {found}. Use 'disk', 'none' or 'auto'.")
+    if place == "disk" and num_bytes > free_disk_bytes:
+        raise DataError(f"The cache cannot be on disk: {found}. Use 'memory', 'none' or 'auto'.")
+    if place != "auto":
+        return CacheChoice(place=place, reason=f"as asked for; {found}")
+    if num_bytes <= _PART_OF_MEMORY * (free_memory_bytes or 0):
+        return CacheChoice(place="memory", reason=f"a third of the free memory is enough: {found}")
+    if num_bytes <= _PART_OF_DISK * free_disk_bytes:
+        return CacheChoice(
+            place="disk", reason=f"more than a third of the free memory, at most half of the disk: {found}"
+        )
+    return CacheChoice(place="none", reason=f"more than a third of the free memory and half of the disk: {found}")
+
+
+def _amount(num_bytes: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1000:.1f} kB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.boxes.box_data import NO_OBJECT, BoxedImages, BoxedSplit
+from tfaccel.data.box_data import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.class_labels import TEST_FRACTION
 from tfaccel.data.images.image_check import ImageHeader, check_image, pixels
 from tfaccel.errors import DataError, WorkloadError
@@ -88,7 +89,7 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
         raise DataError(
             f"The images take {num_bytes:,} bytes in memory at {image_size} pixels. Use a smaller image_size."
         )
-    train, test = (CocoPart(part, image_size, most) for part in listed)
+    train, test = (functools.cache(partial(_read_images, part, image_size, most)) for part in listed)
     return BoxedImages(
         class_names=tuple(classes.values()),
         image_size=image_size,
@@ -96,7 +97,7 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
         most_objects=most,
         num_train_images=len(listed[0]),
         num_test_images=len(listed[1]),
-        train=train,
+        train=lambda seed, epoch: train(),
         test=test,
     )
 
@@ -182,17 +183,17 @@ def _objects(
     return [listed for image, listed in found.items() if image not in damaged]
 
 
-def _placed(listed: _Listed, folder: Path, bad_data: BadData) -> list[BoxesOfFile]:
+def _placed(listed: _Listed, folder: Path, bad_data: BadData) -> list[_BoxesOfFile]:
     """The images that can be decoded, and whose boxes are inside."""
     found = []
     for entry, objects in listed:
-        image = bad_data.tried(partial(boxes_of_file, entry, objects, folder), entry["json"], entry["number"])
+        image = bad_data.tried(partial(_boxes_of_file, entry, objects, folder), entry["json"], entry["number"])
         if image is not None:
             found.append(image)
     return found
 
 
-def _split(listed: list[BoxesOfFile], path: Path) -> list[list[BoxesOfFile]]:
+def _split(listed: list[_BoxesOfFile], path: Path) -> list[list[_BoxesOfFile]]:
     if len(listed) < 2:
         raise DataError(f"{path} has one image; it needs at least two, one to train on and one to test with.")
     order = np.random.default_rng(0).permutation(len(listed))
@@ -201,35 +202,18 @@ def _split(listed: list[BoxesOfFile], path: Path) -> list[list[BoxesOfFile]]:
 
 
 @dataclass(frozen=True)
-class BoxesOfFile:
-    """An image file with its boxes.
-
-    Args:
-        path: the file.
-        size: width and height in pixels, with the orientation applied.
-        orientation: the EXIF orientation that is applied; 1 for none.
-        corners: left, top, right and bottom edge of each box, in pixels.
-        labels: the class index of each box.
-    """
+class _BoxesOfFile:
+    """An image file with its boxes."""
 
     path: Path
-    size: tuple[int, int]
-    orientation: int
-    corners: np.ndarray
-    labels: tuple[int, ...]
+    size: tuple[int, int]  # width and height in pixels, with the orientation applied
+    orientation: int  # the EXIF orientation that is applied; 1 for none
+    corners: np.ndarray  # left, top, right and bottom edge of each box, in pixels
+    labels: tuple[int, ...]  # the class index of each box
 
 
-def boxes_of_file(entry: Mapping[str, Any], objects: Objects, folder: Path) -> BoxesOfFile:
-    """Finds and checks the file of an image, and its boxes.
-
-    Args:
-        entry: the entry of `images`, and the COCO file under "json".
-        objects: the boxes.
-        folder: see `image_file`.
-
-    Raises:
-        DataError: if there is no such file, it cannot be decoded, or differs from what the COCO file says of it.
-    """
+def _boxes_of_file(entry: Mapping[str, Any], objects: Objects, folder: Path) -> _BoxesOfFile:
+    """Finds and checks the file of an image, and its boxes; the entry has the COCO file under "json"."""
     path = image_file(folder, Path(entry["json"]), str(entry["file_name"]))
     if path is None:
         raise DataError(
@@ -252,7 +236,7 @@ def boxes_of_file(entry: Mapping[str, Any], objects: Objects, folder: Path) -> B
                 f"{size[0]}x{size[1]} pixels: bbox={[left, top, width, height]} (left, top, width, height)."
             )
         corners[place] = left, top, right, bottom
-    return BoxesOfFile(path, size, orientation, corners, tuple(label for _, label in objects))
+    return _BoxesOfFile(path, size, orientation, corners, tuple(label for _, label in objects))
 
 
 def image_file(folder: Path, json_file: Path, name: str) -> Path | None:
@@ -336,44 +320,25 @@ def orientation_of_boxes(entry: Mapping[str, Any], header: ImageHeader, name: st
     return header.orientation if said == shown else 1
 
 
-class CocoPart:
-    """The images of a part, decoded when they are first used, after TensorFlow has been set up.
+def _read_images(images: Sequence[_BoxesOfFile], side: int, most_objects: int) -> BoxedSplit:
+    """Decodes images, scaled to fit into a square and padded with black, and scales their boxes.
 
-    Args:
-        images: the images.
-        image_size: height and width of the square that they are scaled to fit into, and padded with black.
-        most_objects: maximum number of boxes in an image.
+    Raises:
+        DataError: if an image can no longer be read.
     """
-
-    def __init__(self, images: Sequence[BoxesOfFile], image_size: int, most_objects: int) -> None:
-        self._images, self._image_size, self._most_objects = images, image_size, most_objects
-        self._split: BoxedSplit | None = None
-
-    def __call__(self, *seed_and_epoch: int) -> BoxedSplit:
-        """The images and boxes.
-
-        Raises:
-            DataError: if an image can no longer be read.
-        """
-        if self._split is None:
-            self._split = self._read()
-        return self._split
-
-    def _read(self) -> BoxedSplit:
-        side = self._image_size
-        images = np.zeros((len(self._images), side, side, 3), np.uint8)
-        boxes = np.zeros((len(self._images), self._most_objects, 4), np.float32)
-        labels = np.full((len(self._images), self._most_objects), NO_OBJECT, np.int64)
-        for row, image in enumerate(self._images):
-            scale = side / max(image.size)
-            pixels = _scaled(image, scale)
-            images[row, : pixels.shape[0], : pixels.shape[1]] = pixels
-            boxes[row, : len(image.labels)] = np.clip(image.corners * scale, 0, side)
-            labels[row, : len(image.labels)] = image.labels
-        return BoxedSplit(images, boxes, labels)
+    squares = np.zeros((len(images), side, side, 3), np.uint8)
+    boxes = np.zeros((len(images), most_objects, 4), np.float32)
+    labels = np.full((len(images), most_objects), NO_OBJECT, np.int64)
+    for row, image in enumerate(images):
+        scale = side / max(image.size)
+        pixels = _scaled(image, scale)
+        squares[row, : pixels.shape[0], : pixels.shape[1]] = pixels
+        boxes[row, : len(image.labels)] = np.clip(image.corners * scale, 0, side)
+        labels[row, : len(image.labels)] = image.labels
+    return BoxedSplit(squares, boxes, labels)
 
 
-def _scaled(image: BoxesOfFile, scale: float) -> np.ndarray:
+def _scaled(image: _BoxesOfFile, scale: float) -> np.ndarray:
     """The pixels of an image, oriented and scaled."""
     from PIL import Image
 

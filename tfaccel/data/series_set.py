@@ -16,6 +16,7 @@ from tfaccel.data.tables.column_kinds import (
     NUMBERS_ADVICE,
     NUMERIC,
     as_numbers,
+    check_float32,
     get_kind,
     kinds_of_columns,
     unread_notation,
@@ -23,7 +24,6 @@ from tfaccel.data.tables.column_kinds import (
 )
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table
-from tfaccel.data.tables.targets import check_float32
 from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
 
@@ -95,6 +95,18 @@ class SeriesSet:
                 f"{window} and a horizon of {horizon} need {window + horizon + 1} and {horizon}. Make them shorter."
             )
         return self.num_fitted - window - horizon + 1
+
+    def first_rows(self, part: str, *, window: int, horizon: int) -> np.ndarray:
+        """The first forecast row of each window of a part, in chronological order.
+
+        Args:
+            part: "test", whose forecasts are contiguous; or "calibration": the end of the training part, which models
+                are not fitted to.
+            window, horizon: rows of the past, and of the forecast, which lies within the part.
+        """
+        if part == "calibration":
+            return np.arange(self.num_fitted, self.num_train - horizon + 1)
+        return np.arange(max(self.num_train, window), len(self.values) - horizon + 1, horizon)
 
     def to_json(self) -> dict[str, Any]:
         """The model's inputs and outputs as JSON-serializable data."""
@@ -253,7 +265,7 @@ def _with_times(table: Table, time_column: str, bad_data: BadData) -> Table:
     last = -np.inf
     column = table.column(time_column)
     for row in range(table.num_rows):
-        place = row + 1 if table.places is None else int(table.places[row])
+        place = table.place(row)
         try:
             _, seconds = _times(Column(column.name, column.values[[row]]), table.source)
             if not seconds[0] > last:

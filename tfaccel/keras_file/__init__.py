@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import ExportError
-from tfaccel.private_load_model import load_model
+from tfaccel.keras_file.private_load_model import load_model
 
 if TYPE_CHECKING:
     import keras

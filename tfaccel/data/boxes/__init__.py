@@ -1,1 +1,0 @@
-"""Images with bounding boxes, for object detection."""

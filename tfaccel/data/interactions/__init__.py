@@ -1,1 +1,0 @@
-"""Interactions of users with items: clicks or ratings from tables, encoded for large tables of embeddings."""

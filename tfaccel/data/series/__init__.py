@@ -1,1 +1,0 @@
-"""Time series: windows and their batches."""
