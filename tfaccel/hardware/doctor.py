@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from tfaccel.hardware.doctor_child import ProbeResult, run_probes
 from tfaccel.hardware.gpu import DriverGpu, driver_gpus, visible_gpus
 from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
+from tfaccel.records import Record
 
 # The computations of `doctor_arithmetic` on each device.
 COMPUTATIONS = ("matmul", "convolution", "float16", "bfloat16", "XLA step")
@@ -117,7 +118,7 @@ STATUSES = ("ok", "warn", "fail", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(Record):
     """The result of one check.
 
     Args:
@@ -144,7 +145,3 @@ class Check:
             raise ValueError(f"status must be one of {', '.join(STATUSES)}. Received: status={self.status!r}.")
         if self.status in ("warn", "fail") and not self.remedy:
             raise ValueError(f"A check that is {self.status!r} needs a remedy. Received: {self!r}.")
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)

@@ -1,16 +1,16 @@
 """`Hardware`: the description of a machine, which can be detected, saved as JSON, or made up in one line."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Self
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError
-from tfaccel.hardware.json_fields import check_count, check_known, check_text, quoted, record_from_json, texts_from_json
+from tfaccel.hardware.json_fields import check_count, check_known, check_text, texts_from_json
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
+from tfaccel.records import Record, quoted
 from tfaccel.short_repr import short_repr
 
 DEVICE_KINDS = ("CPU", "GPU", "TPU")
@@ -21,7 +21,7 @@ CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
 @suggests_names
 @checks_types(HardwareError)
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(Record):
     """One device, with TensorFlow's index.
 
     Args:
@@ -39,6 +39,8 @@ class Device:
         >>> Device(kind="GPU", index=0, model="NVIDIA H100", compute_capability=(9, 0)).name
         'GPU:0'
     """
+
+    _json_error = HardwareError
 
     kind: str
     index: int
@@ -66,21 +68,10 @@ class Device:
         """TensorFlow's short name of the device, such as "GPU:0"."""
         return f"{self.kind}:{self.index}"
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        data = asdict(self)
-        data["compute_capability"] = None if self.compute_capability is None else list(self.compute_capability)
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The device from its `to_json` data; omitted fields have their defaults."""
-        return record_from_json(cls, data)
-
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Record):
     """The cluster of this process.
 
     Args:
@@ -98,6 +89,8 @@ class Cluster:
         >>> Cluster(source="slurm", num_workers=4, task_index=0).task_type
         'worker'
     """
+
+    _json_error = HardwareError
 
     source: str
     num_workers: int
@@ -132,20 +125,11 @@ class Cluster:
         """Whether this process writes files: the chief, or the first worker if there is no chief."""
         return self.task_type == "chief" or (self.task_index == 0 and not self.num_chiefs)
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "addresses": list(self.addresses)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The cluster from its `to_json` data; omitted fields have their defaults."""
-        return record_from_json(cls, data)
-
 
 @short_repr
 @suggests_names
 @dataclass(frozen=True, kw_only=True)
-class Hardware:
+class Hardware(Record):
     """A machine: its CPU, memory, accelerators, and its place in a cluster.
 
     `detect_hardware()` describes this machine. The defaults describe a small machine without accelerators, so that
@@ -170,6 +154,8 @@ class Hardware:
         >>> len(node.gpus), Hardware.from_json(node.to_json()) == node
         (8, True)
     """
+
+    _json_error = HardwareError
 
     cpu_model: str = "unknown"
     num_physical_cores: int = 1
@@ -200,30 +186,6 @@ class Hardware:
     def tpus(self) -> tuple[Device, ...]:
         """The TPUs, in TensorFlow's order."""
         return tuple(device for device in self.devices if device.kind == "TPU")
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {
-            **asdict(self),
-            "cpu_features": list(self.cpu_features),
-            "devices": [device.to_json() for device in self.devices],
-            "cluster": None if self.cluster is None else self.cluster.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The hardware from its `to_json` data; omitted fields have their defaults.
-
-        Raises:
-            HardwareError: for an unknown field or an invalid value.
-        """
-        if isinstance(data, Mapping):
-            data = dict(data)
-            if isinstance(data.get("devices"), (list, tuple)):
-                data["devices"] = [Device.from_json(device) for device in data["devices"]]
-            if data.get("cluster") is not None:
-                data["cluster"] = Cluster.from_json(data["cluster"])
-        return record_from_json(cls, data)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:

@@ -1,18 +1,12 @@
 """Checks of dataclass fields that may come from JSON: each error names the field, the value, and what is expected."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from tfaccel.errors import HardwareError
+from tfaccel.records import quoted
 
 _Record = TypeVar("_Record")
-
-
-def quoted(value: Any) -> str:
-    """The value for an error message, shortened."""
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def check_count(record: Any, name: str, *, minimum: int) -> None:
@@ -43,19 +37,3 @@ def check_known(values: Iterable[str], known: Iterable[str], meaning: str) -> No
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise HardwareError(f"{meaning}. Expected: {', '.join(known)}. Received: {', '.join(unknown)}.")
-
-
-def record_from_json(cls: type[_Record], data: Any) -> _Record:
-    """Creates the dataclass from a JSON object; raises HardwareError for unknown or missing fields."""
-    if not isinstance(data, Mapping):
-        raise HardwareError(f"{cls.__name__} must be a JSON object. Received: {quoted(data)}.")
-    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    check_known(map(str, data), known, f"{cls.__name__} has no such field")
-    missing = [
-        name
-        for name, field in known.items()
-        if name not in data and field.default is MISSING and field.default_factory is MISSING
-    ]
-    if missing:
-        raise HardwareError(f"{cls.__name__} lacks {', '.join(missing)}. Received: {quoted(dict(data))}.")
-    return cls(**data)

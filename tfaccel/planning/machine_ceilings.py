@@ -10,15 +10,15 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cache_dir, keep_in_cache
 from tfaccel.planning.plan_environment import get_environment
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 logger = logging.getLogger("tfaccel")
@@ -31,7 +31,7 @@ _COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bflo
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class MachineCeilings:
+class MachineCeilings(Record):
     """The highest speeds that TensorFlow reached on one device of this machine, a CPU with all of its usable cores.
 
     Args:
@@ -87,15 +87,6 @@ class MachineCeilings:
             return ""
         names = ", ".join(self.disturbed)
         return f"The limits ({names}) were measured while other programs ran, and may be too low."
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "disturbed": list(self.disturbed)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The ceilings from their `to_json` data."""
-        return cls(**data)
 
 
 def compute_dtype(plan: Plan) -> str:

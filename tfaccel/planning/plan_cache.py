@@ -24,6 +24,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
 from tfaccel.planning.reference import get_signature
 from tfaccel.planning.workload import Workload
+from tfaccel.records import Record
 
 logger = logging.getLogger("tfaccel")
 
@@ -224,7 +225,7 @@ _DATA = ("train_data", "augment")
 
 
 @dataclass(frozen=True)
-class PlanKey:
+class PlanKey(Record):
     """All that a measured plan depends on, as JSON values.
 
     Args:
@@ -295,15 +296,6 @@ class PlanKey:
             if self.signatures[name] != earlier.signatures[name]:
                 changes.append(f"the code or the shapes of the {name} changed")
         return changes
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return {
-            "task": dict(self.task),
-            "signatures": dict(self.signatures),
-            "hardware": dict(self.hardware),
-            "versions": dict(self.versions),
-        }
 
 
 def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> str:

@@ -6,11 +6,12 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from tfaccel.errors import LaunchError
 from tfaccel.known_names import check_names
+from tfaccel.records import Record
 
 _MAX_NAME_LENGTH = 63  # of a DNS label (RFC 1035)
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -28,7 +29,7 @@ _SET_BY_ENGINES = re.compile(r"TF_CONFIG|JOB_COMPLETION(S|_INDEX)|SLURM_\w+|TFAC
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterJob:
+class ClusterJob(Record):
     """A command that runs once as each worker of a cluster.
 
     Args:
@@ -93,10 +94,6 @@ class ClusterJob:
             if flag in (f"--{name}", f"-{name}"):
                 return value if equals else following
         return None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "command": list(self.command), "environment": dict(self.environment)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
