@@ -1,13 +1,15 @@
 """`Hardware`: the description of a machine, which can be detected, saved as JSON, or made up in one line."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError
-from tfaccel.hardware.json_fields import check_count, check_known, check_text, texts_from_json
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.records import Record, quoted
@@ -15,6 +17,7 @@ from tfaccel.short_repr import short_repr
 
 DEVICE_KINDS = ("CPU", "GPU", "TPU")
 CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
+_Record = TypeVar("_Record")
 
 
 @short_repr
@@ -232,3 +235,33 @@ def _capability(value: Any) -> tuple[int, int]:
             f"compute_capability must be two whole numbers, such as [9, 0]. Received: compute_capability={value!r}."
         )
     return parts[0], parts[1]
+
+
+def check_count(record: Any, name: str, *, minimum: int) -> None:
+    """Raises HardwareError unless the field is an integer of at least `minimum`."""
+    value = getattr(record, name)
+    if type(value) is not int or value < minimum:
+        raise HardwareError(f"{name} must be a whole number of at least {minimum}. Received: {name}={quoted(value)}.")
+
+
+def check_text(record: Any, name: str) -> None:
+    """Raises HardwareError unless the field is a string."""
+    value = getattr(record, name)
+    if not isinstance(value, str):
+        raise HardwareError(f"{name} must be a string. Received: {name}={quoted(value)}.")
+
+
+def texts_from_json(record: Any, name: str) -> tuple[str, ...]:
+    """The field as a tuple of strings; raises HardwareError if it is something else."""
+    value = getattr(record, name)
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(item, str) for item in value):
+        raise HardwareError(f"{name} must be a list of strings. Received: {name}={quoted(value)}.")
+    return tuple(value)
+
+
+def check_known(values: Iterable[str], known: Iterable[str], meaning: str) -> None:
+    """Raises HardwareError for the values that are not among the known ones."""
+    known = tuple(known)
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise HardwareError(f"{meaning}. Expected: {', '.join(known)}. Received: {', '.join(unknown)}.")

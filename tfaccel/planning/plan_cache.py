@@ -30,6 +30,11 @@ logger = logging.getLogger("tfaccel")
 
 CACHE_VARIABLE = "TFACCEL_CACHE"
 _DAMAGES = (TfaccelError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_FORMAT = 2
+_PACKAGES = ("keras", "numpy", "tensorflow", "tfaccel")
+_VOLATILE = ("memory_bytes",)  # of the hardware: a container's limit may change from run to run
+_MODEL = ("build_model", "compile_args")
+_DATA = ("train_data", "augment")
 
 
 @dataclass(frozen=True)
@@ -215,13 +220,6 @@ def _warn_of_no_home() -> None:
         f"There is no home directory (HOME is not set), so nothing that is measured is kept. Set {CACHE_VARIABLE} to a "
         "directory to write to."
     )
-
-
-_FORMAT = 2
-_PACKAGES = ("keras", "numpy", "tensorflow", "tfaccel")
-_VOLATILE = ("memory_bytes",)  # of the hardware: a container's limit may change from run to run
-_MODEL = ("build_model", "compile_args")
-_DATA = ("train_data", "augment")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ _COUNTS = {
 }
 _SECONDS = {"time_limit_seconds": True, "grace_seconds": False}
 _SET_BY_ENGINES = re.compile(r"TF_CONFIG|JOB_COMPLETION(S|_INDEX)|SLURM_\w+|TFACCEL_LAUNCH_\w+")
+CONNECT_SECONDS = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +142,6 @@ def _check_environment(environment: Mapping[str, str]) -> None:
                 f"{name} describes a worker's place in the cluster and is set for each worker. Remove it from the "
                 f"environment of the job. Received: {name}={value!r:.200}."
             )
-
-
-CONNECT_SECONDS = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ from typing import Any, Self
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError
-from tfaccel.hardware.hardware import DEVICE_KINDS
-from tfaccel.hardware.json_fields import check_count, check_text
+from tfaccel.hardware.hardware import DEVICE_KINDS, check_count, check_text
 from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.records import Record, quoted
