@@ -21,8 +21,8 @@ from tfaccel.measuring.ceilings import known_or_measured
 from tfaccel.measuring.duel import WINDOW_SECONDS
 from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.workload_task import make_task
+from tfaccel.planning.cache import keep_roofline
 from tfaccel.planning.candidates import taken_fields
-from tfaccel.planning.kept_rooflines import keep_roofline
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings, compute_dtype, num_limited_devices
 from tfaccel.planning.option_checks import check_seconds
