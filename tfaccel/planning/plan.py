@@ -10,12 +10,12 @@ from typing import Any, Self
 from tfaccel.errors import PlanError
 from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
-from tfaccel.planning.plan_checks import check_plan
-from tfaccel.planning.plan_settings import (
+from tfaccel.planning.plan_checks import (
     EVERYDAY,
     EXPERIMENTAL,
     LEFT_TO_TENSORFLOW,
     Setting,
+    check_plan,
     check_setting,
     choice,
     count,

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfaccel.data import private_pipelines
 from tfaccel.data.private_pipelines import get_batch_size
 from tfaccel.errors import PlanError
-from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
+from tfaccel.planning.option_checks import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import make_callbacks, run_epochs, validation_of_fit
 from tfaccel.training.front import make_source, on_engine, prepared_model

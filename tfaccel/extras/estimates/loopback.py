@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -18,8 +17,6 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.cache import cache_file, keep_in_cache, read_from_cache
 from tfaccel.processes.local_cluster import WorkerError, run_local_cluster
 from tfaccel.training.run.result import installed_versions
-
-logger = logging.getLogger("tfaccel")
 
 NUM_WORKERS = 2
 SIZES = (1, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)  # float32 values

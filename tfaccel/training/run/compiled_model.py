@@ -10,10 +10,9 @@ from typing import Any
 import keras
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.learning_rate_scaling import LearningRateScaling
 from tfaccel.planning.own_model import CompiledByModel, RebuiltModel
 from tfaccel.planning.plan import SETTINGS, Plan
-from tfaccel.planning.run_length import compile_arguments
+from tfaccel.planning.run_length import LearningRateScaling, compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 from tfaccel.training.accumulation import accumulate

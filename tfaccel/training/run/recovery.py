@@ -20,7 +20,7 @@ from typing import Any
 
 from tfaccel.errors import DataError, NonFiniteLossError, RunStopped
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.non_finite_policy import ROLLBACK, SKIP
+from tfaccel.planning.option_checks import ROLLBACK, SKIP
 from tfaccel.planning.plan import Plan, override_flag
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.augmentation_place import place_for_run

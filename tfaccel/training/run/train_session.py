@@ -15,7 +15,7 @@ from tfaccel.data.iterator_feed import ResumedPlace
 from tfaccel.errors import PlanError
 from tfaccel.files import whole_file
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.non_finite_policy import NOT_ON_TPUS, SKIP, STOP
+from tfaccel.planning.option_checks import NOT_ON_TPUS, SKIP, STOP
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
