@@ -14,6 +14,7 @@ LAYERS = {
     "local_path": 0,
     "known_names": 0,
     "argument_types": 0,
+    "records": 0,
     "short_repr": 0,
     "graph_function": 0,
     "load_extra": 0,
