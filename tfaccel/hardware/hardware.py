@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Self, TypeVar
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError
-from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.records import Record, quoted
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 DEVICE_KINDS = ("CPU", "GPU", "TPU")
 CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
 _Record = TypeVar("_Record")
 
 
-@short_repr
-@suggests_names
-@checks_types(HardwareError)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=HardwareError, checks_numbers=False)
 class Device(Record):
     """One device, with TensorFlow's index.
 
@@ -72,8 +66,7 @@ class Device(Record):
         return f"{self.kind}:{self.index}"
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Cluster(Record):
     """The cluster of this process.
 
@@ -129,9 +122,7 @@ class Cluster(Record):
         return self.task_type == "chief" or (self.task_index == 0 and not self.num_chiefs)
 
 
-@short_repr
-@suggests_names
-@dataclass(frozen=True, kw_only=True)
+@noun(suggests=True)
 class Hardware(Record):
     """A machine: its CPU, memory, accelerators, and its place in a cluster.
 

@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tfaccel.planning.cache import cache_file, get_digest, keep_in_cache, read_f
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 TENSOR_FLOAT_32 = "tensorfloat32"  # float32 tensors, whose products GPUs compute with 10 bits of mantissa
 _FORMAT = 3
@@ -25,8 +24,7 @@ _PACKAGES = ("keras", "tensorflow")
 _COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class MachineCeilings(Record):
     """The highest speeds that TensorFlow reached on one device of this machine, a CPU with all of its usable cores.
 

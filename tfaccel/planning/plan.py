@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any, Self
 
 from tfaccel.errors import PlanError
-from tfaccel.known_names import did_you_mean, suggests_names
+from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
 from tfaccel.planning.plan_checks import (
     EVERYDAY,
@@ -22,7 +22,7 @@ from tfaccel.planning.plan_checks import (
     switch,
 )
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 REFUSED_STRATEGIES: Mapping[str, str] = {
     "parameter_server": "Keras 3 does not support ParameterServerStrategy: its fit and predict fail, and asynchronous "
@@ -37,9 +37,7 @@ _THREADS: Mapping[str, Any] = {
 }
 
 
-@short_repr
-@suggests_names
-@dataclass(frozen=True, kw_only=True)
+@noun(suggests=True)
 class Plan(Record):
     """How to train: on which devices, in which precision, with which batches.
 

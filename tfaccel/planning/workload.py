@@ -3,17 +3,16 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from typing import Any, Self
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.given_data import given_data
 from tfaccel.errors import WorkloadError
-from tfaccel.known_names import suggests_names
 from tfaccel.planning.own_model import checked_build_model, get_name
 from tfaccel.planning.positional_arguments import compile_function, data_after_model
 from tfaccel.planning.workload_calls import check_parameters
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 _OPTIONAL_FUNCTIONS = ("validation_data", "callbacks", "augment", "judge", "show_result")
 _FROM_DATA = (
@@ -27,9 +26,7 @@ _FROM_DATA = (
 )
 
 
-@short_repr
-@suggests_names
-@dataclass(frozen=True)
+@noun(kw_only=False, suggests=True)
 class Workload:
     """What to train: a model, how to compile it, and its data.
 
