@@ -16,7 +16,7 @@ from typing import Any, Self
 from tfaccel.hardware.gpu import DriverGpu, driver_gpus, visible_gpus
 from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
-from tfaccel.processes.connection import ConnectedChild
+from tfaccel.processes.child import ConnectedChild
 from tfaccel.records import Record
 
 # The computations of `doctor_probes` on each device.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tfaccel.processes.connection import connect_to_parent
+from tfaccel.processes.child import connect_to_parent
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.launching.launched_worker import LaunchedWorker
-from tfaccel.launching.worker_places import LaunchOptions, WorkerPlace, found_command, worker_places
+from tfaccel.launching.local_worker import LaunchedWorker, LaunchOptions, WorkerPlace, found_command, worker_places
 from tfaccel.processes import heartbeat
 from tfaccel.processes.child import Environment
 from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, PERMANENT, RETRY, STARTED, can_be_retried

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfaccel.compressing.litert.conversion import Conversion, Converter
 from tfaccel.errors import CompressionError
-from tfaccel.processes.connection import ConnectedChild
+from tfaccel.processes.child import ConnectedChild
 
 _PROGRAM = "tfaccel.compressing.litert.conversion_program"
 # Total bytes that conversions in this process may leak; each is assumed to leak the model's size and a million bytes

@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from tfaccel.compressing.litert.conversion import Converter
-from tfaccel.processes.connection import connect_to_parent
+from tfaccel.processes.child import connect_to_parent
 
 
 def main(argv: list[str]) -> NoReturn:

@@ -32,8 +32,7 @@ from tfaccel.compressing.tfmot.translation_source import FlatModel, arrays_by_pa
 from tfaccel.errors import CompressionError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.child import last_words
-from tfaccel.processes.connection import ConnectedChild
+from tfaccel.processes.child import ConnectedChild, last_words
 from tfaccel.tested_versions import installed_version, warn_if_untested
 
 _PACKAGES = {"tensorflow_model_optimization": "tensorflow-model-optimization", "tf_keras": "tf-keras"}

@@ -25,7 +25,7 @@ from tfaccel.compressing.tfmot.training import TrainingJob, tf_optimizer, train
 from tfaccel.compressing.tfmot.translation_model import assemble, check_outputs, translate
 from tfaccel.compressing.tfmot.translation_source import FlatModel, arrays_by_path, named_arrays, save_arrays
 from tfaccel.errors import TfaccelError
-from tfaccel.processes.connection import connect_to_parent
+from tfaccel.processes.child import connect_to_parent
 
 
 class Program:

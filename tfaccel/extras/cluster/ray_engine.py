@@ -20,7 +20,7 @@ from tfaccel.extras.cluster.cluster_job import CONNECT_SECONDS, ClusterJob, RayO
 from tfaccel.extras.cluster.ray_worker import Board, WorkerEnd, num_active_workers, run_worker
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.launching.local_launcher import make_log_folder, signals_noted
-from tfaccel.launching.worker_places import WorkerPlace, found_command, worker_places
+from tfaccel.launching.local_worker import WorkerPlace, found_command, worker_places
 from tfaccel.local_path import local_path
 from tfaccel.processes.child import ProcessError, last_words, run_program
 from tfaccel.processes.launched import DONE, INTERRUPTED, PERMANENT, RETRY

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfaccel.launching.launched_worker import LaunchedWorker
-from tfaccel.launching.worker_places import WorkerPlace
+from tfaccel.launching.local_worker import LaunchedWorker, WorkerPlace
 from tfaccel.processes.launched import ATTEMPT, DONE, NUM_WORKERS, STARTED, can_be_retried
 
 _ROWS, _CHECKPOINTS, _RESULT = "metrics.jsonl", "checkpoints", "result.json"
