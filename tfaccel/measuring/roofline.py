@@ -23,12 +23,12 @@ from tfaccel.measuring.loss_check import CHECKED_STEPS
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.cache import keep_roofline
 from tfaccel.planning.candidates import taken_fields
+from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings, compute_dtype, num_limited_devices
 from tfaccel.planning.option_checks import check_seconds
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan, plan_key
-from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.workload import Workload
 from tfaccel.records import SavedRecord
 from tfaccel.short_repr import short_repr

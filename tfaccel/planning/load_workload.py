@@ -17,8 +17,7 @@ from typing import Any
 from tfaccel.errors import RunDirError, TfaccelError, WorkloadError
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
-from tfaccel.planning.workload import Workload
-from tfaccel.planning.workload_calls import call_own
+from tfaccel.planning.workload import Workload, call_own
 
 RECIPES_PACKAGE = "tfaccel.recipes"
 _FILES = ("config.json", "result.json", "model.keras")

@@ -12,8 +12,7 @@ from tfaccel.errors import WorkloadError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.option_checks import check_counts, check_fractions
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.workload import Workload
-from tfaccel.planning.workload_calls import call_own, takes_num_steps
+from tfaccel.planning.workload import Workload, call_own, takes_num_steps
 from tfaccel.records import Record
 
 RULES = ("linear", "square_root")

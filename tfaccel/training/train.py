@@ -22,12 +22,12 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import taken_fields
+from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import STOP, check_callbacks, check_choice, check_counts, check_policy, check_seed
 from tfaccel.planning.own_model import DeferredItems, RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import plan_key
-from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload

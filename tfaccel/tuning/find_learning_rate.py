@@ -12,11 +12,11 @@ from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import check_names
 from tfaccel.planning.candidates import taken_fields
+from tfaccel.planning.compile_arguments import FreshArguments, data_after_model
 from tfaccel.planning.load_workload import given_workload
-from tfaccel.planning.own_model import COMPILE_ARGUMENTS, FreshArguments, get_name, is_model, recreated
+from tfaccel.planning.own_model import COMPILE_ARGUMENTS, get_name, is_model, recreated
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan
-from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.private_models import given_compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import without_unavailable

@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import RunDirError
-from tfaccel.planning.own_model import CompiledByModel, described
+from tfaccel.planning.compile_arguments import CompiledByModel, described
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import LearningRateScaling, compile_arguments
 from tfaccel.planning.workload import Workload

@@ -10,11 +10,11 @@ from typing import Any
 import keras
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.own_model import CompiledByModel, RebuiltModel
+from tfaccel.planning.compile_arguments import CompiledByModel
+from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import SETTINGS, Plan
 from tfaccel.planning.run_length import LearningRateScaling, compile_arguments
-from tfaccel.planning.workload import Workload
-from tfaccel.planning.workload_calls import call_own
+from tfaccel.planning.workload import Workload, call_own
 from tfaccel.training.accumulation import accumulate
 from tfaccel.training.front import refuse_own_methods
 from tfaccel.training.private import private_api

@@ -16,8 +16,7 @@ from tfaccel.errors import WorkloadError
 from tfaccel.known_names import hint_of_keras_error
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import num_optimizer_steps
-from tfaccel.planning.workload import Workload
-from tfaccel.planning.workload_calls import call_own
+from tfaccel.planning.workload import Workload, call_own
 from tfaccel.training.epochs import Validation, make_callbacks, run_epochs
 from tfaccel.training.private import private_models
 from tfaccel.training.run.compiled_model import compiled_model, engine_options
