@@ -12,10 +12,10 @@ from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.qat_suite import qat_figures
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
-from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.comparison.runtime_measures import default_num_threads, latencies
-from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.compressing.compress import compress
+from tfaccel.compressing.compress_result import CompressResult
+from tfaccel.compressing.variant import VariantResult
 from tfaccel.errors import CompressionError
 from tfaccel.measuring.measurement import Measurement, Window
 from tfaccel.planning.load_workload import load_recipe

@@ -24,8 +24,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import Runtime
-from tfaccel.tuning.recipe_space import recipe_space
-from tfaccel.tuning.source import SearchSource
+from tfaccel.tuning.source import SearchSource, recipe_space
 
 
 class RecipeModel(keras_tuner.HyperModel):

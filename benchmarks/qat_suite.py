@@ -10,8 +10,8 @@ import keras
 from tfaccel.benchmarks import qat_task
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.suite_options import SuiteOptions
-from tfaccel.compressing.comparison.gate import CompressResult
 from tfaccel.compressing.compress import compress
+from tfaccel.compressing.compress_result import CompressResult
 from tfaccel.errors import CompressionError
 from tfaccel.planning.workload import Workload
 from tfaccel.training.train import train

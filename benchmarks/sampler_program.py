@@ -30,7 +30,7 @@ from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.oracles import make_oracle
 from tfaccel.tuning.search import search
-from tfaccel.tuning.trial_row import TrialRow, trial_folder, write_outcome
+from tfaccel.tuning.search_result import TrialRow, trial_folder, write_outcome
 
 _BATCH = 64
 _OBJECTIVE = Objective((("val_loss", "min"),))

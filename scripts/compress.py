@@ -20,10 +20,8 @@ from absl import flags
 from rich.table import Table
 from rich.text import Text
 
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes, sensitivity_cells
-from tfaccel.compressing.compress import compress
-from tfaccel.errors import RunDirError
+from tfaccel.compressing.compress_options import CompressOptions
+from tfaccel.compressing.compress_result import HEADINGS, CompressResult, cells, get_notes, sensitivity_cells
 from tfaccel.planning.load_workload import check_finished_run
 from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.compress_flags import compress_flags, compress_options, run_dir
@@ -42,9 +40,11 @@ def _main(values: flags.FlagValues) -> int:
     directory, options = run_dir(values), compress_options(values)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    with contextlib.suppress(RunDirError):  # `compress` reports it, after checking its options
-        check_finished_run(directory)
-        quiet_tensorflow()
+    CompressOptions.of(options)
+    check_finished_run(directory)
+    quiet_tensorflow()
+    from tfaccel.compressing.compress import compress
+
     if not values.quiet:
         options["progress"] = partial(show_progress, "compress")
     with contextlib.redirect_stdout(sys.stderr):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from absl import flags
 
-from tfaccel.compressing.litert.archive import is_litert_file
+from tfaccel.compressing.litert.file import is_litert_file
 from tfaccel.errors import DataError
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags

@@ -30,8 +30,7 @@ from tfaccel.scripts.command import INTERRUPTED, run_command, table_console
 from tfaccel.scripts.search_flags import define_tune_flags, search_options
 from tfaccel.scripts.train_flags import run_dir
 from tfaccel.scripts.workload_parameters import WorkloadParameters
-from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.trial_row import TrialRow
+from tfaccel.tuning.search_result import SearchResult, TrialRow
 
 _MAX_ROWS = 30
 

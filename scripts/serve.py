@@ -23,7 +23,7 @@ from typing import Any
 
 from absl import flags
 
-from tfaccel.compressing.litert.archive import is_litert_file
+from tfaccel.compressing.litert.file import is_litert_file
 from tfaccel.errors import ServeError, VersionError
 from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.extras.serving.model_config import ModelConfig, VersionPolicy, read_model_configs

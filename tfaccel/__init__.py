@@ -41,7 +41,7 @@ _PUBLIC_NAMES = {
     "TrainResult": "tfaccel.training.run.result",
     "ExportResult": "tfaccel.exporting.export_result",
     "SearchResult": "tfaccel.tuning.search_result",
-    "CompressResult": "tfaccel.compressing.comparison.gate",
+    "CompressResult": "tfaccel.compressing.compress_result",
     "Run": "tfaccel.exporting.load_run",
     "load_run": "tfaccel.exporting.load_run",
     "distill": "tfaccel.compressing.distillation",

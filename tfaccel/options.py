@@ -13,6 +13,7 @@ _PUBLIC_NAMES = {
     "ImageInput": "tfaccel.data.raw_input",
     "TextInput": "tfaccel.data.raw_input",
     "TableInput": "tfaccel.data.raw_input",
+    "SearchOptions": "tfaccel.tuning.options",
     "LearningRateTest": "tfaccel.tuning.learning_rate_report",
     "Device": "tfaccel.hardware.hardware",
 }

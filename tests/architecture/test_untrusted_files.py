@@ -13,8 +13,8 @@ MAY_PICKLE = {"tfaccel/planning/reference.py", "tfaccel/planning/own_model.py"}
 # and that may hold his own lambdas. A model from a file has passed `keras_file.py` before.
 MAY_LOWER_SAFE_MODE = {
     "tfaccel/compressing/keras_quantize.py": 2,
-    "tfaccel/compressing/comparison/runtime_probe.py": 1,
-    "tfaccel/compressing/tfmot/translation_source.py": 1,
+    "tfaccel/compressing/comparison/runtime_measures.py": 1,
+    "tfaccel/compressing/tfmot/flat_model.py": 1,
 }
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "_pickle"}
 EXTRACTORS = {"tarfile", "unpack_archive", "extractall", "get_file"}

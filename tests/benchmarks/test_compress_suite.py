@@ -6,9 +6,8 @@ import pytest
 
 from tfaccel.benchmarks import qat_suite
 from tfaccel.benchmarks.report import Report
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.variant_result import VariantResult
-from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.compress_result import CompressResult
+from tfaccel.compressing.variant import Variant, VariantResult
 from tfaccel.errors import CompressionError, TfaccelError
 from tfaccel.scripts.benchmark import COMPRESS_FIGURE_NAMES, chosen_figures
 

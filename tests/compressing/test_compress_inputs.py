@@ -10,10 +10,9 @@ from keras import layers
 
 from tfaccel import compress
 from tfaccel.compressing.call_signature import get_signature
-from tfaccel.compressing.comparison.agreement import Agreement
+from tfaccel.compressing.comparison.drop_judge import Agreement
 from tfaccel.compressing.comparison.task_metric import TaskMetrics, lower_is_better
-from tfaccel.compressing.compress_source import make_source
-from tfaccel.compressing.examples import check_ranges, get_batches, get_repeated_batches
+from tfaccel.compressing.compress_source import check_ranges, get_batches, get_repeated_batches, make_source
 from tfaccel.errors import CompressionError
 
 QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}

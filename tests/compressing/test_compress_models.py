@@ -10,9 +10,8 @@ from keras import layers
 
 from tfaccel import compress
 from tfaccel.compressing.call_signature import get_signature
-from tfaccel.compressing.litert.model import LitertModel
+from tfaccel.compressing.litert.model import LitertModel, relative_error
 from tfaccel.compressing.litert.post_training import make_converter
-from tfaccel.compressing.output_error import relative_error
 from tfaccel.errors import CompressionError
 
 QUICK = {"latency_seconds": 0.01, "num_threads": (1,), "num_representative": 20}

@@ -6,15 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes
-from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
 from tfaccel.compressing.compress import known_workload
-from tfaccel.compressing.compress_options import CompressOptions, checked_drop
-from tfaccel.compressing.litert.layer_cost import LayerCost
+from tfaccel.compressing.compress_options import CompressOptions
+from tfaccel.compressing.compress_result import HEADINGS, CompressResult, cells, get_notes
 from tfaccel.compressing.litert.sensitivity import Sensitivity
 from tfaccel.compressing.methods import checked_methods, get_parts
-from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.variant import Latency, LayerCost, Variant, VariantResult
 from tfaccel.errors import CompressionError, WorkloadError
 
 
@@ -202,6 +199,13 @@ def test_result_survives_json():
     assert (data["winner"], data["results"][1]["size_ratio"], data["results"][2]["drop"]) == (None, 0.25, None)
 
 
+def test_metrics_that_are_no_numbers_are_written_as_null():
+    variant = Variant(name="qat", method="qat", path="qat.tflite", metrics={"imitated_loss": math.nan})
+    data = json.loads(json.dumps(VariantResult(variant=variant, metrics={"loss": math.inf}).to_json(), allow_nan=False))
+    assert data["variant"]["metrics"] == {"imitated_loss": None}
+    assert math.isnan(VariantResult.from_json(data).variant.metrics["imitated_loss"])
+
+
 def test_table_has_a_cell_for_each_heading():
     found = gate(result(float_operations={"SOFTMAX": 1}), result("dynamic", failure="no such operation"))
     rows = [cells(found, one) for one in found.results]
@@ -243,8 +247,8 @@ def test_options_are_checked():
             CompressOptions.of(options)
     for drop in (math.nan, "much", None, True):
         with pytest.raises(CompressionError, match=rf"`max_metric_drop` must be a number\. Received: {drop!r}"):
-            checked_drop(drop)
-    assert checked_drop(np.float32(0.5)) == 0.5
+            CompressOptions(max_metric_drop=drop)
+    assert CompressOptions(max_metric_drop=np.float32(0.5)).max_metric_drop == 0.5
     for methods in (None, 5):
         with pytest.raises(CompressionError, match="`methods` must be names of methods"):
             checked_methods(methods)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tfaccel import compress
 from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras
-from tfaccel.compressing.litert.archive import read_litert_labels, read_litert_raw_input
+from tfaccel.compressing.litert.file import read_litert_labels, read_litert_raw_input
 from tfaccel.data.raw_input import ImageInput
 from tfaccel.errors import CompressionError
 

@@ -8,10 +8,10 @@ import pytest
 from keras import layers
 
 from tfaccel.compressing.call_signature import get_signature
-from tfaccel.compressing.litert.conversion_child import ConversionChild
+from tfaccel.compressing.litert.conversion import ConversionChild
 from tfaccel.compressing.litert.model import LitertModel
 from tfaccel.compressing.litert.post_training import make_converter
-from tfaccel.compressing.litert.selective import SelectiveQuantizer
+from tfaccel.compressing.litert.sensitivity import SelectiveQuantizer
 from tfaccel.errors import CompressionError
 
 

@@ -10,14 +10,11 @@ from keras import layers
 from scipy import stats
 
 from tfaccel import compress
-from tfaccel.compressing.comparison.drop_interval import DropInterval, jackknife_interval, paired_interval
-from tfaccel.compressing.comparison.drop_judge import DropLimit
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import cells
+from tfaccel.compressing.comparison.drop_judge import DropInterval, DropLimit, jackknife_interval, paired_interval
 from tfaccel.compressing.comparison.task_metric import TaskMetrics
-from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
-from tfaccel.compressing.examples import get_batches
-from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.compress_result import CompressResult, cells
+from tfaccel.compressing.compress_source import get_batches
+from tfaccel.compressing.variant import Latency, Variant, VariantResult
 from tfaccel.errors import CompressionError
 
 KNOWN = {"confidence": 0.95, "limit": 0.01}

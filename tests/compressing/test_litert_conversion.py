@@ -9,8 +9,7 @@ from keras import layers
 from tfaccel.compressing.call_signature import get_signature
 from tfaccel.compressing.litert.file import float_operations, operations, slim
 from tfaccel.compressing.litert.model import LitertModel
-from tfaccel.compressing.litert.post_training import make_converter
-from tfaccel.compressing.weight_only import quantize_blocks, quantize_weights
+from tfaccel.compressing.litert.post_training import make_converter, quantize_blocks, quantize_weights
 from tfaccel.errors import CompressionError
 
 

@@ -14,8 +14,8 @@ WEIGHTS = ("shared:prune", "masked:prune", "masked:cluster", "attention:prune", 
 def test_no_name_is_like_those_that_tf_keras_gives(logical_devices):
     import keras
 
-    from tfaccel.compressing.tfmot.translation_model import tf_names
-    from tfaccel.compressing.tfmot.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.flat_model import flatten_model
+    from tfaccel.compressing.tfmot.translation import tf_names
 
     layers = [keras.layers.Dense(4, name=name) for name in ("conv2d", "a b", "a_b")]
     names = tf_names(flatten_model(keras.Sequential([keras.Input((4,), name="x"), *layers])))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tfaccel.compressing.tfmot.options import TfmotOptions, get_stages
+from tfaccel.compressing.methods import TRAINING, TfmotOptions
 from tfaccel.errors import CompressionError
 
 HERE = Path(__file__).parent
@@ -21,7 +21,7 @@ import json, sys
 import numpy as np
 from tfmot_workload import accuracy, int8_kernels, litert_accuracy, rows, trained, workload
 from tfaccel.compressing.tfmot.methods import tfmot_variant
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import TfmotOptions
 
 work, said, found = workload(), [], {}
 model = trained(work)
@@ -56,7 +56,7 @@ import json, keras
 import numpy as np
 from tfmot_workload import workload
 from tfaccel.compressing.tfmot.methods import tfmot_variant
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import TfmotOptions
 from tfaccel.errors import CompressionError
 
 class Own(keras.layers.Layer):
@@ -92,7 +92,7 @@ KILLED = """
 import sys
 from tfmot_workload import workload
 from tfaccel.compressing.tfmot.methods import tfmot_variant
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import TfmotOptions
 
 work = workload()
 tfmot_variant(work.build_model(), "prune", workload=work, options=TfmotOptions(epochs=10000),
@@ -188,21 +188,21 @@ def test_options_that_cannot_be_used_are_refused(options, message):
         TfmotOptions(**options)
 
 
-def test_options_go_to_json_and_back():
-    options = TfmotOptions(epochs=2, block_size=(2, 2))
-    assert TfmotOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+def test_options_of_a_stage():
+    options = TfmotOptions(**json.loads('{"epochs": 2, "block_size": [2, 2]}'))
+    assert options == TfmotOptions(epochs=2, block_size=(2, 2))
     assert (options.get_epochs("qat"), TfmotOptions().get_epochs("qat")) == (2, 4)
-    assert get_stages("cqat") == ("cluster", "cqat")
+    assert TRAINING["cqat"].stages == ("cluster", "cqat")
 
 
-def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devices, tmp_path):
+def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devices):
     """Also where the workload does not say how many examples there are: batches are counted."""
     import keras
     from tfmot_workload import build_model, workload
 
     from tfaccel.compressing.call_signature import get_signature
-    from tfaccel.compressing.tfmot.job import TrainingBatches, write_job
-    from tfaccel.compressing.tfmot.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.flat_model import flatten_model
+    from tfaccel.compressing.tfmot.methods import TrainingBatches, make_job
 
     asked = []
 
@@ -215,8 +215,6 @@ def test_a_schedule_over_the_run_gives_the_highest_rate_of_training(logical_devi
     flat = flatten_model(build_model())
     batches = TrainingBatches(work, flat, seed=0)
     signature = get_signature(flat.model, batches.first_x)
-    jobs = write_job(
-        tmp_path, flat, batches, method="prune", workload=work, options=TfmotOptions(), signature=signature
-    )
+    job = make_job(batches, method="prune", options=TfmotOptions(), signature=signature)
     assert asked == [2 * batches.steps_per_epoch]
-    assert 0.0 < jobs["prune"].learning_rate <= 0.01
+    assert 0.0 < job.stages["prune"].learning_rate <= 0.01

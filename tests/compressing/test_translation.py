@@ -51,7 +51,7 @@ def translate(run_python, *cases):
 
 def flat_calls(model):
     """The calls of a model, after its way to another process."""
-    from tfaccel.compressing.tfmot.translation_source import FlatModel, flatten_model
+    from tfaccel.compressing.tfmot.flat_model import FlatModel, flatten_model
 
     flat = FlatModel.from_json(json.loads(json.dumps(flatten_model(model).serialized)))
     return flat.calls
@@ -60,7 +60,7 @@ def flat_calls(model):
 def test_models_in_models_are_opened(logical_devices):
     import keras
 
-    from tfaccel.compressing.tfmot.translation_source import Tensor
+    from tfaccel.compressing.tfmot.flat_model import Tensor
 
     inner_input, x = keras.Input((4,)), keras.Input((4,), name="x")
     inner = keras.Model(inner_input, keras.layers.Dense(4, name="dense")(inner_input), name="inner")
@@ -83,7 +83,7 @@ def test_training_is_handed_down_to_layers(logical_devices):
 def test_inputs_of_a_model_in_a_model_are_found_by_name(logical_devices):
     import keras
 
-    from tfaccel.compressing.tfmot.translation_source import Tensor
+    from tfaccel.compressing.tfmot.flat_model import Tensor
 
     parts = [keras.Input((4,), name="second"), keras.Input((4,), name="first")]
     inner = keras.Model(parts, keras.layers.Subtract(name="difference")(parts), name="inner")
@@ -93,7 +93,7 @@ def test_inputs_of_a_model_in_a_model_are_found_by_name(logical_devices):
 
 
 def test_half_precision_becomes_float32():
-    from tfaccel.compressing.tfmot.translation_source import in_float32
+    from tfaccel.compressing.tfmot.flat_model import in_float32
 
     policy = {"class_name": "DTypePolicy", "config": {"name": "mixed_float16"}}
     assert in_float32({"dtype": policy, "config": {"dtype": "bfloat16", "x": [{"dtype": "int32"}]}}) == {
@@ -107,7 +107,7 @@ def test_half_precision_becomes_float32():
 def test_model_that_cannot_be_translated_is_refused(logical_devices):
     import keras
 
-    from tfaccel.compressing.tfmot.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.flat_model import flatten_model
 
     class ConditionalGan(keras.Model):
         def call(self, x):
@@ -152,7 +152,7 @@ def test_model_that_cannot_be_translated_is_refused(logical_devices):
 def test_layer_that_the_other_process_does_not_know_is_named(logical_devices):
     import keras
 
-    from tfaccel.compressing.tfmot.translation_source import FlatModel, flatten_model
+    from tfaccel.compressing.tfmot.flat_model import FlatModel, flatten_model
 
     inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, name="mine")], name="inner")
     text = json.dumps(flatten_model(keras.Sequential([keras.Input((4,)), inner])).serialized)
@@ -165,7 +165,7 @@ def test_layer_that_the_other_process_does_not_know_is_named(logical_devices):
 def test_weights_that_a_layer_makes_later_are_refused(logical_devices):
     import keras
 
-    from tfaccel.compressing.tfmot.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.flat_model import flatten_model
 
     class Late(keras.layers.Layer):
         def call(self, x):
@@ -182,7 +182,7 @@ def test_weights_that_a_layer_makes_later_are_refused(logical_devices):
 
 
 def test_differences_are_seen():
-    from tfaccel.compressing.tfmot.translation_model import largest_difference
+    from tfaccel.compressing.tfmot.translation import largest_difference
 
     assert largest_difference([[1.0, 2.0]], [[1.0, 2.0]]) == 0.0
     assert largest_difference([[1.0, 2.1]], [[1.0, 2.0]]) == pytest.approx(0.05)

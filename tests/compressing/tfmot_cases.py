@@ -78,11 +78,11 @@ def trained(name, method):
     import keras
     import tf_keras
 
-    from tfaccel.compressing.tfmot.options import TfmotOptions
+    from tfaccel.compressing.methods import TfmotOptions
+    from tfaccel.compressing.tfmot.flat_model import flatten_model
     from tfaccel.compressing.tfmot.quantizing import begin_with_ranges, quantized_model
     from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
-    from tfaccel.compressing.tfmot.translation_model import translate
-    from tfaccel.compressing.tfmot.translation_source import flatten_model
+    from tfaccel.compressing.tfmot.translation import translate
 
     keras.utils.set_random_seed(0)
     flat = flatten_model(CASES[name](keras))
@@ -118,10 +118,11 @@ def trained(name, method):
 def as_litert(model, flat, x, expected):
     from ai_edge_litert.interpreter import Interpreter
 
+    from tfaccel.compressing.call_signature import SIGNATURE_KEY
     from tfaccel.compressing.litert.file import float_operations
-    from tfaccel.compressing.tfmot.quantizing import SIGNATURE_KEY, litert_file
+    from tfaccel.compressing.tfmot.quantizing import litert_file
 
-    content = litert_file(model, flat, {"inputs": flat.input_names, "outputs": ["y"]})
+    content = litert_file(model, flat, flat.input_names, ["y"])
     run = Interpreter(model_content=content).get_signature_runner(SIGNATURE_KEY)
     rows = [{name: array[row : row + 1] for name, array in zip(flat.input_names, x, strict=True)} for row in range(16)]
     outputs = np.concatenate([run(**row)["y"] for row in rows])

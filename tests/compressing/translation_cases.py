@@ -193,7 +193,7 @@ def layers_without_case(keras):
     from tensorflow_model_optimization.python.core.quantization.keras.default_8bit import default_8bit_quantize_registry
     from tensorflow_model_optimization.python.core.sparsity.keras.prune_registry import PruneRegistry
 
-    from tfaccel.compressing.tfmot.translation_layers import NATIVE_LAYERS
+    from tfaccel.compressing.tfmot.translation import NATIVE_LAYERS
     from tfaccel.training.private.private_api import all_layers
 
     registries = [
@@ -227,8 +227,8 @@ def translated(model, inputs=None):
     """The largest difference of the translated model's outputs from Keras 3's, and its kept layers."""
     import keras
 
-    from tfaccel.compressing.tfmot.translation_model import assemble, check_outputs, translate
-    from tfaccel.compressing.tfmot.translation_source import FlatModel, flatten_model
+    from tfaccel.compressing.tfmot.flat_model import FlatModel, flatten_model
+    from tfaccel.compressing.tfmot.translation import assemble, check_outputs, translate
 
     flat = flatten_model(model)
     sent = FlatModel.from_json(json.loads(json.dumps(flat.serialized)))

@@ -155,7 +155,7 @@ def test_litert_metadata_stands_where_task_libraries_look(exported):
     from importlib import import_module
     from pathlib import Path
 
-    from tfaccel.compressing.litert.archive import read_litert_labels
+    from tfaccel.compressing.litert.file import read_litert_labels
 
     path = Path(exported.folder, "model.tflite")
     schema = import_module("ai_edge_litert.schema_py_generated")

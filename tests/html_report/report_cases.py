@@ -6,9 +6,8 @@ import math
 import numpy as np
 from PIL import Image
 
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
-from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.compress_result import CompressResult
+from tfaccel.compressing.variant import Latency, Variant, VariantResult
 from tfaccel.files import write_json, write_json_lines
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
@@ -16,8 +15,7 @@ from tfaccel.measuring.report import FIRST_PLAN, Report
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 from tfaccel.tuning.objective import Objective
-from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.trial_row import TrialRow
+from tfaccel.tuning.search_result import SearchResult, TrialRow
 
 ATTACK = '</script><img src=x onerror="window.attacked=1"><b>\'&'
 HARDWARE = Hardware(cpu_model="A CPU", num_physical_cores=2, num_usable_cores=2, memory_bytes=16 * 2**30).to_json()

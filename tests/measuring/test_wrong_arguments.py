@@ -6,9 +6,9 @@ import operator
 import pytest
 
 import tfaccel
-from tfaccel.errors import HardwareError, PlanError, ReportError, RunDirError, TfaccelError, WorkloadError
+from tfaccel.errors import HardwareError, PlanError, ReportError, RunDirError, SearchError, TfaccelError, WorkloadError
 from tfaccel.local_path import local_path
-from tfaccel.tuning.search_processes import worker_places
+from tfaccel.tuning.search_processes import processes_on
 
 
 @pytest.mark.parametrize("given", [None, 3, [], {}, object()])
@@ -97,7 +97,7 @@ def test_a_misspelled_name_has_the_nearest_one(name):
 
 def test_an_engine_that_is_no_text_is_refused():
     with pytest.raises(TfaccelError, match=r"`engine` must be one of local, ray. Received: engine=3\."):
-        next(iter(worker_places(1, 3, None).gen))
+        next(iter(processes_on(3, 1, None).gen))
 
 
 def test_a_misspelled_argument_of_find_fastest_is_named():
@@ -112,3 +112,13 @@ def test_a_dict_is_no_plan_and_no_hardware():
         tfaccel.train("image_classification", run_dir="nowhere", plan={"strategy": "none"})
     with pytest.raises(HardwareError, match=r"`hardware` must be a tfaccel.Hardware, or None. Received: \{\}"):
         tfaccel.find_fastest("image_classification", hardware={})
+
+
+def test_an_argument_that_a_search_does_not_take_has_the_right_one():
+    """Its own message, which knows the names of Keras Tuner, comes before Python's."""
+    with pytest.raises(SearchError, match=r"A search has no option 'max_epochs'\. Use epochs\."):
+        tfaccel.search(WORKLOAD, run_dir="nowhere", max_epochs=3)
+    with pytest.raises(SearchError, match=r"A search has no option 'max_trails'\. Did you mean 'max_trials'\?"):
+        tfaccel.search(WORKLOAD, run_dir="nowhere", max_trails=3)
+    with pytest.raises(SearchError, match=r"A search has no option 'on_rows'\. Did you mean 'on_row'\?"):
+        tfaccel.search(WORKLOAD, run_dir="nowhere", on_rows=print)

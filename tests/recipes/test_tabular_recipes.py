@@ -12,7 +12,7 @@ from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, Table
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.planning.run_length import num_optimizer_steps
 from tfaccel.recipes import tabular_classification, tabular_regression
-from tfaccel.tuning.recipe_space import recipe_space
+from tfaccel.tuning.source import recipe_space
 
 RECIPES = [tabular_classification, tabular_regression]
 ENCODING = TableEncoding(

@@ -24,7 +24,7 @@ def write_litert(path, run, raw_input, rows):
     import keras
 
     from tfaccel.compressing.call_signature import get_signature
-    from tfaccel.compressing.litert.archive import make_archive
+    from tfaccel.compressing.litert.file import make_archive
     from tfaccel.compressing.litert.post_training import make_converter
 
     model = keras.models.load_model(run / "model.keras")

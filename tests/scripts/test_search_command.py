@@ -1,12 +1,18 @@
 """`tfaccel search`: one clear line for every bad input, and what a small search prints and leaves."""
 
+import dataclasses
+import inspect
 import json
 import subprocess
 import sys
 
 import pytest
+from absl import flags
 
+import tfaccel
 from tfaccel.scripts import search as search_command
+from tfaccel.scripts.search_flags import define_tune_flags
+from tfaccel.tuning.options import SearchOptions
 
 RECIPE = "--recipe=tabular_classification"
 OWN = (
@@ -25,6 +31,22 @@ OWN = (
     "pruning_options",
     "executions_per_trial",
 )
+ONLY_IN_PYTHON = ("hyperparameters", "tune_new_entries", "allow_new_entries")
+BY_OTHER_FLAGS = ("workload_options", "plan_fields", "epochs", "early_stopping")
+
+
+def test_each_option_is_an_argument_with_the_same_default_and_a_flag():
+    values = flags.FlagValues()
+    define_tune_flags(values)
+    arguments = inspect.signature(tfaccel.search).parameters
+    for option in dataclasses.fields(SearchOptions):
+        default = None if option.default is dataclasses.MISSING else option.default
+        assert arguments[option.name].default == default
+        if option.name in ONLY_IN_PYTHON:
+            assert option.name not in values
+        elif option.name not in BY_OTHER_FLAGS:
+            assert values[option.name].default in (default, None)
+    assert values["seed"].default == SearchOptions.seed
 
 
 @pytest.fixture

@@ -13,10 +13,9 @@ from tfaccel.errors import WorkloadError
 from tfaccel.training.run.augmentation_place import place_augmentation
 from tfaccel.training.run.session import Session
 from tfaccel.training.runtime import Runtime
-from tfaccel.tuning.discovery import discover
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.source import SearchSource
-from tfaccel.tuning.trial_maker import TrialMaker
+from tfaccel.tuning.trial_maker import TrialMaker, discover
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 

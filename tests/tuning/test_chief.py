@@ -8,9 +8,9 @@ from tfaccel.processes.fork_server import ForkedChild
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.search_processes import WorkerPlaces
+from tfaccel.tuning.search_processes import SearchProcesses
+from tfaccel.tuning.search_result import TrialRow, read_hyperparameters, write_outcome
 from tfaccel.tuning.supervisor import Supervisor, _Slot
-from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, write_outcome
 
 LOSS = Objective((("val_loss", "min"),))
 
@@ -28,10 +28,9 @@ def opened(tmp_path, logical_devices):
     directory = RunDir(tmp_path, {})
     directory.make()
     task = {
-        "run_dir": str(tmp_path),
-        "run_id": directory.identity.run_id,
-        "objective": LOSS.to_json(),
-        "options": SearchOptions(max_trials=4).to_json(),
+        "identity": directory.identity,
+        "objective": LOSS,
+        "options": SearchOptions(max_trials=4),
         "space": hp.get_config(),
         "epochs": 1,
     }
@@ -57,7 +56,7 @@ def test_a_trial_ends_with_what_it_has_asked_for_and_no_value_becomes_another(tm
     )
     write_outcome(tmp_path, row)
     oracle.finish(trial.trial_id, hp.get_config())
-    assert [message["row"]["trial_id"] for message in told] == [trial.trial_id]
+    assert [message["row"].trial_id for message in told] == [trial.trial_id]
     assert [entry.name for entry in oracle.hyperparameters.space] == ["flag", "width", "late"]
     values = read_hyperparameters(tmp_path, trial.trial_id)["values"]
     assert values == {**before, "late": "b"}
@@ -71,8 +70,7 @@ def test_a_trial_goes_only_to_the_worker_that_asked_for_it():
     """A worker that dies while it waits leaves an answer behind, which the next one in its place must not take."""
     sent = []
     child = ForkedChild("worker-0.1", None, SimpleNamespace(send=sent.append))
-    source = SimpleNamespace(to_json=dict)
-    supervisor = Supervisor(source, SearchOptions(max_trials=4), WorkerPlaces(groups=[]), lambda row: None)
+    supervisor = Supervisor(None, SearchOptions(max_trials=4), SearchProcesses([]), lambda row: None)
     supervisor._slots = [slot] = [_Slot(0, child)]
     answer = {"event": "trial", "worker": 0, "child": "worker-0.1", "status": "RUNNING", "trial_id": "0"}
     supervisor._handle_chief(answer)

@@ -75,17 +75,17 @@ def history(**values):
 
 
 def test_all_that_keras_tuner_takes_from_a_fit_is_taken(logical_devices):
-    from tfaccel.tuning import own_fit
+    from tfaccel.tuning import own_training
 
     both = Objective((("val_loss", "min"), ("model_bytes", "min")))
     epochs = history(loss=[3.0, 2.0, 1.0], val_loss=[2.0, 1.0, 4.0], val_mae=[1.0])
-    assert own_fit.own_fit_metrics(epochs, LOSS) == {"loss": 2.0, "val_loss": 1.0}
-    assert own_fit.own_fit_metrics(0.5, LOSS) == {"val_loss": 0.5}
-    assert own_fit.own_fit_metrics({"val_loss": 1, "a": 2}, LOSS) == {"val_loss": 1.0, "a": 2.0}
-    assert own_fit.own_fit_metrics([epochs, epochs], LOSS) == {"loss": 2.0, "val_loss": 1.0}
-    sized = own_fit.own_fit_metrics(epochs, both, {"model_bytes": 10.0})
+    assert own_training.own_fit_metrics(epochs, LOSS) == {"loss": 2.0, "val_loss": 1.0}
+    assert own_training.own_fit_metrics(0.5, LOSS) == {"val_loss": 0.5}
+    assert own_training.own_fit_metrics({"val_loss": 1, "a": 2}, LOSS) == {"val_loss": 1.0, "a": 2.0}
+    assert own_training.own_fit_metrics([epochs, epochs], LOSS) == {"loss": 2.0, "val_loss": 1.0}
+    sized = own_training.own_fit_metrics(epochs, both, {"model_bytes": 10.0})
     assert sized == {"loss": 2.0, "val_loss": 1.0, "model_bytes": 10.0}
-    assert doctest.testmod(importlib.import_module("tfaccel.tuning.own_fit")).failed == 0
+    assert doctest.testmod(importlib.import_module("tfaccel.tuning.own_training")).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_all_that_keras_tuner_takes_from_a_fit_is_taken(logical_devices):
     ],
 )
 def test_what_a_fit_cannot_return_is_said(logical_devices, returned, message):
-    from tfaccel.tuning.own_fit import own_fit_metrics
+    from tfaccel.tuning.own_training import own_fit_metrics
 
     with pytest.raises(SearchError, match=message):
         own_fit_metrics(returned(), LOSS)

@@ -14,7 +14,7 @@ import tfaccel
 from tfaccel import LearningRateReport, find_learning_rate
 from tfaccel.errors import DataError
 from tfaccel.options import LearningRateTest
-from tfaccel.tuning.learning_rate_curve import SmoothedLoss, suggestion
+from tfaccel.tuning.learning_rate_report import SmoothedLoss, suggestion
 
 
 def test_the_suggestion_trains(logical_devices):

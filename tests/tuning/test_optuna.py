@@ -9,7 +9,7 @@ import search_cases
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search import search
-from tfaccel.tuning.trial_row import TrialRow, write_outcome
+from tfaccel.tuning.search_result import TrialRow, write_outcome
 
 LOSS = Objective((("val_loss", "min"),))
 BOTH = Objective((("val_loss", "min"), ("size", "min")))
@@ -175,7 +175,7 @@ def test_several_objectives_are_told_one_by_one(tmp_path, logical_devices):
 def test_pruners_are_optunas(tmp_path, logical_devices, pruning):
     import optuna
 
-    from tfaccel.tuning.optuna_study import EpochReports
+    from tfaccel.tuning.optuna_oracle import EpochReports
 
     options = {"algorithm": "tpe", "max_trials": 12, "pruning": pruning}
     if pruning == "threshold":
@@ -184,9 +184,10 @@ def test_pruners_are_optunas(tmp_path, logical_devices, pruning):
     for number in range(12):
         trial = found.create_trial("worker")
         reports = EpochReports(tmp_path, SearchOptions(**options), LOSS, epochs=9, trial_id=trial.trial_id)
-        cause = None
+        cause, values = None, []
         for epoch in range(1, 10):
-            cause = reports.prune_cause(epoch, float(number) + 1 / epoch)  # each one worse than all before
+            values.append(float(number) + 1 / epoch)  # each one worse than all before
+            cause = reports.prune_cause(values)
             if cause is not None:
                 break
         causes.append(cause)
@@ -234,7 +235,7 @@ def test_a_search_by_optuna(tmp_path, monkeypatch):
     assert result.best is not None
     import optuna
 
-    from tfaccel.tuning.optuna_study import STUDY_NAME, open_storage
+    from tfaccel.tuning.optuna_oracle import STUDY_NAME, open_storage
 
     study = optuna.load_study(study_name=STUDY_NAME, storage=open_storage(tmp_path / "run"))
     states = {"completed": "COMPLETE", "failed": "FAIL"}

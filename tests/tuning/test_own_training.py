@@ -42,7 +42,7 @@ class Fits:
 
 
 def arguments(name, workload=None, **options):
-    from tfaccel.tuning.own_arguments import OwnArguments
+    from tfaccel.tuning.own_training import OwnArguments
 
     workload = workload or search_cases.workload()
     return OwnArguments(getattr(Fits(), name), given=2).of(workload, batch_size=8, seed=1, epochs=2, **options)
@@ -86,7 +86,7 @@ def test_inputs_of_several_parts_and_weights_become_arrays(logical_devices):
 def test_a_class_that_cannot_run_trials_is_refused(logical_devices):
     import keras_tuner
 
-    from tfaccel.tuning.own_tuner import check_tuner
+    from tfaccel.tuning.own_training import check_tuner
 
     class Starts(keras_tuner.RandomSearch):
         def __init__(self, **kwargs):

@@ -8,15 +8,12 @@ from tfaccel.errors import PlanError, RunDirError, SearchError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.hardware.machine import Machine
 from tfaccel.training.run.run_dir import RunDir
-from tfaccel.tuning.device_groups import DeviceGroup, device_groups
-from tfaccel.tuning.importance import importances
 from tfaccel.tuning.objective import Objective, checked_objective, infer_direction
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.pruning import prune_cause
-from tfaccel.tuning.search import _checked
-from tfaccel.tuning.search_directory import search_directory
-from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.trial_row import TrialRow, TrialRows, best_row, pareto_front, read_rows
+from tfaccel.tuning.search import _checked, _held, importances
+from tfaccel.tuning.search_processes import DeviceGroup, device_groups
+from tfaccel.tuning.search_result import SearchResult, TrialRow, TrialRows, best_row, pareto_front, read_rows
+from tfaccel.tuning.trial_callbacks import prune_cause
 
 NAMES = ["loss", "accuracy", "val_loss", "val_accuracy"]
 
@@ -52,9 +49,9 @@ def test_plan_fields_are_checked():
         SearchOptions(plan_fields={"dtype_polici": "float32"})
 
 
-def test_options_go_to_json_and_back_and_know_what_identifies_a_search():
+def test_options_know_what_identifies_a_search_as_json():
     options = SearchOptions(objective=("val_accuracy", "size"), max_trials=4, workload_options={"dropout": 0.1})
-    assert SearchOptions.from_json(json.loads(json.dumps(options.to_json()))) == options
+    assert json.loads(json.dumps(options.identity())) == options.identity()
     more = SearchOptions(
         objective=("val_accuracy", "size"), max_trials=9, workload_options={"dropout": 0.1}, parallel=2
     )
@@ -149,7 +146,7 @@ def test_best_row_is_the_first_of_equals_and_never_a_failed_one():
 
 def test_result_goes_to_json_and_back():
     rows = [row("0", 0.1, loss=0.1), row("1", None, "failed")]
-    result = SearchResult.of("runs/a", SearchOptions(), Objective.of("loss"), rows, wall_seconds=1.5)
+    result = SearchResult.of("runs/a", rows, Objective.of("loss"), algorithm="random", wall_seconds=1.5)
     assert result.best_hyperparameters == {"a": 1}
     assert [entry.trial_id for entry in result.pareto] == ["0"]
     assert SearchResult.from_json(json.loads(json.dumps(result.to_json()))) == result
@@ -196,7 +193,6 @@ def test_gpus_are_shared_out():
     shared = groups(2, gpus=1, memory=10 * 2**30)
     assert [group.visible_gpus for group in shared] == ["0", "0"]
     assert dict(shared[0].plan_fields) == {"gpu_memory_limit_bytes": int(4.5 * 2**30)}
-    assert DeviceGroup.from_json(json.loads(json.dumps(shared[0].to_json()))) == shared[0]
 
 
 def test_a_tpu_has_one_process():
@@ -238,16 +234,16 @@ def test_a_space_without_a_free_parameter_is_refused(entries):
 def test_a_directory_holds_one_space(tmp_path):
     space = {"space": [{"class_name": "Int", "config": {"name": "width", "min_value": 1, "max_value": 4}}]}
     wider = {"space": [{"class_name": "Int", "config": {"name": "width", "min_value": 1, "max_value": 8}}]}
-    with search_directory(RunDir(tmp_path / "run", {"search": "a"}), space):
-        again = search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space)
+    with _held(RunDir(tmp_path / "run", {"search": "a"}), space):
+        again = _held(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space)
         with (
             pytest.raises(RunDirError, match=r"Another run is using .*/run \(process .*\. Wait for it"),
             again,
         ):
             pass
-    with search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space):
+    with _held(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), space):
         pass
-    other = search_directory(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), wider)
+    other = _held(RunDir(tmp_path / "run", {"search": "a"}, resume="auto"), wider)
     with pytest.raises(RunDirError, match=r"another space: the hyperparameter 'width' differs"), other:
         pass
     assert json.loads((tmp_path / "run" / "space.json").read_text()) == space

@@ -57,7 +57,7 @@ def test_cma_es_needs_numbers(logical_devices):
 
 
 def test_arguments_that_optuna_does_not_take_are_refused(logical_devices):
-    from tfaccel.tuning.optuna_study import make_pruner, make_sampler
+    from tfaccel.tuning.optuna_oracle import make_pruner, make_sampler
 
     with pytest.raises(SearchError, match=r"Optuna's TPESampler cannot be created with .*algorithm_options.*gama"):
         make_sampler(SearchOptions(algorithm="tpe", algorithm_options={"gama": 3}))

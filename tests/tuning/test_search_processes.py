@@ -17,7 +17,7 @@ from search_cases import by_ending, lines
 from tfaccel.errors import RunDirError
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.tuning.search import search
-from tfaccel.tuning.trial_row import read_rows
+from tfaccel.tuning.search_result import read_rows
 
 HERE = Path(__file__).parent
 FLOAT32 = {"dtype_policy": "float32"}

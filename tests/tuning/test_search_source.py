@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-import json
+import pickle
 import sys
 import threading
 
@@ -13,8 +13,7 @@ from tfaccel import Workload
 from tfaccel.errors import SearchError, WorkloadError
 from tfaccel.planning.load_workload import list_recipes
 from tfaccel.planning.reference import Reference
-from tfaccel.tuning.recipe_space import DEPTHS, PARTS, SIZES, recipe_space
-from tfaccel.tuning.source import SearchSource
+from tfaccel.tuning.source import DEPTHS, PARTS, SIZES, SearchSource, recipe_space
 
 
 def made_up(*, width: int = 8):
@@ -60,7 +59,7 @@ class Defaults:
 
 def test_functions_travel_by_reference():
     source = SearchSource.of(made_up, "some_module:build")
-    again = SearchSource.from_json(source.to_json())
+    again = pickle.loads(pickle.dumps(source))
     assert again == source
     assert again.make_workload({"width": 5}).name == "width 5"
     assert again.space == Reference(kind="import", text="some_module:build", name="some_module:build")
@@ -90,7 +89,7 @@ def test_what_cannot_travel_is_refused(workload, space, message):
 def test_workloads_and_functions_without_a_name_travel_by_value():
     width = 12
     work = Workload.of(object, np.arange(8.0).reshape(4, 2), np.zeros(4), name="mine", loss="mse")
-    source = SearchSource.from_json(SearchSource.of(work, lambda hp: {"width": width}).to_json())
+    source = pickle.loads(pickle.dumps(SearchSource.of(work, lambda hp: {"width": width})))
     made = source.make_workload({"global_batch_size": 2})
     assert (made.name, made.num_train_examples, made.global_batch_size) == ("mine", 4, 2)
     assert source.space.load()(None) == {"width": 12}
@@ -155,10 +154,10 @@ def test_a_function_without_parameters_has_no_space():
 
 def test_a_worker_imports_from_the_folders_of_this_process(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
-    told = json.loads(json.dumps(SearchSource.of(made_up, "some_module:build").to_json()))
+    source = SearchSource.of(made_up, "some_module:build")
     monkeypatch.undo()
     monkeypatch.setattr(sys, "path", list(sys.path))
-    SearchSource.from_json(told).prepare()
+    source.origin.prepare()
     assert str(tmp_path) in sys.path
 
 

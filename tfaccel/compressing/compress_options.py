@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from tfaccel.compressing.tfmot.options import TfmotOptions
+from tfaccel.compressing.methods import DEFAULT_METHODS, METHODS, TfmotOptions, checked_methods, option
 from tfaccel.errors import CompressionError
 from tfaccel.known_names import check_names, did_you_mean
 
 DIRECTIONS = ("auto", "min", "max")
-_OTHERS = ("methods", "max_metric_drop", "workload", "representative_data", "validation_data")  # of `compress`
+_OTHERS = ("workload", "representative_data", "validation_data")  # of `compress`
 
 
 def _silent(text: str) -> None:
@@ -26,6 +26,8 @@ class CompressOptions:
     """How variants of a model are made and compared.
 
     Args:
+        methods: which methods to try, such as "float16,dynamic,int8"; see `tfaccel.compressing.methods.METHODS`.
+        max_metric_drop: how much worse the metric may be, in its own unit; a negative value demands a gain.
         metric: the metric to compare by: one of the model's, "loss", or "agreement" (with the float model); None for
             the first metric other than the loss.
         direction: "min" or "max", whichever is better for the metric; "auto" infers it from the metric's name.
@@ -34,7 +36,7 @@ class CompressOptions:
         num_threads: thread counts to measure latency with; empty for one thread and for all usable cores.
         latency_seconds: how long to time each file with each thread count.
         sensitivity: also measure the metric drop of quantizing each layer alone to int8, as "mixed" does.
-        training: options of the methods that train, by name; see `tfaccel.compressing.tfmot.options`.
+        training: options of the methods that train, by name; see `tfaccel.compressing.methods`.
         out_dir: output folder; None for `compressed` in the run directory; required for a model.
         progress: called with a line before each step.
 
@@ -48,18 +50,45 @@ class CompressOptions:
         tfaccel.errors.CompressionError: `num_representative` must be an integer of at least 1. Received: 0.
     """
 
-    metric: str | None = None
-    direction: str = "auto"
-    confidence: float = 0.95
-    num_representative: int = 200
-    num_threads: tuple[int, ...] = ()
-    latency_seconds: float = 1.0
-    sensitivity: bool = False
+    methods: tuple[str, ...] = option(
+        DEFAULT_METHODS,
+        f"methods to try, separated by commas: {'; '.join(f'{one.name}: {one.text}' for one in METHODS.values())}. "
+        "Combinations such as prune+int8 quantize the result",
+    )
+    max_metric_drop: float = option(0.01, "max drop of the metric, in its own unit; a negative value requires a gain")
+    metric: str | None = option(
+        None,
+        "metric to compare by: a metric of the run, loss, or agreement with the float model (default: the first metric "
+        "that is not a loss)",
+    )
+    direction: str = option(
+        "auto", "whether a lower (min) or higher (max) metric is better; auto infers it from the name"
+    )
+    confidence: float = option(
+        0.95, "confidence that the drop is within --max_metric_drop; 0 uses the drop on the held-out examples as is"
+    )
+    num_representative: int = option(200, "number of training examples to calibrate activation ranges")
+    num_threads: tuple[int, ...] = option(
+        (),
+        "numbers of threads to measure latency with (default: 1, and the number of usable cores)",
+        flag="latency_threads",
+    )
+    latency_seconds: float = option(1.0, "seconds to measure each file with each number of threads")
+    sensitivity: bool = option(False, "also measure the metric drop with each layer alone in int8")
     training: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    out_dir: str | os.PathLike[str] | None = None
+    out_dir: str | os.PathLike[str] | None = field(
+        default=None, metadata={"help": "folder for the results (default: the folder compressed in the run directory)"}
+    )
     progress: Callable[[str], None] = field(default=_silent, compare=False)
 
     def __post_init__(self) -> None:
+        for name, default in (("training", {}), ("progress", _silent)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        object.__setattr__(self, "methods", checked_methods(self.methods))
+        if not _is_number(self.max_metric_drop) or not math.isfinite(self.max_metric_drop):
+            raise CompressionError(f"`max_metric_drop` must be a number. Received: {self.max_metric_drop!r}.")
+        object.__setattr__(self, "max_metric_drop", float(self.max_metric_drop))
         _check_kinds(self)
         object.__setattr__(self, "num_threads", tuple(self.num_threads))
         _check_count("num_representative", self.num_representative)
@@ -68,7 +97,7 @@ class CompressOptions:
         check_names(
             self.training, [one.name for one in fields(TfmotOptions)], CompressionError, "Training has no option {!r}."
         )
-        TfmotOptions.from_json(self.training)
+        TfmotOptions(**self.training)
         seconds = self.latency_seconds
         if not _is_number(seconds) or not 0 < seconds < math.inf:
             raise CompressionError(f"`latency_seconds` must be a number above 0. Received: {seconds!r}.")
@@ -93,17 +122,6 @@ class CompressOptions:
         known = [*(one.name for one in fields(cls)), *_OTHERS]
         check_names(options, known, CompressionError, "There is no option {!r}.")
         return cls(**options)
-
-
-def checked_drop(max_metric_drop: float) -> float:
-    """The limit of the metric's drop, checked.
-
-    Raises:
-        CompressionError: if it is not a number.
-    """
-    if not _is_number(max_metric_drop) or not math.isfinite(max_metric_drop):
-        raise CompressionError(f"`max_metric_drop` must be a number. Received: {max_metric_drop!r}.")
-    return float(max_metric_drop)
 
 
 def _check_kinds(options: CompressOptions) -> None:

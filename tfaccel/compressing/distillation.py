@@ -18,7 +18,9 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import keras
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import CompressionError, WorkloadError
@@ -27,9 +29,7 @@ from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
-
-if TYPE_CHECKING:
-    import keras
+from tfaccel.training.private.private_trainer import load_model
 
 TEMPERATURE, ALPHA = 4.0, 0.5
 _MIN_PROBABILITY = 1e-7
@@ -78,8 +78,6 @@ def distill(
     check_no_code(path)
 
     def build_model() -> Any:
-        from tfaccel.training.private.private_trainer import load_model
-
         student = workload.build_model()
         with _naming(path):
             model = load_model(path, compile=False, safe_mode=True)
@@ -115,8 +113,6 @@ def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, al
         >>> taught(small, large, temperature=2.0, alpha=0.5) is small
         True
     """
-    import keras
-
     _check_outputs(student, teacher)
     own_loss = student.compute_loss
     teachers_logits, students_logits = _make_logits(teacher), _make_logits(student)
@@ -198,8 +194,6 @@ def _check_outputs(student: keras.Model, teacher: keras.Model) -> None:
 
 def _make_logits(model: keras.Model) -> Callable[[Any], Any]:
     """A function from a model's outputs to logits: their logarithm if the model ends in a softmax."""
-    import keras
-
     last = model.layers[-1] if model.layers else None
     is_softmax = (
         isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.litert.archive import make_archive
+from tfaccel.compressing.compress_result import CompressResult
+from tfaccel.compressing.litert.file import make_archive
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX
 from tfaccel.data.raw_input import RawInput
 from tfaccel.errors import CompressionError

@@ -1,17 +1,46 @@
-"""The noun `Variant`: one smaller version of a model, as a file."""
+"""The nouns `Variant`, one smaller version of a model as a file, and `VariantResult`, what was measured of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Self
 
 from tfaccel.errors import CompressionError
-from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 LITERT_SUFFIX = ".tflite"
 KERAS_SUFFIX = ".keras"
+
+
+def as_json(value: Any) -> Any:
+    """The result of `asdict` as JSON values; NaN and infinity become None.
+
+    Example:
+        >>> as_json({"losses": (0.5, math.nan)})
+        {'losses': [0.5, None]}
+    """
+    if isinstance(value, dict):
+        return {name: as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Record:
+    """A dataclass that becomes JSON values and comes back."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values; NaN and infinity become None."""
+        found: dict[str, Any] = as_json(asdict(self))  # type: ignore[call-overload]
+        return found
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_json` gave."""
+        return cls(**data)
 
 
 @short_repr
@@ -60,3 +89,143 @@ class Variant(Record):
     def is_litert(self) -> bool:
         """Whether LiteRT runs it; otherwise Keras does."""
         return Path(self.path).suffix == LITERT_SUFFIX
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The variant that `to_json` gave."""
+        return cls(**{**data, "metrics": _with_nan(data["metrics"])})
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class Latency(Record):
+    """The latency of one example.
+
+    Attributes:
+        num_threads: the runtime's thread count.
+        p50_seconds: the median.
+        p95_seconds: the 95th percentile.
+        num_calls: number of timed calls.
+    """
+
+    num_threads: int
+    p50_seconds: float
+    p95_seconds: float
+    num_calls: int
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class DropInterval(Record):
+    """Confidence interval of the drop of a metric on examples from the same distribution.
+
+    The float model and the variant are evaluated on the same examples (a paired comparison).
+
+    Attributes:
+        low: lower bound, with the requested confidence.
+        high: upper bound, with the same confidence.
+        num_examples: number of held-out examples.
+        num_needed: how many examples with the same outcome would bring `high` below the limit; None if none would.
+
+    Example:
+        >>> DropInterval.from_json(DropInterval(low=0.0, high=math.inf, num_examples=1, num_needed=None).to_json())
+        DropInterval(low=0.0, high=inf, num_examples=1, num_needed=None)
+    """
+
+    low: float
+    high: float
+    num_examples: int
+    num_needed: int | None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The interval that `to_json` gave."""
+        low, high = data["low"], data["high"]
+        bounds = {"low": -math.inf if low is None else low, "high": math.inf if high is None else high}
+        return cls(**{**data, **bounds})
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class LayerCost(Record):
+    """The metric drop with one layer alone in int8.
+
+    Attributes:
+        layer: its path in the model.
+        operations: name -> number of its LiteRT operations.
+        drop: how much worse the metric is, in its own unit.
+        output_error: relative root mean square error of the model's outputs.
+
+    Example:
+        >>> LayerCost(layer="block_0/conv2d", operations={"CONV_2D": 1}, drop=0.0, output_error=0.02).drop
+        0.0
+    """
+
+    layer: str
+    operations: Mapping[str, int] = field(hash=False)
+    drop: float
+    output_error: float
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class VariantResult(Record):
+    """The measurements of one variant, or the cause of its failure.
+
+    Attributes:
+        variant: the variant.
+        metrics: name -> value on held-out data.
+        size_bytes: the size of its file.
+        zipped_bytes: the size of its file when zipped.
+        latencies: one for each thread count.
+        peak_memory_bytes: peak memory added by loading and running it; None if unknown.
+        num_operations: in its graph, without dtype conversions; None for a Keras model.
+        float_operations: name -> number of operations that compute in float; None for a Keras model.
+        agreement: with the float model on held-out data, 1 for identical; see `comparison.agreement`.
+        drop_interval: confidence interval of the metric's drop; None if not requested.
+        failure: why it could not be made or measured; "" if it did not fail.
+
+    Example:
+        >>> failed = VariantResult(variant=Variant(name="int8", method="int8", path="a.tflite"), failure="no such op")
+        >>> VariantResult.from_json(failed.to_json()) == failed
+        True
+    """
+
+    variant: Variant
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+    size_bytes: int = 0
+    zipped_bytes: int = 0
+    latencies: tuple[Latency, ...] = ()
+    peak_memory_bytes: int | None = None
+    num_operations: int | None = None
+    float_operations: Mapping[str, int] | None = field(default=None, hash=False)
+    agreement: float = math.nan
+    drop_interval: DropInterval | None = None
+    failure: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "latencies", tuple(self.latencies))
+
+    @property
+    def best_seconds(self) -> float:
+        """The lowest median latency over thread counts; NaN if none was measured."""
+        return min((latency.p50_seconds for latency in self.latencies), default=math.nan)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The result that `to_json` gave."""
+        fields = {**data, "metrics": _with_nan(data["metrics"]), "variant": Variant.from_json(data["variant"])}
+        fields["latencies"] = tuple(Latency.from_json(one) for one in data["latencies"])
+        fields["agreement"] = math.nan if data["agreement"] is None else data["agreement"]
+        if data.get("drop_interval") is not None:
+            fields["drop_interval"] = DropInterval.from_json(data["drop_interval"])
+        return cls(**fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, VariantResult) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _with_nan(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in metrics.items()}

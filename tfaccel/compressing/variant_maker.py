@@ -12,18 +12,14 @@ from typing import Any
 import keras
 
 from tfaccel.compressing.compress_options import CompressOptions
-from tfaccel.compressing.compress_source import CompressSource
-from tfaccel.compressing.examples import check_ranges, get_rows
+from tfaccel.compressing.compress_source import CompressSource, check_ranges, get_rows
 from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras, save_in_keras
-from tfaccel.compressing.litert.conversion_child import ConversionChild
+from tfaccel.compressing.litert.conversion import ConversionChild
 from tfaccel.compressing.litert.file import slim
-from tfaccel.compressing.litert.int8_scales import int8_content
-from tfaccel.compressing.litert.post_training import Converter, Rows
-from tfaccel.compressing.methods import BLOCKS, FLOAT32, Method, get_parts
+from tfaccel.compressing.litert.post_training import Converter, Rows, check_quantizer, quantize_blocks, quantize_weights
+from tfaccel.compressing.methods import BLOCKS, FLOAT32, Method, TfmotOptions, get_parts
 from tfaccel.compressing.tfmot.methods import check_method, tfmot_variant
-from tfaccel.compressing.tfmot.options import TfmotOptions
 from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, Variant
-from tfaccel.compressing.weight_only import check_quantizer, quantize_blocks, quantize_weights
 from tfaccel.errors import CompressionError
 
 KERAS_FLOAT = f"keras_{FLOAT32}"
@@ -139,7 +135,7 @@ class VariantMaker:
         elif method.kind == "weight_only":
             content = quantize_weights(converter.float_content, num_bits=int(method.name[-1]))
         elif method.name == "int8":
-            content, scales = int8_content(converter, self.source.signature, self.rows)
+            content, scales = converter.int8(self.rows)
             notes += (scales,)
         else:
             content = converter.convert(method.name, self.rows if method.needs_rows else ())
@@ -177,7 +173,7 @@ class VariantMaker:
                 workload=source.workload,
                 signature=source.signature,
                 held_out=source.held_out,
-                options=TfmotOptions.from_json(self._options.training),
+                options=TfmotOptions(**self._options.training),
                 say=lambda text: say(f"{method.name}: {text}"),
             )
             converter = None if outcome.model is None else self._make_converter(outcome.model, method.name)

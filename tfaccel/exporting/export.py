@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfaccel.argument_types import checks_types
-from tfaccel.compressing.litert.schema import check_litert
+from tfaccel.compressing.litert.file import check_litert
 from tfaccel.errors import ExportError
 from tfaccel.exporting.export_folder import export_folder, next_version
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult

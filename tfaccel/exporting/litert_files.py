@@ -15,8 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.compressing.litert.conversion import Conversion
-from tfaccel.compressing.litert.conversion_child import ConversionChild, ConversionError
+from tfaccel.compressing.litert.conversion import Conversion, ConversionChild, ConversionError
 from tfaccel.compressing.litert.unsupported_layers import layers_with, refused_operations
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.data.raw_input import ImageInput, RawInput, TextInput

@@ -13,8 +13,8 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
-from tfaccel.compressing.litert.archive import LABELS_FILE, make_archive
-from tfaccel.compressing.litert.schema import schema as litert_schema
+from tfaccel.compressing.litert.file import LABELS_FILE, make_archive
+from tfaccel.compressing.litert.file import schema as litert_schema
 from tfaccel.data.raw_input import RawInput
 
 METADATA_NAME = b"TFLITE_METADATA"

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.comparison.runtime_measures import default_num_threads
-from tfaccel.compressing.litert.schema import check_litert
+from tfaccel.compressing.litert.file import check_litert
 from tfaccel.data.raw_input import ImageInput, TextInput
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfaccel.compressing.litert.archive import is_litert_file, read_litert_raw_input
+from tfaccel.compressing.litert.file import is_litert_file, read_litert_raw_input
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import ExportError
 from tfaccel.keras_file import check_keras_file

@@ -30,7 +30,7 @@ from tfaccel.html_report.texts import (
     value_text,
 )
 from tfaccel.tuning.objective import Objective
-from tfaccel.tuning.trial_row import TrialRow
+from tfaccel.tuning.search_result import TrialRow
 
 VALIDATION = "val_"
 _MAX_EPOCHS_IN_TABLE = 400

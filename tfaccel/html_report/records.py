@@ -11,8 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import cells, get_notes, sensitivity_cells
+from tfaccel.compressing.compress_result import CompressResult, cells, get_notes, sensitivity_cells
 from tfaccel.errors import ReportError, RunDirError, SearchError, TfaccelError
 from tfaccel.html_report.page import Picture
 from tfaccel.html_report.texts import get_number
@@ -21,8 +20,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import NO_METRICS, RUN_ID
 from tfaccel.tuning.objective import Objective, checked_objective
-from tfaccel.tuning.search_result import SearchResult
-from tfaccel.tuning.trial_row import STATUSES, TrialRow, best_row, pareto_front
+from tfaccel.tuning.search_result import STATUSES, SearchResult, TrialRow
 
 POSITION = ("epoch", "step", "seconds")  # keys of a row of metrics.jsonl that say where it stands
 _MAX_EPOCHS = 2**53  # browsers count exactly up to here
@@ -431,15 +429,8 @@ def _read_search(path: Path, name: str) -> SearchRecord:
     rows = _read_trials(path / "trials.jsonl", problems)
     config = read_mapping(path / "config.json", problems)
     objective = _get_objective(config, rows)
-    result = SearchResult(
-        run_dir=str(path),
-        algorithm=str(config.get("algorithm", "")),
-        objective=objective,
-        rows=tuple(rows),
-        best=best_row(rows, objective),
-        pareto=tuple(pareto_front(rows, objective)),
-        wall_seconds=0.0,
-    )
+    algorithm = str(config.get("algorithm", ""))
+    result = SearchResult.of(path, rows, objective, algorithm=algorithm, wall_seconds=0.0)
     return SearchRecord(name=name, result=result, is_finished=False, pictures=pictures, problems=tuple(problems))
 
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfaccel.compressing.comparison.gate import CompressResult
-from tfaccel.compressing.comparison.gate_table import HEADINGS, cells, get_notes, sensitivity_cells
-from tfaccel.compressing.comparison.variant_result import VariantResult
+from tfaccel.compressing.compress_result import HEADINGS, CompressResult, cells, get_notes, sensitivity_cells
+from tfaccel.compressing.variant import VariantResult
 from tfaccel.errors import SearchError
 from tfaccel.html_report.figures import BAD, COLORS, GOOD, MUTED, Bar, bar_figure
 from tfaccel.html_report.page import Block, Card, Cards, Chart, LegendEntry, Message, Table
@@ -28,7 +27,7 @@ from tfaccel.html_report.texts import (
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.verdict.fit_verdict import SOUND, UNKNOWN
 from tfaccel.tuning.objective import infer_direction
-from tfaccel.tuning.trial_row import TrialRow
+from tfaccel.tuning.search_result import TrialRow
 
 _PARTS = ("options", "built")  # of a run's config
 _ABSENT = object()  # a setting that a run does not have

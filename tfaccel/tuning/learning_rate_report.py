@@ -1,21 +1,31 @@
-"""The nouns `LearningRateTest`, how a range of learning rates is tested, and `LearningRateReport`, what came of it."""
+"""The nouns `LearningRateTest`, how a range of learning rates is tested, and `LearningRateReport`, what came of it.
+
+The smoothed loss of a test says when it has diverged, and which rate to suggest.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from os import PathLike
+from typing import Any, Self
+
+import numpy as np
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import PlanError, ReportError, WorkloadError
 from tfaccel.known_names import suggests_names
+from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, check_seed
-from tfaccel.records import SavedRecord
 from tfaccel.reporting.charts import save_learning_rate_picture
 from tfaccel.short_repr import short_repr
 
 EXPONENTIAL, LINEAR = "exponential", "linear"
 MIN_POINTS = 3  # a slope needs neighbors on both sides
+_STANDARD_ERRORS = 3.0  # the loss must fall by more, or batches that differ explain it
+_MEDIAN_TO_DEVIATION = 1.4826  # of normally distributed numbers
 
 
 @short_repr
@@ -93,9 +103,18 @@ class LearningRateTest:
         return low * (high / low) ** part if self.spacing == EXPONENTIAL else low + (high - low) * part
 
 
+def check_one_worker(num_workers: int, received: str) -> None:
+    """Raises PlanError if there are several workers."""
+    if num_workers > 1:
+        raise PlanError(
+            f"A learning-rate range test runs in one process. Received: a {received} with {num_workers} workers. Test "
+            "on one worker with the same global batch size: the suggestion does not depend on the number of replicas."
+        )
+
+
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class LearningRateReport(SavedRecord):
+class LearningRateReport:
     """The outcome of a learning-rate range test.
 
     Args:
@@ -129,16 +148,27 @@ class LearningRateReport(SavedRecord):
         found = [("suggested learning rate", "none" if self.suggestion is None else f"{self.suggestion:.2e}")]
         found.append(("because", self.reason))
         if self.learning_rates:
-            low, high = self.learning_rates[0], self.learning_rates[-1]
-            best = min(range(len(self.smoothed_losses)), key=self.smoothed_losses.__getitem__)
-            found.append(("tested rates", f"{len(self.learning_rates)}, from {low:.2e} to {high:.2e}"))
-            found.append(
-                ("smoothed loss", f"{self.smoothed_losses[0]:.4g} at first, lowest {self.smoothed_losses[best]:.4g} at "
-                 f"{self.learning_rates[best]:.2e}")
-            )  # fmt: skip
+            rates, smoothed = self.learning_rates, self.smoothed_losses
+            lowest = f"lowest {min(smoothed):.4g} at {rates[smoothed.index(min(smoothed))]:.2e}"
+            found.append(("tested rates", f"{len(rates)}, from {rates[0]:.2e} to {rates[-1]:.2e}"))
+            found.append(("smoothed loss", f"{smoothed[0]:.4g} at first, {lowest}"))
         found.append(("ended", self.stopped_because))
         found.append(("optimizer", f"{self.optimizer}, whose next step would use {self.learning_rate:.2e}"))
         return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The report from its `to_json` data."""
+        lists = {name: tuple(data[name]) for name in ("learning_rates", "losses", "smoothed_losses")}
+        return cls(**{**data, **lists, "test": LearningRateTest(**data["test"])})
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the report as a JSON file."""
+        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
     def save_picture(self, path: str | PathLike[str]) -> None:
         """Draws the losses over the tested rates, with the suggestion, as a PNG file.
@@ -154,3 +184,77 @@ class LearningRateReport(SavedRecord):
             suggestion=self.suggestion,
             logarithmic=self.test.spacing == EXPONENTIAL,
         )
+
+
+class SmoothedLoss:
+    """The exponential moving average of losses, and whether it has diverged, by the factors of a test.
+
+    Example:
+        >>> smoothed = SmoothedLoss(LearningRateTest(smoothing=0.5))
+        >>> [round(smoothed.add(loss), 3) for loss in (1.0, 1.0, 0.0, 9.0)], smoothed.diverged
+        ([1.0, 1.0, 0.429, 5.0], True)
+    """
+
+    def __init__(self, test: LearningRateTest) -> None:
+        self._test = test
+        self._average = 0.0
+        self._lowest = math.inf
+        self.values: list[float] = []
+
+    def add(self, loss: float) -> float:
+        """Adds the loss of a step; returns the average, corrected for its start at zero."""
+        weight = self._test.smoothing
+        self._average = weight * self._average + (1 - weight) * loss
+        self.values.append(self._average / (1 - weight ** (len(self.values) + 1)))
+        self._lowest = min(self._lowest, self.values[-1])
+        return self.values[-1]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the last value is `divergence_factor` times the lowest (of a negative one: as far above it)."""
+        factor = self._test.divergence_factor
+        if factor is None or len(self.values) < 2:
+            return False
+        return self.values[-1] - self._lowest > (factor - 1) * abs(self._lowest)
+
+
+def suggestion(
+    rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], test: LearningRateTest
+) -> tuple[float | None, str]:
+    """The rate at which the smoothed loss falls most steeply, and the reason; None if there is no such rate.
+
+    The first and the last rates are skipped: there the average holds few losses, and the loss diverges. Steepness is
+    measured over the logarithm of the rate if the rates are spaced exponentially. It is divided by the weight of a new
+    loss in the average, which is largest at first; otherwise the noise of the first losses often looks steepest.
+    """
+    last = len(rates) - test.skip_last
+    if last - test.skip_first < MIN_POINTS:
+        return None, (
+            f"Only {len(rates)} rates were tested, and {test.fewest_steps} are needed. Start from a lower "
+            "min_learning_rate (--min_learning_rate), or look for the cause in model and data."
+        )
+    chosen = slice(test.skip_first, last)
+    values = np.asarray(smoothed, float)[chosen]
+    axis = np.asarray(rates, float)[chosen]
+    slopes = np.gradient(values, np.log10(axis) if test.spacing == EXPONENTIAL else axis)
+    slopes *= 1 - test.smoothing ** np.arange(test.skip_first + 1, last + 1)
+    fall, error = float(values[0] - values.min()), _standard_error(losses, test)
+    if slopes.min() >= 0 or fall <= _STANDARD_ERRORS * error:
+        return None, (
+            f"The smoothed loss falls by {max(fall, 0.0):.2g} at most, which is no more than its noise "
+            f"({_STANDARD_ERRORS * error:.2g}). Test higher rates (max_learning_rate), more steps (num_steps) or "
+            "larger batches, or look for the cause in model and data."
+        )
+    steepest = int(slopes.argmin())
+    reason = "The smoothed loss falls most steeply there."
+    if steepest == len(slopes) - 1:
+        reason = "The smoothed loss still falls at the highest tested rate: test higher ones (max_learning_rate)."
+    return float(axis[steepest]), reason
+
+
+def _standard_error(losses: Sequence[float], test: LearningRateTest) -> float:
+    """The standard error of the average at the first rate that counts, from how much losses of neighbors differ."""
+    differences = np.abs(np.diff(np.asarray(losses, float)))
+    deviation: Any = _MEDIAN_TO_DEVIATION * np.median(differences) / math.sqrt(2)
+    weights = test.smoothing ** np.arange(test.skip_first + 1)
+    return float(deviation * math.sqrt(np.sum(weights**2)) / np.sum(weights))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,40 +15,12 @@ from tfaccel.short_repr import short_repr
 MEASURED = ("latency_seconds", "model_bytes")
 _SHORT = {"latency": "latency_seconds", "size": "model_bytes"}
 _RISING = (
-    "accuracy",
-    "acc",
-    "auc",
-    "precision",
-    "recall",
-    "f1",
-    "iou",
-    "psnr",
-    "ssim",
-    "r2",
-    "bleu",
-    "rouge",
-    "map",
-    "similarity",
-    "recognised",
+    *("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "map", "recognised"),  # of classes and boxes
+    *("psnr", "ssim", "similarity", "r2", "bleu", "rouge"),  # of images, numbers and texts
 )
 _FALLING = (
-    "loss",
-    "error",
-    "mae",
-    "mse",
-    "rmse",
-    "mape",
-    "msle",
-    "crossentropy",
-    "entropy",
-    "perplexity",
-    "pinball",
-    "divergence",
-    "distance",
-    "hinge",
-    "poisson",
-    "nats",
-    "bits",
+    *("loss", "error", "mae", "mse", "rmse", "mape", "msle", "pinball", "distance"),  # of numbers
+    *("crossentropy", "entropy", "perplexity", "divergence", "hinge", "poisson", "nats", "bits"),  # of probabilities
 )
 # Keras Tuner's name for the number that a custom `fit` or `run_trial` returns when no objective is given.
 DEFAULT_NAME = "default_objective"
@@ -88,12 +60,7 @@ class Objective:
             >>> Objective.of("val_accuracy,size").parts
             (('val_accuracy', 'max'), ('model_bytes', 'min'))
         """
-        texts = wanted.split(",") if isinstance(wanted, str) else list(wanted)
-        parts = []
-        for text in texts:
-            name, _, direction = str(text).strip().partition(":")
-            name = _SHORT.get(name, name)
-            parts.append((name, direction or infer_direction(name)))
+        parts = [(name, direction or infer_direction(name)) for name, direction in listed_names(wanted)]
         odd = next((f"{name}:{direction}" for name, direction in parts if direction not in ("max", "min")), None)
         if not parts or odd is not None or not all(name for name, _ in parts):
             raise SearchError(
@@ -139,6 +106,10 @@ class Objective:
         """Whether a value is better than another."""
         return value > other if self.direction == "max" else value < other
 
+    def best(self, values: Sequence[Any], *, key: Callable[[Any], float] = float) -> Any:
+        """The best of some values, the first of equals; of other things, by the value that `key` gives."""
+        return (max if self.direction == "max" else min)(values, key=key)
+
     def to_json(self) -> list[list[str]]:
         """The parts as JSON values."""
         return [list(part) for part in self.parts]
@@ -147,6 +118,18 @@ class Objective:
     def from_json(cls, data: Sequence[Sequence[str]]) -> Self:
         """Restores an objective from the output of `to_json`."""
         return cls(tuple((name, direction) for name, direction in data))
+
+
+def listed_names(wanted: str | Sequence[str]) -> list[tuple[str, str]]:
+    """The metrics of an objective as text, each with the direction that is written behind it, or "".
+
+    Example:
+        >>> listed_names("val_loss:min, size")
+        [('val_loss', 'min'), ('model_bytes', '')]
+    """
+    texts = wanted.split(",") if isinstance(wanted, str) else wanted
+    pairs = [str(text).strip().partition(":") for text in texts]
+    return [(_SHORT.get(name, name), direction) for name, _, direction in pairs]
 
 
 def infer_direction(name: str) -> str:
@@ -194,10 +177,8 @@ def checked_objective(wanted: Any, names: Collection[str]) -> Objective:
     if wanted is None:
         return _default_objective(names)
     known = [*names, *MEASURED]
-    texts = wanted.split(",") if isinstance(wanted, str) else list(wanted)
-    for text in texts:
-        name = str(text).strip().partition(":")[0]
-        if _SHORT.get(name, name) not in known:
+    for name, _ in listed_names(wanted):
+        if name not in known:
             hint = did_you_mean(name, known)
             raise SearchError(f"No trial has the metric {name!r}.{hint} Metrics: {', '.join(known)}.")
     return Objective.of(wanted)

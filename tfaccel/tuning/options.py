@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from importlib.util import find_spec
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from tfaccel.errors import SearchError
+from tfaccel.errors import SearchError, VersionError
 from tfaccel.known_names import check_names, did_you_mean
 from tfaccel.planning.plan import check_field_names, check_value
-from tfaccel.records import Record
-from tfaccel.tuning.objective import written_objective
+from tfaccel.tuning.objective import listed_names, written_objective
 
+_Searches = TypeVar("_Searches", bound=Callable[..., Any])
 KERAS_TUNER_ALGORITHMS = ("random", "grid", "bayesian", "hyperband")
 OPTUNA_ALGORITHMS = ("tpe", "cmaes", "nsga2")
 ALGORITHMS = (*KERAS_TUNER_ALGORITHMS, *OPTUNA_ALGORITHMS)
@@ -21,54 +22,73 @@ OPTUNA_PRUNINGS = ("percentile", "hyperband", "threshold")
 PRUNINGS = ("none", "median", "halving", *OPTUNA_PRUNINGS)
 _DEFAULT_MAX_TRIALS = 10
 _NO_DEFAULT_MAX_TRIALS = ("grid", "hyperband")
-# Option -> minimum value, and whether None is allowed.
-_COUNTS = {
-    "max_trials": (1, True),
-    "parallel": (1, False),
-    "seed": (1, False),
-    "epochs": (1, True),
-    "early_stopping": (1, True),
-    "max_parameters": (1, True),
-    "num_initial_points": (1, True),
-    "executions_per_trial": (1, False),
-    "max_retries_per_trial": (0, False),
-    "max_consecutive_failed_trials": (1, True),
-}
-_TIMES = ("trial_seconds", "search_seconds", "stall_seconds")
-_SWITCHES = ("tune_new_entries", "allow_new_entries", "retrain", "keep_models")
-_MAPPINGS = ("workload_options", "plan_fields", "algorithm_options", "pruning_options")
+OBJECTS = ("workload_options", "plan_fields", "algorithm_options", "pruning_options")
 # These may change when a search resumes: they do not affect any trial.
-_NOT_IDENTITY = ("max_trials", "parallel", *_TIMES, "max_retries_per_trial", "max_consecutive_failed_trials", "retrain")
+_NOT_IDENTITY = (
+    *("max_trials", "parallel", "trial_seconds", "search_seconds", "stall_seconds"),
+    *("max_retries_per_trial", "max_consecutive_failed_trials", "retrain"),
+)
 # Algorithm of Keras Tuner -> arguments of its oracle, with the minimum of each.
 _OF_ORACLE = {"bayesian": {"alpha": 0, "beta": 0}, "hyperband": {"factor": 2, "hyperband_iterations": 1}}
 # Keras Tuner arguments that have another name here.
 _ELSEWHERE = {
     "max_epochs": "Use epochs.",
     "max_model_size": "Use max_parameters.",
-    "alpha": "Use algorithm_options={'alpha': ...}.",
-    "beta": "Use algorithm_options={'beta': ...}.",
-    "factor": "Use algorithm_options={'factor': ...}.",
-    "hyperband_iterations": "Use algorithm_options={'hyperband_iterations': ...}.",
-    "directory": "Use run_dir.",
-    "project_name": "Use run_dir.",
+    **{
+        name: f"Use algorithm_options={{'{name}': ...}}."
+        for name in ("alpha", "beta", "factor", "hyperband_iterations")
+    },
+    **dict.fromkeys(("directory", "project_name"), "Use run_dir."),
     "overwrite": "Use a new run_dir, or resume='auto' to continue.",
     "distribution_strategy": "Use plan_fields={'strategy': 'mirrored'}, for example.",
     "hypermodel": "Pass it as the second argument, `space`.",
     "oracle": "Use algorithm and algorithm_options.",
     "tuner_id": "Leave it out: a search names its workers.",
     "logger": "Use on_row, or read trials.jsonl.",
-    "validation_split": "The workload provides the validation data.",
-    "validation_data": "The workload provides the validation data.",
-    "x": "The workload provides the data.",
-    "y": "The workload provides the data.",
+    **dict.fromkeys(("validation_split", "validation_data"), "The workload provides the validation data."),
+    **dict.fromkeys(("x", "y"), "The workload provides the data."),
     "batch_size": "Use plan_fields={'global_batch_size': ...}.",
     "steps_per_epoch": "The workload determines the length of an epoch.",
     "verbose": "Use on_row.",
 }
 
 
+def _option(default: Any, takes: Callable[[Any], bool], wanted: str, **of_flag: Any) -> Any:
+    """A field; None is a value of it if it is the default.
+
+    Args:
+        default: of the option.
+        takes: whether a value is valid.
+        wanted: the valid values, for messages.
+        **of_flag: what the flag of the same name takes: `least` of a whole number, or `choices`.
+    """
+    known = {"takes": takes, "wanted": wanted if default is not None else f"{wanted}, or None", **of_flag}
+    return field(default=default, metadata=known)
+
+
+def _choice(default: str, choices: tuple[str, ...]) -> Any:
+    return _option(default, choices.__contains__, f"one of {', '.join(choices)}", choices=choices)
+
+
+def _count(default: int | None, *, least: int = 1) -> Any:
+    wanted = f"a whole number of at least {least}"
+    return _option(default, lambda value: type(value) is int and value >= least, wanted, least=least)
+
+
+def _seconds(default: float | None) -> Any:
+    return _option(default, lambda value: type(value) in (int, float) and value > 0, "a number of seconds above 0")
+
+
+def _switch(default: bool) -> Any:
+    return _option(default, lambda value: type(value) is bool, "True or False")
+
+
+def _object() -> Any:
+    return field(default_factory=dict, hash=False)
+
+
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions(Record):
+class SearchOptions:
     """Options of a hyperparameter search.
 
     Args:
@@ -118,65 +138,50 @@ class SearchOptions(Record):
         10
     """
 
-    algorithm: str = "random"
-    max_trials: int | None = None
+    # Each option once: `tfaccel.search` takes it under this name, and `tfaccel search` as a flag.
+    algorithm: str = _choice("random", ALGORITHMS)
+    max_trials: int | None = _count(None)
     objective: tuple[str, ...] | str | None = None
-    parallel: int = 1
-    seed: int = 1
-    epochs: int | None = None
-    pruning: str = "none"
-    early_stopping: int | None = None
-    trial_seconds: float | None = None
-    search_seconds: float | None = None
-    stall_seconds: float = 900.0
-    max_parameters: int | None = None
-    workload_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    plan_fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    retrain: bool = False
-    num_initial_points: int | None = None
-    algorithm_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    pruning_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    executions_per_trial: int = 1
-    max_retries_per_trial: int = 0
-    max_consecutive_failed_trials: int | None = None
+    parallel: int = _count(1)
+    seed: int = _count(1)
+    epochs: int | None = _count(None)
+    pruning: str = _choice("none", PRUNINGS)
+    early_stopping: int | None = _count(None)
+    trial_seconds: float | None = _seconds(None)
+    search_seconds: float | None = _seconds(None)
+    stall_seconds: float = _seconds(900.0)
+    max_parameters: int | None = _count(None)
+    workload_options: Mapping[str, Any] = _object()
+    plan_fields: Mapping[str, Any] = _object()
+    retrain: bool = _switch(False)
+    num_initial_points: int | None = _count(None)
+    algorithm_options: Mapping[str, Any] = _object()
+    pruning_options: Mapping[str, Any] = _object()
+    executions_per_trial: int = _count(1)
+    max_retries_per_trial: int = _count(0, least=0)
+    max_consecutive_failed_trials: int | None = _count(None)
     hyperparameters: Any = field(default=None, hash=False)
-    tune_new_entries: bool = True
-    allow_new_entries: bool = True
-    keep_models: bool = False
+    tune_new_entries: bool = _switch(True)
+    allow_new_entries: bool = _switch(True)
+    keep_models: bool = _switch(False)
 
     def __post_init__(self) -> None:
-        for name in _MAPPINGS:
+        for name in OBJECTS:
             try:
                 json.dumps(dict(getattr(self, name)))
             except (TypeError, ValueError) as error:
                 raise SearchError(f"`{name}` must be a dictionary of JSON values: {error}.") from error
         object.__setattr__(self, "objective", written_objective(self.objective))
         object.__setattr__(self, "hyperparameters", _get_config(self.hyperparameters))
-        _check_choice("algorithm", self.algorithm, ALGORITHMS)
-        _check_choice("pruning", self.pruning, PRUNINGS)
-        self._check_numbers()
+        for one in fields(self):
+            value, known = getattr(self, one.name), one.metadata
+            if known and not (known["takes"](value) or (value is None and one.default is None)):
+                hint = did_you_mean(str(value), known.get("choices", ()))
+                raise SearchError(f"`{one.name}` must be {known['wanted']}. Received: {one.name}={value!r}.{hint}")
         self._check_pairs()
-        for name in _SWITCHES:
-            if type(getattr(self, name)) is not bool:
-                raise SearchError(f"`{name}` must be True or False. Received: {name}={getattr(self, name)!r}.")
         check_field_names(self.plan_fields)
         for name, value in self.plan_fields.items():
             check_value(name, tuple(value) if isinstance(value, list) else value)
-
-    def _check_numbers(self) -> None:
-        for name, (least, optional) in _COUNTS.items():
-            value = getattr(self, name)
-            if not (optional and value is None) and (type(value) is not int or value < least):
-                or_none = ", or None" if optional else ""
-                raise SearchError(
-                    f"`{name}` must be a whole number of at least {least}{or_none}. Received: {name}={value!r}."
-                )
-        for name in _TIMES:
-            value = getattr(self, name)
-            optional = name != "stall_seconds"
-            if not (optional and value is None) and (type(value) not in (int, float) or not value > 0):
-                or_none = ", or None" if optional else ""
-                raise SearchError(f"`{name}` must be a number of seconds above 0{or_none}. Received: {name}={value!r}.")
 
     def _check_pairs(self) -> None:
         """Refuses invalid combinations of options."""
@@ -192,8 +197,7 @@ class SearchOptions(Record):
             self._check_of_oracle()
         if self.pruning != "none" and self.algorithm == "hyperband":
             raise SearchError("Hyperband stops trials itself. Use pruning='none', or another algorithm.")
-        several = not isinstance(self.objective, str) and self.objective is not None and len(self.objective) > 1
-        if several or (isinstance(self.objective, str) and "," in self.objective):
+        if self.objective is not None and len(listed_names(self.objective)) > 1:
             if self.algorithm == "cmaes":
                 raise SearchError("CMA-ES optimizes a single objective. For several, use algorithm='nsga2' or 'tpe'.")
             if self.by_optuna and self.pruning != "none":
@@ -219,13 +223,19 @@ class SearchOptions(Record):
         return self.algorithm in OPTUNA_ALGORITHMS
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Self:
-        """Creates options from a dictionary; for an unknown name, SearchError suggests the closest one."""
+    def of(cls, options: Mapping[str, Any], *, known: Collection[str] = ()) -> Self:
+        """Creates options from a dictionary; None for the algorithm or for a dictionary stands for the default.
+
+        Raises:
+            SearchError: for an unknown name; suggests the closest of those that are `known`, or else of the options.
+        """
         for name in options:
             if name in _ELSEWHERE:
                 raise SearchError(f"A search has no option {name!r}. {_ELSEWHERE[name]}")
-        check_names(options, [one.name for one in fields(cls)], SearchError, "A search has no option {!r}.")
-        return cls(**options)
+        known = known or [one.name for one in fields(cls)]
+        check_names(options, known, SearchError, "A search has no option {!r}.")
+        filled = ("algorithm", *OBJECTS)
+        return cls(**{name: value for name, value in options.items() if value is not None or name not in filled})
 
     @property
     def trial_limit(self) -> int | None:
@@ -233,14 +243,38 @@ class SearchOptions(Record):
         return self.max_trials or (None if self.algorithm in _NO_DEFAULT_MAX_TRIALS else _DEFAULT_MAX_TRIALS)
 
     def identity(self) -> dict[str, Any]:
-        """The options that must be unchanged to resume a search."""
-        return {name: value for name, value in self.to_json().items() if name not in _NOT_IDENTITY}
+        """The options that must be unchanged to resume a search, as JSON values."""
+        own = {name: value for name, value in asdict(self).items() if name not in _NOT_IDENTITY}
+        return {**own, "objective": list(self.objective) if isinstance(self.objective, tuple) else self.objective}
 
 
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        hint = did_you_mean(str(value), choices)
-        raise SearchError(f"`{name}` must be one of {', '.join(choices)}. Received: {name}={value!r}.{hint}")
+def takes_search_options(function: _Searches) -> _Searches:
+    """A decorator: the signature of a function shows the fields of `SearchOptions` in front of its `**options`."""
+    signature = inspect.signature(function)
+    *own, others = signature.parameters.values()
+    options = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if one.default is MISSING else one.default,
+            annotation=f"{one.type} | None" if one.default is MISSING else one.type,
+        )
+        for one in fields(SearchOptions)
+    ]
+    function.__signature__ = signature.replace(parameters=[*own, *options, others])  # type: ignore[attr-defined]
+    return function
+
+
+def check_keras_tuner() -> None:
+    """Raises VersionError if Keras Tuner, needed for searches but not for training, is not installed.
+
+    Example:
+        >>> check_keras_tuner()
+    """
+    if find_spec("keras_tuner") is None:
+        raise VersionError(
+            "Searching needs `keras-tuner`, which is not installed. Install it: pip install 'tfaccel[tune]'"
+        )
 
 
 def check_optuna(algorithm: str) -> None:

@@ -21,10 +21,10 @@ from tfaccel.files import whole_file
 from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.optuna_oracle import OptunaOracle
 from tfaccel.tuning.private_keras_tuner import OpenHyperband, OpenOracle, find_place
-from tfaccel.tuning.trial_row import OUTCOME_FILE, TrialRow, TrialRows, read_outcome, trial_folder
+from tfaccel.tuning.search_result import OUTCOME_FILE, OnRow, TrialRows, read_outcome, trial_folder
 
-OnRow = Callable[[TrialRow], None]
 FOR_GOOD = "FailedTrialError"  # a trial with this cause is not retried: it would fail again
 
 
@@ -35,7 +35,6 @@ class KeptOracle(OpenOracle):
     identity: RunIdentity | None = None  # of the search; checked before anything is written
     rows: TrialRows
     on_row: OnRow
-    tell: OnRow
     on_end: Callable[[str], None]
     most_failed_in_a_row: int | None
     max_trials: int | None
@@ -83,7 +82,8 @@ class KeptOracle(OpenOracle):
         if trial.status == "INVALID" and self.num_runs(trial.trial_id) < self.max_retries_per_trial:
             (trial_folder(self.run_dir, trial.trial_id) / OUTCOME_FILE).unlink(missing_ok=True)
         elif row is not None:
-            self.tell(row)
+            if isinstance(self, OptunaOracle):
+                self.told(row)
             if self.rows.add(row):
                 self.on_row(row)
         super().end_trial(trial)
@@ -103,12 +103,7 @@ class KeptOracle(OpenOracle):
 
     @keras_tuner.synchronized
     def finish(self, trial_id: str, hyperparameters: dict[str, Any] | None = None) -> None:
-        """Ends a trial according to its outcome.
-
-        Args:
-            trial_id: Keras Tuner's.
-            hyperparameters: Keras Tuner's config of them after the trial, which may have added some.
-        """
+        """Ends a trial according to its outcome, with the config of its hyperparameters, of which it may add some."""
         row = read_outcome(self.run_dir, trial_id)
         if row is None or trial_id in self.end_order or trial_id not in self.trials:
             return
@@ -137,7 +132,8 @@ class KeptOracle(OpenOracle):
         for trial_id in sorted(set(self.trials) - set(self.start_order)):  # no worker has heard of it
             del self.trials[trial_id]
             shutil.rmtree(trial_folder(self.run_dir, trial_id))
-        self.forget_others()
+        if isinstance(self, OptunaOracle):
+            self.forget_others()
         waiting = [trial_id for trial_id in self.start_order if trial_id not in self.end_order]
         self.set_waiting([])
         if isinstance(self, oracles.GridSearchOracle):
@@ -149,11 +145,6 @@ class KeptOracle(OpenOracle):
             row = read_outcome(self.run_dir, trial_id)
             if row is not None:
                 self.rows.add(row)
-
-    def forget_others(self) -> None:
-        """Discards orphaned trials, which only Optuna can have."""
-        if hasattr(super(), "forget_others"):
-            super().forget_others()
 
 
 class HyperbandOracle(OpenHyperband):
@@ -211,17 +202,11 @@ def make_oracle(
     on_row: OnRow,
     on_end: Callable[[str], None] = lambda message: None,
 ) -> KeptOracle:
-    """Creates the oracle of a search.
+    """Creates the oracle of a search, from Keras Tuner's config of all hyperparameters.
 
-    Args:
-        space: Keras Tuner's config of all hyperparameters.
-        options, objective: of the search.
-        run_dir: its run directory.
-        epochs: epochs of Hyperband's longest trials.
-        on_row: called with each finished trial.
-        on_end: called with the reason if the search must stop.
+    `on_row` is called with each finished trial; `on_end` with the reason, if the search must stop.
     """
-    kind = _KINDS.get(options.algorithm) or _optuna_oracle()
+    kind = _KINDS.get(options.algorithm, OptunaOracle)
     kept: Any = type(f"Kept{kind.__name__}", (KeptOracle, kind), {})
     own: dict[str, Any] = {"max_trials": options.trial_limit}
     if options.algorithm == "hyperband":
@@ -243,24 +228,8 @@ def make_oracle(
     oracle.max_trials = options.trial_limit
     oracle.most_failed_in_a_row = options.max_consecutive_failed_trials
     oracle.verbose = 0
-    oracle.run_dir, oracle.rows, oracle.on_row = run_dir, TrialRows(run_dir / "trials.jsonl"), on_row
-    oracle.tell, oracle.on_end = lambda row: None, on_end
-    if options.by_optuna:
-        _open_study(oracle, options, objective, run_dir, epochs)
+    oracle.run_dir, oracle.rows = run_dir, TrialRows(run_dir / "trials.jsonl")
+    oracle.on_row, oracle.on_end = on_row, on_end
+    if isinstance(oracle, OptunaOracle):
+        oracle.open_study(run_dir, options, objective, epochs=epochs)
     return oracle
-
-
-def _optuna_oracle() -> type[keras_tuner.Oracle]:
-    from tfaccel.tuning.optuna_oracle import OptunaOracle
-
-    return OptunaOracle
-
-
-def _open_study(oracle: Any, options: SearchOptions, objective: Objective, run_dir: Path, epochs: int) -> None:
-    from tfaccel.tuning.optuna_study import mend_storage, open_study
-
-    (run_dir / "tuner").mkdir(exist_ok=True)
-    mend_storage(run_dir)
-    oracle.study = open_study(run_dir, options, objective, epochs=epochs)
-    oracle.metrics = objective
-    oracle.tell = oracle.told

@@ -1,35 +1,124 @@
-"""The steps of a learning-rate range test: a model trains with another learning rate in each step."""
+"""A learning-rate range test of a workload or a model, which trains with another learning rate in each step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.errors import DataError, PlanError, WorkloadError
-from tfaccel.training.front import Source
+from tfaccel.errors import DataError, WorkloadError
+from tfaccel.known_names import check_names
+from tfaccel.planning.compile_arguments import FreshArguments
+from tfaccel.planning.own_model import COMPILE_ARGUMENTS, get_name, recreated
+from tfaccel.planning.plan import Plan
+from tfaccel.planning.private_models import given_compile_arguments
+from tfaccel.planning.workload import Workload
+from tfaccel.training.front import Source, call_own_method, make_source, needs_keras_loop, overrides
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.engine import Engine
+from tfaccel.training.private.private_models import build_model
+from tfaccel.training.run.session import Session
+from tfaccel.training.steps.engine import Engine, EngineOptions
 from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
-from tfaccel.tuning.learning_rate_curve import SmoothedLoss, suggestion
-from tfaccel.tuning.learning_rate_report import LearningRateReport, LearningRateTest
+from tfaccel.training.steps.replica_state import kept_state, separate_seeds
+from tfaccel.tuning.learning_rate_report import (
+    LearningRateReport,
+    LearningRateTest,
+    SmoothedLoss,
+    check_one_worker,
+    suggestion,
+)
 
 OnStep = Callable[[int, float, float], Any]  # number of tested rates, the last one, the smoothed loss
 
+_OF_DATA = ("batch_size", "sample_weight", "class_weight", "shuffle")
 _MAX_SKIPPED = 60  # steps in a row whose gradients overflow; a loss scale of 2**60 has come down to 1 by then
 
 
-class RateSweep:
-    """Trains a built and compiled model for the steps of a test. The caller keeps the model's state.
+def sweep_workload(
+    workload: Workload, plan: Plan, strategy: tf.distribute.Strategy, *, test: LearningRateTest, on_step: OnStep
+) -> LearningRateReport:
+    """Tests a model that is built under a plan, in its runtime, and thrown away."""
+    with contextlib.closing(Session(workload, plan, strategy, seed=test.seed)) as session:
+        separate_seeds(session.model, session.engine.replicas)
+        sweep = RateSweep(session.engine, session.source, test, on_step)
+        return sweep.run(workload=workload.name, global_batch_size=plan.global_batch_size)
 
-    Args:
-        engine: the model's engine.
-        source: batches; epochs are repeated until the test ends.
-        test: the rates.
-        on_step: called after each step with the number of tested rates, the last of them, and the smoothed loss.
+
+def sweep_model(
+    model: keras.Model, x: Any, y: Any, *, test: LearningRateTest, on_step: OnStep, options: Mapping[str, Any]
+) -> LearningRateReport:
+    """Tests the user's model, or a copy of it that is compiled with other arguments; see `find_learning_rate`."""
+    check_names(options, (*_OF_DATA, *COMPILE_ARGUMENTS), WorkloadError, "There is no argument {!r} for a Keras model.")
+    if hasattr(x, "__next__"):
+        raise DataError(
+            f"A {type(x).__name__} can be read only once, and the test would use up its batches. Give arrays, a "
+            "tf.data.Dataset or a PyDataset."
+        )
+    compile_args = {name: value for name, value in options.items() if name not in _OF_DATA}
+    own = {"x": x, "y": y, **{name: value for name, value in options.items() if name in _OF_DATA}}
+    if compile_args:
+        model = _copy(model, compile_args)
+    elif not model.compiled:
+        raise WorkloadError(
+            "The model is not compiled. Call `model.compile(...)`, or give its arguments beside the data: "
+            "find_learning_rate(model, x, y, optimizer='adam', loss='mse')."
+        )
+    if needs_keras_loop(model, "fit"):
+        raise WorkloadError(
+            f"{type(model).__name__} overrides make_train_function, so its learning rate cannot be tested step by "
+            "step. Override train_step instead."
+        )
+    run = partial(_test_in_place, test=test, on_step=on_step)
+    if overrides(model, "fit"):  # prepares its data, and calls super().fit
+        report: LearningRateReport | None = call_own_method(model, "fit", own, {"fit": run})
+        if not isinstance(report, LearningRateReport):
+            raise WorkloadError(f"{type(model).__name__}.fit must return what super().fit(...) returns.")
+        return report
+    return run(model, **own)
+
+
+def _copy(model: keras.Model, compile_args: Mapping[str, Any]) -> keras.Model:
+    given = given_compile_arguments(model) if model.compiled else {}
+    given = {name: value for name, value in given.items() if name in COMPILE_ARGUMENTS}
+    with model.distribute_strategy.scope():
+        copy = recreated(model)
+        copy.compile(
+            **FreshArguments({**given, **compile_args})(None), jit_compile=model.compiled and model.jit_compile
+        )
+    return copy
+
+
+def _test_in_place(
+    model: keras.Model, x: Any, y: Any = None, *, test: LearningRateTest, on_step: OnStep, **of_fit: Any
+) -> LearningRateReport:
+    """Tests a compiled model, and puts its state back."""
+    of_fit = {name: value for name, value in of_fit.items() if name in _OF_DATA}
+    accumulation = tested_optimizer(model).gradient_accumulation_steps or 1
+    engine = Engine(model, EngineOptions(stop_at_non_finite_loss=True, fused_kernels=True))
+    num_batches = test.num_steps * accumulation
+    data = {"shuffle": not isinstance(x, tf.data.Dataset), **of_fit, "num_epochs": num_batches}
+    source = make_source(x, y, data.pop("sample_weight", None), replicas=engine.replicas, **data)
+    try:
+        build_model(model, source.batch_spec)
+        separate_seeds(model, engine.replicas)
+        source.reset()
+        size = getattr(source, "global_batch_size", None) or of_fit.get("batch_size")
+        sweep = RateSweep(engine, source, test, on_step)
+        with kept_state(model, engine.replicas):
+            return sweep.run(workload=get_name(model), global_batch_size=None if size is None else size * accumulation)
+    finally:
+        source.close()
+
+
+class RateSweep:
+    """Trains a built and compiled model for the steps of a test, on the batches of a source, epoch after epoch.
+
+    The caller keeps the model's state.
 
     Raises:
         WorkloadError: for a model that has not exactly one optimizer with one learning rate.
@@ -37,16 +126,8 @@ class RateSweep:
     """
 
     def __init__(self, engine: Engine, source: Source, test: LearningRateTest, on_step: OnStep) -> None:
-        if engine.replicas.num_workers > 1:
-            raise PlanError(
-                "A learning-rate range test runs in one process. Received: a strategy with "
-                f"{engine.replicas.num_workers} workers. Test on one worker with the same global batch size: the "
-                "suggestion does not depend on the number of replicas."
-            )
-        self._engine = engine
-        self._source = source
-        self._test = test
-        self._on_step = on_step
+        check_one_worker(engine.replicas.num_workers, "strategy")
+        self._engine, self._source, self._test, self._on_step = engine, source, test, on_step
         self._optimizer = tested_optimizer(engine.model)
         self._batches_per_step = self._optimizer.gradient_accumulation_steps or 1
         self._rates = np.array([test.learning_rate(step) for step in range(test.num_steps)], "float32")
@@ -54,17 +135,11 @@ class RateSweep:
         self._num_batches = 0  # of the epoch so far
 
     def run(self, *, workload: str, global_batch_size: int | None) -> LearningRateReport:
-        """Tests the rates.
-
-        Args:
-            workload: what is trained, for the report.
-            global_batch_size: examples in an optimizer step; None if unknown.
-        """
+        """Tests the rates; the report names what is trained, and the examples in an optimizer step if known."""
         usual = _number(self._optimizer.learning_rate)
         smoothed, losses = SmoothedLoss(self._test), list[float]()
-        with private_api.learning_rate_from(
-            self._optimizer, self._rate_in_graph(int(_number(self._optimizer.iterations)))
-        ):
+        first = int(_number(self._optimizer.iterations))
+        with private_api.learning_rate_from(self._optimizer, self._rate_in_graph(first)):
             stopped = self._steps(losses, smoothed)
         rates = tuple(float(rate) for rate in self._rates[: len(losses)])
         suggested, reason = suggestion(rates, losses, smoothed.values, self._test)
@@ -151,11 +226,7 @@ def _number(value: Any) -> float:
 
 
 def tested_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
-    """The one optimizer of a model that has one learning rate, without its loss scale.
-
-    Raises:
-        WorkloadError: if there is none, or there are several rates.
-    """
+    """The one optimizer of a model, without its loss scale; WorkloadError unless there is one learning rate."""
     found = get_optimizers(model)
     if not found:
         raise WorkloadError(

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
-import logging
+import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tfaccel.argument_types import checks_types
 from tfaccel.data.epochs import check_one_batch
-from tfaccel.errors import SearchError
+from tfaccel.errors import RunDirError, SearchError
 from tfaccel.files import write_json
-from tfaccel.known_names import suggests_names
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.option_checks import check_callbacks
 from tfaccel.planning.workload import Workload
 from tfaccel.reporting.search_charts import save_importance_picture, save_parallel_coordinates
 from tfaccel.training.run.run_dir import RunDir, RunIdentity
-from tfaccel.tuning.importance import importances
-from tfaccel.tuning.keras_tuner_extra import check_keras_tuner
+from tfaccel.training.run.run_lock import RunLock
 from tfaccel.tuning.objective import DEFAULT_NAME, Objective, checked_objective
-from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.search_directory import flat_config, search_directory
-from tfaccel.tuning.search_processes import worker_places
-from tfaccel.tuning.search_result import SearchResult
+from tfaccel.tuning.options import SearchOptions, check_keras_tuner, takes_search_options
+from tfaccel.tuning.search_processes import processes_on
+from tfaccel.tuning.search_result import OnRow, SearchResult, best_row, read_hyperparameters, read_rows
 from tfaccel.tuning.source import SearchSource
 from tfaccel.tuning.supervisor import Supervisor
-from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_rows
 
-logger = logging.getLogger("tfaccel")
-
-OnRow = Callable[[TrialRow], None]
-_OPTIONS = {option.name for option in fields(SearchOptions)}
-_FILLED = ("algorithm", "workload_options", "plan_fields", "algorithm_options", "pruning_options")  # None: the default
+MIN_TRIALS = 6  # fewer do not tell how important a hyperparameter is
+_NUM_TREES, _NUM_SHUFFLES = 200, 20
 
 
-@suggests_names
 @checks_types(SearchError)
+@takes_search_options
 def search(
     workload: Workload | str | Callable[..., Any] | None,
     space: Any = None,
@@ -53,34 +49,9 @@ def search(
     optimizer: Any = None,
     loss: Any = None,
     metrics: Any = None,
-    algorithm: str | None = None,
-    max_trials: int | None = None,
-    objective: Any = None,
-    parallel: int = 1,
-    seed: int = 1,
-    epochs: int | None = None,
-    pruning: str = "none",
-    early_stopping: int | None = None,
-    trial_seconds: float | None = None,
-    search_seconds: float | None = None,
-    stall_seconds: float = 900.0,
-    max_parameters: int | None = None,
-    workload_options: Mapping[str, Any] | None = None,
-    plan_fields: Mapping[str, Any] | None = None,
-    retrain: bool = False,
-    num_initial_points: int | None = None,
-    algorithm_options: Mapping[str, Any] | None = None,
-    pruning_options: Mapping[str, Any] | None = None,
-    executions_per_trial: int = 1,
-    max_retries_per_trial: int = 0,
-    max_consecutive_failed_trials: int | None = None,
-    hyperparameters: Any = None,
-    tune_new_entries: bool = True,
-    allow_new_entries: bool = True,
-    keep_models: bool = False,
     engine: str | None = None,
     engine_options: Mapping[str, Any] | None = None,
-    **unknown: Any,
+    **options: Any,
 ) -> SearchResult:
     """Searches for the best hyperparameters with parallel trials, using Keras Tuner's or Optuna's algorithms.
 
@@ -109,7 +80,7 @@ def search(
             no data.
         space: the search space, as a function or its import path: `build(hp)` that returns a compiled model, a
             `keras_tuner.HyperModel`, or `space(hp)` that returns arguments of the workload's function. None: the
-            default space of the workload's function; see `tfaccel.tuning.recipe_space`. Data come from the workload. A
+            default space of the workload's function; see `tfaccel.tuning.source`. Data come from the workload. A
             subclass of `keras_tuner.Tuner` counts as a `tuner` without a space.
         run_dir: a new or empty directory, or with `resume="auto"` the one of the search to continue.
         resume: "never" or "auto". `max_trials`, `parallel` and time limits may be changed.
@@ -117,21 +88,14 @@ def search(
         tuner: a subclass of `keras_tuner.Tuner` whose `run_trial` runs the trials, or its import path.
         callbacks: a list of Keras callbacks (each trial gets a copy), or a function that returns one.
         optimizer, loss, metrics: override those that `build(hp)` compiles the model with.
-        algorithm: "random", "grid", "bayesian", "hyperband", "tpe", "cmaes" or "nsga2"; None for that of the `tuner`,
-            or random. For this argument and those below, see `tfaccel.tuning.options.SearchOptions`.
-        max_trials, objective, parallel, seed, epochs: the extent of the search.
-        pruning, pruning_options, early_stopping: early stopping of trials.
-        trial_seconds, search_seconds, stall_seconds, max_parameters: limits.
-        workload_options, plan_fields: fixed arguments of the workload's function, and fixed plan fields.
-        num_initial_points, algorithm_options: further settings of the algorithm.
-        executions_per_trial, max_retries_per_trial, max_consecutive_failed_trials: as in Keras Tuner.
-        hyperparameters, tune_new_entries, allow_new_entries: as in Keras Tuner.
-        retrain, keep_models: which models to keep.
         engine: "ray" to run the trials on the nodes of a Ray cluster (extra `ray`), which share the disk of `run_dir`;
             None or "local" for this machine.
         engine_options: for "ray": `address` (default: `RAY_ADDRESS`, or a cluster on this machine), `cores_per_worker`
             (1), `gpus_per_worker` (0), `wait_seconds` for free cores and GPUs (300), `connect_seconds` (15).
-        **unknown: refused; for an argument of Keras Tuner, the error names its counterpart here.
+        **options: the fields of `tfaccel.options.SearchOptions`: `algorithm` (None for that of the `tuner`, or random)
+            and its settings, `max_trials`, `objective`, `parallel`, `seed`, `epochs`, the early stopping of trials,
+            limits, fixed `workload_options` and `plan_fields`, and which models to keep. For an argument of Keras
+            Tuner, the error names its counterpart here.
 
     Returns:
         The `SearchResult`, also written to `search.json`.
@@ -151,8 +115,6 @@ def search(
         >>> len(found.rows)
         2
     """
-    given = {name: value for name, value in locals().items() if name in _OPTIONS}
-    given = {name: value for name, value in given.items() if not (value is None and name in _FILLED)}
     started = time.perf_counter()
     check_keras_tuner()
     _check_alone()
@@ -161,7 +123,9 @@ def search(
     training = {"callbacks": callbacks, "optimizer": optimizer, "loss": loss, "metrics": metrics}
     training = {name: value for name, value in training.items() if value is not None}
     source = SearchSource.of(workload, space, tuner=tuner, training=training)
-    chosen = SearchOptions.of({**_like_keras_tuner(tuner or space), **given, **unknown})
+    if options.get("algorithm") is None:
+        options["algorithm"] = _like_keras_tuner(tuner or space)
+    chosen = SearchOptions.of(options, known=inspect.signature(search).parameters)
     if isinstance(workload, str) and ":" not in workload:
         own = dict(chosen.workload_options)  # report a wrong name or value right away
         batch_size = own.pop("global_batch_size", None) or chosen.plan_fields.get("global_batch_size")
@@ -172,25 +136,24 @@ def search(
         "space": source.space.name,
         "tuner": source.tuner.name,
         **{name: _written(given) for name, given in training.items()},
-        **chosen.identity(),
+        **_flat(chosen.identity()),
     }
-    directory = RunDir(run_dir, flat_config(config), resume=resume)
+    directory = RunDir(run_dir, config, resume=resume)
     with (
-        worker_places(chosen.parallel, engine, engine_options) as places,
-        Supervisor(source, chosen, places, on_row or (lambda row: None)) as supervisor,
+        processes_on(engine, chosen.parallel, engine_options) as processes,
+        Supervisor(source, chosen, processes, on_row or (lambda row: None)) as supervisor,
     ):
         found = supervisor.discovered()
         objective = _checked(found, chosen)
-        with search_directory(directory, found["space"]):
+        with _held(directory, found["space"]):
             held = RunIdentity(directory.path.resolve(), directory.identity.run_id if directory.identity else None)
-            supervisor.run(held, objective, found, epochs=found["epochs"])
+            supervisor.run(held, objective, found)
             rows = sorted(read_rows(directory.path / "trials.jsonl"), key=lambda row: row.trial_id)
-            result = SearchResult.of(
-                directory.path, chosen, objective, rows, wall_seconds=time.perf_counter() - started
-            )
-            if chosen.retrain and result.best is not None:
-                best = supervisor.retrain(read_hyperparameters(directory.path, result.best.trial_id))
-                result = result.with_best_model(best["run_dir"], best["final"], time.perf_counter() - started)
+            best, known = best_row(rows, objective), {"algorithm": chosen.algorithm}
+            if chosen.retrain and best is not None:
+                known |= supervisor.retrain(read_hyperparameters(directory.path, best.trial_id))
+            seconds = round(time.perf_counter() - started, 3)
+            result = SearchResult.of(directory.path, rows, objective, wall_seconds=seconds, **known)
     directory.check_held()
     write_json(directory.path / "search.json", result.to_json())
     _draw(directory.path, result)
@@ -207,13 +170,11 @@ def _check_alone() -> None:
         )
 
 
-def _like_keras_tuner(space: Any) -> dict[str, Any]:
+def _like_keras_tuner(space: Any) -> str | None:
     """The algorithm of a subclass of one of Keras Tuner's tuners."""
     kinds = {"RandomSearch": "random", "GridSearch": "grid", "BayesianOptimization": "bayesian"}
-    for kind in getattr(space, "__mro__", ()):
-        if kind.__name__ in kinds and kind.__module__.startswith("keras_tuner."):
-            return {"algorithm": kinds[kind.__name__]}
-    return {}
+    bases = (kind for kind in getattr(space, "__mro__", ()) if kind.__module__.startswith("keras_tuner."))
+    return next((kinds[kind.__name__] for kind in bases if kind.__name__ in kinds), None)
 
 
 def _written(given: Any) -> Any:
@@ -225,17 +186,45 @@ def _written(given: Any) -> Any:
     return given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
 
 
+def _flat(identity: dict[str, Any]) -> dict[str, Any]:
+    """The options with those of the workload and the plan merged, so that an error can name the one that differs."""
+    merged = {**identity.pop("workload_options"), **identity.pop("plan_fields")}
+    return {**identity, "options": merged}
+
+
+@contextlib.contextmanager
+def _held(directory: RunDir, space: dict[str, Any]) -> Iterator[None]:
+    """Checks that the directory is for this search, writes its config, and locks the directory."""
+    file = directory.path / "space.json"
+    if file.exists():
+        there, here = (_by_name(known["space"]) for known in (json.loads(file.read_text()), space))
+        odd = next((name for name in {**there, **here} if there.get(name) != here.get(name)), None)
+        if odd is not None:
+            raise RunDirError(
+                f"The run directory {directory.path} holds a search with another space: the hyperparameter {odd!r} "
+                "differs. Choose a new directory."
+            )
+    directory.make(space=space)
+    lock = RunLock(directory.path)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _by_name(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {entry["config"]["name"]: entry for entry in entries}
+
+
 def _checked(found: dict[str, Any], options: SearchOptions) -> Objective:
     """Checks that there is something to search; returns the objective."""
     space = found["space"]["space"]
     free = [entry for entry in space if not _is_fixed(entry)]
-    odd = next(
-        (e["config"] for e in space if not isinstance(e["config"].get("value", 0), bool | int | float | str)), None
-    )
-    if odd is not None:
-        raise SearchError(
-            f"hp.Fixed must have a bool, int, float or str value. Received: {odd['name']}={odd['value']!r}."
-        )
+    for config in (entry["config"] for entry in space):
+        if not isinstance(config.get("value", 0), bool | int | float | str):
+            raise SearchError(
+                f"hp.Fixed must have a bool, int, float or str value. Received: {config['name']}={config['value']!r}."
+            )
     if options.algorithm == "cmaes":
         _check_numbers(free)
     if not free and found["metrics"] is not None:  # a custom fit may request some
@@ -290,3 +279,49 @@ def _draw(folder: Path, result: SearchResult) -> None:
     shares = importances(values, scores, names=names, logarithmic=logarithmic)
     if shares is not None:
         save_importance_picture(folder / "importance.png", shares, objective=result.objective.name)
+
+
+def importances(
+    values: Sequence[Mapping[str, Any]],
+    scores: Sequence[float],
+    *,
+    names: Sequence[str],
+    logarithmic: Collection[str] = (),
+) -> dict[str, float] | None:
+    """The relative importance of each hyperparameter for the score, largest first; None for too few trials.
+
+    A random forest is fitted to predict the score from the hyperparameters. The permutation importance of a
+    hyperparameter is how much the forest's error grows when its values are shuffled across trials. With few trials,
+    treat it as a rough estimate. A missing value counts as a separate one; `logarithmic` ones are sampled on a log
+    scale.
+
+    Example:
+        >>> trials = [{"a": a, "b": b} for a in (1, 2, 3) for b in (1, 2, 3)]
+        >>> shares = importances(trials, [10 * trial["a"] + trial["b"] for trial in trials], names=["a", "b"])
+        >>> list(shares), shares["a"] > 0.9
+        (['a', 'b'], True)
+    """
+    if len(scores) < MIN_TRIALS:
+        return None
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.inspection import permutation_importance
+
+    columns = np.column_stack([_column([trial.get(name) for trial in values], name in logarithmic) for name in names])
+    target = np.asarray(scores)
+    forest = RandomForestRegressor(_NUM_TREES, random_state=0).fit(columns, target)
+    found = permutation_importance(forest, columns, target, n_repeats=_NUM_SHUFFLES, random_state=0)
+    means = np.maximum(found.importances_mean, 0.0)
+    total = float(means.sum()) or 1.0
+    shares = {name: float(mean) / total for name, mean in zip(names, means, strict=True)}
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _column(values: list[Any], logarithmic: bool) -> np.ndarray:
+    """Encodes values as numbers: unchanged, as logarithms, or as the index of each string."""
+    known = [value for value in values if value is not None]
+    if any(isinstance(value, str) for value in known):
+        places = {value: place for place, value in enumerate(sorted(map(str, known)))}
+        return np.array([-1.0 if value is None else float(places[str(value)]) for value in values])
+    numbers = [math.log(value) if logarithmic and value > 0 else float(value) for value in known]
+    missing, present = min(numbers, default=0.0) - 1.0, iter(numbers)
+    return np.array([missing if value is None else next(present) for value in values])

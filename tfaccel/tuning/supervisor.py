@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,17 +15,21 @@ from tfaccel.errors import SearchError
 from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.search_processes import SearchProcesses, WorkerPlaces
+from tfaccel.tuning.search_processes import START_ANEW, SearchProcesses
+from tfaccel.tuning.search_result import (
+    OnRow,
+    TrialRow,
+    read_hyperparameters,
+    read_outcome,
+    read_rows,
+    write_outcome,
+)
 from tfaccel.tuning.source import SearchSource
-from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, read_rows, write_outcome
 
-START_ANEW = 75  # same as in worker_program.py
 _MAX_FAILED_STARTS = 3
 _MIN_START_SECONDS = 300.0
 
 logger = logging.getLogger("tfaccel")
-
-OnRow = Callable[[TrialRow], None]
 
 
 @dataclass
@@ -46,19 +49,13 @@ class _Slot:
 
 
 class Supervisor:
-    """Context manager for the processes of one search.
+    """Context manager for the processes of one search; calls `on_row` with each finished trial."""
 
-    Args:
-        source, options: of the search.
-        places: where the workers run.
-        on_row: called with each finished trial.
-    """
-
-    def __init__(self, source: SearchSource, options: SearchOptions, places: WorkerPlaces, on_row: OnRow) -> None:
+    def __init__(self, source: SearchSource, options: SearchOptions, processes: SearchProcesses, on_row: OnRow) -> None:
         self._options = options
         self._on_row = on_row
-        self._task = {"source": source.to_json(), "options": options.to_json()}
-        self._places, self._groups = places, places.groups
+        self._task = {"source": source, "options": options}
+        self._processes = processes
         self._order: dict[str, Any] = {}
         self._slots: list[_Slot] = []
         self._identity = RunIdentity(Path())
@@ -67,10 +64,10 @@ class Supervisor:
         self._announced: set[str] = set()
 
     def __enter__(self) -> Self:
-        self._processes = SearchProcesses(self._places)
+        self._processes.open()
         try:
             self._chief = self._processes.start_chief()
-            workers = [self._worker(index, discovers=index == 0) for index in range(len(self._groups))]
+            workers = [self._worker(index, discovers=index == 0) for index in range(len(self._processes.groups))]
         except BaseException:  # Ctrl-C, while the server loads and a large task waits to be sent
             self.__exit__()
             raise
@@ -85,7 +82,7 @@ class Supervisor:
         return self._identity.path
 
     def discovered(self) -> dict[str, Any]:
-        """Waits for the first worker to discover the space; see `tfaccel.tuning.discovery`.
+        """Waits for the first worker to discover the space; see `tfaccel.tuning.trial_maker.discover`.
 
         Raises:
             SearchError: if the workload or the space cannot be used.
@@ -107,7 +104,7 @@ class Supervisor:
                     "stall_seconds."
                 )
 
-    def run(self, identity: RunIdentity, objective: Objective, found: dict[str, Any], *, epochs: int) -> None:
+    def run(self, identity: RunIdentity, objective: Objective, found: dict[str, Any]) -> None:
         """Runs all trials.
 
         Raises:
@@ -116,14 +113,8 @@ class Supervisor:
                 trials fail.
         """
         self._identity = identity
-        self._order = {
-            "run_dir": str(self._run_dir),
-            "run_id": identity.run_id,
-            "objective": objective.to_json(),
-            "builds_models": found["builds_models"],
-        }
-        options = self._options.to_json()
-        self._chief.send({**self._order, "space": found["space"], "options": options, "epochs": epochs})
+        self._order = {"identity": identity, "objective": objective, "builds_models": found["builds_models"]}
+        self._chief.send({**self._order, "options": self._options, "space": found["space"], "epochs": found["epochs"]})
         for slot in self._slots:
             slot.child.send(self._order)
         rows = self._run_dir / "trials.jsonl"
@@ -148,7 +139,7 @@ class Supervisor:
             self._announce(row)
 
     def retrain(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Trains with these hyperparameters in a fresh worker; returns the run directory and the metrics."""
+        """Trains with these hyperparameters in a fresh worker; returns fields of the `SearchResult`."""
         self._identity.check()
         slot = _Slot(0, self._worker(0))
         self._slots.append(slot)
@@ -159,14 +150,11 @@ class Supervisor:
                 words = self._processes.end_of_log(slot.child)
                 raise SearchError(f"Retraining the best trial failed: its process {slot.child.how_it_ended()}. {words}")
             if message is not None and message["event"] == "retrained":
-                return message
+                return dict(message["best"])
 
     def _worker(self, index: int, *, discovers: bool = False) -> Any:
-        visible = self._groups[index].visible_gpus
-        environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        arguments = ["discover"] if discovers else []
-        child = self._processes.start_worker(index, arguments, environment)
-        child.send({**self._task, "group": self._groups[index].to_json()})
+        child = self._processes.start_worker(index)
+        child.send({**self._task, "devices": self._processes.groups[index], "discovers": discovers})
         return child
 
     def _next(self) -> tuple[Any, dict[str, Any] | None]:
@@ -175,13 +163,14 @@ class Supervisor:
 
     def _give_up_places(self) -> None:
         """Goes on with fewer workers if Ray finds no place for one, such as after a node was lost."""
+        limit_seconds = self._processes.wait_seconds
         for slot in self._slots:
-            if slot.done or self._processes.waiting_seconds(slot.child) <= self._places.wait_seconds:
+            if slot.done or self._processes.waiting_seconds(slot.child) <= limit_seconds:
                 continue
             others = [one for one in self._slots if not one.done and not self._processes.waiting_seconds(one.child)]
             if (slot.index == 0 and not self._order) or not others:
                 raise SearchError(
-                    f"Ray has found no place for a worker of the search within {self._places.wait_seconds:g} seconds. "
+                    f"Ray has found no place for a worker of the search within {limit_seconds:g} seconds. "
                     "Use fewer cores or GPUs for each (cores_per_worker, gpus_per_worker), or a larger wait_seconds."
                 )
             logger.warning(f"Ray has found no place for worker {slot.index}: the search goes on with {len(others)}.")
@@ -203,7 +192,7 @@ class Supervisor:
                     slot.trial_id, slot.began, slot.failed_starts = message["trial_id"], time.monotonic(), 0
                 slot.child.send(message)
         elif message["event"] == "row":
-            self._announce(TrialRow.from_json(message["row"]))
+            self._announce(message["row"])
         elif message["event"] == "fatal":
             self._end(message["message"])
 
@@ -258,12 +247,8 @@ class Supervisor:
         if read_outcome(self._run_dir, trial_id) is None:
             values = read_hyperparameters(self._run_dir, trial_id)["values"]
             seconds = round(time.monotonic() - slot.began, 3)
-            write_outcome(
-                self._run_dir,
-                TrialRow(
-                    trial_id=trial_id, hyperparameters=values, status="failed", score=None, seconds=seconds, cause=how
-                ),
-            )
+            row = {"trial_id": trial_id, "hyperparameters": values, "status": "failed", "score": None, "cause": how}
+            write_outcome(self._run_dir, TrialRow(**row, seconds=seconds))
         self._chief.send({"end": trial_id, "hyperparameters": None})
 
     def _watch(self, started: float) -> None:

@@ -1,52 +1,39 @@
-"""The callback of a trial: sends heartbeats, records the objective of each epoch, and stops the trial early."""
+"""The callback of a trial: sends heartbeats, records the objective of each epoch, and stops the trial early.
+
+The rules of early stopping compare a trial with the others at the same epoch.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
+from tfaccel.errors import SearchError
 from tfaccel.files import write_json
 from tfaccel.tuning.objective import Objective
-from tfaccel.tuning.pruning import prune_cause
+
+Pruner = Callable[[Sequence[float]], str | None]  # the objective of all epochs -> why to stop; None to continue
 
 _SIGN_EVERY_SECONDS = 1.0
 _FILE = "epochs.json"
 _MIN_EPOCHS = 3
+MIN_OTHERS = 3  # fewer other trials are no reason to stop one
+_FACTOR = 3  # of the epochs between two comparisons, and of the trials that end at each
 
 
-class Pruner(Protocol):
-    """Decides whether to stop a trial early."""
-
-    def prune_cause(self, epoch: int, value: float) -> str | None:
-        """The reason to stop after this epoch, which reached this value; None to continue."""
-
-
-class BesideOthers:
-    """Prunes a trial by comparing it with the trials in sibling folders at the same epoch.
-
-    Args:
-        folder: the trial's.
-        rule: "median" or "halving".
-        direction: "max" or "min".
-    """
-
-    def __init__(self, folder: Path, rule: str, direction: str) -> None:
-        self._folder = folder
-        self._rule = rule
-        self._direction = direction
-        self._values: list[float] = []
-
-    def prune_cause(self, epoch: int, value: float) -> str | None:
-        """Records the value for the other trials and compares it with theirs."""
-        self._values = [*self._values[: epoch - 1], value]
-        write_json(self._folder / _FILE, self._values)
-        return prune_cause(self._rule, self._values, _other_values(self._folder), direction=self._direction)
+def beside_others(values: Sequence[float], *, folder: Path, rule: str, direction: str) -> str | None:
+    """The `prune_cause` of a trial beside those in sibling folders; writes its own values for them."""
+    write_json(folder / _FILE, values)
+    paths = [path for path in sorted(folder.parent.glob(f"trial_*/{_FILE}")) if path.parent != folder]
+    others = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return prune_cause(rule, values, [other for other in others if None not in other], direction=direction)
 
 
 class TrialReport(keras.callbacks.Callback):
@@ -55,7 +42,7 @@ class TrialReport(keras.callbacks.Callback):
     Args:
         objective: the objective of the search.
         extras: values that are the same for all epochs, such as the model's size; added to the logs.
-        pruner: decides whether to stop the trial; None to never stop it.
+        pruner: asked after each epoch; None to never stop the trial.
         patience: as `early_stopping` of `SearchOptions`.
         sign: heartbeat, called about once per second while the trial runs.
         judge: the workload's `judge`, if any.
@@ -76,14 +63,10 @@ class TrialReport(keras.callbacks.Callback):
         save_to: Path | None = None,
     ) -> None:
         super().__init__()
-        self._objective = objective
-        self.extras = dict(extras)
-        self._pruner = pruner
-        self._patience = patience
-        self._sign = sign
-        self._judge = judge
-        self._save_to = save_to
-        self.has_saved = False
+        self._objective, self.extras = objective, dict(extras)
+        self._pruner, self._patience = pruner, patience
+        self._sign, self._judge = sign, judge
+        self._save_to, self.has_saved = save_to, False
         self._signed = 0.0
         self.values: list[float] = []
         self.best_metrics: dict[str, float] = {}
@@ -115,18 +98,37 @@ class TrialReport(keras.callbacks.Callback):
         if not all(name in metrics for name in self._objective.names):
             return  # Only some epochs end with validation, or a HyperModel's own fit returns the objective.
         value = self._objective.value(metrics)
-        if not self.values or self._objective.better(value, max_or_min(self.values, self._objective)):
+        if not self.values or self._objective.better(value, self._objective.best(self.values)):
             self.best_metrics, self.best_epoch = metrics, len(self.values)
             if self._save_to is not None and self.model is not None:
                 self.model.save(self._save_to)
                 self.has_saved = True
         self.values.append(value)
         if self._pruner is not None and self.prune_cause is None:
-            self.prune_cause = self._pruner.prune_cause(len(self.values), value)
+            self.prune_cause = self._pruner(self.values)
         waited = len(self.values) - 1 - self.best_epoch
         ends = self.prune_cause is not None or (self._patience is not None and waited >= self._patience)
         if ends and self.model is not None:
             self.model.stop_training = True
+
+    def outcome(self, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
+        """The fields of the trial's row, from these metrics; None for those of its best epoch.
+
+        Raises:
+            SearchError: if the objective is missing, NaN or infinite.
+        """
+        objective = self._objective
+        if metrics is None and not self.values:
+            raise SearchError(f"No epoch reported the objective {objective.name!r}.")
+        score = objective.best(self.values) if metrics is None else objective.value(metrics)
+        return {
+            "status": "completed" if self.prune_cause is None else "pruned",
+            "cause": self.prune_cause,
+            "score": objective.check_finite(score),
+            "metrics": self.best_metrics if metrics is None else metrics,
+            "epochs": len(self.values),
+            "train_seconds": self.train_seconds,
+        }
 
     @property
     def train_seconds(self) -> float | None:
@@ -135,22 +137,6 @@ class TrialReport(keras.callbacks.Callback):
         if len(ends) < _MIN_EPOCHS:
             return None
         return round((ends[-1] - ends[0]) / (len(ends) - 1) * len(ends), 3)
-
-
-def max_or_min(values: list[float], objective: Objective) -> float:
-    """The best of some values."""
-    return max(values) if objective.direction == "max" else min(values)
-
-
-def _other_values(folder: Path) -> list[list[float]]:
-    """The values of the other trials, except trials with NaN."""
-    found = []
-    for path in sorted(folder.parent.glob(f"trial_*/{_FILE}")):
-        if path.parent != folder:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if None not in values:
-                found.append(values)
-    return found
 
 
 def tensorboard_beside(callbacks: list[Any], trial_id: str, execution: int, hp: Any) -> list[Any]:
@@ -167,3 +153,56 @@ def tensorboard_beside(callbacks: list[Any], trial_id: str, execution: int, hp: 
             values = {name: v for name, v in hp.values.items() if isinstance(v, bool | int | float | str)}
             shown.append(api.KerasCallback(writer=callback.log_dir, hparams=values, trial_id=trial_id))
     return shown
+
+
+def prune_cause(rule: str, own: Sequence[float], others: Sequence[Sequence[float]], *, direction: str) -> str | None:
+    """The reason to stop a trial now; None if it should continue.
+
+    Args:
+        rule: "none", "median" or "halving"; see `SearchOptions`.
+        own: the trial's objective after each epoch so far.
+        others: the same for the other trials, of any length.
+        direction: "max" or "min".
+
+    Example:
+        >>> prune_cause("median", [0.2], [[0.5], [0.6], [0.7]], direction="max")
+        'At epoch 1 its best was 0.2, below the median 0.6 of 3 other trials.'
+        >>> prune_cause("median", [0.65], [[0.5], [0.6], [0.7]], direction="max") is None
+        True
+    """
+    epoch = len(own)
+    reached = [values[:epoch] for values in others if len(values) >= epoch]
+    if rule == "none" or epoch == 0 or len(reached) < MIN_OTHERS:
+        return None
+    best = max if direction == "max" else min
+    bests, mine = [best(values) for values in reached], best(own)
+
+    def worse(value: float, than: float) -> bool:
+        return value < than if direction == "max" else value > than
+
+    side = "below" if direction == "max" else "above"
+    if rule == "median":
+        median = statistics.median(bests)
+        if worse(mine, median):
+            than = f"{side} the median {median:.6g} of {len(bests)} other trials"
+            return f"At epoch {epoch} its best was {mine:.6g}, {than}."
+        return None
+    if not is_rung(epoch):
+        return None
+    place = 1 + sum(worse(mine, other) for other in bests)
+    most = max(1, -(-(len(bests) + 1) // _FACTOR))
+    if place > most:
+        return f"At epoch {epoch} it ranked {place} of {len(bests) + 1} trials; the best {most} continue."
+    return None
+
+
+def is_rung(epoch: int) -> bool:
+    """Whether successive halving compares trials after this epoch: 1, 3, 9, 27 ...
+
+    Example:
+        >>> [epoch for epoch in range(1, 30) if is_rung(epoch)]
+        [1, 3, 9, 27]
+    """
+    while epoch % _FACTOR == 0:
+        epoch //= _FACTOR
+    return epoch == 1

@@ -1,13 +1,17 @@
-"""Creates the workload, plan and model of a trial from its hyperparameters."""
+"""Creates the workload, plan and model of a trial from its hyperparameters, and finds out which there are."""
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
 import keras_tuner
+import tensorflow as tf
 from keras_tuner.engine.base_tuner import BaseTuner
 
 from tfaccel.errors import SearchError
@@ -19,12 +23,13 @@ from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.training.front import refuse_own_methods
 from tfaccel.training.run.compiled_model import compiled_model, with_plan
+from tfaccel.training.run.session import Session
+from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.overrides import replaces
 from tfaccel.tuning.options import SearchOptions
-from tfaccel.tuning.own_arguments import OwnArguments
-from tfaccel.tuning.own_tuner import check_tuner
-from tfaccel.tuning.recipe_space import recipe_space
-from tfaccel.tuning.source import SearchSource
+from tfaccel.tuning.optuna_oracle import make_pruner, make_sampler
+from tfaccel.tuning.own_training import OwnArguments, check_tuner
+from tfaccel.tuning.source import SearchSource, recipe_space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +37,9 @@ class TrialMaker:
     """Creates workloads, plans and models from hyperparameters.
 
     Args:
-        source: the workload and the space.
-        options: of the search.
-        plan_fields: plan fields fixed by the search and this worker's device group.
-        hardware: the hardware of this worker.
+        source, options: of the search.
+        plan_fields: plan fields fixed by the search and by this worker's devices.
+        hardware: of this worker.
         space: `space(hp)` or `build(hp)`; None if a `tuner` needs none.
         own_fit: the custom `fit` of a `HyperModel`, or None.
         epochs: of each trial.
@@ -94,7 +98,7 @@ class TrialMaker:
             epochs=_trial_epochs(source, options, workload),
             tuner=tuner,
         )
-        maker.check_own_training()
+        maker._check_own_training()
         return maker
 
     @property
@@ -107,49 +111,39 @@ class TrialMaker:
         """Whether the search overrides the optimizer, loss or metrics of models."""
         return bool(set(self.training()) - {"callbacks"})
 
-    def own_arguments(self) -> OwnArguments | None:
-        """The arguments of the custom `fit` or `run_trial`; None without one.
-
-        Raises:
-            SearchError: if it requires an argument that a search cannot pass.
-        """
-        if self.tuner is not None:
-            return OwnArguments(self.tuner.run_trial, given=2)  # self and trial
-        return None if self.own_fit is None else OwnArguments(self.own_fit, given=2)  # hp and model
-
-    def check_own_training(self) -> None:
-        """Checks that a custom `fit` or `run_trial` supports the options.
-
-        Raises:
-            SearchError: if it does not.
-        """
-        arguments = self.own_arguments()
-        if arguments is None:
+    def _check_own_training(self) -> None:
+        """Raises SearchError if a custom `fit` or `run_trial` does not support the options."""
+        if not self.trains_itself:
             return
-        name = self.tuner.__name__ if self.tuner is not None else f"The fit of {self.source.space.name}"
-        for option in ("retrain", "keep_models", "max_parameters") if self.tuner is not None else ():
-            if getattr(self.options, option):
-                raise SearchError(f"{name} builds and trains models itself, so {option} has no effect.")
-        if self.tuner is not None and self.options.algorithm == "hyperband":
-            raise SearchError(
-                "Hyperband trains for a few epochs at a time and continues the best trials, which is not possible with "
-                f"{name}. Use another algorithm."
-            )
         training = self.training()
-        if self.tuner is not None and set(training) - {"callbacks"}:
-            raise SearchError(f"{name} compiles models itself: leave out {', '.join(sorted(set(training)))}.")
         wanted = {
             "pruning": self.options.pruning != "none",
             "early_stopping": self.options.early_stopping,
             "callbacks": "callbacks" in training,
         }
-        if self.tuner is not None and self.options.executions_per_trial > 1:
-            odd = next((option for option in ("pruning", "early_stopping") if wanted[option]), None)
-            if odd is not None:
-                raise SearchError(f"{name} runs the executions of a trial itself: leave out {odd}.")
+        function: Any = self.own_fit
+        name = f"The fit of {self.source.space.name}"
+        if self.tuner is not None:
+            function, name = self.tuner.run_trial, self.tuner.__name__
+            self._check_tuner_options(name, training, [one for one in ("pruning", "early_stopping") if wanted[one]])
+        arguments = OwnArguments(function, given=2)  # hp and model, or self and trial
         for option, is_wanted in wanted.items():
             if is_wanted and not arguments.takes("callbacks"):
                 raise SearchError(f"{name} does not take `callbacks`, which {option} requires.")
+
+    def _check_tuner_options(self, name: str, training: Mapping[str, Any], stops_early: list[str]) -> None:
+        for option in ("retrain", "keep_models", "max_parameters"):
+            if getattr(self.options, option):
+                raise SearchError(f"{name} builds and trains models itself, so {option} has no effect.")
+        if self.options.algorithm == "hyperband":
+            raise SearchError(
+                "Hyperband trains for a few epochs at a time and continues the best trials, which is not possible with "
+                f"{name}. Use another algorithm."
+            )
+        if set(training) - {"callbacks"}:
+            raise SearchError(f"{name} compiles models itself: leave out {', '.join(sorted(set(training)))}.")
+        if self.options.executions_per_trial > 1 and stops_early:
+            raise SearchError(f"{name} runs the executions of a trial itself: leave out {stops_early[0]}.")
 
     def training(self) -> dict[str, Any]:
         """New copies of the callbacks, optimizer, loss and metrics given to the search, if any."""
@@ -177,13 +171,7 @@ class TrialMaker:
         return default_plan(self.hardware, workload, **fixed)
 
     def model(self, made: Any, workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:
-        """The compiled model, to be called inside the scope of the plan's strategy.
-
-        Args:
-            made: what the space returned: a compiled model, or arguments of the workload's function.
-            workload, plan: of the trial.
-            num_steps: optimizer steps of the trial; None if it is not known.
-        """
+        """The compiled model, from what the space returned; call it inside the scope of the plan's strategy."""
         if not isinstance(made, keras.Model):
             return compiled_model(workload, plan, num_steps=num_steps)
         made = self._compiled(made)
@@ -223,17 +211,13 @@ def _trial_epochs(source: SearchSource, options: SearchOptions, workload: Worklo
     return get_run_epochs(workload or source.make_workload(options.workload_options), None)
 
 
-def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:
+def _builds_models(maker: TrialMaker, made: Any) -> bool:
     """Whether a space builds models, from what it returned; otherwise it gives arguments.
 
-    Args:
-        made: the return value of the space.
-        name: the name of the space.
-        compiled: whether a model must be compiled.
-
     Raises:
-        SearchError: for any other type, or a model that is not compiled.
+        SearchError: for any other type, or a model that is not compiled, and that nothing else compiles.
     """
+    name = maker.source.space.name
     if isinstance(made, Mapping):
         return False
     if not isinstance(made, keras.Model):
@@ -241,7 +225,7 @@ def is_model_space(made: Any, name: str, *, compiled: bool = True) -> bool:
             f"The space {name} must return a compiled Keras model, or a dictionary of arguments for the workload's "
             f"function. Received: {type(made).__name__}."
         )
-    if compiled and not made.compiled:
+    if not (made.compiled or maker.trains_itself or maker.compiles_again):
         raise SearchError(f"The space {name} returned a model that is not compiled. Call model.compile in it.")
     return True
 
@@ -265,3 +249,80 @@ def _read_back(name: str, config: Any) -> Any:
             f"The search recompiles the model, but its {name} cannot be recreated from their config: {error}. "
             f"Pass {name} as well."
         ) from error
+
+
+def discover(maker: TrialMaker) -> dict[str, Any]:
+    """Finds all hyperparameters as Keras Tuner does: builds the defaults, then each conditional branch.
+
+    Returns:
+        "space": Keras Tuner's config of all hyperparameters; "builds_models"; "metrics": the names of all metrics, or
+        None with a custom `fit` or `run_trial`, which may also request further hyperparameters.
+
+    Raises:
+        SearchError: if the space returns neither a compiled model nor arguments, or the sampler or pruner cannot be
+            created.
+        WorkloadError: if the workload's function does not accept those arguments.
+    """
+    options = maker.options
+    if options.by_optuna:
+        make_sampler(options)
+        make_pruner(options, epochs=maker.epochs)
+    if maker.space is None:
+        known = options.hyperparameters or {"space": [], "values": {}}
+        return {"space": dict(known), "builds_models": True, "metrics": None}
+    workload = maker.workload()
+    plan = maker.plan(workload)
+    keras.backend.clear_session()
+    with Runtime(plan, seed=options.seed) as runtime:
+        with runtime.strategy.scope():
+            space, made = _explored(maker, maker.space)
+            builds_models = made is None or _builds_models(maker, made)
+        found = {"space": space, "builds_models": builds_models, "metrics": None}
+        if not maker.trains_itself:
+            found["metrics"] = _metrics(maker, made, builds_models, runtime.strategy)
+    keras.backend.clear_session()
+    return found
+
+
+def _explored(maker: TrialMaker, space: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
+    """The config of all hyperparameters, and the space's output for the defaults (None with a Tuner)."""
+    options = maker.options
+    made: list[Any] = []
+
+    def build(hp: Any) -> Any:
+        made[:] = [*made[:1], space(hp)]  # the first is the default
+        return made[-1]
+
+    known = options.hyperparameters and keras_tuner.HyperParameters.from_config(options.hyperparameters)
+    # Creating the tuner fills this oracle; the tuner itself is discarded.
+    oracle = keras_tuner.oracles.RandomSearchOracle(
+        objective=keras_tuner.Objective("loss", "min"),
+        hyperparameters=known or None,
+        tune_new_entries=options.tune_new_entries,
+        allow_new_entries=options.allow_new_entries,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        keras_tuner.Tuner(oracle, hypermodel=build, directory=folder)
+    return oracle.get_space().get_config(), None if maker.tuner is not None else made[0]
+
+
+def _metrics(maker: TrialMaker, made: Any, builds_models: bool, strategy: tf.distribute.Strategy) -> list[str]:
+    """The names of the metrics of a trial."""
+    if not builds_models and maker.compiles_again:
+        raise SearchError(
+            "optimizer, loss and metrics override those that build(hp) compiles a model with, but the space "
+            f"{maker.source.space.name or 'of the workload'} returns arguments for the workload's function. Leave them "
+            "out."
+        )
+    workload = maker.workload(None if builds_models else made)
+    plan = maker.plan(workload)
+    of_run: dict[str, Any] = {
+        "seed": maker.options.seed,
+        "planned_epochs": maker.epochs,
+        "make_model": partial(maker.model, made),
+    }
+    with contextlib.closing(Session(workload, plan, strategy, **of_run)) as session:
+        model = session.model
+    names = sorted(model.get_metrics_result())
+    held_out = [] if workload.validation_data is None else [f"val_{name}" for name in names]
+    return names + held_out + ([] if workload.judge is None or builds_models else sorted(workload.judge(model)))

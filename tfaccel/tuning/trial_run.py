@@ -1,13 +1,16 @@
-"""Runs one trial: builds its model inside the runtime, trains it, and returns its row."""
+"""Runs one trial: builds its model inside the runtime, trains it, and returns its row; trains the best one again."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,11 @@ import keras
 import keras_tuner
 import numpy as np
 import tensorflow as tf
+from keras_tuner.engine.trial import Trial
 
 from tfaccel.errors import SearchError, TfaccelError
+from tfaccel.files import finite, write_json
+from tfaccel.graph_function import graph_function
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.checkpoint import read_state, write_state
@@ -25,18 +31,19 @@ from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.training.run.session import Session, callbacks_of_workload
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.tuning.latency import latency_seconds
+from tfaccel.training.train import train
 from tfaccel.tuning.objective import Objective
-from tfaccel.tuning.own_arguments import OwnArguments
-from tfaccel.tuning.own_fit import fatal_unless_metrics
-from tfaccel.tuning.own_tuner import tuner_outcome
-from tfaccel.tuning.trial_callbacks import BesideOthers, Pruner, TrialReport, max_or_min, tensorboard_beside
+from tfaccel.tuning.optuna_oracle import EpochReports
+from tfaccel.tuning.own_training import OwnArguments, fatal_unless_metrics, make_tuner, reported_metrics
+from tfaccel.tuning.search_result import MODEL_FILE, TrialRow, trial_folder
+from tfaccel.tuning.trial_callbacks import Pruner, TrialReport, beside_others, tensorboard_beside
 from tfaccel.tuning.trial_maker import TrialMaker
-from tfaccel.tuning.trial_row import MODEL_FILE, TrialRow, trial_folder
 
 OUT_OF_MEMORY = "Out of memory"
+_BEST = "best"  # the folder of the best trial's model, and in place of the trial's id
 _STATE_FILE = "state.npz"
 _OF_TRIAL = "trial"  # the key of the name of the trial that saved a state
+_WARM_UPS, _CALLS = 3, 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +52,10 @@ class TrialRunner:
 
     Args:
         maker: creates the workload, plan and model of a trial.
-        objective: the objective of the search.
+        objective, identity: of the search.
         builds_models: whether the space builds models itself.
-        identity: of the search, and its run directory.
         sign: heartbeat, called about once per second while a trial runs.
+        save_to: a file for the trained model, which is then trained once and never pruned; None for a trial.
     """
 
     maker: TrialMaker
@@ -56,24 +63,14 @@ class TrialRunner:
     builds_models: bool
     identity: RunIdentity
     sign: Callable[[], None] = lambda: None
+    save_to: Path | None = None
 
-    @property
-    def run_dir(self) -> Path:
-        """The run directory of the search."""
-        return self.identity.path
-
-    def run(self, trial_id: str, hp: Any, *, save_to: Path | None = None) -> TrialRow:
-        """Runs a trial and returns its row; any exception but `FatalError` becomes the cause of its failure.
-
-        Args:
-            trial_id: Keras Tuner's id.
-            hp: its hyperparameters.
-            save_to: a file for the trained model; None to not save it.
-        """
+    def run(self, trial_id: str, hp: Any) -> TrialRow:
+        """Runs a trial and returns its row; any exception but `FatalError` becomes the cause of its failure."""
         started = time.perf_counter()
         row: dict[str, Any] = {"trial_id": trial_id, "status": "failed", "score": None}
         try:
-            row |= self._outcome(trial_id, hp, save_to)
+            row |= self._trained(trial_id, hp) if self.maker.tuner is None else self._tuned(trial_id, hp)
         except keras_tuner.errors.FatalError:
             raise
         except Exception as error:
@@ -81,19 +78,16 @@ class TrialRunner:
         seconds = round(time.perf_counter() - started, 3)
         return TrialRow(**row, hyperparameters=dict(hp.values), seconds=seconds)
 
-    def _outcome(self, trial_id: str, hp: Any, save_to: Path | None) -> dict[str, Any]:
-        maker = self.maker
-        if maker.tuner is not None:
-            return tuner_outcome(maker, trial_id, hp, objective=self.objective, run_dir=self.run_dir,
-                                 pruner=self.pruner(trial_id), sign=self.sign)  # fmt: skip
+    def _trained(self, trial_id: str, hp: Any) -> dict[str, Any]:
+        """The fields of a trial's row, after all its executions."""
         outcomes: list[dict[str, Any]] = []
-        for execution in range(1 if save_to is not None else maker.options.executions_per_trial):
-            outcomes.append(self._execution(trial_id, hp, execution, save_to))
+        for execution in range(1 if self.save_to is not None else self.maker.options.executions_per_trial):
+            outcomes.append(self._execution(trial_id, hp, execution))
             if outcomes[-1]["status"] == "pruned":
                 break
         return mean_outcome(outcomes)
 
-    def _execution(self, trial_id: str, hp: Any, execution: int, save_to: Path | None) -> dict[str, Any]:
+    def _execution(self, trial_id: str, hp: Any, execution: int) -> dict[str, Any]:
         """Builds and trains the model of a trial once."""
         space = self.maker.space
         if space is None:
@@ -122,7 +116,37 @@ class TrialRunner:
                 make_model=make_model,
             )
             with contextlib.closing(session):
-                return _Trial(self, trial_id, hp, execution, session).train(save_to)
+                return _Trial(self, trial_id, hp, execution, session).train()
+
+    def _tuned(self, trial_id: str, hp: Any) -> dict[str, Any]:
+        """The fields of a trial's row, after the `run_trial` of a custom Tuner."""
+        maker, options = self.maker, self.maker.options
+        workload = maker.workload()
+        plan = maker.plan(workload)
+        report = TrialReport(
+            self.objective, {}, pruner=self.pruner(trial_id), sign=self.sign, patience=options.early_stopping
+        )
+        keras.backend.clear_session()
+        with Runtime(plan, seed=options.seed) as runtime, runtime.strategy.scope():
+            tuner = make_tuner(maker.tuner, maker.space, maker.own_fit, self.objective, self.run_dir)
+            tuner.executions_per_trial = options.executions_per_trial
+            trial = Trial(hyperparameters=hp, trial_id=trial_id, status="RUNNING")
+            tuner.oracle.trials[trial_id] = trial
+            position, names = OwnArguments(tuner.run_trial, given=1).of(
+                None if maker.source.workload.kind == "none" else workload,
+                batch_size=plan.global_batch_size,
+                seed=options.seed,
+                epochs=maker.epochs,
+                callbacks=[*maker.callbacks(), report],
+            )
+            result = tuner.run_trial(trial, *position, **names)
+        metrics = reported_metrics(tuner, trial) or fatal_unless_metrics(result, self.objective, {})
+        return report.outcome(metrics) | {"epochs": 0, "train_seconds": None}  # only the tuner knows its epochs
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory of the search."""
+        return self.identity.path
 
     def pruner(self, trial_id: str) -> Pruner | None:
         """The pruner, asked after each epoch whether to stop the trial; None without pruning."""
@@ -130,34 +154,27 @@ class TrialRunner:
         if options.pruning == "none":
             return None
         if not options.by_optuna:
-            return BesideOthers(trial_folder(self.run_dir, trial_id), options.pruning, self.objective.direction)
-        from tfaccel.tuning.optuna_study import EpochReports
-
-        return EpochReports(self.run_dir, options, self.objective, epochs=self.maker.epochs, trial_id=trial_id)
+            folder, direction = trial_folder(self.run_dir, trial_id), self.objective.direction
+            return partial(beside_others, folder=folder, rule=options.pruning, direction=direction)
+        epochs = self.maker.epochs
+        return EpochReports(self.run_dir, options, self.objective, epochs=epochs, trial_id=trial_id).prune_cause
 
 
 class _Trial:
     """The training of one model, inside the runtime."""
 
     def __init__(self, runner: TrialRunner, trial_id: str, hp: Any, execution: int, session: Session) -> None:
-        self._runner = runner
-        self._trial_id = trial_id
-        self._hp = hp
-        self._execution = execution
-        self._session = session
+        self._runner, self._session = runner, session
+        self._trial_id, self._hp, self._execution = trial_id, hp, execution
         self._replicas = Replicas(session.strategy)
         self._folder = trial_folder(runner.run_dir, trial_id)
         self._before: str | None = hp.values.get("tuner/trial_id")  # Hyperband sets the trial to continue from
-        self._keeps_state = "tuner/epochs" in hp.values
         self._state_file = _STATE_FILE if execution == 0 else f"{execution}_{_STATE_FILE}"
 
-    def train(self, save_to: Path | None) -> dict[str, Any]:
-        """Trains the model; returns the fields of its row.
-
-        Args:
-            save_to: a file for the trained model; None to not save it.
-        """
-        options, maker, session = self._runner.maker.options, self._runner.maker, self._session
+    def train(self) -> dict[str, Any]:
+        """Trains the model; returns the fields of its row."""
+        runner, maker, session = self._runner, self._runner.maker, self._session
+        options, save_to = maker.options, runner.save_to
         model = session.unbuilt_model
         if maker.own_fit is None or (self._before is not None and not model.built):
             model = session.model
@@ -166,12 +183,12 @@ class _Trial:
             self._load_state(model)
         keeps = options.keep_models and save_to is None and self._execution == 0
         report = TrialReport(
-            self._runner.objective,
+            runner.objective,
             extras,
             patience=options.early_stopping,
-            sign=self._runner.sign,
-            pruner=None if save_to is not None or self._execution else self._runner.pruner(self._trial_id),
-            judge=None if self._runner.builds_models else session.workload.judge,
+            sign=runner.sign,
+            pruner=None if save_to is not None or self._execution else runner.pruner(self._trial_id),
+            judge=None if runner.builds_models else session.workload.judge,
             save_to=self._folder / MODEL_FILE if keeps else None,
         )
         callbacks = [*tensorboard_beside(maker.callbacks(), self._trial_id, self._execution, self._hp), report]
@@ -180,30 +197,14 @@ class _Trial:
             session.train([*callbacks_of_workload(session.workload), *callbacks])
         else:
             found = self._fit(maker.own_fit, model, callbacks, report)
-        self._runner.identity.check()
-        if self._keeps_state:
+        runner.identity.check()
+        if "tuner/epochs" in self._hp.values:  # Hyperband may continue it
             state: dict[str, Any] = dict(read_state(model, self._replicas))
             state[_OF_TRIAL] = np.array(self._get_name(self._trial_id))
             np.savez(self._folder / self._state_file, **state)
         if save_to is not None or (keeps and not report.has_saved):
             model.save(save_to or self._folder / MODEL_FILE)
-        return self._row(report, found)
-
-    def _row(self, report: TrialReport, found: dict[str, float] | None) -> dict[str, Any]:
-        objective = self._runner.objective
-        if found is None and not report.values:
-            raise SearchError(f"No epoch reported the objective {objective.name!r}.")
-        metrics = report.best_metrics if found is None else found
-        score = max_or_min(report.values, objective) if found is None else objective.value(found)
-        objective.check_finite(score)
-        return {
-            "status": "completed" if report.prune_cause is None else "pruned",
-            "cause": report.prune_cause,
-            "score": score,
-            "metrics": metrics,
-            "epochs": len(report.values),
-            "train_seconds": report.train_seconds,
-        }
+        return report.outcome(found)
 
     def _extras(self, model: keras.Model) -> dict[str, float]:
         """The model's size, checked against the limit, and its latency if the objective needs it."""
@@ -286,3 +287,45 @@ def get_cause(error: BaseException) -> str:
     is_memory = isinstance(error, tf.errors.ResourceExhaustedError | MemoryError)
     kind = OUT_OF_MEMORY if is_memory else type(error).__name__
     return f"{kind}: {text:.500}" if text else kind
+
+
+def latency_seconds(model: keras.Model, batch_spec: Any) -> float:
+    """The median time to call a built model on one all-zeros example, on the devices of this process."""
+    inputs = keras.utils.unpack_x_y_sample_weight(batch_spec)[0]
+    specs = tf.nest.map_structure(lambda spec: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype), inputs)
+    example = tf.nest.map_structure(lambda s: tf.zeros([n or 1 for n in s.shape], s.dtype), specs)
+    call = graph_function(lambda x: model(x, training=False), jit_compile=bool(model.jit_compile))
+    times = []
+    for _ in range(_WARM_UPS + _CALLS):
+        started = time.perf_counter()
+        tf.nest.map_structure(lambda tensor: tensor.numpy(), call(example))
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[_WARM_UPS:])
+
+
+def retrain(runner: TrialRunner, config: dict[str, Any]) -> dict[str, Any]:
+    """Trains with the hyperparameters of a trial; writes `best/` in the search's run directory.
+
+    If the space returns arguments of the workload's function, `best` is a run directory as written by `tfaccel.train`;
+    if it builds models, `best` holds `model.keras` and `result.json`. Returns fields of the `SearchResult`.
+    """
+    folder, written = runner.run_dir / _BEST, runner.run_dir / f"{_BEST}.json"
+    if not written.exists() or json.loads(written.read_text()) != config:  # another trial was the best before
+        shutil.rmtree(folder, ignore_errors=True)
+        write_json(written, config)
+    hp = keras_tuner.HyperParameters.from_config(config)
+    for name in [name for name in hp.values if name.startswith("tuner/")]:
+        del hp.values[name]  # Hyperband's: now all epochs are trained, from the start
+    space = runner.maker.space
+    if not runner.builds_models and space is not None:
+        maker, workload = runner.maker, runner.maker.workload(space(hp))
+        how: dict[str, Any] = {"epochs": maker.epochs, "seed": maker.options.seed, "resume": "auto", "verbose": 0}
+        result = train(workload, maker.plan(workload), run_dir=folder, **how)
+        final = {name: value for name, value in finite(result.final).items() if value is not None}
+        return {"best_run_dir": str(folder), "best_final": final}
+    folder.mkdir(exist_ok=True)
+    row = replace(runner, save_to=folder / MODEL_FILE).run(_BEST, hp)
+    if not row.has_score:
+        raise TfaccelError(f"The best trial could not be retrained: {row.cause}")
+    write_json(folder / "result.json", row.to_json())
+    return {"best_run_dir": str(folder), "best_final": row.finite_metrics}

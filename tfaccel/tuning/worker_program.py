@@ -1,7 +1,7 @@
 """A worker of a search: runs trials on its device group; started by the search's fork server.
 
-It receives the search's task and its device group, then requests trials one at a time. With the argument "discover", it
-first reports the search space. It exits with status 75 to be restarted: after a trial that ran out of memory, or when
+It receives the search's task and its devices, reports the search space if the task says so, then requests trials one at
+a time. It exits with status 75 to be restarted: after a trial that ran out of memory, or when
 its memory has grown.
 """
 
@@ -12,20 +12,20 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+import keras_tuner
 import psutil
+from keras_tuner.errors import FatalError
 
 from tfaccel.errors import TfaccelError
 from tfaccel.training.run.run_dir import RunIdentity
-from tfaccel.tuning.device_groups import DeviceGroup
-from tfaccel.tuning.objective import Objective
-from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.search_processes import START_ANEW, DeviceGroup
+from tfaccel.tuning.search_result import TrialRow, read_hyperparameters, read_outcome, write_outcome
 from tfaccel.tuning.source import SearchSource
-from tfaccel.tuning.trial_row import TrialRow, read_hyperparameters, read_outcome, write_outcome
+from tfaccel.tuning.trial_maker import TrialMaker, discover
+from tfaccel.tuning.trial_run import OUT_OF_MEMORY, TrialRunner, get_cause, retrain
 
-START_ANEW = 75
 _MAX_GROWTH_BYTES = 512 * 2**20  # above the memory used after the first two trials
 _SETTLED_AFTER = 2
 _IDLE_SECONDS = 0.2
@@ -46,44 +46,32 @@ class _Parent:
 
 def main(connection: Connection, arguments: list[str]) -> int:
     """Runs the worker; returns the exit status."""
+    del arguments
     parent = _Parent(connection)
     task = parent.recv()
-    devices = DeviceGroup.from_json(task["group"])
+    devices: DeviceGroup = task["devices"]
     if devices.cores:
         os.sched_setaffinity(0, devices.cores)
     try:
-        source = SearchSource.from_json(task["source"])
-        source.prepare()
-        from tfaccel.tuning.trial_maker import TrialMaker
-
-        maker = TrialMaker.of(source, SearchOptions.from_json(task["options"]), dict(devices.plan_fields))
-        if "discover" in arguments:
-            from tfaccel.tuning.discovery import discover
-
+        source: SearchSource = task["source"]
+        source.origin.prepare()
+        maker = TrialMaker.of(source, task["options"], devices.plan_fields)
+        if task["discovers"]:
             parent.send({"event": "discovered", "found": {**discover(maker), "epochs": maker.epochs}})
     except Exception as error:
         traceback.print_exc()
-        message = str(error) if isinstance(error, TfaccelError) else _described(error)
+        words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        message = str(error) if isinstance(error, TfaccelError) else f"The search cannot start: {words}"
         parent.send({"event": "refused", "message": message})
         return 1
     _work(parent, parent.recv(), maker)
     return 0
 
 
-def _described(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"The search cannot start: {type(error).__name__}: {text}"
-
-
-def _work(parent: _Parent, order: dict[str, Any], maker: Any) -> None:
+def _work(parent: _Parent, order: dict[str, Any], maker: TrialMaker) -> None:
     """Runs trials until there are no more, or retrains the best one."""
-    import keras_tuner
-
-    from tfaccel.tuning.retrain import retrain
-    from tfaccel.tuning.trial_run import OUT_OF_MEMORY, TrialRunner
-
-    run_dir, objective = Path(order["run_dir"]), Objective.from_json(order["objective"])
-    identity = RunIdentity(run_dir, order["run_id"])
+    identity: RunIdentity = order["identity"]
+    run_dir = identity.path
 
     def sign() -> None:
         identity.check()
@@ -91,13 +79,13 @@ def _work(parent: _Parent, order: dict[str, Any], maker: Any) -> None:
 
     runner = TrialRunner(
         maker=maker,
-        objective=objective,
+        objective=order["objective"],
         builds_models=order["builds_models"],
         identity=identity,
         sign=sign,
     )
     if "retrain" in order:
-        parent.send({"event": "retrained", **retrain(runner, order["retrain"])})
+        parent.send({"event": "retrained", "best": retrain(runner, order["retrain"])})
         return
     finished, settled_bytes = 0, 0
     while (trial_id := _next_trial(parent)) is not None:
@@ -127,15 +115,11 @@ def _next_trial(parent: _Parent) -> str | None:
         time.sleep(_IDLE_SECONDS)  # the next trial depends on running ones
 
 
-def _get_row(parent: _Parent, runner: Any, trial_id: str, hp: Any) -> TrialRow:
+def _get_row(parent: _Parent, runner: TrialRunner, trial_id: str, hp: Any) -> TrialRow:
     """Runs a trial; a `FatalError` stops the search."""
-    from keras_tuner.errors import FatalError
-
-    from tfaccel.tuning.trial_run import get_cause
-
     known = {entry.name for entry in hp.space}
     try:
-        row: TrialRow = runner.run(trial_id, hp)
+        row = runner.run(trial_id, hp)
         new = [entry.name for entry in hp.space if entry.name not in known]
         if new and not runner.maker.options.allow_new_entries:
             raise FatalError(

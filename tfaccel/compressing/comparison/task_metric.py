@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.compressing.comparison.agreement import Agreement
-from tfaccel.compressing.comparison.drop_interval import DropInterval
-from tfaccel.compressing.comparison.drop_judge import DropJudge, DropLimit, Examples
-from tfaccel.compressing.examples import Batches
+from tfaccel.compressing.comparison.drop_judge import Agreement, DropJudge, DropLimit, Examples, Judged
+from tfaccel.compressing.variant import DropInterval
 from tfaccel.errors import CompressionError
 from tfaccel.known_names import did_you_mean
 from tfaccel.training.private.private_api import compute_loss
@@ -26,6 +24,8 @@ _LOWER = re.compile(
     r"|distance|hinge|poisson|cosh|logcosh|huber|cost|false_positives|false_negatives|smape|mase|wer|cer|fid|nll)(_|$)"
 )
 
+# A pass over examples: their inputs, targets and weights as arrays; targets and weights may be None.
+Batches = Callable[[], Iterator[Examples]]
 Predict = Callable[[Any], Any]
 
 
@@ -106,8 +106,12 @@ class TaskMetrics:
 
     def judge_by(self, limit: DropLimit) -> None:
         """Sets the metric and limit of `drop_interval`; call `of_float_model` first."""
+
+        def get_value(batches: Iterable[Judged]) -> float:
+            return self._values(batches, only=limit.metric)[limit.metric]
+
         self._drop_judge = DropJudge(
-            limit, self._examples, self._float_outputs, get_value=lambda batches: self._get_value(limit.metric, batches)
+            limit=limit, examples=self._examples, of_float=self._float_outputs, get_value=get_value
         )
 
     def drop_interval(self, *, of_float: float, value: float) -> DropInterval | None:
@@ -124,20 +128,35 @@ class TaskMetrics:
         )
 
     def _measure(self, predict: Predict, *, keep: bool) -> dict[str, float]:
+        self._outputs = []
+
+        def predicted() -> Iterator[Judged]:
+            for number, (x, y, sample_weight) in enumerate(self._batches()):
+                outputs = predict(x)
+                self._outputs.append(outputs)
+                if keep:
+                    self._examples.append((x if self._needs_inputs else None, y, sample_weight))
+                    self._float_outputs.append(outputs)
+                    self.num_examples += len(keras.tree.flatten(outputs)[0])
+                yield (x, y, sample_weight), self._float_outputs[number], outputs
+
+        return self._values(predicted())
+
+    def _values(self, batches: Iterable[Judged], *, only: str | None = None) -> dict[str, float]:
+        """The metrics of given predictions, and their agreement with the float model.
+
+        Args:
+            batches: the predictions with their examples.
+            only: a metric, if the others are not needed.
+        """
         agreement, losses, weights = Agreement(), 0.0, 0
         logs: dict[str, Any] = {}
         if self._judge is not None:
             self._judge.reset_metrics()
-        self._outputs = []
-        for number, (x, y, sample_weight) in enumerate(self._batches()):
-            outputs = predict(x)
-            self._outputs.append(outputs)
-            if keep:
-                self._examples.append((x if self._needs_inputs else None, y, sample_weight))
-                self._float_outputs.append(outputs)
-                self.num_examples += len(keras.tree.flatten(outputs)[0])
-            agreement.update(self._float_outputs[number], outputs, y)
-            if self._judge is not None and y is not None:
+        for (x, y, sample_weight), of_float, outputs in batches:
+            if only in (None, AGREEMENT):
+                agreement.update(of_float, outputs, y)
+            if self._judge is not None and y is not None and only != AGREEMENT:
                 rows = len(keras.tree.flatten(outputs)[0])
                 loss, logs = _judged(self._judge, x, y, outputs, sample_weight)
                 losses, weights = losses + rows * loss, weights + rows
@@ -152,22 +171,6 @@ class TaskMetrics:
         own: Any = type(self._judge)
         names = ("compute_metrics", "compute_loss")
         return self._judge is not None and any(getattr(own, name) is not getattr(keras.Model, name) for name in names)
-
-    def _get_value(self, metric: str, batches: Iterable[tuple[Examples, Any, Any]]) -> float:
-        """A metric of given predictions: tuples of ((inputs, targets, weights), the float model's outputs, outputs)."""
-        if metric == AGREEMENT or self._judge is None:
-            agreement = Agreement()
-            for (_, y, _), of_float, outputs in batches:
-                agreement.update(of_float, outputs, y)
-            return agreement.result()
-        self._judge.reset_metrics()
-        losses, weights = 0.0, 0
-        logs: dict[str, Any] = {}
-        for (x, y, sample_weight), _, outputs in batches:
-            rows = len(keras.tree.flatten(outputs)[0])
-            loss, logs = _judged(self._judge, x, y, outputs, sample_weight)
-            losses, weights = losses + rows * loss, weights + rows
-        return losses / weights if metric == "loss" else float(np.mean(logs[metric]))
 
 
 def _judged(judge: keras.Model, x: Any, y: Any, outputs: Any, sample_weight: Any) -> tuple[float, dict[str, Any]]:

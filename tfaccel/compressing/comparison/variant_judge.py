@@ -11,15 +11,12 @@ import tensorflow as tf
 
 from tfaccel.compressing.comparison.runtime_measures import default_num_threads
 from tfaccel.compressing.comparison.task_metric import AGREEMENT, Predict
-from tfaccel.compressing.comparison.variant_result import VariantResult
 from tfaccel.compressing.compress_options import CompressOptions
-from tfaccel.compressing.compress_source import CompressSource
-from tfaccel.compressing.examples import first_inputs, get_rows
+from tfaccel.compressing.compress_source import CompressSource, first_inputs, get_rows
 from tfaccel.compressing.keras_quantize import load_quantized
 from tfaccel.compressing.litert.file import float_operations, operations, zipped_bytes
-from tfaccel.compressing.litert.model import LitertModel
-from tfaccel.compressing.output_error import relative_error
-from tfaccel.compressing.variant import Variant
+from tfaccel.compressing.litert.model import LitertModel, relative_error
+from tfaccel.compressing.variant import Variant, VariantResult
 from tfaccel.errors import CompressionError
 from tfaccel.training.private.private_api import call_model
 

@@ -1,4 +1,7 @@
-"""Inspects LiteRT files (operations, and which of them stay in float) and makes them smaller.
+"""LiteRT files: what is in them, made smaller, and the ZIP archive that may follow the model.
+
+The archive holds class names, and a description of the raw inputs. LiteRT's runtimes ignore it; the task libraries of
+Android and iOS read the class names from it.
 
 Source: https://ai.google.dev/edge/api/tflite/java/org/tensorflow/lite/schema (the format, a FlatBuffer).
 """
@@ -8,28 +11,60 @@ from __future__ import annotations
 import collections
 import functools
 import io
+import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import flatbuffers
 import numpy as np
 
-from tfaccel.compressing.litert.schema import schema
+from tfaccel.compressing.variant import LITERT_SUFFIX
+from tfaccel.data.raw_input import FILE_NAME, RawInput, raw_input_of_json
+from tfaccel.errors import ExportError, VersionError
 
+LABELS_FILE = "labels.txt"
 _FILE_IDENTIFIER = b"TFL3"
+_IDENTIFIER_PLACE = slice(4, 8)
 _ALIGNMENT = 16  # of weights, required by the format
 _MAX_BYTES = 2**31 - 1  # the size limit of a FlatBuffer
 # These only convert dtypes.
 _CONVERSIONS = ("QUANTIZE", "DEQUANTIZE", "CAST")
+_FLOATS = ("FLOAT32", "FLOAT16", "FLOAT64")
+_INTEGERS = ("INT8", "INT4", "UINT8")
 # Metadata that only TensorFlow's converter uses.
 _CONVERTER_NOTES = (b"CONVERSION_METADATA",)
 
 
+def check_litert() -> None:
+    """Raises VersionError if LiteRT's runtime is not installed."""
+    if find_spec("ai_edge_litert") is None:
+        raise VersionError(
+            "LiteRT files need `ai-edge-litert`, which is not installed. Install it: pip install 'tfaccel[litert]'"
+        )
+
+
+def schema() -> Any:
+    """The module of the schema's classes, imported on first use.
+
+    Raises:
+        VersionError: if `ai-edge-litert` is not installed.
+    """
+    try:
+        return import_module("ai_edge_litert.schema_py_generated")
+    except ModuleNotFoundError as error:
+        raise VersionError(
+            f"LiteRT files need `ai-edge-litert` ({error}). Install it: pip install 'tfaccel[litert]'"
+        ) from error
+
+
 def operations(content: bytes) -> dict[str, int]:
     """The number of each LiteRT operation, by name; dtype conversions are left out."""
-    return dict(collections.Counter(name for name, _, _ in _operations(content) if name not in _CONVERSIONS))
+    found = collections.Counter(name for _, name, _, _ in _operations(_unpacked(content)) if name not in _CONVERSIONS)
+    return dict(found)
 
 
 def float_operations(content: bytes) -> dict[str, int]:
@@ -38,27 +73,24 @@ def float_operations(content: bytes) -> dict[str, int]:
     Operations with float activations and integer weights (dynamic-range quantization) compute in integers and are
     not counted.
     """
+    model, kinds = _unpacked(content), schema().TensorType
+    floats, integers = ([getattr(kinds, name) for name in names] for names in (_FLOATS, _INTEGERS))
     found: collections.Counter[str] = collections.Counter()
-    for name, inputs, outputs in _operations(content):
-        kinds = {kind for kind, _ in inputs + outputs}
-        integer_weights = any(constant and kind in _integers() for kind, constant in inputs)
-        if name not in _CONVERSIONS and kinds & _floats() and not integer_weights:
+    for _, name, inputs, outputs in _operations(model):
+        has_floats = any(tensor.type in floats for tensor in inputs + outputs)
+        integer_weights = any(tensor.type in integers and _is_constant(model, tensor) for tensor in inputs)
+        if name not in _CONVERSIONS and has_floats and not integer_weights:
             found[name] += 1
     return dict(found)
 
 
 def named_operations(content: bytes) -> list[tuple[str, list[str]]]:
     """Each operation of the main graph: its kind, and the names of its first output and of its constants."""
-    model = schema().Model.GetRootAs(content, 0)
-    codes = [_operation_name(model.OperatorCodes(number)) for number in range(model.OperatorCodesLength())]
-    graph = model.Subgraphs(0)
-    found = []
-    for place in range(graph.OperatorsLength()):
-        operator = graph.Operators(place)
-        inputs = [operator.Inputs(index) for index in range(operator.InputsLength())]
-        constants = [index for index in inputs if index >= 0 and _get_kind(model, graph.Tensors(index))[1]]
-        names = [(graph.Tensors(index).Name() or b"").decode() for index in (operator.Outputs(0), *constants)]
-        found.append((codes[operator.OpcodeIndex()], names))
+    model, found = _unpacked(content), []
+    for graph, name, inputs, outputs in _operations(model):
+        if graph == 0:
+            constants = [tensor for tensor in inputs if _is_constant(model, tensor)]
+            found.append((name, [_get_name(tensor) for tensor in (outputs[0], *constants)]))
     return found
 
 
@@ -67,18 +99,15 @@ def dense_layers(content: bytes) -> dict[str, int | None]:
 
     It is None where the weights are no constants, or where something else uses them too.
     """
-    model = schema().Model.GetRootAs(content, 0)
-    codes = [_operation_name(model.OperatorCodes(number)) for number in range(model.OperatorCodesLength())]
-    graph = model.Subgraphs(0)
-    operators = [graph.Operators(place) for place in range(graph.OperatorsLength())]
-    uses = collections.Counter(one.Inputs(index) for one in operators for index in range(one.InputsLength()))
+    model = _unpacked(content)
+    main = [one for one in _operations(model) if one[0] == 0]
+    uses = collections.Counter(id(tensor) for _, _, inputs, _ in main for tensor in inputs)
     found: dict[str, int | None] = {}
-    for one in operators:
-        if codes[one.OpcodeIndex()] == "FULLY_CONNECTED":
-            weights = graph.Tensors(one.Inputs(1))
-            is_own = _get_kind(model, weights)[1] and uses[one.Inputs(1)] == 1
-            name = (graph.Tensors(one.Outputs(0)).Name() or b"").decode()
-            found[name] = int(weights.ShapeAsNumpy()[-1]) if is_own else None
+    for _, name, inputs, outputs in main:
+        if name == "FULLY_CONNECTED":
+            weights = inputs[1]
+            is_own = uses[id(weights)] == 1 and _is_constant(model, weights)
+            found[_get_name(outputs[0])] = int(weights.shape[-1]) if is_own else None
     return found
 
 
@@ -90,7 +119,7 @@ def slim(content: bytes) -> bytes:
     """
     if len(content) > _MAX_BYTES:
         return content
-    model = schema().ModelT.InitFromObj(schema().Model.GetRootAs(content, 0))
+    model = _unpacked(content)
     for buffer in model.buffers:
         if buffer.size:  # LiteRT's quantizer appends large weights to the FlatBuffer.
             buffer.data = np.frombuffer(content, np.uint8, buffer.size, buffer.offset)
@@ -118,11 +147,10 @@ def zipped_bytes(path: str | Path) -> int:
 
 def input_order(content: bytes) -> list[str]:
     """The signature's names of the inputs, in the order of the graph."""
-    model = schema().Model.GetRootAs(content, 0)
-    signature = model.SignatureDefs(0)
-    entries = [signature.Inputs(number) for number in range(signature.InputsLength())]
-    names = {entry.TensorIndex(): entry.Name().decode() for entry in entries}
-    return [names[index] for index in model.Subgraphs(signature.SubgraphIndex()).InputsAsNumpy().tolist()]
+    model = _unpacked(content)
+    signature = model.signatureDefs[0]
+    names = {entry.tensorIndex: entry.name.decode() for entry in signature.inputs}
+    return [names[index] for index in model.subgraphs[signature.subgraphIndex].inputs.tolist()]
 
 
 def _slim_tensor(tensor: Any, *, keep_name: bool) -> None:
@@ -179,34 +207,35 @@ class _SharingBuilder(flatbuffers.Builder):
         return self._written[key]
 
 
-def _operations(content: bytes) -> Iterator[tuple[str, list[tuple[int, bool]], list[tuple[int, bool]]]]:
-    """Name, inputs and outputs of each operation; for each tensor its type, and whether it is a constant."""
-    model = schema().Model.GetRootAs(content, 0)
-    codes = [model.OperatorCodes(number) for number in range(model.OperatorCodesLength())]
-    names = [_operation_name(code) for code in codes]
-    for number in range(model.SubgraphsLength()):
-        graph = model.Subgraphs(number)
-        tensors = [_get_kind(model, graph.Tensors(index)) for index in range(graph.TensorsLength())]
-        for place in range(graph.OperatorsLength()):
-            operator = graph.Operators(place)
-            inputs = [operator.Inputs(index) for index in range(operator.InputsLength())]
-            outputs = [operator.Outputs(index) for index in range(operator.OutputsLength())]
-            yield (
-                names[operator.OpcodeIndex()],
-                [tensors[index] for index in inputs if index >= 0],
-                [tensors[index] for index in outputs],
+def _unpacked(content: bytes) -> Any:
+    """The model as Python objects."""
+    return schema().ModelT.InitFromObj(schema().Model.GetRootAs(content, 0))
+
+
+def _operations(model: Any) -> Iterator[tuple[int, str, list[Any], list[Any]]]:
+    """Number of the graph, name, inputs and outputs of each operation."""
+    names = [_operation_name(code) for code in model.operatorCodes]
+    for number, graph in enumerate(model.subgraphs):
+        for operator in graph.operators:
+            inputs, outputs = (
+                [graph.tensors[index] for index in ([] if places is None else places) if index >= 0]
+                for places in (operator.inputs, operator.outputs)
             )
+            yield number, names[operator.opcodeIndex], inputs, outputs
 
 
-def _get_kind(model: Any, tensor: Any) -> tuple[int, bool]:
-    buffer = model.Buffers(tensor.Buffer())
-    return tensor.Type(), buffer.DataLength() > 0 or buffer.Size() > 0
+def _is_constant(model: Any, tensor: Any) -> bool:
+    buffer = model.buffers[tensor.buffer]
+    return buffer.size > 0 or (buffer.data is not None and len(buffer.data) > 0)
+
+
+def _get_name(tensor: Any) -> str:
+    return (tensor.name or b"").decode()
 
 
 def _operation_name(code: Any) -> str:
-    number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
-    custom = code.CustomCode()
-    return custom.decode() if custom else _builtin_names()[number]
+    number = max(code.builtinCode, code.deprecatedBuiltinCode)
+    return code.customCode.decode() if code.customCode else _builtin_names()[number]
 
 
 @functools.cache
@@ -214,13 +243,65 @@ def _builtin_names() -> dict[int, str]:
     return {number: name for name, number in vars(schema().BuiltinOperator).items() if not name.startswith("_")}
 
 
-@functools.cache
-def _floats() -> frozenset[int]:
-    kinds = schema().TensorType
-    return frozenset({kinds.FLOAT32, kinds.FLOAT16, kinds.FLOAT64})
+def make_archive(raw_input: RawInput | None, class_names: Sequence[str] = ()) -> bytes:
+    """The archive to append to a model; empty if there is nothing to record.
+
+    Args:
+        raw_input: the model's raw inputs.
+        class_names: in the order of the first output; by default those of `raw_input`.
+    """
+    names = class_names or (() if raw_input is None else raw_input.class_names)
+    files = {LABELS_FILE: "".join(f"{' '.join(name.split())}\n" for name in names)} if names else {}
+    if raw_input is not None:
+        files[FILE_NAME] = json.dumps(raw_input.to_json(), ensure_ascii=False)
+    if not files:
+        return b""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            entry = zipfile.ZipInfo(name)  # a fixed date, so that equal models give equal files
+            entry.compress_type = zipfile.ZIP_STORED if name == LABELS_FILE else zipfile.ZIP_DEFLATED
+            archive.writestr(entry, text)
+    return content.getvalue()
 
 
-@functools.cache
-def _integers() -> frozenset[int]:
-    kinds = schema().TensorType
-    return frozenset({kinds.INT8, kinds.INT4, kinds.UINT8})
+def is_litert_file(path: Path) -> bool:
+    """Whether a file is a LiteRT model, by its content."""
+    if path.suffix.lower() == LITERT_SUFFIX:
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(_IDENTIFIER_PLACE.stop)[_IDENTIFIER_PLACE] == _FILE_IDENTIFIER
+    except OSError:
+        return False
+
+
+def read_litert_labels(path: Path) -> list[str]:
+    """The class names in a LiteRT file; empty if it has none."""
+    return _read_archive(path, LABELS_FILE).splitlines()
+
+
+def read_litert_raw_input(path: Path) -> RawInput | None:
+    """The raw inputs recorded in a LiteRT file; None if it has none.
+
+    Raises:
+        ExportError: if the record cannot be read.
+    """
+    text = _read_archive(path, FILE_NAME)
+    if not text:
+        return None
+    try:
+        return raw_input_of_json(json.loads(text))
+    except Exception as error:  # the file may be from anywhere
+        raise ExportError(f"The record of the raw inputs in {path} cannot be read: {error}") from error
+
+
+def _read_archive(path: Path, name: str) -> str:
+    """A text in the archive; "" if there is none."""
+    if not zipfile.is_zipfile(path):
+        return ""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(name).decode() if name in archive.namelist() else ""
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ExportError(f"The archive appended to the model in {path} cannot be read: {error}") from error

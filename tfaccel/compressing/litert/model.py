@@ -1,4 +1,4 @@
-"""A LiteRT file run by `ai-edge-litert`, called as the Keras model is."""
+"""A LiteRT file run by `ai-edge-litert`, called as the Keras model is, and how far its outputs are from the model's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature
@@ -59,3 +60,20 @@ class LitertModel:
         outputs = [self.run(row) for row in self._signature.rows(x)]
         named = {name: np.concatenate([row[name] for row in outputs]) for name in self._signature.output_names}
         return self._signature.pack_outputs(named)
+
+
+def relative_error(expected: Any, found: Any) -> float:
+    """Root mean square of the differences, relative to the spread of the expected values.
+
+    Args:
+        expected, found: nests of arrays of the same shapes.
+
+    Example:
+        >>> relative_error({"y": np.array([1.0, -1.0])}, {"y": np.array([1.1, -1.1])})
+        0.1
+    """
+    a, b = (
+        np.concatenate([np.ravel(np.asarray(one, np.float64)) for one in keras.tree.flatten(nest)])
+        for nest in (expected, found)
+    )
+    return round(float(np.sqrt(np.mean((a - b) ** 2))) / (float(np.std(a)) or 1.0), 12)

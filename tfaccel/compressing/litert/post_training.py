@@ -1,4 +1,9 @@
-"""LiteRT files of a Keras model by TensorFlow's converter: in float32, float16, int8 and int16 with int8.
+"""LiteRT files of a Keras model: by TensorFlow's converter in float32, float16, int8 and int16 with int8, and by
+LiteRT's own quantizer with weights in int8 or int4, with one scale for each channel or block.
+
+For integers, attention masks are made quantizable: huge masking constants are replaced by small ones. Attention adds a
+number such as -1e9 at masked positions. In int8, one scale has to cover this number and the other logits, which then
+all collapse to one value. -16 usually masks a position just as well.
 
 Source: https://ai.google.dev/edge/litert/conversion/tensorflow/quantization/post_training_quantization
 """
@@ -10,11 +15,13 @@ import functools
 import logging
 import os
 import re
+import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +30,31 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature, traced
-from tfaccel.compressing.litert.conversion import Conversion, write_rows
-from tfaccel.compressing.litert.conversion_child import ConversionChild, ConversionError
-from tfaccel.compressing.litert.file import input_order, named_operations, operations
-from tfaccel.compressing.litert.model import LitertModel
+from tfaccel.compressing.litert.conversion import Conversion, ConversionChild, ConversionError, write_rows
+from tfaccel.compressing.litert.file import dense_layers, input_order, named_operations, operations, slim
+from tfaccel.compressing.litert.model import LitertModel, relative_error
 from tfaccel.compressing.litert.unsupported_layers import check_no_loops, refusal
-from tfaccel.compressing.mask_values import COPY, best_mask_value, copy_with_mask_value, has_huge_constants
 from tfaccel.compressing.methods import FLOAT32
-from tfaccel.compressing.output_error import relative_error
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, VersionError
 from tfaccel.models.lookup_tables import lookup_tables
 from tfaccel.training.private.private_api import all_layers, tf_variable
+from tfaccel.training.private.private_tensorflow import parse_saved_model
 
 # Recurrent layers are unrolled up to this many steps; each adds a dozen operations to the file.
 MAX_STEPS = 256
 # Mask values are compared by the outputs for this many examples.
 _MAX_COMPARED = 50
+# Constants of this magnitude and above are masks; these replacements are tried.
+_MIN_HUGE = 1e6
+_MASK_VALUES = (16.0, 32.0, 64.0)
+_GRAPH = "saved_model.pb"
+_COPY = "masks_at_"  # prefix of the folders of copies
+# In int8, per-kernel scales must make a file smaller by this fraction to be tried; the output error may grow by this
+# factor at most.
+_MIN_SAVING = 0.01
+_MAX_ERROR = 1.1
+_QUANTIZER = "litert_quantizer"  # the package
+BLOCK = 32  # weights along the inputs of a unit that share a scale
 
 Rows = Sequence[Mapping[str, np.ndarray]]
 
@@ -117,6 +133,30 @@ class Converter:
         whole = self.without_loops
         return whole._converted(replace(whole.prepared(method, rows), one_scale=one_scale))
 
+    def int8(self, rows: Rows) -> tuple[bytes, str]:
+        """The model in int8, and a note on its scales: one for each channel of a kernel, or one for each kernel.
+
+        Per-channel scales usually keep outputs closest to the float model's, but take 24 bytes a channel, which is much
+        in a small model. Per-kernel scales are used if their output error on the representative examples is at most a
+        tenth larger, and the file more than 1 % smaller.
+
+        Args:
+            rows: representative examples.
+        """
+        by_channel = self.convert("int8", rows)
+        by_kernel = self.convert("int8", rows, one_scale=True)
+        if len(slim(by_kernel)) > (1 - _MIN_SAVING) * len(slim(by_channel)):
+            return by_channel, "one scale for each channel of a kernel"
+        expected = self._outputs(self.float_content, rows)
+        errors = [relative_error(expected, self._outputs(content, rows)) for content in (by_kernel, by_channel)]
+        told = (
+            f"the outputs for representative examples move by {errors[0]:.1%} with one scale for each kernel, by "
+            f"{errors[1]:.1%} with one for each channel"
+        )
+        if errors[0] <= _MAX_ERROR * errors[1]:
+            return by_kernel, f"one scale for each kernel: {told}"
+        return by_channel, f"one scale for each channel of a kernel: {told}"
+
     def prepared(self, method: str, rows: Rows) -> Conversion:
         """The conversion by a method; representative examples are ordered as the float file's inputs."""
         check_no_loops(named_operations(self.float_content), self._model, method)
@@ -125,7 +165,7 @@ class Converter:
     def quantize(self, conversion: Conversion, kept: Sequence[str]) -> bytes:
         """The LiteRT file of a prepared conversion, with these operations kept in float."""
         with quiet_conversion():
-            return self._child.quantize(conversion, kept)
+            return self._child.convert(conversion, kept)
 
     def mask_note(self, rows: Rows) -> str:
         """A note on masks that were changed when calibrating with `rows`; "" if none was."""
@@ -140,13 +180,13 @@ class Converter:
 
             def get_error(value: float | None) -> float:
                 if value is not None:
-                    folders[value] = str(Path(self._folder) / f"{COPY}{value:g}")
-                    copy_with_mask_value(Path(self._folder), Path(folders[value]), value)
+                    folders[value] = str(Path(self._folder) / f"{_COPY}{value:g}")
+                    _copy_with_mask_value(Path(self._folder), Path(folders[value]), value)
                 content = self._converted(self._with_rows("int8", few, folders[value]))
                 return relative_error(expected, self._outputs(content, few))
 
-            huge = has_huge_constants(Path(self._folder))
-            best, note = best_mask_value(get_error) if huge else (None, "")
+            huge = _has_huge_constants(Path(self._folder))
+            best, note = _best_mask_value(get_error) if huge else (None, "")
             self._masks = folders[best], note
         return self._masks
 
@@ -230,3 +270,146 @@ def quiet_conversion() -> Iterator[None]:
         os.close(kept)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _has_huge_constants(folder: Path) -> bool:
+    """Whether a SavedModel has a constant too large to share a quantization range with others."""
+    return any(_is_huge(array).any() for _, array in _constants(_read_graph(folder)))
+
+
+def _copy_with_mask_value(folder: Path, target: Path, value: float) -> None:
+    """Copies a SavedModel; huge constants in its graph become `value`, keeping their sign."""
+    ignored = shutil.ignore_patterns(f"{_COPY}*", _GRAPH)
+    shutil.copytree(folder, target, ignore=ignored, copy_function=os.link)  # Weights are linked, not copied.
+    model = _read_graph(folder)
+    for node, array in _constants(model):
+        huge = _is_huge(array)
+        if huge.any():
+            changed = np.where(huge, np.sign(array) * value, array).astype(np.float32)
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(changed, shape=array.shape))
+    (target / _GRAPH).write_bytes(model.SerializeToString())
+
+
+def _best_mask_value(get_error: Callable[[float | None], float]) -> tuple[float | None, str]:
+    """The mask value with the smallest output error, and why; None to leave masks unchanged.
+
+    Args:
+        get_error: the output error with a value; see `relative_error`.
+
+    Example:
+        >>> _best_mask_value({None: 0.9, 16.0: 0.02, 32.0: 0.03, 64.0: 0.05}.get)
+        (16.0, 'masks are at -16, which a range can hold: outputs move by 2.0%, with the masks as they were by 90.0%')
+    """
+    errors: dict[float | None, float] = {value: get_error(value) for value in (None, *_MASK_VALUES)}
+    best = min(errors, key=lambda value: errors[value])
+    if best is None:
+        return None, ""
+    return best, (
+        f"masks are at -{best:g}, which a range can hold: outputs move by {errors[best]:.1%}, with the masks as they "
+        f"were by {errors[None]:.1%}"
+    )
+
+
+def _read_graph(folder: Path) -> Any:
+    return parse_saved_model((folder / _GRAPH).read_bytes())
+
+
+def _constants(model: Any) -> Sequence[tuple[Any, np.ndarray]]:
+    """The float32 constants of a SavedModel's graph and functions, with their values."""
+    graph = model.meta_graphs[0].graph_def
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    found = [node for node in nodes if node.op == "Const" and node.attr["dtype"].type == tf.float32.as_datatype_enum]
+    return [(node, tf.make_ndarray(node.attr["value"].tensor)) for node in found]
+
+
+def _is_huge(array: np.ndarray) -> np.ndarray:
+    return np.abs(array) >= _MIN_HUGE
+
+
+def check_quantizer() -> None:
+    """Raises VersionError if LiteRT's quantizer is not installed."""
+    _quantizer_module("quantizer")
+
+
+def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
+    """A LiteRT file with integer weights, one scale for each channel, which are dequantized to float32 before use.
+
+    Args:
+        content: the file in float32.
+        num_bits: 8 or 4.
+
+    Raises:
+        CompressionError: if LiteRT's quantizer cannot process the file.
+        VersionError: if it is not installed.
+    """
+    return _quantize(
+        content, getattr(_quantizer_module("recipe"), f"weight_only_wi{num_bits}_afp32")(), num_bits=num_bits
+    )
+
+
+def quantize_blocks(content: bytes) -> tuple[bytes, str]:
+    """A LiteRT file with int4 weights: in dense layers, with one scale for each block of 32.
+
+    LiteRT computes such layers with activations that are quantized to int8 at run time. Other layers, and those whose
+    number of inputs is no multiple of 32, are as after `quantize_weights`.
+
+    Args:
+        content: the file in float32.
+
+    Returns:
+        The file, and which layers have blocks.
+
+    Raises:
+        CompressionError: if no layer can have blocks, or LiteRT's quantizer cannot process the file.
+        VersionError: if it is not installed.
+    """
+    layers = dense_layers(content)
+    fitting = [name for name, inputs in layers.items() if inputs is not None and inputs % BLOCK == 0]
+    if not fitting:
+        raise CompressionError(
+            f"weight_int4_blocks needs a dense layer whose number of inputs is a multiple of {BLOCK}. Use weight_int4."
+        )
+    manager, names = _quantizer_module("recipe_manager").RecipeManager(), _quantizer_module("qtyping")
+    manager.add_weight_only_config(regex=".*", operation_name=names.TFLOperationName.ALL_SUPPORTED, num_bits=4)
+    for name in fitting:
+        manager.add_dynamic_config(
+            regex=f"^{re.escape(name)};",
+            operation_name=names.TFLOperationName.FULLY_CONNECTED,
+            num_bits=4,
+            granularity=names.QuantGranularity.BLOCKWISE_32,
+        )
+    note = (
+        f"{len(fitting)} of {len(layers)} dense layers in blocks of {BLOCK}; the others have a scale for each channel"
+    )
+    return _quantize(content, manager.get_quantization_recipe(), num_bits=4), note
+
+
+def _quantize(content: bytes, recipe: Any, *, num_bits: int) -> bytes:
+    try:
+        with quiet_conversion(), _without_monitor():
+            quantizer = _quantizer_module("quantizer").Quantizer(bytearray(content), recipe)
+            return bytes(quantizer.quantize(enable_progress_bar=False, enable_progress_report=False).quantized_model)
+    except (ValueError, RuntimeError, KeyError) as error:
+        text = " ".join(str(error).split())[:300]
+        raise CompressionError(f"LiteRT's quantizer cannot process this model ({num_bits} bits): {text}") from error
+
+
+@contextlib.contextmanager
+def _without_monitor() -> Iterator[None]:
+    """Stops the progress-bar monitor thread that the quantizer starts without showing a bar."""
+    try:
+        yield
+    finally:
+        bars = import_module("tqdm").tqdm
+        if bars.monitor is not None:
+            bars.monitor.exit()
+            bars.monitor = None
+
+
+def _quantizer_module(name: str) -> Any:
+    try:
+        return import_module(f"{_QUANTIZER}.{name}")
+    except ImportError as error:
+        raise VersionError(
+            f"Weight-only quantization needs `litert-quantizer` ({error}). Install it: pip install litert-quantizer"
+        ) from error

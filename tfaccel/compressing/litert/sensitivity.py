@@ -1,18 +1,75 @@
-"""The sensitivity of each layer to int8, and how many of the most sensitive stay in float."""
+"""int8 for some layers and float32 for the others: how sensitive each layer is, and which ones stay in float.
+
+The quantization debugger of TensorFlow's converter quantizes chosen operations.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
-from tfaccel.compressing.litert.layer_cost import LayerCost
-from tfaccel.compressing.litert.selective import SelectiveQuantizer
+import keras
+
+from tfaccel.compressing.litert.conversion import ConversionError
+from tfaccel.compressing.litert.file import named_operations
+from tfaccel.compressing.litert.post_training import Converter, Rows
+from tfaccel.compressing.litert.unsupported_layers import get_layer
+from tfaccel.compressing.variant import LayerCost
 from tfaccel.errors import CompressionError
 
 # The numbers of float layers to try, in this order.
 _TRIED = (0, 1, 2, 3, 5, 8, 13, 21, 34)
+# Operations that only move data: they take the dtype of their neighbours, and cost no accuracy.
+_MOVE_NAMES = """
+    RESHAPE TRANSPOSE CONCATENATION PAD STRIDED_SLICE SLICE GATHER PACK UNPACK SPLIT EXPAND_DIMS SQUEEZE SHAPE QUANTIZE
+    DEQUANTIZE CAST RESIZE_NEAREST_NEIGHBOR
+"""
+_MOVES = frozenset(_MOVE_NAMES.split())
 
 
+class SelectiveQuantizer:
+    """Quantizes chosen layers of a model to int8; calibrates only once.
+
+    Args:
+        converter: the model's converter.
+        model: the model.
+        rows: representative examples.
+
+    Attributes:
+        layers: path of each layer with operations -> name of an operation -> their number.
+    """
+
+    def __init__(self, converter: Converter, model: keras.Model, rows: Rows) -> None:
+        self._outputs: dict[str, list[str]] = {}
+        self.layers: dict[str, dict[str, int]] = {}
+        converter = converter.without_loops
+        for operation, names in named_operations(converter.float_content):
+            if operation in _MOVES:
+                continue
+            path = get_layer(names, model)
+            self._outputs.setdefault(path, []).append(names[0])
+            kinds = self.layers.setdefault(path, {})
+            kinds[operation] = kinds.get(operation, 0) + 1
+        self._converter, self._conversion = converter, converter.prepared("int8", rows)
+
+    def quantize(self, layers: Collection[str]) -> bytes:
+        """The model with these layers in int8 and all others in float32.
+
+        Raises:
+            CompressionError: if there is no such layer, or none of their operations can be quantized.
+        """
+        unknown = [layer for layer in layers if layer not in self._outputs]
+        if unknown:
+            raise CompressionError(f"The model has no layer {unknown[0]!r}. Layers: {', '.join(self._outputs)}.")
+        kept = [name for layer, names in self._outputs.items() if layer not in layers for name in names]
+        try:
+            return self._converter.quantize(self._conversion, kept)
+        except ConversionError as error:
+            raise CompressionError(f"Nothing in {', '.join(layers)} can be quantized: {error}") from error
+
+
+@dataclass
 class Sensitivity:
     """Measures layers one by one, on first use.
 
@@ -24,34 +81,25 @@ class Sensitivity:
         progress: called with a line before each step.
     """
 
-    def __init__(
-        self,
-        make_quantizer: Callable[[], SelectiveQuantizer],
-        *,
-        drop_of: Callable[[bytes], float],
-        highest_drop_of: Callable[[bytes], float],
-        get_error: Callable[[bytes], float],
-        progress: Callable[[str], None],
-    ) -> None:
-        self._make_quantizer = make_quantizer
-        self._get_drop = drop_of
-        self._get_highest_drop = highest_drop_of
-        self._error_of = get_error
-        self._progress = progress
+    make_quantizer: Callable[[], SelectiveQuantizer]
+    drop_of: Callable[[bytes], float]
+    highest_drop_of: Callable[[bytes], float]
+    get_error: Callable[[bytes], float]
+    progress: Callable[[str], None]
 
     @functools.cached_property
     def costs(self) -> tuple[LayerCost, ...]:
         """The metric drop of each layer that can be quantized, largest first."""
         costs = []
         for layer, operations in self._quantizer.layers.items():
-            self._progress(f"sensitivity: {layer} alone in int8")
+            self.progress(f"sensitivity: {layer} alone in int8")
             try:
                 content = self._quantizer.quantize([layer])
             except CompressionError:
                 continue  # It cannot be quantized, and stays in float anyway.
-            error = self._error_of(content)
+            error = self.get_error(content)
             if error > 0:
-                cost = LayerCost(layer=layer, operations=operations, drop=self._get_drop(content), output_error=error)
+                cost = LayerCost(layer=layer, operations=operations, drop=self.drop_of(content), output_error=error)
                 costs.append(cost)
         return tuple(sorted(costs, key=lambda cost: (cost.drop, cost.output_error), reverse=True))
 
@@ -75,13 +123,13 @@ class Sensitivity:
         tried: list[tuple[bytes, tuple[str, ...]]] = []
         for number in [count for count in _TRIED if count <= len(costs) // 2]:
             kept = tuple(cost.layer for cost in costs[:number])
-            self._progress(f"mixed: {number} of {len(costs)} layers in float")
+            self.progress(f"mixed: {number} of {len(costs)} layers in float")
             content = quantizer.quantize([layer for layer in quantizer.layers if layer not in kept])
             tried.append((content, kept))
-            if self._get_highest_drop(content) <= max_drop:
+            if self.highest_drop_of(content) <= max_drop:
                 return content, kept
-        return next((one for one in tried if self._get_drop(one[0]) <= max_drop), tried[-1])
+        return next((one for one in tried if self.drop_of(one[0]) <= max_drop), tried[-1])
 
     @functools.cached_property
     def _quantizer(self) -> SelectiveQuantizer:
-        return self._make_quantizer()
+        return self.make_quantizer()

@@ -13,45 +13,37 @@ Sources:
 from __future__ import annotations
 
 import importlib.util
-import tempfile
+import itertools
+import json
+import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfaccel.compressing.call_signature import CallSignature, get_signature
-from tfaccel.compressing.examples import Batches
-from tfaccel.compressing.tfmot.job import TrainingBatches, as_sendable_array, write_job
-from tfaccel.compressing.tfmot.options import TRAINED_METHODS, TfmotOptions, get_stages
-from tfaccel.compressing.tfmot.training import TrainingJob
-from tfaccel.compressing.tfmot.translation_source import FlatModel, arrays_by_path, flatten_model
+from tfaccel.compressing.compress_source import Batches
+from tfaccel.compressing.methods import TRAINING, TfmotOptions
+from tfaccel.compressing.tfmot.flat_model import FlatModel, TfmotJob, TrainingStage, flatten_model
 from tfaccel.errors import CompressionError
 from tfaccel.known_names import did_you_mean
+from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.child import ConnectedChild, last_words
 from tfaccel.tested_versions import installed_version, warn_if_untested
+from tfaccel.training.steps.model_parts import inner_optimizer
 
 _PACKAGES = {"tensorflow_model_optimization": "tensorflow-model-optimization", "tf_keras": "tf-keras"}
 # A file holds kernels with folded batch normalizations, in units of their scales.
 _IN_FILES = "in a file per channel, where channels have their own scales or normalization"
 _SPARSE = 0.05  # fraction of zeros above which weights were pruned, not clustered
-_DOING = {
-    "qat": "quantization-aware training",
-    "pqat": "quantization-aware training, zeros kept",
-    "cqat": "quantization-aware training, clusters kept",
-    "prune": "pruning",
-    "prune_2_4": "pruning 2 of 4",
-    "prune_block": "pruning blocks",
-    "cluster": "clustering",
-    "convert": "converting",
-}
 _PROGRAM = "tfaccel.compressing.tfmot.program"
 _LAST_LINES = 3
-Parts = Sequence[Callable[[], Iterable[Sequence[np.ndarray]]]]
+_LOOKS = 200  # samples of the schedule, to find its peak
 # TFMOT looks up recurrent cells in `tf.keras`, which has to be Keras 2; `keras` stays Keras 3.
 _ENVIRON = {
     "TF_USE_LEGACY_KERAS": "1",
@@ -83,31 +75,31 @@ class TfmotOutcome:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
 class _Reports:
     """What the child reported."""
 
-    say: Callable[[str], None]
-    notes: list[str] = field(default_factory=list)
-    changed: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    stage: str = ""
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._doing = ""
+        self.notes: list[str] = []
+        self.results: dict[str, Any] = {"weights": {}, "changed": {}}
 
     def __call__(self, report: Mapping[str, Any]) -> None:
-        if "stage" in report:
-            self.stage = _DOING[report["stage"]]
-            self.say(f"{self.stage} ...")
+        if "doing" in report:
+            self._doing = report["doing"]
+            self._say(f"{self._doing} ...")
         elif "epoch" in report:
             place = f"epoch {report['epoch']}/{report['epochs']}, step {report['step']}/{report['steps']}"
-            self.say(f"{self.stage}: {place}, loss {report['loss']:.4g}")
+            self._say(f"{self._doing}: {place}, loss {report['loss']:.4g}")
         elif "note" in report:
             if report["note"] not in self.notes:
                 self.notes.append(report["note"])
-        elif "changed" in report:
-            self.changed = report["changed"]
         elif report.get("kept"):
             names = [f"{path} ({why})" for path, why in report["kept"].items()]
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             self.notes.append(f"kept as Keras 3 layers: {'; '.join(names[:4])}{more}")
+        else:
+            self.results |= report
 
 
 def tfmot_variant(
@@ -126,7 +118,7 @@ def tfmot_variant(
 
     Args:
         model: a built functional or sequential Keras 3 model, of any dtype policy; it is fine-tuned in float32.
-        method: one of `TRAINED_METHODS`.
+        method: one of `TRAINING`.
         workload: training data, loss and optimizer.
         signature: the call signature of the LiteRT file; None to infer it.
         held_out: iterates over examples to predict with the fake-quantized model; None for none.
@@ -150,13 +142,9 @@ def tfmot_variant(
     batches = TrainingBatches(workload, flat, seed=options.seed)
     signature = signature or get_signature(flat.model, batches.first_x)
     reports = _Reports(say)
-    with tempfile.TemporaryDirectory(prefix="tfaccel-tfmot-") as name:
-        folder = Path(name)
-        training = write_job(
-            folder, flat, batches, method=method, workload=workload, options=options, signature=signature
-        )
-        run_child(folder, _parts(method, training, batches, flat, held_out), reports)
-        return _outcome(folder, flat, signature, reports)
+    job = make_job(batches, method=method, options=options, signature=signature)
+    run_child(_messages(job, batches, held_out), reports)
+    return _outcome(flat, signature, reports)
 
 
 def check_method(method: str) -> None:
@@ -165,8 +153,8 @@ def check_method(method: str) -> None:
     Example:
         >>> check_method("qat")
     """
-    if method not in TRAINED_METHODS:
-        hint = did_you_mean(method, TRAINED_METHODS) or f" Methods: {', '.join(TRAINED_METHODS)}."
+    if method not in TRAINING:
+        hint = did_you_mean(method, TRAINING) or f" Methods: {', '.join(TRAINING)}."
         raise CompressionError(f"There is no training method {method!r}.{hint}")
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
@@ -177,73 +165,74 @@ def check_method(method: str) -> None:
         warn_if_untested(package, installed_version(package))
 
 
-def _parts(
-    method: str,
-    training: Mapping[str, TrainingJob],
-    batches: TrainingBatches,
-    flat: FlatModel,
-    held_out: Batches | None,
-) -> Parts:
-    """The parts sent to the child: training batches for each stage, then held-out inputs."""
-    parts: list[Callable[[], Iterator[Sequence[np.ndarray]]]] = []
+def _messages(job: TfmotJob, batches: TrainingBatches, held_out: Batches | None) -> Iterator[Any]:
+    """What the child is sent: the job, training batches for each stage, and held-out inputs, with None after each."""
+    yield job
     first_epoch = 0
-    for stage in get_stages(method):
-        job = training[stage]
-        parts.append(lambda job=job, first=first_epoch: batches.steps(job.num_steps, first))  # type: ignore[misc]
-        first_epoch += job.epochs
-
-    def inputs() -> Iterator[list[np.ndarray]]:
-        for x, _, _ in held_out() if held_out is not None else ():
-            yield [as_sendable_array(leaf, "the held-out data") for leaf in flat.get_inputs(x)]
-
-    return [*parts, inputs]
+    for stage in job.stages.values():
+        yield from batches.steps(stage.num_steps, first_epoch)
+        yield None
+        first_epoch += stage.epochs
+    for x, _, _ in held_out() if held_out is not None else ():
+        yield [as_sendable_array(leaf, "the held-out data") for leaf in batches.flat.get_inputs(x)]
+    yield None
 
 
-def _outcome(folder: Path, flat: FlatModel, signature: CallSignature, reports: _Reports) -> TfmotOutcome:
-    """Reads the child's results from the folder."""
-    notes, weights = list(reports.notes), {}
-    sparsity, changed = 0.0, tuple(sorted(reports.changed))
-    if (folder / "weights_out.npz").exists():
-        with np.load(folder / "weights_out.npz") as saved:
-            weights = arrays_by_path(saved)
-        kernels = [weights[path][place] for path in changed for place in reports.changed[path]]
+def _outcome(flat: FlatModel, signature: CallSignature, reports: _Reports) -> TfmotOutcome:
+    found, notes = reports.results, list(reports.notes)
+    weights, places = found["weights"], found["changed"]
+    sparsity, changed = 0.0, tuple(sorted(places))
+    if changed:
+        kernels = [weights[path][place] for path in changed for place in places[path]]
         sparsity = float(sum((kernel == 0).sum() for kernel in kernels) / sum(kernel.size for kernel in kernels))
         most = max(len(np.unique(kernel)) for kernel in kernels)
         said = f"{sparsity:.1%} of the weights are zero in {len(changed)} layers"
         if sparsity <= _SPARSE:
             said = f"at most {most} values in each kernel of {len(changed)} layers, {_IN_FILES}"
         notes.insert(0, said)
-    if not (folder / "model.tflite").exists():
+    if "litert" not in found:
         return TfmotOutcome(flat.with_weights(weights), None, [], changed, sparsity, tuple(notes))
-    with np.load(folder / "predictions.npz") as saved:
-        rows = arrays_by_path(saved)
-    predictions = [keras.tree.pack_sequence_as(signature.output_nest, rows[str(number)]) for number in range(len(rows))]
-    litert = (folder / "model.tflite").read_bytes()
-    return TfmotOutcome(None, litert, predictions, changed, sparsity, tuple(notes))
+    predictions = [keras.tree.pack_sequence_as(signature.output_nest, row) for row in found["predictions"]]
+    return TfmotOutcome(None, found["litert"], predictions, changed, sparsity, tuple(notes))
 
 
-def run_child(folder: Path, parts: Parts, on_report: Callable[[dict[str, Any]], None]) -> None:
-    """Runs the job in a folder to its end.
+def run_child(messages: Iterator[Any], on_report: Callable[[dict[str, Any]], None]) -> None:
+    """Runs a job to its end.
 
     Args:
-        folder: holds the job; see `program`.
-        parts: functions that give the batches of each part, called in order as the child consumes them.
+        messages: what the child is sent, made as it consumes them; see `_messages`.
         on_report: called with each report.
 
     Raises:
         CompressionError: if the job failed, or the child died.
     """
-    with ConnectedChild(_PROGRAM, str(folder), environment=_ENVIRON) as child:
-        sender = _Sender(child, parts)
+    errors: list[Exception] = []
+    end: dict[str, Any] = {}
+
+    def send() -> None:
+        try:
+            for message in messages:
+                if not child.send(message):
+                    return
+        except Exception as error:
+            errors.append(error)
+            child.kill()
+
+    with ConnectedChild(_PROGRAM, environment=_ENVIRON) as child:
+        sender = threading.Thread(target=send, daemon=True, name="tfaccel-tfmot-batches")
         try:
             sender.start()
-            end = _listen(child, on_report)
+            while not end.keys() & {"done", "error"}:
+                end = child.receive()
+                on_report(end)
+        except EOFError:
+            end = {"ended": True}
         finally:
             child.kill()
             sender.join()
-        if sender.error is not None:
-            raise sender.error
-        if end is None:
+        if errors:
+            raise errors[0]
+        if "ended" in end:
             words = last_words(child.output(), _LAST_LINES)
             raise CompressionError(f"TFMOT's process {child.how_it_ended()}. Its last output: {words}")
         if end.get("unexpected"):
@@ -254,35 +243,188 @@ def run_child(folder: Path, parts: Parts, on_report: Callable[[dict[str, Any]], 
             raise CompressionError(str(end["error"]))
 
 
-class _Sender(threading.Thread):
-    """Sends the batches of all parts, None after each; ends early if the child stops reading."""
+class TrainingBatches:
+    """The training data of a workload as lists of arrays: inputs, targets, sample weights.
 
-    def __init__(self, child: ConnectedChild, parts: Parts) -> None:
-        super().__init__(daemon=True, name="tfaccel-tfmot-batches")
-        self._child = child
-        self._parts = parts
-        self.error: BaseException | None = None
+    Args:
+        workload: its training data are used.
+        flat: the model, which determines their order.
+        seed: shuffles them.
+    """
 
-    def run(self) -> None:
-        """Sends."""
-        try:
-            for part in self._parts:
-                for batch in part():
-                    if not self._child.send([np.asarray(array) for array in batch]):
-                        return
-                self._child.send(None)
-        except Exception as error:
-            self.error = error
-            self._child.kill()
+    def __init__(self, workload: Workload, flat: FlatModel, *, seed: int) -> None:
+        self.workload = workload
+        self.flat = flat
+        self._seed = seed
+        first = next(iter(self._dataset(0).take(1).as_numpy_iterator()), None)
+        if first is None:
+            raise CompressionError(f"The training data of workload {workload.name!r} are empty.")
+        self.first_x = keras.utils.unpack_x_y_sample_weight(first)[0]
+        self.first = self._leaves(first)
+        num_inputs, num_outputs = len(flat.inputs), len(flat.outputs)
+        self.num_sample_weights = len(self.first) - num_inputs - num_outputs
+        if self.num_sample_weights not in (0, 1, num_outputs):
+            raise CompressionError(
+                f"Workload {workload.name!r} gives {self.num_sample_weights} more arrays than the {num_inputs} inputs "
+                f"and {num_outputs} outputs of the model. Give a target for each output, and "
+                "sample weights for all outputs or none."
+            )
+        self.steps_per_epoch = self._count()
+
+    def steps(self, num_steps: int, first_epoch: int) -> Iterator[list[np.ndarray]]:
+        """This many batches, over as many epochs as needed."""
+        endless = itertools.chain.from_iterable(map(self._epoch, itertools.count(first_epoch)))
+        return itertools.islice(endless, num_steps)
+
+    def _epoch(self, epoch: int) -> Iterator[list[np.ndarray]]:
+        return map(self._leaves, self._dataset(epoch).as_numpy_iterator())
+
+    def _dataset(self, epoch: int) -> Any:
+        return self.workload.train_data(self.workload.global_batch_size, seed=self._seed, epoch=epoch)
+
+    def _leaves(self, batch: Any) -> list[np.ndarray]:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        leaves = self.flat.get_inputs(x)
+        for part in (y, sample_weight):
+            leaves = leaves + (self.flat.get_outputs(part) if part is not None else [])
+        return [as_sendable_array(leaf, f"workload {self.workload.name!r}") for leaf in leaves]
+
+    def _count(self) -> int:
+        count = int(self._dataset(0).cardinality())
+        return count if count > 0 else sum(1 for _ in self._epoch(0))
 
 
-def _listen(child: ConnectedChild, on_report: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
-    """The last report: done, or an error; None if the child ended without one."""
-    while True:
-        try:
-            report: dict[str, Any] = child.receive()
-        except EOFError:
-            return None
-        if "done" in report or "error" in report:
-            return report
-        on_report(report)
+def make_job(batches: TrainingBatches, *, method: str, options: TfmotOptions, signature: CallSignature) -> TfmotJob:
+    """The job of the child.
+
+    Args:
+        batches: the training data, the model, and the workload, which gives loss and optimizer.
+        method: one of `TRAINING`.
+        options: how to train.
+        signature: the model's call signature.
+    """
+    flat, workload = batches.flat, batches.workload
+    num_steps = num_optimizer_steps(workload, num_batches=batches.steps_per_epoch)
+    arguments = compile_arguments(workload, num_steps=num_steps)
+    losses, weights = _losses(arguments, flat)
+    optimizer = inner_optimizer(keras.optimizers.get(arguments.get("optimizer", "rmsprop")))
+    stages = {
+        stage: TrainingStage(
+            losses=losses,
+            loss_weights=weights,
+            optimizer={"class_name": type(optimizer).__name__, "config": _plain_config(optimizer)},
+            learning_rate=options.learning_rate or TRAINING[stage].rate_part * _highest_rate(optimizer, workload),
+            steps_per_epoch=batches.steps_per_epoch,
+            epochs=options.get_epochs(stage),
+            num_sample_weights=batches.num_sample_weights,
+        )
+        for stage in TRAINING[method].stages or (method,)
+    }
+    modules = {*flat.modules, *(saved["import"][0] for saved in losses if isinstance(saved, Mapping))}
+    outputs = keras.tree.flatten(flat.model(batches.first_x, training=False))
+    return TfmotJob(
+        model=flat.serialized,
+        weights=flat.weights(),
+        inputs=batches.first[: len(flat.inputs)],
+        outputs=[np.asarray(array) for array in outputs],
+        stages=stages,
+        options=options,
+        sys_path=list(sys.path),
+        modules=sorted(modules),
+        input_names=flat.get_inputs(signature.input_nest),
+        output_names=signature.output_names,
+    )
+
+
+def saved_loss(loss: Any) -> Any:
+    """A loss as JSON for another process: a name, or the import path of its class or function.
+
+    Raises:
+        CompressionError: if the loss cannot be serialized; the message names it.
+
+    Example:
+        >>> saved_loss(keras.losses.Huber())["import"][1]
+        'Huber'
+    """
+    if loss is None or isinstance(loss, str):
+        return loss
+    is_object = isinstance(loss, keras.losses.Loss)
+    target = type(loss) if is_object else loss
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    try:
+        found = getattr(import_module(str(module)), name, None)
+        saved: dict[str, Any] = {"import": [module, name]}
+        if is_object:
+            saved["config"] = json.loads(json.dumps(loss.get_config()))
+    except (ImportError, TypeError, ValueError, RuntimeError) as error:
+        raise _no_loss(name or repr(loss), str(error)) from error
+    if module == "__main__" or found is not target:
+        raise _no_loss(name or repr(loss), f"it is not found as {module}.{name}")
+    return saved
+
+
+def _no_loss(name: str, why: str) -> CompressionError:
+    return CompressionError(
+        f"The loss {name} cannot be sent to another process: {why}. Define it at the top level of a module (a class "
+        "with get_config), or use a post-training method."
+    )
+
+
+def _losses(arguments: Mapping[str, Any], flat: FlatModel) -> tuple[list[Any], list[float]]:
+    """The loss and the loss weight of each output."""
+    names = flat.output_names
+    loss, factors = arguments.get("loss"), arguments.get("loss_weights")
+    if loss is None:
+        raise CompressionError("The workload has no loss to fine-tune with (`compile_args` gives none).")
+    of_outputs = _spread(loss, names)
+    of_factors = [1.0] * len(names) if factors is None else _spread(factors, names)
+    return [saved_loss(one) for one in of_outputs], [1.0 if one is None else float(one) for one in of_factors]
+
+
+def _spread(given: Any, names: Sequence[str]) -> list[Any]:
+    if isinstance(given, Mapping):
+        unknown = sorted(set(given) - set(names))
+        if unknown:
+            raise CompressionError(f"There is no output {unknown[0]!r}. Outputs: {', '.join(names)}.")
+        return [given.get(name) for name in names]
+    if isinstance(given, (list, tuple)):
+        if len(given) != len(names):
+            raise CompressionError(
+                f"{len(given)} losses or loss weights for {len(names)} outputs ({', '.join(names)})."
+            )
+        return list(given)
+    return [given] * len(names)
+
+
+def _plain_config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The settings of an optimizer that are numbers, strings or booleans."""
+    config = optimizer.get_config()
+    return {name: value for name, value in config.items() if isinstance(value, (int, float, str, bool))}
+
+
+def _highest_rate(optimizer: keras.optimizers.Optimizer, workload: Workload) -> float:
+    """The peak learning rate of the workload's schedule."""
+    rate = optimizer.get_config().get("learning_rate")
+    if not isinstance(rate, Mapping):
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    schedule = keras.optimizers.schedules.deserialize(dict(rate))
+    examples = workload.num_train_examples or workload.global_batch_size * 1000
+    num_steps = max(_LOOKS, 100 * -(-examples // workload.global_batch_size))
+    looks = {0, *np.geomspace(1, num_steps, _LOOKS).astype(int).tolist()}
+    return max(float(schedule(step)) for step in looks)
+
+
+def as_sendable_array(leaf: Any, what: str) -> np.ndarray:
+    """An array that can be sent to another process.
+
+    Raises:
+        CompressionError: for a non-numeric array.
+    """
+    array = np.asarray(leaf)
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "fiub":
+        raise CompressionError(
+            f"Batches of {what} are of {array.dtype}, which TFMOT cannot train on. Give numeric arrays."
+        )
+    return array

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from tfaccel.compressing.call_signature import SIGNATURE_KEY
 from tfaccel.compressing.tfmot import private_tfmot
-from tfaccel.compressing.tfmot.translation_model import TranslatedLayers, assemble, kept_layer_class
-from tfaccel.compressing.tfmot.translation_source import FlatModel
+from tfaccel.compressing.tfmot.flat_model import FlatModel
+from tfaccel.compressing.tfmot.translation import TranslatedLayers, assemble, kept_layer_class
 from tfaccel.errors import CompressionError
 from tfaccel.graph_function import graph_function
 
@@ -22,7 +24,6 @@ _ACTIVATIONS = ("relu", "swish", "gelu", "linear", "softmax", "sigmoid", "tanh")
 _SPLIT = ("SeparableConv1D", "SeparableConv2D")
 # A batch normalization after one of these is folded into it. (After a dense layer, LiteRT would keep both in float.)
 _FOLDING = ("Conv2D", "DepthwiseConv2D")
-SIGNATURE_KEY = "serving_default"
 # The update rate of ranges in TFMOT's MovingAverageQuantizer (tensorflow-model-optimization 0.8.1).
 _STEP = 0.001
 _OF_INPUTS = "QuantizeLayer"  # its range covers all values seen so far, and -6..6
@@ -84,27 +85,25 @@ def quantized_model(flat: FlatModel, layers: TranslatedLayers, method: str) -> Q
     return Quantized(quantized, notes)
 
 
-def litert_file(model: Any, flat: FlatModel, names: Mapping[str, Sequence[str]]) -> bytes:
+def litert_file(model: Any, flat: FlatModel, input_names: Sequence[str], output_names: Sequence[str]) -> bytes:
     """The quantized model as a LiteRT file that takes one example at a time, by the signature `serving_default`.
 
     Args:
         model: a trained model with its ranges.
         flat: gives the shapes of the inputs.
-        names: the signature's names of "inputs" and "outputs", in the order of the model.
+        input_names, output_names: of the signature, in the order of the model.
 
     Raises:
         CompressionError: if LiteRT cannot convert the model.
     """
-    import tensorflow as tf
-
     specs = [
         tf.TensorSpec((1, *one.shape[1:]), one.dtype, name=name)
-        for one, name in zip(flat.inputs, names["inputs"], strict=True)
+        for one, name in zip(flat.inputs, input_names, strict=True)
     ]
 
     def serve(*arrays: Any) -> dict[str, Any]:
         outputs = tf.nest.flatten(model(list(arrays) if len(arrays) > 1 else arrays[0], training=False))
-        return dict(zip(names["outputs"], outputs, strict=True))
+        return dict(zip(output_names, outputs, strict=True))
 
     function = tf.function(serve, input_signature=specs, autograph=False).get_concrete_function()
     module = tf.Module()
@@ -246,8 +245,6 @@ def begin_with_ranges(model: Any, inputs: Sequence[np.ndarray]) -> None:
         model: a `tf_keras` model that TFMOT has prepared for quantization-aware training.
         inputs: a batch of training data, one array for each input.
     """
-    import tensorflow as tf
-
     of_inputs = [variable for layer in model.layers if type(layer).__name__ == _OF_INPUTS for variable in layer.weights]
     ranges = [found for layer in model.layers if type(layer).__name__ != _OF_INPUTS for found in _get_ranges(layer)]
     others = [(variable, variable.numpy()) for variable in model.non_trainable_weights]

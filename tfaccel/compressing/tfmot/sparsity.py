@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.compressing.methods import TfmotOptions
 from tfaccel.compressing.tfmot import private_tfmot
-from tfaccel.compressing.tfmot.options import TfmotOptions
-from tfaccel.compressing.tfmot.translation_model import TranslatedLayers, assemble
-from tfaccel.compressing.tfmot.translation_source import FlatModel
+from tfaccel.compressing.tfmot.flat_model import FlatModel
+from tfaccel.compressing.tfmot.translation import TranslatedLayers, assemble
 from tfaccel.errors import CompressionError
 
 _M_BY_N = (2, 4)

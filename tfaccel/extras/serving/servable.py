@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import descriptor_pool, json_format, message_factory
 
-from tfaccel.compressing.litert.archive import is_litert_file
+from tfaccel.compressing.litert.file import is_litert_file
 from tfaccel.errors import ExportError, ServeError, VersionError
 from tfaccel.exporting.graph_error import graph_error_reason
 from tfaccel.exporting.litert_predictor import LitertPredictor

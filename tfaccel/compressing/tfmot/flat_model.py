@@ -1,4 +1,4 @@
-"""A Keras 3 model prepared for TFMOT's process: a copy in float32, its calls, and its weights by path.
+"""What TFMOT's process is given: a copy of a Keras 3 model in float32, its calls, its weights by path, and a job.
 
 The copy is made from JSON (`keras.saving.serialize_keras_object`), which is sent to the other process. There, the same
 graph is walked: Keras 3 runs beside `tf_keras`.
@@ -12,12 +12,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import keras
 import numpy as np
 
+from tfaccel.compressing.methods import TfmotOptions
 from tfaccel.errors import CompressionError
 from tfaccel.training.private.private_api import get_graph, get_nodes, name_of_maker
 
@@ -176,6 +176,59 @@ class FlatModel:
         if isinstance(structure, Mapping) and set(structure) == set(names):
             return [structure[name] for name in names]
         return list(keras.tree.flatten(structure))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStage:
+    """One stage of training.
+
+    Args:
+        losses: for each output the loss as `saved_loss` gives it, or None.
+        loss_weights: one for each output.
+        optimizer: class name and config of the Keras 3 optimizer.
+        learning_rate: the peak; it decays to 0 over all steps.
+        steps_per_epoch, epochs: the length.
+        num_sample_weights: arrays of sample weights in each batch.
+    """
+
+    losses: Sequence[Any]
+    loss_weights: Sequence[float]
+    optimizer: Mapping[str, Any]
+    learning_rate: float
+    steps_per_epoch: int
+    epochs: int
+    num_sample_weights: int
+
+    @property
+    def num_steps(self) -> int:
+        """Total number of steps."""
+        return self.steps_per_epoch * self.epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TfmotJob:
+    """What TFMOT's process is given before the batches.
+
+    Args:
+        model: the serialized model; see `FlatModel`.
+        weights: its weights by path.
+        inputs, outputs: a batch, and the model's outputs for it.
+        stages: how to train, by method, in order.
+        options: further ones of the methods.
+        sys_path, modules: where the classes of layers and losses are found.
+        input_names, output_names: of the LiteRT file's signature, in the order of the model.
+    """
+
+    model: Mapping[str, Any]
+    weights: Mapping[str, Sequence[np.ndarray]]
+    inputs: Sequence[np.ndarray]
+    outputs: Sequence[np.ndarray]
+    stages: Mapping[str, TrainingStage]
+    options: TfmotOptions
+    sys_path: Sequence[str]
+    modules: Sequence[str]
+    input_names: Sequence[str]
+    output_names: Sequence[str]
 
 
 def flatten_model(model: keras.Model) -> FlatModel:
@@ -408,26 +461,3 @@ def _saved_objects(structure: Any) -> Iterator[Mapping[str, Any]]:
     elif isinstance(structure, (list, tuple)):
         for value in structure:
             yield from _saved_objects(value)
-
-
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays by name to a `.npz` file."""
-    np.savez(path, **arrays)  # type: ignore[arg-type]
-
-
-def named_arrays(weights: Mapping[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
-    """Weights by path as arrays with names, to be saved.
-
-    Example:
-        >>> sorted(named_arrays({"dense": [np.zeros(1), np.ones(1)]}))
-        ['dense:0', 'dense:1']
-    """
-    return {f"{path}:{number}": array for path, arrays in weights.items() for number, array in enumerate(arrays)}
-
-
-def arrays_by_path(saved: Any) -> dict[str, list[np.ndarray]]:
-    """The weights that `named_arrays` named."""
-    found: dict[str, list[np.ndarray]] = {}
-    for name in saved.files:
-        found.setdefault(name.rpartition(":")[0], []).append(saved[name])
-    return found

@@ -1,15 +1,13 @@
-"""The noun `CompressResult`: all variants of a model compared, and the one that may replace it."""
+"""The noun `CompressResult`: all variants of a model compared, the one that may replace it, and the table of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from tfaccel.compressing.comparison.variant_result import VariantResult
-from tfaccel.compressing.litert.layer_cost import LayerCost
-from tfaccel.records import Record, to_plain
+from tfaccel.compressing.variant import LayerCost, VariantResult, as_json
 from tfaccel.short_repr import short_repr
 
 # Medians that differ by less than this fraction count as equal: two runs of the same file do.
@@ -23,11 +21,26 @@ _SIZE_NOISE = 0.01
 _MIN_AGREEMENT = 0.95
 # Changes of a metric below this are rounding.
 _ROUNDING = 1e-9
+# Headings of the table; "METRIC" stands for the metric's name.
+HEADINGS = (
+    "variant",
+    "METRIC",
+    "change",
+    "size",
+    "of\nfloat",
+    "zipped",
+    "threads:\np50 / p95",
+    "of\nfloat",
+    "memory",
+    "in float",
+    "agree-\nment",
+    "result",
+)
 
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class CompressResult(Record):
+class CompressResult:
     """Every variant of a model compared with the float model.
 
     The smallest variant whose metric is worse by at most `max_metric_drop` wins, if it saves `MIN_SAVING` of the float
@@ -50,8 +63,6 @@ class CompressResult(Record):
         >>> CompressResult(metric="accuracy", results=(), held_out="").winner is None
         True
     """
-
-    _ignores_others = True
 
     metric: str
     lower_is_better: bool = False
@@ -172,8 +183,18 @@ class CompressResult(Record):
             "fastest": None if fastest is None else fastest.variant.name,
             "summary": self.summary(),
             "results": [self._row(result) for result in self.results],
-            "sensitivity": to_plain(self.sensitivity),
+            "sensitivity": [cost.to_json() for cost in self.sensitivity],
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The result that `to_json` gave; derived values are recomputed."""
+        known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
+        names = VariantResult.__dataclass_fields__
+        rows = [{name: value for name, value in row.items() if name in names} for row in data["results"]]
+        known["results"] = tuple(map(VariantResult.from_json, rows))
+        known["sensitivity"] = tuple(LayerCost.from_json(cost) for cost in data["sensitivity"])
+        return cls(**known)
 
     def _of_winner(self, best: VariantResult) -> str:
         of_float = self.float_result(best)
@@ -254,12 +275,96 @@ class CompressResult(Record):
         return ("smallest within the limit" if result is self.winner else "within the limit") + zipped + changed
 
     def _row(self, result: VariantResult) -> dict[str, Any]:
-        derived = {"drop": self.drop(result), "size_ratio": math.nan, "latency_ratio": math.nan}
-        if not result.failure:
-            derived["size_ratio"] = self.size_ratio(result)
-            derived["latency_ratio"] = self.latency_ratio(result)
-        derived = {name: value if math.isfinite(value) else None for name, value in derived.items()}  # type: ignore[misc]
-        return {**result.to_json(), **derived, "verdict": self.verdict(result), "slower": self._is_known_slower(result)}
+        failed = bool(result.failure)
+        derived = {
+            "drop": self.drop(result),
+            "size_ratio": math.nan if failed else self.size_ratio(result),
+            "latency_ratio": math.nan if failed else self.latency_ratio(result),
+            "verdict": self.verdict(result),
+            "slower": not failed and self.is_slower(result),
+        }
+        return {**result.to_json(), **as_json(derived)}
 
-    def _is_known_slower(self, result: VariantResult) -> bool:
-        return not result.failure and self.is_slower(result)
+
+def cells(found: CompressResult, result: VariantResult) -> list[str]:
+    """The cells of one variant's row, in the order of the headings."""
+    if result.failure:
+        return [result.variant.name, *[""] * (len(HEADINGS) - 2), found.verdict(result)]
+    is_float = found.is_float(result)
+    change = found.value(result) - found.value(found.results[0])
+    left = result.float_operations
+    return [
+        result.variant.name,
+        f"{found.value(result):.4f}",
+        "" if is_float else signed(change) + _interval_text(found, result),
+        size_text(result.size_bytes),
+        f"{found.size_ratio(result):.2f}",
+        size_text(result.zipped_bytes),
+        "\n".join(
+            f"{one.num_threads}: {time_text(one.p50_seconds)} / {time_text(one.p95_seconds)}"
+            for one in result.latencies
+        ),
+        f"{found.latency_ratio(result):.2f}",
+        "" if result.peak_memory_bytes is None else size_text(result.peak_memory_bytes),
+        "" if left is None else f"{sum(left.values())} of {result.num_operations}",
+        "" if math.isnan(result.agreement) else f"{result.agreement:.4f}",
+        found.verdict(result),
+    ]
+
+
+def get_notes(found: CompressResult, result: VariantResult) -> list[str]:
+    """Notes on a variant: how it was made, and which operations stay in float."""
+    lines = [f"{result.variant.name}: {note}." for note in result.variant.notes]
+    left = result.float_operations
+    if left and not found.is_float(result):
+        kinds = ", ".join(f"{count} {name}" for name, count in sorted(left.items()))
+        lines.append(f"{result.variant.name}: in float are {kinds}.")
+    return lines
+
+
+def sensitivity_cells(cost: LayerCost) -> list[str]:
+    """The cells of one layer's row: its path, metric drop, output error and operations."""
+    operations = ", ".join(f"{count} {name}" for name, count in sorted(cost.operations.items()))
+    return [cost.layer, signed(cost.drop), f"{cost.output_error:.1%}", operations]
+
+
+def _interval_text(found: CompressResult, result: VariantResult) -> str:
+    """The interval of the change, on a line of its own; "" if unknown."""
+    interval = result.drop_interval
+    if interval is None:
+        return ""
+    bounds = (interval.low, interval.high) if found.lower_is_better else (-interval.high, -interval.low)
+    return "\n" + " to ".join(signed(bound) for bound in bounds)
+
+
+def signed(change: float) -> str:
+    """A change with its sign; without a sign if it rounds to 0.
+
+    Example:
+        >>> signed(-0.01), signed(0.25), signed(-1e-9)
+        ('-0.0100', '+0.2500', '0.0000')
+    """
+    text = f"{change:+.4f}"
+    return text[1:] if float(text) == 0 else text
+
+
+def size_text(num_bytes: int) -> str:
+    """A human-readable number of bytes.
+
+    Example:
+        >>> size_text(84_512), size_text(12_345_678), size_text(512)
+        ('84.5 kB', '12.35 MB', '512 B')
+    """
+    if num_bytes < 1000:
+        return f"{num_bytes} B"
+    return f"{num_bytes / 1e3:.1f} kB" if num_bytes < 1e6 else f"{num_bytes / 1e6:.2f} MB"
+
+
+def time_text(seconds: float) -> str:
+    """A human-readable time.
+
+    Example:
+        >>> time_text(4.31e-5), time_text(0.0123)
+        ('43 us', '12.30 ms')
+    """
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
