@@ -17,7 +17,7 @@ from typing import Any
 from tfaccel.errors import RunDirError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.launching.local_launcher import launch_local
-from tfaccel.launching.worker_places import LaunchOptions
+from tfaccel.launching.local_worker import LaunchOptions
 from tfaccel.processes.child import Child
 from tfaccel.training.run.checkpoint_files import checkpoints, load_newest
 

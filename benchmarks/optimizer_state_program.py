@@ -153,7 +153,7 @@ def _peak_bytes() -> int:
 
 
 if __name__ == "__main__":
-    from tfaccel.processes.connection import end_with_parent
+    from tfaccel.processes.child import end_with_parent
 
     end_with_parent()
     given = json.loads(sys.argv[1])

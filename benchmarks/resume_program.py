@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     task = json.loads(argv[1])
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfaccel.planning.load_workload import as_workload
-    from tfaccel.processes.connection import end_with_parent
+    from tfaccel.processes.child import end_with_parent
 
     end_with_parent()
 

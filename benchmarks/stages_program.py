@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    from tfaccel.processes.connection import end_with_parent
+    from tfaccel.processes.child import end_with_parent
 
     end_with_parent()
     if task.pop("one_core_each", False):

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfaccel.planning.plan import Plan
     from tfaccel.planning.plan_environment import get_environment
-    from tfaccel.processes.connection import end_with_parent
+    from tfaccel.processes.child import end_with_parent
 
     end_with_parent()
     plan = Plan.from_json(task["plan"])

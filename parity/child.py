@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfaccel.parity.case import ParityCase, ParityCheck, ParityRow, Placement, case_from_json
 from tfaccel.parity.run_case import run_case
 from tfaccel.parity.shared_references import SharedReferences
-from tfaccel.processes.connection import end_with_parent
+from tfaccel.processes.child import end_with_parent
 from tfaccel.processes.quiet_start import keep_loaded_objects
 from tfaccel.training.runtime import split_cpu
 

@@ -32,7 +32,7 @@ from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.launching.local_launcher import launch_local
-from tfaccel.launching.worker_places import DEFAULT_GRACE_SECONDS, LaunchOptions, found_command
+from tfaccel.launching.local_worker import DEFAULT_GRACE_SECONDS, LaunchOptions, found_command
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags
 from tfaccel.scripts.launch_engines import ENGINE_FLAGS, LOCAL, check_engine, launch_on_cluster

@@ -17,7 +17,7 @@ from tfaccel.planning.candidates import candidate_plans
 from tfaccel.planning.placements import may_be_cut
 from tfaccel.planning.plan import SETTINGS, Plan, explain
 from tfaccel.planning.plan_cache import cached_plan
-from tfaccel.planning.plan_settings import EVERYDAY, EXPERIMENTAL, EXPERT, LEVELS
+from tfaccel.planning.plan_checks import EVERYDAY, EXPERIMENTAL, EXPERT, LEVELS
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import table_console
 from tfaccel.scripts.command_flags import Flag, command_flags

@@ -6,7 +6,7 @@ from absl import flags
 
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import SETTINGS, check_field_names, check_value, override_flag
-from tfaccel.planning.plan_settings import EXPERIMENTAL, EXPERT
+from tfaccel.planning.plan_checks import EXPERIMENTAL, EXPERT
 
 AUTO = "auto"
 

@@ -6,7 +6,7 @@ from rich.text import Text
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import SETTINGS, FieldExplanation, Plan, explain
-from tfaccel.planning.plan_settings import EVERYDAY
+from tfaccel.planning.plan_checks import EVERYDAY
 
 # Fields that are always shown; others are shown if they were set or measured.
 ALWAYS_SHOWN = tuple(name for name, setting in SETTINGS.items() if setting.level == EVERYDAY)

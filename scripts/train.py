@@ -41,10 +41,9 @@ from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
 from tfaccel.launching.worker_group import WorkerGroup
-from tfaccel.planning.learning_rate_scaling import scaling_advice
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import get_run_epochs
+from tfaccel.planning.run_length import get_run_epochs, scaling_advice
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import launch_date, resume_in_attempt
 from tfaccel.scripts.command import table_console

@@ -9,9 +9,8 @@ from absl import flags
 
 from tfaccel.data.bad_data import ON_BAD_DATA
 from tfaccel.errors import TfaccelError
-from tfaccel.planning.learning_rate_scaling import RULES
-from tfaccel.planning.non_finite_policy import POLICIES, STOP
-from tfaccel.planning.option_checks import MAX_SEED
+from tfaccel.planning.option_checks import MAX_SEED, POLICIES, STOP
+from tfaccel.planning.run_length import RULES
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import launch_date
 from tfaccel.scripts.model_flags import quiet_tensorflow

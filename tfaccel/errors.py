@@ -3,6 +3,8 @@
 from pathlib import Path
 from unicodedata import category
 
+_CONTROL = ("Cc", "Cf", "Cs")  # control and format characters, and halves of characters
+
 
 class TfaccelError(Exception):
     """Base class of all errors for users; commands print it on one line and exit with status 2.
@@ -28,9 +30,6 @@ def printable(text: str) -> str:
         one.encode("unicode_escape").decode() if one not in "\n\t" and category(one) in _CONTROL else one
         for one in text
     )
-
-
-_CONTROL = ("Cc", "Cf", "Cs")  # control and format characters, and halves of characters
 
 
 class PlanError(TfaccelError, ValueError):

@@ -1,17 +1,71 @@
-"""Short representations of plans and results, which a notebook shows when they end a cell."""
+"""Nouns: frozen dataclasses with a short representation, which a notebook shows when they end a cell."""
 
 from __future__ import annotations
 
+import functools
 import reprlib
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
 from html import escape
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform, overload
+
+from tfaccel.argument_types import checks_types
+from tfaccel.errors import TfaccelError
+from tfaccel.known_names import suggests_names
 
 LENGTH = 300  # characters; about three lines of a notebook
 _OF_FIELD = 100
 _ROWS = 16  # of a notebook's table
 _Class = TypeVar("_Class", bound=type)
+
+
+@overload
+def noun(cls: _Class, /) -> _Class:
+    """Decorates a class: `@noun`."""
+
+
+@overload
+def noun(
+    *, kw_only: bool = ..., error: type[TfaccelError] | None = ..., checks_numbers: bool = ..., suggests: bool = ...
+) -> Callable[[_Class], _Class]:
+    """Returns what decorates a class: `@noun(error=DataError)`."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def noun(
+    cls: Any = None,
+    /,
+    *,
+    kw_only: bool = True,
+    error: type[TfaccelError] | None = None,
+    checks_numbers: bool = True,
+    suggests: bool = False,
+) -> Any:
+    """Decorates a class: a frozen dataclass with a short `repr`.
+
+    Args:
+        cls: the class.
+        kw_only: whether its fields are given by name only.
+        error: what is raised for a wrong type of a field; see `checks_types`. None: types are not checked.
+        checks_numbers: as for `checks_types`.
+        suggests: whether the TypeError for an unknown field has the closest name; with an `error`, it always has.
+
+    Example:
+        >>> @noun
+        ... class Curve:
+        ...     name: str
+        ...     losses: tuple[float, ...] = ()
+        >>> Curve(name="digits")
+        Curve(name='digits')
+    """
+    if cls is None:
+        return functools.partial(noun, kw_only=kw_only, error=error, checks_numbers=checks_numbers, suggests=suggests)
+    made: Any = dataclass(frozen=True, kw_only=kw_only)(cls)
+    if error is not None:
+        made = checks_types(error, checks_numbers=checks_numbers)(made)
+    if suggests or error is not None:
+        made = suggests_names(made)
+    return short_repr(made)
 
 
 def short_repr(cls: _Class) -> _Class:
@@ -56,16 +110,16 @@ def _html(self: Any) -> str:
 
 def _shown(self: Any) -> Iterator[tuple[str, str]]:
     """The names and shortened values of the fields that are not at their defaults."""
-    for field in fields(self):
-        value = getattr(self, field.name)
-        if field.repr and not _is_default(field, value):
-            yield field.name, _short(value)
+    for one in fields(self):
+        value = getattr(self, one.name)
+        if one.repr and not _is_default(one, value):
+            yield one.name, _short(value)
 
 
-def _is_default(field: Field[Any], value: Any) -> bool:
-    if field.default is not MISSING:
-        return value is field.default or (type(value) is type(field.default) and bool(value == field.default))
-    return field.default_factory is not MISSING and type(value) in (dict, list, tuple) and not value
+def _is_default(one: Field[Any], value: Any) -> bool:
+    if one.default is not MISSING:
+        return value is one.default or (type(value) is type(one.default) and bool(value == one.default))
+    return one.default_factory is not MISSING and type(value) in (dict, list, tuple) and not value
 
 
 def _short(value: Any) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from tfaccel.benchmarks.gpu.step import Step, StepRun
 from tfaccel.benchmarks.gpu.step_result import StepResult
 from tfaccel.measuring.candidate_program import get_cause
-from tfaccel.processes.connection import end_with_parent
+from tfaccel.processes.child import end_with_parent
 
 
 def run_step(step: Step, out: Path) -> StepResult:

@@ -14,6 +14,7 @@ LAYERS = {
     "local_path": 0,
     "known_names": 0,
     "argument_types": 0,
+    "records": 0,
     "short_repr": 0,
     "graph_function": 0,
     "load_extra": 0,
@@ -80,7 +81,6 @@ HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow
 # Programs that run in a child process, which may crash; nothing imports them.
 CHILD_PROGRAMS = {
     "tfaccel.hardware.doctor_probes",
-    "tfaccel.hardware.doctor_arithmetic",
     "tfaccel.launching.worker_program",
     "tfaccel.extras.estimates.interconnect_program",
     "tfaccel.compressing.tfmot.program",

@@ -13,7 +13,7 @@ import pytest
 from tfaccel.errors import LaunchError, TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.local_launcher import launch_local
-from tfaccel.launching.worker_places import LaunchOptions
+from tfaccel.launching.local_worker import LaunchOptions
 
 PLACE = """
 import json, os, sys, time
@@ -137,7 +137,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.launching.worker_places import LaunchOptions
+from tfaccel.launching.local_worker import LaunchOptions
 from tfaccel.launching.local_launcher import launch_local
 code, folder = sys.argv[1:]
 options = LaunchOptions(num_workers=2, grace_seconds=2.0)

@@ -4,7 +4,7 @@ import pytest
 
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Device, Hardware
-from tfaccel.launching.worker_places import worker_places
+from tfaccel.launching.local_worker import worker_places
 
 FOUR_GPUS = Hardware(devices=tuple(Device(kind="GPU", index=index) for index in range(4)))
 

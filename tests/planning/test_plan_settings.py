@@ -9,7 +9,7 @@ from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import AXES
 from tfaccel.planning.placements import PLACEMENT_FIELDS
 from tfaccel.planning.plan import SETTINGS, Plan, explain, plan_field_names
-from tfaccel.planning.plan_settings import EVERYDAY, EXPERIMENTAL
+from tfaccel.planning.plan_checks import EVERYDAY, EXPERIMENTAL
 from tfaccel.planning.rules import RULES
 from tfaccel.training.steps.engine import EngineOptions
 

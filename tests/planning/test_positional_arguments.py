@@ -8,7 +8,7 @@ import pytest
 
 import tfaccel
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.positional_arguments import data_after_model
+from tfaccel.planning.compile_arguments import data_after_model
 
 X = np.zeros((6, 2), "float32")
 Y = X[:, 0]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from process_cases import python, wait_until_ended
 
-from tfaccel.processes.connection import ConnectedChild
+from tfaccel.processes.child import ConnectedChild
 
 PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from tfaccel.processes.connection import connect_to_parent
+from tfaccel.processes.child import connect_to_parent
 
 print("begins", flush=True)
 parent = connect_to_parent(sys.argv, on_orphaned=lambda: Path("orphaned").touch())
@@ -65,7 +65,7 @@ def test_silence_is_told(echo):
 def test_a_child_ends_with_its_parent_though_messages_wait_for_it(echo, tmp_path):
     starter = f"""
 import time
-from tfaccel.processes.connection import ConnectedChild
+from tfaccel.processes.child import ConnectedChild
 child = ConnectedChild("echo_program", options=(), environment={echo["environment"]!r})
 pid = child.receive(60)
 for message in ("hang", "unread", "unread"):

@@ -7,7 +7,7 @@ import pytest
 
 from tfaccel import Plan, Workload, train
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.learning_rate_scaling import LearningRateScaling, scaling_advice
+from tfaccel.planning.run_length import LearningRateScaling, scaling_advice
 
 HERE = Path(__file__).parent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfaccel.errors import WorkloadError
-from tfaccel.planning.non_finite_policy import check_policy
+from tfaccel.planning.option_checks import check_policy
 from tfaccel.processes.local_cluster import run_local_cluster
 from tfaccel.training.steps.left_out import LeftOutCount
 

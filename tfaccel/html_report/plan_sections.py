@@ -40,7 +40,7 @@ from tfaccel.html_report.records import DAMAGES, RunRecord
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import HEADINGS, Report, described
 from tfaccel.measuring.roofline import LayerLimit, Roofline
-from tfaccel.planning.kept_rooflines import kept_roofline
+from tfaccel.planning.cache import kept_roofline
 from tfaccel.planning.machine_ceilings import num_limited_devices
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.placements import SET_BY_YOU

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.launching.launched_worker import LaunchedWorker
-from tfaccel.launching.worker_places import LaunchOptions, WorkerPlace, found_command, worker_places
+from tfaccel.launching.local_worker import LaunchedWorker, LaunchOptions, WorkerPlace, found_command, worker_places
 from tfaccel.processes import heartbeat
 from tfaccel.processes.child import Environment
 from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, PERMANENT, RETRY, STARTED, can_be_retried
@@ -24,6 +23,13 @@ from tfaccel.processes.local_cluster import cluster_environments
 logger = logging.getLogger("tfaccel")
 
 MAX_FAILURES_AT_A_STEP = 3
+_POLL_SECONDS = 0.05
+# For the other workers to end by themselves, with what they have to say: if the first one did nothing but lose another
+# one, the cause is still to come.
+_OTHERS_SECONDS, _CAUSE_SECONDS = 1.0, 4.0
+_ENDING_SECONDS = 5.0  # for a worker that has raised an exception to end
+_MISSED_BEATS = 4  # make a worker suspect when another one has lost it
+_HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def launch_local(
@@ -174,15 +180,6 @@ def signals_noted(note: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-_POLL_SECONDS = 0.05
-# For the other workers to end by themselves, with what they have to say: if the first one did nothing but lose another
-# one, the cause is still to come.
-_OTHERS_SECONDS, _CAUSE_SECONDS = 1.0, 4.0
-_ENDING_SECONDS = 5.0  # for a worker that has raised an exception to end
-_MISSED_BEATS = 4  # make a worker suspect when another one has lost it
-_HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from tfaccel.argument_types import checks_types
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import suggests_names
+from tfaccel.launching.local_worker import WorkerPlace, visible_gpus, worker_places
 from tfaccel.launching.private_tensorflow import has_started
-from tfaccel.launching.worker_places import WorkerPlace, visible_gpus, worker_places
 from tfaccel.planning.option_checks import check_counts
 from tfaccel.processes.child import how_it_ended
 from tfaccel.processes.local_cluster import cluster_environments

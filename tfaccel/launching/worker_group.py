@@ -11,7 +11,7 @@ from tfaccel.errors import LaunchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.known_names import check_names, did_you_mean
 from tfaccel.launching.local_launcher import launch_local
-from tfaccel.launching.worker_places import LaunchOptions
+from tfaccel.launching.local_worker import LaunchOptions
 from tfaccel.load_extra import load_extra
 
 ENGINES = ("local", "ray")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
@@ -13,6 +12,7 @@ from tfaccel.known_names import suggests_names
 from tfaccel.measuring.measurement import relative_spread
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class CandidateWindow:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Candidate(Record):
     """A plan, and what was measured of it.
 
     Args:
@@ -89,16 +89,6 @@ class Candidate:
     def spread(self) -> float:
         """The interquartile range of the windows' times per step, divided by their median."""
         return relative_spread([window.seconds / window.num_steps for window in self.windows])
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "plan": self.plan.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The candidate from its `to_json` data."""
-        windows = tuple(CandidateWindow(**window) for window in data["windows"])
-        return cls(**{**data, "plan": Plan.from_json(data["plan"]), "windows": windows})
 
 
 @short_repr

@@ -8,10 +8,10 @@ from typing import Any
 
 from tfaccel.costs.model_cost import ModelCost
 from tfaccel.errors import WorkloadError
+from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.option_checks import check_counts
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.workload import Workload
 
 

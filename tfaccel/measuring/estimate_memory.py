@@ -16,10 +16,10 @@ from tfaccel.measuring.candidate_child import CandidateServers
 from tfaccel.measuring.memory_estimate import MemoryEstimate
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
+from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.option_checks import listed
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.positional_arguments import data_after_model
 
 _LOGGER = logging.getLogger(__name__)
 _PROGRAM = "tfaccel.measuring.memory_program"

@@ -24,9 +24,9 @@ from tfaccel.measuring.duel import MIN_GAIN, get_rate, steps_of_window
 from tfaccel.measuring.estimate_memory import device_bytes
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
+from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.workload import Workload
 
 

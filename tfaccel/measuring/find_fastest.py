@@ -20,11 +20,11 @@ from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
+from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.moves import PROCESS_AXES
 from tfaccel.planning.plan_cache import CachedPlan, cached_plan, ignored, keep_plan
-from tfaccel.planning.positional_arguments import data_after_model
-from tfaccel.planning.train_command import train_command
+from tfaccel.planning.plan_environment import train_command
 from tfaccel.planning.workload import Workload
 from tfaccel.training.runtime import unavailable_settings
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfaccel.records import Record
 
 if TYPE_CHECKING:
     pass
@@ -59,7 +61,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(Record):
     """All timed windows of one program, without the warm-up.
 
     Attributes:
@@ -91,15 +93,6 @@ class Measurement:
     def spread(self) -> float:
         """The relative spread of the program: interquartile range of the windows' wall times / their median."""
         return relative_spread([window.wall_seconds for window in self.windows])
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Measurement:
-        """The measurement from its `to_json` data."""
-        return cls(**{**data, "windows": tuple(Window(**window) for window in data["windows"])})
 
 
 def relative_spread(values: Sequence[float]) -> float:

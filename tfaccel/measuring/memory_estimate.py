@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from os import PathLike
-from typing import Any, Self
+from dataclasses import dataclass, field
 
-from tfaccel.errors import PlanError, ReportError
-from tfaccel.local_path import local_path
+from tfaccel.errors import PlanError
+from tfaccel.records import SavedRecord
 from tfaccel.short_repr import short_repr
 
 HEADINGS = (
@@ -58,7 +54,7 @@ class BatchMemory:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class MemoryEstimate:
+class MemoryEstimate(SavedRecord):
     """The memory that training a workload with a plan takes on one device.
 
     On a CPU, where all replicas share the memory, everything counts for all of them.
@@ -171,19 +167,6 @@ class MemoryEstimate:
             ]
             for one in self.batches
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "batches": [asdict(one) for one in self.batches], "notes": list(self.notes)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The estimate from its `to_json` data."""
-        return cls(**{**data, "batches": tuple(BatchMemory(**one) for one in data["batches"])})
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the estimate as a JSON file."""
-        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def mebibytes(num_bytes: int) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
 from tfaccel.planning.placements import STAGES
+from tfaccel.records import Record
 
 HEADINGS = ("plan field", "weights", "gradients", "optimizer state", "activations", "total", "saves", "fits", "")
 _AS_PLANNED = "as planned"
 
 
 @dataclass(frozen=True, kw_only=True)
-class WayToSave:
+class WayToSave(Record):
     """The bytes of a device under one plan field.
 
     Args:
@@ -42,10 +42,6 @@ class WayToSave:
         saved = "" if self.field == _AS_PLANNED else mebibytes(self.saved_bytes)
         fits = {True: "yes", False: "no", None: ""}[self.fits]
         return [self.field, *map(mebibytes, numbers), mebibytes(self.total_bytes), saved, fits, self.remark]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 def ways_to_save(

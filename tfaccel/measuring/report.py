@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from os import PathLike
-from typing import Any, Self
+from typing import Any
 
-from tfaccel.errors import ReportError
-from tfaccel.local_path import local_path
 from tfaccel.measuring.candidate import Candidate, MeasureOptions
 from tfaccel.planning.plan import Plan
+from tfaccel.records import SavedRecord
 from tfaccel.short_repr import short_repr
 
 FIRST_PLAN, REFERENCE = "first plan", "reference"  # axes of candidates that no move led to
@@ -21,7 +18,7 @@ HEADINGS = ("plan", "examples/s", "speed", "spread", "first steps", "memory", "o
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(SavedRecord):
     """All plans that `find_fastest` measured, and the one that it chose.
 
     Args:
@@ -98,36 +95,6 @@ class Report:
             "" if memory is None else f"{memory / 2**20:,.0f} MiB",
             outcome,
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {
-            "workload": self.workload,
-            "candidates": [candidate.to_json() for candidate in self.candidates],
-            "chosen": self.chosen,
-            "gains": dict(self.gains),
-            "seconds": self.seconds,
-            "hardware": dict(self.hardware),
-            "versions": dict(self.versions),
-            "from_cache": self.from_cache,
-            "stopped_because": self.stopped_because,
-            "complete": self.complete,
-            "budget_seconds": self.budget_seconds,
-            "max_candidates": self.max_candidates,
-            "left_out": list(self.left_out),
-            "kept_in": self.kept_in,
-            "command": self.command,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The report from its `to_json` data."""
-        candidates = tuple(Candidate.from_json(one) for one in data["candidates"])
-        return cls(**{**data, "candidates": candidates, "left_out": tuple(data.get("left_out", ()))})
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the report as a JSON file."""
-        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def described(candidate: Candidate, first: Plan) -> str:

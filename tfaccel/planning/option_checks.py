@@ -1,4 +1,6 @@
-"""Validation of the numeric options of recipes."""
+"""Validation of the numeric options of recipes, and of what training does about a loss that is not finite."""
+
+from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from numbers import Real
@@ -18,6 +20,12 @@ _MAX_COUNTS = {
     **dict.fromkeys(("num_blocks", "num_layers", "num_stages"), 1_000),
     **dict.fromkeys(("width", "head_width", "latent_size", "lora_rank"), 1_000_000),
 }
+STOP, SKIP, ROLLBACK = "stop", "skip", "rollback"
+POLICIES = (STOP, SKIP, ROLLBACK)
+NOT_ON_TPUS = (
+    "A TPU cannot leave out batches, because its cores update the weights by themselves. Received: "
+    'on_nonfinite="skip" or "rollback" (--on_nonfinite). Use "stop".'
+)
 
 
 def check_counts(**values: int) -> None:
@@ -144,3 +152,24 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
         names = [str(one) for one in choices]
         hint = did_you_mean(value, names)
         raise WorkloadError(f"`{name}` must be one of {', '.join(names)}. Received: {name}={value!r}.{hint}")
+
+
+def check_policy(on_nonfinite: Any, policies: tuple[str | None, ...] = POLICIES) -> None:
+    """Raises WorkloadError for an unknown policy, suggesting the nearest one.
+
+    Args:
+        on_nonfinite: the policy.
+        policies: those that are known.
+
+    Example:
+        >>> check_policy("ignore")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: `on_nonfinite` must be 'stop', 'skip' or 'rollback'. Received: 'ignore'.
+    """
+    if on_nonfinite not in policies:
+        *some, last = map(repr, policies)
+        hint = did_you_mean(on_nonfinite, POLICIES) if isinstance(on_nonfinite, str) else ""
+        raise WorkloadError(
+            f"`on_nonfinite` must be {', '.join(some)} or {last}. Received: {on_nonfinite!r:.80}.{hint}"
+        )

@@ -1,13 +1,12 @@
-"""A user's model as the functions of a workload: how it is built and compiled, now or later; the name of its runs."""
+"""A user's model as the function of a workload that builds it, here or in another process; the name of its runs."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
@@ -15,12 +14,19 @@ from typing import Any, Generic, TypeVar, overload
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.keras_file import check_members
 from tfaccel.planning.private_models import given_compile_arguments, recurrent_states
-from tfaccel.planning.workload_calls import advice
-
-# `Deferred`: a value that another process unpickles only when it first needs it.
 
 T = TypeVar("T")
 _how: ContextVar[tuple[Callable[[Any], bytes], Callable[[Any], str]]] = ContextVar("how")
+COMPILE_ARGUMENTS = (
+    "optimizer",
+    "loss",
+    "loss_weights",
+    "metrics",
+    "weighted_metrics",
+    "run_eagerly",
+    "auto_scale_loss",
+)
+OF_THE_PLAN = ("jit_compile", "steps_per_execution")
 
 
 @contextlib.contextmanager
@@ -108,132 +114,6 @@ class DeferredItems(Sequence[T]):
 
     def __len__(self) -> int:
         return len(self._loaded())
-
-
-COMPILE_ARGUMENTS = (
-    "optimizer",
-    "loss",
-    "loss_weights",
-    "metrics",
-    "weighted_metrics",
-    "run_eagerly",
-    "auto_scale_loss",
-)
-OF_THE_PLAN = ("jit_compile", "steps_per_execution")
-
-
-class CompiledByModel:
-    """The `compile_args` of a workload whose `build_model` returns a compiled model: that model's compile arguments.
-
-    Args:
-        build_model: that of the workload.
-    """
-
-    def __init__(self, build_model: Callable[[], Any]) -> None:
-        self._build_model = build_model
-
-    def __call__(self) -> dict[str, Any]:
-        """The arguments, with fresh objects at every call."""
-        model = self._build_model()
-        if not getattr(model, "compiled", False):
-            raise WorkloadError(
-                "build_model returns a model that is not compiled. Call `model.compile(...)` in it, or give optimizer, "
-                "loss and metrics beside the data."
-            )
-        arguments = given_compile_arguments(model)
-        return {name: value for name, value in arguments.items() if name not in OF_THE_PLAN}
-
-
-class FreshArguments(Deferred[dict[str, Any]]):
-    """The `compile_args` of a workload, from arguments of `Model.compile`.
-
-    Stateful objects are recreated at every call: optimizers and metrics from their config, or by a function given in
-    their place.
-
-    Args:
-        arguments: those of `Model.compile`. A class, or a function with no argument or only `num_steps`, is called.
-
-    Raises:
-        WorkloadError: for an unknown argument, or one that the plan decides.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        for name in OF_THE_PLAN:
-            if name in arguments:
-                raise WorkloadError(
-                    f"The plan decides {name}: leave it out, or set it in the plan: tfaccel.train(..., {name}=...)."
-                )
-        for name in arguments:
-            if name not in COMPILE_ARGUMENTS:
-                raise WorkloadError(f"There is no argument {name!r}{advice(name, COMPILE_ARGUMENTS)}")
-        super().__init__(dict(arguments))
-
-    def __call__(self, num_steps: int | None = None) -> dict[str, Any]:
-        """The arguments for a run of `num_steps` optimizer steps."""
-        return {name: _fresh(name, value, num_steps) for name, value in self.get().items()}
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The arguments as JSON values, which must not change when a run is resumed."""
-        return {name: described(value) for name, value in self.get().items()}
-
-
-def _fresh(name: str, value: Any, num_steps: int | None) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _fresh(name, part, num_steps) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_fresh(name, part, num_steps) for part in value)
-    if isinstance(value, type):
-        return value()
-    if name in ("optimizer", "metrics", "weighted_metrics") and hasattr(value, "get_config"):
-        try:
-            return type(value).from_config(value.get_config())
-        except Exception as error:  # whatever the user's class raises
-            raise WorkloadError(
-                f"{name}: each use needs a new {type(value).__name__}, and it cannot be recreated from its config "
-                f"({type(error).__name__}: {error}). Pass a function that makes one: {name}=lambda: ..."
-            ) from error
-    makes = None if not callable(value) or hasattr(value, "get_config") else _arguments_of_maker(value, num_steps)
-    if makes is None:
-        return value
-    if None in makes.values():
-        raise WorkloadError(
-            f"{name} takes num_steps, but the number of batches in an epoch is not known. Give the dataset a length "
-            "(`tf.data.experimental.assert_cardinality`)."
-        )
-    return value(**makes)
-
-
-def _arguments_of_maker(function: Any, num_steps: int | None) -> dict[str, Any] | None:
-    """The arguments for a function that makes an object; None for a loss or metric function, which takes more."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-    for arguments in ({"num_steps": num_steps}, {}):
-        try:
-            signature.bind(**arguments)
-        except TypeError:
-            continue
-        if "num_steps" in arguments and "num_steps" not in signature.parameters:
-            continue
-        return arguments
-    return None
-
-
-def described(value: Any) -> Any:
-    """A compile argument as JSON values: classes with their configs, functions by their names."""
-    if isinstance(value, Mapping):
-        return {str(name): described(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [described(part) for part in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if hasattr(value, "get_config") and not isinstance(value, type):
-        config = json.loads(json.dumps(value.get_config(), default=described))
-        config.pop("name", None)  # Keras numbers objects in it
-        return {"class": type(value).__qualname__, "config": config}
-    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def is_model(value: Any) -> bool:

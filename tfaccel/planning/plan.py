@@ -3,25 +3,26 @@
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from os import PathLike
 from typing import Any, Self
 
 from tfaccel.errors import PlanError
-from tfaccel.known_names import did_you_mean, suggests_names
+from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
-from tfaccel.planning.plan_checks import check_plan
-from tfaccel.planning.plan_settings import (
+from tfaccel.planning.plan_checks import (
     EVERYDAY,
     EXPERIMENTAL,
     LEFT_TO_TENSORFLOW,
     Setting,
+    check_plan,
     check_setting,
     choice,
     count,
     switch,
 )
-from tfaccel.short_repr import short_repr
+from tfaccel.records import Record
+from tfaccel.short_repr import noun
 
 REFUSED_STRATEGIES: Mapping[str, str] = {
     "parameter_server": "Keras 3 does not support ParameterServerStrategy: its fit and predict fail, and asynchronous "
@@ -36,10 +37,8 @@ _THREADS: Mapping[str, Any] = {
 }
 
 
-@short_repr
-@suggests_names
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+@noun(suggests=True)
+class Plan(Record):
     """How to train: on which devices, in which precision, with which batches.
 
     `candidate_plans` proposes plans for a machine and a workload; `Runtime` sets one up. Incompatible values are
@@ -330,10 +329,6 @@ class Plan:
     def micro_batch_size(self) -> int:
         """Examples that one replica processes at once."""
         return self.replica_batch_size // self.accumulation_steps
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "devices": list(self.devices), "reasons": [list(pair) for pair in self.reasons]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

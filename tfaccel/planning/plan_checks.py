@@ -1,22 +1,155 @@
-"""Checks of the combinations of fields in a `Plan`, each naming the fix."""
+"""What the fields of a `Plan` may be: each by its `Setting`, and in combination, where each check names the fix."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.errors import PlanError
-from tfaccel.planning.plan_settings import parse_device
+from tfaccel.known_names import did_you_mean
+from tfaccel.planning.option_checks import MAX_COUNT, shortened
 
 if TYPE_CHECKING:
     from tfaccel.planning.plan import Plan
 
 
-def check_plan(plan: "Plan") -> None:
+EVERYDAY, EXPERT, EXPERIMENTAL = "everyday", "expert", "experimental"
+LEVELS = (EVERYDAY, EXPERT, EXPERIMENTAL)
+LEFT_TO_TENSORFLOW = "to leave it to TensorFlow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a plan field may be, and what is said about it.
+
+    Args:
+        level: who sets it: `EVERYDAY`, `EXPERT` or `EXPERIMENTAL`.
+        values: the allowed texts; None for a switch, a count, or a field with a check of its own.
+        refused: text -> why it is refused although it names something that exists.
+        bounds: the smallest and the largest count; None for a switch.
+        none: what None means, if the field may be None.
+        reason: why a plan has the default, for a field that no rule decides.
+        flag: its own command-line flag; None for --set=FIELD=VALUE.
+        help: the flag's help.
+        axes: the axes along which `find_fastest` changes it.
+        in_engine: whether the training step reads it: it is a field of `EngineOptions`, too.
+    """
+
+    level: str = EXPERT
+    values: tuple[str, ...] | None = None
+    refused: Mapping[str, str] | None = None
+    bounds: tuple[int, int] | None = None
+    none: str | None = None
+    reason: str = ""
+    flag: str | None = None
+    help: str = ""
+    axes: tuple[str, ...] = ()
+    in_engine: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the values are true and false, and perhaps None."""
+        return self.values is None and self.bounds is None
+
+
+def switch(default: Any = MISSING, **known: Any) -> Any:
+    """A field of `Plan` that is true or false, or has a check of its own.
+
+    Args:
+        default: its default, if it has one.
+        **known: what `Setting` takes.
+    """
+    return field(default=default, metadata={"setting": Setting(**known)})
+
+
+def choice(*values: str, default: Any = MISSING, **known: Any) -> Any:
+    """A field that is one of several texts."""
+    return switch(default, values=values, **known)
+
+
+def count(low: int, high: int = MAX_COUNT, *, default: Any = MISSING, **known: Any) -> Any:
+    """A field that is a whole number."""
+    return switch(default, bounds=(low, high), **known)
+
+
+def parse_device(device: Any) -> tuple[str, int]:
+    """Kind and index of a device name: ("GPU", 1) for "GPU:1"; PlanError if it is not one."""
+    match = re.fullmatch(r"(CPU|GPU|TPU):(0|[1-9]\d*)", device) if isinstance(device, str) else None
+    if match is None:
+        raise PlanError(
+            f"A device is written KIND:INDEX, with CPU, GPU or TPU and a number from 0, such as 'GPU:0'. "
+            f"Received: {device!r}."
+        )
+    return match[1], int(match[2])
+
+
+def check_setting(name: str, value: Any, setting: Setting) -> None:
+    """Raises PlanError if this field cannot have this value in any plan."""
+    if value is None and setting.none is not None:
+        return
+    if name == "devices":
+        _check_devices(value)
+    elif name == "tpu":
+        if not isinstance(value, str) or not value:
+            raise PlanError(f"`tpu` must be a TPU's name or address, 'local', or None. Received: tpu={value!r}.")
+    elif setting.values is not None:
+        _check_choice(name, value, setting.values, setting)
+    elif setting.bounds is not None:
+        _check_count(name, value, *setting.bounds, setting)
+    elif type(value) is not bool:
+        words = "true or false" if setting.none is None else f"true, false, or None {setting.none}"
+        raise PlanError(f"`{name}` must be {words}. Received: {name}={value!r}.")
+
+
+def _check_choice(name: str, value: Any, allowed: tuple[str, ...], setting: Setting) -> None:
+    refusal = (setting.refused or {}).get(value) if isinstance(value, str) else None
+    if refusal is not None:
+        raise PlanError(f"`{name}` cannot be {value!r}: {refusal}. Choose one of: {', '.join(allowed)}.")
+    if not isinstance(value, str) or value not in allowed:
+        hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
+        or_none = "" if setting.none is None else ", or None"
+        raise PlanError(f"`{name}` must be one of {', '.join(allowed)}{or_none}. Received: {name}={value!r}.{hint}")
+
+
+def _check_count(name: str, value: Any, low: int, high: int, setting: Setting) -> None:
+    or_none = "" if setting.none is None else f", or None {setting.none}"
+    if type(value) is not int or value < low:
+        raise PlanError(
+            f"`{name}` must be a whole number of at least {low}{or_none}. Received: {name}={shortened(value)}."
+        )
+    if value > high:
+        raise PlanError(f"`{name}` must be at most {high}{or_none}. Received: {name}={shortened(value)}.")
+
+
+def _check_devices(devices: Any) -> None:
+    if not isinstance(devices, tuple) or not devices:
+        raise PlanError(
+            f"`devices` must list at least one device, such as ('CPU:0',) or ('GPU:0', 'GPU:1'). "
+            f"Received: devices={devices!r}."
+        )
+    kinds = sorted({parse_device(device)[0] for device in devices})
+    if len(kinds) > 1:
+        raise PlanError(
+            f"`devices` must all be of one kind: replicas on {' and '.join(kinds)} would wait for the slowest. "
+            f"Received: devices={','.join(devices)}. Use those of one kind."
+        )
+    twice = sorted({device for device in devices if devices.count(device) > 1})
+    if twice:
+        raise PlanError(
+            f"`devices` must name each device once. Received: devices={','.join(devices)}. "
+            f"Name {', '.join(twice)} once."
+        )
+
+
+def check_plan(plan: Plan) -> None:
     """Raises PlanError for the first incompatible combination of fields."""
     for check in CHECKS:
         check(plan)
 
 
-def get_kind(plan: "Plan") -> str:
+def get_kind(plan: Plan) -> str:
     """The common kind of the plan's devices: "CPU", "GPU" or "TPU"."""
     return parse_device(plan.devices[0])[0]
 
@@ -37,12 +170,12 @@ def batch_size_error(global_batch_size: int, num_replicas: int, accumulation_ste
     )
 
 
-def _check_batch(plan: "Plan") -> None:
+def _check_batch(plan: Plan) -> None:
     if plan.global_batch_size % (plan.num_replicas * plan.accumulation_steps):
         raise batch_size_error(plan.global_batch_size, plan.num_replicas, plan.accumulation_steps)
 
 
-def _check_single_device(plan: "Plan") -> None:
+def _check_single_device(plan: Plan) -> None:
     if plan.strategy in ("none", "one_device") and plan.num_local_replicas > 1:
         raise PlanError(
             f"strategy={plan.strategy!r} runs on one device. Received: devices={','.join(plan.devices)}. "
@@ -50,7 +183,7 @@ def _check_single_device(plan: "Plan") -> None:
         )
 
 
-def _check_logical_cpus(plan: "Plan") -> None:
+def _check_logical_cpus(plan: Plan) -> None:
     highest = max(index for _, index in map(parse_device, plan.devices))
     if get_kind(plan) == "CPU" and highest >= plan.num_logical_cpus:
         raise PlanError(
@@ -60,7 +193,7 @@ def _check_logical_cpus(plan: "Plan") -> None:
         )
 
 
-def _check_workers(plan: "Plan") -> None:
+def _check_workers(plan: Plan) -> None:
     several = plan.strategy == "multi_worker_mirrored"
     if several and plan.num_workers == 1:
         raise PlanError(
@@ -79,7 +212,7 @@ def _check_workers(plan: "Plan") -> None:
         )
 
 
-def _check_tpu(plan: "Plan") -> None:
+def _check_tpu(plan: Plan) -> None:
     if (plan.strategy == "tpu") != (get_kind(plan) == "TPU"):
         raise PlanError(
             "strategy='tpu' and TPU devices go together. "
@@ -104,7 +237,7 @@ def _check_tpu(plan: "Plan") -> None:
         )
 
 
-def _check_kernels(plan: "Plan") -> None:
+def _check_kernels(plan: Plan) -> None:
     if plan.fused_kernels and (plan.jit_compile or plan.strategy == "tpu"):
         raise PlanError(
             "XLA fuses operations by itself, so `fused_kernels` is for training without XLA. "
@@ -113,7 +246,7 @@ def _check_kernels(plan: "Plan") -> None:
         )
 
 
-def _check_graph_rewrites(plan: "Plan") -> None:
+def _check_graph_rewrites(plan: Plan) -> None:
     if plan.xla_auto_clustering and (plan.jit_compile or plan.strategy == "tpu"):
         raise PlanError(
             "`xla_auto_clustering` is for training without `jit_compile`, which compiles the whole pass. Received: "
@@ -129,7 +262,7 @@ def _check_graph_rewrites(plan: "Plan") -> None:
         )
 
 
-def _check_gpu_threads(plan: "Plan") -> None:
+def _check_gpu_threads(plan: Plan) -> None:
     if plan.gpu_thread_mode is not None and get_kind(plan) != "GPU":
         raise PlanError(
             f"`gpu_thread_mode` is for GPUs. Received: gpu_thread_mode={plan.gpu_thread_mode!r}, "
@@ -137,7 +270,7 @@ def _check_gpu_threads(plan: "Plan") -> None:
         )
 
 
-def _check_rematerialization(plan: "Plan") -> None:
+def _check_rematerialization(plan: Plan) -> None:
     if plan.rematerialization and plan.strategy == "tpu":
         raise PlanError(
             "`rematerialization` is not supported on TPUs, where XLA decides itself what to recompute. Received: "
@@ -145,7 +278,7 @@ def _check_rematerialization(plan: "Plan") -> None:
         )
 
 
-def _check_onednn(plan: "Plan") -> None:
+def _check_onednn(plan: Plan) -> None:
     if plan.onednn is not None and get_kind(plan) != "CPU":
         raise PlanError(
             f"`onednn` is for training on CPUs. Received: onednn={plan.onednn}, devices={','.join(plan.devices)}. "
@@ -153,7 +286,7 @@ def _check_onednn(plan: "Plan") -> None:
         )
 
 
-def _check_gpu_memory(plan: "Plan") -> None:
+def _check_gpu_memory(plan: Plan) -> None:
     given = plan.gpu_memory_growth or plan.gpu_memory_limit_bytes is not None
     if given and get_kind(plan) != "GPU":
         raise PlanError(
@@ -169,7 +302,7 @@ def _check_gpu_memory(plan: "Plan") -> None:
         )
 
 
-def _check_communication(plan: "Plan") -> None:
+def _check_communication(plan: Plan) -> None:
     way, strategy = plan.communication, plan.strategy
     received = f"Received: communication={way!r}, strategy={strategy!r}, devices={','.join(plan.devices)}."
     use_default = "Use communication='tensorflow_default'"
@@ -193,7 +326,7 @@ def _check_communication(plan: "Plan") -> None:
         )
 
 
-def _check_packs(plan: "Plan") -> None:
+def _check_packs(plan: Plan) -> None:
     if not plan.bytes_per_pack:
         return
     if plan.strategy not in ("mirrored", "multi_worker_mirrored"):
@@ -208,7 +341,7 @@ def _check_packs(plan: "Plan") -> None:
         )
 
 
-def _check_prefetch(plan: "Plan") -> None:
+def _check_prefetch(plan: Plan) -> None:
     if plan.prefetch_to_device and (get_kind(plan) != "GPU" or plan.num_replicas > 1 or not plan.prefetch_batches):
         raise PlanError(
             "`prefetch_to_device` is for one replica on a GPU, with `prefetch_batches` of at least 1: batches for "
@@ -217,7 +350,7 @@ def _check_prefetch(plan: "Plan") -> None:
         )
 
 
-def _check_data_service(plan: "Plan") -> None:
+def _check_data_service(plan: Plan) -> None:
     if plan.data_service is not None and plan.cache_data:
         raise PlanError(
             "`cache_data` keeps examples in the memory of the process that trains, and data workers are separate "
@@ -226,7 +359,7 @@ def _check_data_service(plan: "Plan") -> None:
         )
 
 
-def _check_embedding_updates(plan: "Plan") -> None:
+def _check_embedding_updates(plan: Plan) -> None:
     """Row updates need whole batches and gradients by rows."""
     how = plan.embedding_updates
     if how != "keras" and (plan.strategy == "tpu" or plan.accumulation_steps > 1):
@@ -238,7 +371,7 @@ def _check_embedding_updates(plan: "Plan") -> None:
         )
 
 
-def _check_embedding_places(plan: "Plan") -> None:
+def _check_embedding_places(plan: Plan) -> None:
     """Tables on the host need row updates without XLA."""
     if plan.embeddings_on != "host":
         return
@@ -254,7 +387,7 @@ def _check_embedding_places(plan: "Plan") -> None:
         )
 
 
-def _check_optimizer_state(plan: "Plan") -> None:
+def _check_optimizer_state(plan: Plan) -> None:
     """Slots elsewhere need updates of whole weights on each device."""
     how = plan.optimizer_state
     if plan.optimizer_slots_dtype != "float32" and (plan.strategy == "tpu" or plan.embedding_updates != "keras"):
@@ -278,7 +411,7 @@ def _check_optimizer_state(plan: "Plan") -> None:
         )
 
 
-def _check_stages(plan: "Plan") -> None:
+def _check_stages(plan: Plan) -> None:
     """Stages need a device each, and exclude what is made for models on one device."""
     stages = plan.pipeline_stages
     if stages == 1:
@@ -315,7 +448,7 @@ def _check_stages(plan: "Plan") -> None:
             )
 
 
-CHECKS: tuple[Callable[["Plan"], None], ...] = (
+CHECKS: tuple[Callable[[Plan], None], ...] = (
     _check_tpu,
     _check_workers,
     _check_stages,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from tfaccel.errors import PlanError
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class StepOfOneDevice:
     """What one device does in a training step.
 

@@ -22,8 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tfaccel.processes.child import end_group
-from tfaccel.processes.connection import end_with_parent
+from tfaccel.processes.child import end_group, end_with_parent
 from tfaccel.processes.quiet_start import collect_less_often, keep_loaded_objects
 
 _MAX_ORDER_BYTES = 2**17

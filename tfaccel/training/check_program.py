@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.processes.connection import end_with_parent
+from tfaccel.processes.child import end_with_parent
 from tfaccel.training.fit import fit
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_trainer import Done, replace_fit

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfaccel.data import private_pipelines
 from tfaccel.data.private_pipelines import get_batch_size
 from tfaccel.errors import PlanError, RunDirError, WorkloadError
-from tfaccel.planning.non_finite_policy import SKIP, STOP, check_policy
+from tfaccel.planning.option_checks import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import run_epochs, validation_of_fit
 from tfaccel.training.evaluate import make_callbacks

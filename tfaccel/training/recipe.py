@@ -21,11 +21,11 @@ from tfaccel.keras_file import check_members, check_no_code
 from tfaccel.known_names import check_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import default_plan, taken_fields
+from tfaccel.planning.compile_arguments import advice
 from tfaccel.planning.load_workload import RECIPES_PACKAGE
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, shortened
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
-from tfaccel.planning.workload_calls import advice
 from tfaccel.training.run.result import PROGRESS, ShownRun, TrainResult
 from tfaccel.training.train import train
 from tfaccel.training.training_options import TrainingOptions

@@ -20,13 +20,12 @@ from tfaccel.files import write_json
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import taken_fields
+from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import as_workload
-from tfaccel.planning.non_finite_policy import STOP, check_policy
-from tfaccel.planning.option_checks import check_callbacks, check_choice, check_counts, check_seed
+from tfaccel.planning.option_checks import STOP, check_callbacks, check_choice, check_counts, check_policy, check_seed
 from tfaccel.planning.own_model import DeferredItems, RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import plan_key
-from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload

@@ -9,10 +9,11 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 from tfaccel.errors import WorkloadError
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 _MIN_EXAMPLES = 10  # with fewer, scores other than fractions are not compared
@@ -65,7 +66,7 @@ _HARDLY_LEARNT = 0.1  # fraction of the first loss
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class BaselineScores:
+class BaselineScores(Record):
     """A trained model's score and those of cheaper predictors on the same examples.
 
     A recipe's `show_result` returns it, and `verdict` accepts it.
@@ -166,15 +167,6 @@ class BaselineScores:
             f"{self._text(value)} ({name})" for name, value in found.items()
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """The scores as JSON-serializable data."""
-        return {**asdict(self), "baselines": dict(self.baselines), "trivial": dict(self.trivial)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Creates scores from `to_json`'s output."""
-        return cls(**data)
-
     def _text(self, value: float) -> str:
         return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g}"
 
@@ -196,7 +188,7 @@ class BaselineScores:
 
 @short_repr
 @dataclass(frozen=True)
-class FitVerdict:
+class FitVerdict(Record):
     """The diagnosis of a training history.
 
     Args:
@@ -209,10 +201,6 @@ class FitVerdict:
     kind: str
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The verdict as JSON-serializable data."""
-        return asdict(self)
 
     def text(self) -> str:
         """The verdict in one or two sentences.

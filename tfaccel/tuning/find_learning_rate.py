@@ -8,11 +8,11 @@ from typing import Any
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.planning.candidates import taken_fields
+from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.own_model import is_model
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan
-from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.training.runtime import Runtime, without_unavailable
 from tfaccel.tuning.learning_rate_report import LearningRateReport, LearningRateTest, check_one_worker
 

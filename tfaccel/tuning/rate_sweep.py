@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.known_names import check_names
-from tfaccel.planning.own_model import COMPILE_ARGUMENTS, FreshArguments, get_name, recreated
+from tfaccel.planning.compile_arguments import FreshArguments
+from tfaccel.planning.own_model import COMPILE_ARGUMENTS, get_name, recreated
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.private_models import given_compile_arguments
 from tfaccel.planning.workload import Workload

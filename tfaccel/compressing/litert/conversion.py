@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import CompressionError
-from tfaccel.processes.connection import ConnectedChild, connect_to_parent
+from tfaccel.processes.child import ConnectedChild, connect_to_parent
 from tfaccel.training.private.private_tensorflow import one_scale_per_kernel
 
 _PROGRAM = "tfaccel.compressing.litert.conversion"

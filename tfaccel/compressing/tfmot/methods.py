@@ -33,8 +33,7 @@ from tfaccel.errors import CompressionError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.child import last_words
-from tfaccel.processes.connection import ConnectedChild
+from tfaccel.processes.child import ConnectedChild, last_words
 from tfaccel.tested_versions import installed_version, warn_if_untested
 from tfaccel.training.steps.model_parts import inner_optimizer
 

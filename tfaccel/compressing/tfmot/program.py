@@ -27,7 +27,7 @@ from tfaccel.compressing.tfmot.quantizing import begin_with_ranges, litert_file,
 from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
 from tfaccel.compressing.tfmot.translation import TranslatedLayers, assemble, check_outputs, translate
 from tfaccel.errors import TfaccelError
-from tfaccel.processes.connection import connect_to_parent
+from tfaccel.processes.child import connect_to_parent
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 # Optimizer settings that are not carried over; the learning rate is set separately.

@@ -20,7 +20,7 @@ from tfaccel.extras.cluster.cluster_job import CONNECT_SECONDS, ClusterJob, RayO
 from tfaccel.extras.cluster.ray_worker import Board, WorkerEnd, num_active_workers, run_worker
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.launching.local_launcher import make_log_folder, signals_noted
-from tfaccel.launching.worker_places import WorkerPlace, found_command, worker_places
+from tfaccel.launching.local_worker import WorkerPlace, found_command, worker_places
 from tfaccel.local_path import local_path
 from tfaccel.processes.child import ProcessError, last_words, run_program
 from tfaccel.processes.launched import DONE, INTERRUPTED, PERMANENT, RETRY
@@ -37,6 +37,10 @@ try:
 except BaseException as error:
     sys.exit(" ".join(str(error).split())[:300] or repr(error))
 """
+logger = logging.getLogger("tfaccel")
+_POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 30.0
+_KEPT_CHECKPOINTS = 2  # as tfaccel's own
 
 
 def check_ray_is_installed() -> None:
@@ -146,13 +150,6 @@ def _unusable(address: str, fault: str) -> LaunchError:
         f"The Ray cluster at {address} {fault.rstrip('.')}. Check the address, that `ray status --address={address}` "
         "answers, and that this machine is part of the cluster."
     )
-
-
-logger = logging.getLogger("tfaccel")
-
-_POLL_SECONDS = 0.5
-_ANSWER_SECONDS = 30.0
-_KEPT_CHECKPOINTS = 2  # as tfaccel's own
 
 
 def run_on_ray(

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import ServeError
 from tfaccel.exporting.load_model import url_name
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, holds_model, no_saved_model, version_folders
-from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 _PACKAGE = "tfaccel.serving_config"
 _PLATFORM = "tensorflow"
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class VersionPolicy:
     """Which versions of a model are served.
 
@@ -44,10 +41,7 @@ class VersionPolicy:
     versions: frozenset[int] = frozenset()
 
 
-@short_repr
-@suggests_names
-@checks_types(ServeError, checks_numbers=True)
-@dataclass(frozen=True)
+@noun(kw_only=False, error=ServeError)
 class ModelConfig:
     """One served model.
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import ServeError
-from tfaccel.known_names import suggests_names
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 _ORIGIN = re.compile(r"https?://[^/\s?#]+")
 
 
-@short_repr
-@suggests_names
-@checks_types(ServeError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=ServeError)
 class ServeOptions:
     """Where a server listens, and its limits.
 

@@ -26,10 +26,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.errors import RunDirError
-from tfaccel.planning.learning_rate_scaling import LearningRateScaling
-from tfaccel.planning.own_model import CompiledByModel, described
+from tfaccel.planning.compile_arguments import CompiledByModel, described
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.run_length import compile_arguments
+from tfaccel.planning.run_length import LearningRateScaling, compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.training.private.private_api import raw_iterations
 from tfaccel.training.run.run_dir import RunDir

@@ -26,7 +26,7 @@ import keras
 from tfaccel.data.feeds import ResumedPlace
 from tfaccel.errors import DataError, NonFiniteLossError, PlanError, RunStopped
 from tfaccel.files import whole_file
-from tfaccel.planning.non_finite_policy import NOT_ON_TPUS, ROLLBACK, SKIP, STOP
+from tfaccel.planning.option_checks import NOT_ON_TPUS, ROLLBACK, SKIP, STOP
 from tfaccel.planning.plan import Plan, override_flag
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step

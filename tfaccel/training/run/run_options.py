@@ -14,11 +14,10 @@ from tfaccel.errors import RunDirError, TfaccelError, WorkloadError
 from tfaccel.hardware.hardware import Cluster, Hardware
 from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import checked_fields, default_plan
-from tfaccel.planning.learning_rate_scaling import LearningRateScaling, scaling_advice
-from tfaccel.planning.non_finite_policy import ROLLBACK
-from tfaccel.planning.option_checks import check_fractions
+from tfaccel.planning.option_checks import ROLLBACK, check_fractions
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cached_plan
+from tfaccel.planning.run_length import LearningRateScaling, scaling_advice
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import whole_group_size
 from tfaccel.training.run.run_dir import RunDir

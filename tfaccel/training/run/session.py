@@ -19,12 +19,11 @@ from tfaccel.data.feeds import ResumedPlace
 from tfaccel.data.sources import IteratorSource
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import hint_of_keras_error
-from tfaccel.planning.learning_rate_scaling import LearningRateScaling
-from tfaccel.planning.own_model import CompiledByModel, RebuiltModel
+from tfaccel.planning.compile_arguments import CompiledByModel
+from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import SETTINGS, Plan
-from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
-from tfaccel.planning.workload import Workload
-from tfaccel.planning.workload_calls import call_own
+from tfaccel.planning.run_length import LearningRateScaling, compile_arguments, num_optimizer_steps
+from tfaccel.planning.workload import Workload, call_own
 from tfaccel.training.epochs import Validation, run_epochs
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import refuse_own_methods

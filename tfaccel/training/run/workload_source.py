@@ -21,8 +21,7 @@ from tfaccel.data.sources import ArrayFeed, IteratorSource, num_bytes_of_batch
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.load_extra import load_extra
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.workload import Workload
-from tfaccel.planning.workload_calls import call_own
+from tfaccel.planning.workload import Workload, call_own
 from tfaccel.training.runtime import background_thread
 from tfaccel.training.steps.replicas import Replicas
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfaccel.data.feeds import Feed
 from tfaccel.errors import PlanError
-from tfaccel.planning.non_finite_policy import NOT_ON_TPUS
+from tfaccel.planning.option_checks import NOT_ON_TPUS
 from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels

@@ -1,19 +1,36 @@
-"""What workers of a machine run, how they are launched, and which cores and GPUs each of them gets."""
+"""What workers of a machine run, how they are launched, which cores and GPUs each gets, and one launched worker."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.processes import heartbeat
+from tfaccel.processes.child import NO_INPUT, Child, Environment
+from tfaccel.processes.heartbeat import Heartbeat, last_heartbeat
+
+_TRACEBACK = "Traceback (most recent call last):"
+_ERROR = re.compile(r"(?:tfaccel[\w.]*\.\w+|tfaccel [\w-]+): (.+)")  # as Python, or a command, shows it
+_KEPT_LINES = 400
+_SHOWN_LINES = 60
+_SHOWN_WITHOUT_TRACEBACK = 15
+_on_screen = threading.Lock()
+
 
 MAX_WORKERS_PER_CORE = 16
 DEFAULT_GRACE_SECONDS = 15.0
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_ADVICE = "Give it after `--`, such as `-- python train.py`, or `-- tfaccel train --recipe=image_classification`."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +157,6 @@ def visible_gpus(place: WorkerPlace) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in place.gpus)}
 
 
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-_ADVICE = "Give it after `--`, such as `-- python train.py`, or `-- tfaccel train --recipe=image_classification`."
-
-
 def found_command(command: Sequence[str]) -> str:
     """The path of a command's program.
 
@@ -157,3 +170,93 @@ def found_command(command: Sequence[str]) -> str:
     if _PYTHON.fullmatch(Path(command[0]).name) and script.endswith(".py") and not Path(script).is_file():
         raise LaunchError(f"The script to launch was not found: {script!r}. {_ADVICE}")
     return program
+
+
+class LaunchedWorker(Child):
+    """A running worker. Its output goes to the screen, each line after its index, and to a log.
+
+    Args:
+        command: program and arguments.
+        place: its cores and GPUs.
+        environment: what to add to the environment of this process.
+        folder: for its log and its heartbeat.
+        shows: whether its output goes to the screen.
+
+    Attributes:
+        place: as given.
+        ended_at: when its end was noticed, by `time.monotonic`; None while it runs.
+
+    Raises:
+        OSError: if it cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], place: WorkerPlace, *, environment: Environment, folder: Path, shows: bool = True
+    ) -> None:
+        self.place = place
+        self._shows, self._screens = shows, {"stdout": sys.stdout, "stderr": sys.stderr}
+        self.ended_at: float | None = None
+        self._heartbeat = folder / f".heartbeat-{place.index}"
+        self._heartbeat.unlink(missing_ok=True)
+        self._errors: deque[str] = deque(maxlen=_KEPT_LINES)
+        pinned = ",".join(map(str, place.cores))
+        super().__init__(
+            [sys.executable, "-m", "tfaccel.launching.worker_program", pinned, *command],
+            environment={
+                **visible_gpus(place),
+                **environment,
+                heartbeat.VARIABLE: str(self._heartbeat),
+                "PYTHONUNBUFFERED": "1",
+            },
+            pipes=("stdout", "stderr"),
+            log=folder / f"worker-{place.index}.log",
+            stdin=NO_INPUT,
+        )
+        self.read_lines(self._keep, "stdout", "stderr")
+
+    def _keep(self, pipe: str, line: str) -> None:
+        with _on_screen:
+            self._output.write(line.encode())
+            self._output.flush()
+            if pipe == "stderr":
+                self._errors.append(line)
+            if self._shows:
+                screen = self._screens[pipe]
+                screen.write(f"[{self.place.index}] {line}")
+                screen.flush()
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; negative for a signal; None while it runs."""
+        status = self.process.poll()
+        if status is not None and self.ended_at is None:
+            self.ended_at = time.monotonic()
+        return status
+
+    def last_heartbeat(self) -> Heartbeat | None:
+        """Its last sign of life; None if it has given none."""
+        return last_heartbeat(self._heartbeat)
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal, unless it has ended."""
+        if self.status is None:
+            self.process.send_signal(number)
+
+    def close(self) -> None:
+        """Closes its pipes and its log, and forgets its signs of life."""
+        with _on_screen:
+            super().close()
+        self._heartbeat.unlink(missing_ok=True)
+
+    def last_words(self) -> str:
+        """The traceback at the end of its standard error, or else the last lines."""
+        lines = list(self._errors)
+        starts = [number for number, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+        shown = lines[starts[-1] :][:_SHOWN_LINES] if starts else lines[-_SHOWN_WITHOUT_TRACEBACK:]
+        return "".join(shown).rstrip()
+
+    def last_sentence(self) -> str:
+        """The first sentence of the error in its last line, such as which other worker it has lost; "" if none."""
+        lines = [line.strip() for line in self._errors if line.strip()]
+        found = _ERROR.match(lines[-1]) if lines else None
+        return "" if found is None else f"{found[1].partition('. ')[0]:.300}".rstrip(".") + "."
