@@ -6,8 +6,7 @@ from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.measuring.batch_report import BatchReport, BatchTrial
 from tfaccel.measuring.candidate import Candidate, CandidateWindow
-from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate
-from tfaccel.measuring.memory_savings import ways_to_save
+from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate, ways_to_save
 from tfaccel.planning.plan import Plan
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=256)
@@ -97,7 +96,7 @@ def workload(**compile_args):
 
 
 def test_what_a_step_keeps_and_holds(logical_devices):
-    from tfaccel.measuring.step_estimate import estimate_here
+    from tfaccel.measuring.step_memory import estimate_here
 
     found = estimate_here(workload(optimizer="adam"), PLAN, batch_sizes=(256, 512), device_bytes=2**33)
     assert found.num_parameters == PARAMETERS
@@ -115,7 +114,7 @@ def test_what_a_step_keeps_and_holds(logical_devices):
 
 
 def test_policies_optimizers_and_micro_batches(logical_devices):
-    from tfaccel.measuring.step_estimate import estimate_here
+    from tfaccel.measuring.step_memory import estimate_here
 
     half = Plan(strategy="none", devices=("GPU:0",), global_batch_size=256, dtype_policy="mixed_bfloat16")
     found = estimate_here(workload(optimizer="sgd"), half, batch_sizes=(256,), device_bytes=100)
@@ -138,7 +137,7 @@ def test_a_plan_that_recomputes_keeps_fewer_activations(logical_devices):
     import numpy as np
 
     from tfaccel import Workload
-    from tfaccel.measuring.step_estimate import estimate_here
+    from tfaccel.measuring.step_memory import estimate_here
 
     def build():
         hidden = [keras.layers.Dense(256, activation="gelu") for _ in range(4)]
@@ -163,7 +162,7 @@ def test_a_model_of_one_batch_size(logical_devices):
     import numpy as np
 
     from tfaccel import Workload
-    from tfaccel.measuring.step_estimate import estimate_here
+    from tfaccel.measuring.step_memory import estimate_here
 
     def build():
         eight_rows = keras.layers.Lambda(lambda x: keras.ops.reshape(x, (8, 3)))

@@ -23,7 +23,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.positional_arguments import data_after_model
 
 _LOGGER = logging.getLogger(__name__)
-_PROGRAM = "tfaccel.measuring.memory_program"
+_PROGRAM = "tfaccel.measuring.step_memory"
 LIMIT_SECONDS = 600.0
 
 
@@ -41,9 +41,9 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimates the memory that training takes, by batch size, and the largest batch that fits. Nothing is trained.
 
-    A child process builds the model and traces its training step for two batch sizes. It then runs the step's
-    operations in the order of TensorFlow's executor, without computing: each tensor takes memory until its last use.
-    Since the shapes for any other batch size follow from the two, so does the memory.
+    A child process builds the model and traces its training step for two batch sizes. The estimate is a sum over its
+    graph: weights, optimizer state, gradients, the values of the forward pass that the backward pass reads, and the
+    largest value beside them. Since the shapes for any other batch size follow from the two, so does the memory.
 
     Args:
         workload: what to train: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
