@@ -1,7 +1,12 @@
 """Errors that tfaccel raises for users. Each message says what was received, what was expected and how to fix it."""
 
+import re
+import sys
 from pathlib import Path
 from unicodedata import category
+
+# TensorFlow also raises ResourceExhaustedError for a full disk, too many open files and long messages.
+_SHORT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate|allocating \d+ bytes", re.IGNORECASE)
 
 
 class TfaccelError(Exception):
@@ -132,3 +137,21 @@ class OutOfMemoryError(TfaccelError, RuntimeError):
 
 class VersionError(TfaccelError, RuntimeError):
     """An installed package lacks an attribute that tfaccel needs; the message names versions that have it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of TensorFlow means that memory is short, on the host or on a device.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> is_out_of_memory(tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9]"))
+        True
+        >>> is_out_of_memory(tf.errors.ResourceExhaustedError(None, None, "model.keras; No space left on device"))
+        False
+    """
+    if "tensorflow" not in sys.modules:
+        return False
+    import tensorflow as tf
+
+    is_shortage = isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.InternalError)
+    return is_shortage and _SHORT_OF_MEMORY.search(str(error)) is not None

@@ -14,7 +14,7 @@ _PUBLIC_NAMES = {
     "DeviceComparison": "tfaccel.extras.estimates.device_comparison",
     "GpuAssumptions": "tfaccel.extras.estimates.device_comparison",
     "ComparisonOptions": "tfaccel.extras.estimates.compare_devices",
-    "cost_of": "tfaccel.measuring.cost_of",
+    "get_cost": "tfaccel.measuring.get_cost",
     "ModelCost": "tfaccel.costs.model_cost",
     "StepCost": "tfaccel.costs.model_cost",
     "roofline": "tfaccel.measuring.roofline",

@@ -11,8 +11,7 @@ from tfaccel.compressing.comparison.variant_result import Latency, VariantResult
 from tfaccel.compressing.variant import Variant
 from tfaccel.files import write_json, write_json_lines
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate import Candidate, CandidateWindow
-from tfaccel.measuring.report import FIRST_PLAN, Report
+from tfaccel.measuring.report import FIRST_PLAN, Candidate, CandidateWindow, Report
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.result import TrainResult
 from tfaccel.tuning.objective import Objective

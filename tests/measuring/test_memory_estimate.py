@@ -5,8 +5,8 @@ import pytest
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.measuring.batch_report import BatchReport, BatchTrial
-from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate, ways_to_save
+from tfaccel.measuring.report import Candidate, CandidateWindow
 from tfaccel.planning.plan import Plan
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=256)

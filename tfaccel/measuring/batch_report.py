@@ -12,13 +12,14 @@ from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError, ReportError
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
-from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.memory_estimate import mebibytes
+from tfaccel.measuring.report import Candidate
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.short_repr import short_repr
 
 INTERRUPTED = "It was interrupted."
+_MOST = 2**24  # micro-batch: there is no end to it where neither memory, nor data, nor the user limits it
 
 
 @short_repr
@@ -158,11 +159,6 @@ class BatchReport:
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the report as a JSON file."""
         local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
-
-
-# `BatchOptions`: how `find_batch_size` searches, and the batch sizes that it may try.
-
-_MOST = 2**24  # micro-batch: there is no end to it where neither memory, nor data, nor the user limits it
 
 
 @short_repr

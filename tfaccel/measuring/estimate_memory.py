@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfaccel.argument_types import checks_types
@@ -97,13 +94,8 @@ def estimate_of_plan(
     """
     _check(batch_sizes, head_room)
     task = make_task(workload, options or {})
-    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-    servers = CandidateServers(folder)
-    try:
+    with CandidateServers() as servers:
         return estimated_memory(servers, task, plan, hardware, batch_sizes=batch_sizes, head_room=head_room)
-    finally:
-        servers.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def estimated_memory(

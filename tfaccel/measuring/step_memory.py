@@ -22,12 +22,11 @@ import keras
 import tensorflow as tf
 
 from tfaccel.errors import PlanError
-from tfaccel.measuring.candidate_program import get_cause, resident_bytes
+from tfaccel.hardware.cpu import resident_bytes
 from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate
 from tfaccel.measuring.step_values import STRING_BYTES, StepValue, StepValues, read_values
-from tfaccel.measuring.workload_task import load_task
+from tfaccel.measuring.workload_task import get_cause, load_task
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
 from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private.private_slots import get_slots, knows
@@ -49,9 +48,7 @@ def main(connection: Connection, arguments: list[str]) -> int:
     """Estimates once, and sends the estimate to the parent; returns the exit status."""
     task = connection.recv()
     try:
-        Origin(**task["origin"]).prepare()
-        workload = load_task(Reference(**task["workload"]), task["options"])
-        estimate = estimate_here(workload, Plan.from_json(task["plan"]), **task["estimate"])
+        estimate = estimate_here(load_task(task), Plan.from_json(task["plan"]), **task["estimate"])
     except Exception as error:
         traceback.print_exc()
         connection.send({"event": "failed", "cause": get_cause(error), "kind": type(error).__name__})

@@ -293,8 +293,7 @@ class _Reader:
 
 
 def _known_shape(tensor: Any) -> tuple[int, ...] | None:
-    shape = [None] if tensor.shape.rank is None else tensor.shape.as_list()
-    return None if None in shape else tuple(shape)
+    return tuple(tensor.shape.as_list()) if tensor.shape.is_fully_defined() else None
 
 
 def _item_bytes(tensor: Any) -> int:
