@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from tfaccel.measuring.report import relative_spread
+from tfaccel.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(Record):
     """All timed windows of one program, without the warm-up.
 
     Attributes:
@@ -91,15 +92,6 @@ class Measurement:
     def spread(self) -> float:
         """The relative spread of the program: interquartile range of the windows' wall times / their median."""
         return relative_spread([window.wall_seconds for window in self.windows])
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Measurement:
-        """The measurement from its `to_json` data."""
-        return cls(**{**data, "windows": tuple(Window(**window) for window in data["windows"])})
 
 
 class Program(Protocol):

@@ -7,6 +7,7 @@ from unicodedata import category
 
 # TensorFlow also raises ResourceExhaustedError for a full disk, too many open files and long messages.
 _SHORT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate|allocating \d+ bytes", re.IGNORECASE)
+_CONTROL = ("Cc", "Cf", "Cs")  # control and format characters, and halves of characters
 
 
 class TfaccelError(Exception):
@@ -33,9 +34,6 @@ def printable(text: str) -> str:
         one.encode("unicode_escape").decode() if one not in "\n\t" and category(one) in _CONTROL else one
         for one in text
     )
-
-
-_CONTROL = ("Cc", "Cf", "Cs")  # control and format characters, and halves of characters
 
 
 class PlanError(TfaccelError, ValueError):

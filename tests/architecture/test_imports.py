@@ -84,7 +84,6 @@ HEAVY_LIBRARIES = {"tensorflow", "keras", "keras_tuner", "tf_keras", "tensorflow
 # Programs that run in a child process, which may crash; nothing imports them.
 CHILD_PROGRAMS = {
     "tfaccel.hardware.doctor_probes",
-    "tfaccel.hardware.doctor_arithmetic",
     "tfaccel.launching.worker_program",
     "tfaccel.extras.estimates.interconnect_program",
     "tfaccel.compressing.litert.conversion_program",

@@ -1,6 +1,6 @@
 from made_up_machine import make_machine
 
-from tfaccel.hardware.doctor_child import run_probes
+from tfaccel.hardware.doctor import run_probes
 
 MODULES = {
     "loud": "print('to stdout'); import os; os.write(1, b'{}' + bytes([10]))",

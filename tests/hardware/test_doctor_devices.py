@@ -3,8 +3,7 @@ import json
 import pytest
 from made_up_machine import add_package, make_machine
 
-from tfaccel.hardware.doctor import COMPUTATIONS, Examination
-from tfaccel.hardware.doctor_child import ProbeResult
+from tfaccel.hardware.doctor import COMPUTATIONS, Examination, ProbeResult
 from tfaccel.hardware.doctor_installation import check_cpu, check_one_gpu, check_tpus, computation_check, kernels_check
 from tfaccel.hardware.hardware import Device
 from tfaccel.processes.child import how_it_ended
@@ -15,7 +14,7 @@ ARITHMETIC = """
 import json, sys
 import numpy as np
 import tensorflow as tf
-from tfaccel.hardware.doctor_arithmetic import COMPUTATIONS, Computation, compare_with_numpy
+from tfaccel.hardware.doctor_probes import COMPUTATIONS, Computation, compare_with_numpy
 
 found = {name: compare_with_numpy("CPU:0", computation) for name, computation in COMPUTATIONS.items()}
 ones = np.ones((2, 2))

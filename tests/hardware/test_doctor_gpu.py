@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from made_up_machine import add_command, add_package, make_machine
 
-from tfaccel.hardware.doctor import Examination
-from tfaccel.hardware.doctor_child import ProbeResult
+from tfaccel.hardware.doctor import Examination, ProbeResult
 from tfaccel.hardware.doctor_installation import CUDA_12_LIBRARIES, GpuFindings, check_gpus, diagnose
 from tfaccel.hardware.hardware import Device
 

@@ -2,9 +2,8 @@ import json
 
 from made_up_machine import add_command, add_package, make_machine
 
-from tfaccel.hardware.environment import describe_environment, relevant_variables
+from tfaccel.hardware.environment import describe_environment, keras_backend, relevant_variables, uses_legacy_keras
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.hardware.keras_settings import keras_backend, uses_legacy_keras
 
 SECRETS = {
     "TF_CONFIG": json.dumps(

@@ -15,7 +15,7 @@ from report_page import written
 
 from tfaccel import report as write_report
 from tfaccel.errors import ReportError
-from tfaccel.planning.kept_rooflines import keep_roofline
+from tfaccel.planning.cache import keep_roofline
 from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
 
 

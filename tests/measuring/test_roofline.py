@@ -84,7 +84,7 @@ MEASURED = """
 import json, sys
 from tfaccel import train
 from tfaccel.estimates import roofline
-from tfaccel.planning.kept_rooflines import kept_roofline
+from tfaccel.planning.cache import kept_roofline
 from fastest_cases import workload
 
 said = []

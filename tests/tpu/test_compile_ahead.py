@@ -16,8 +16,7 @@ from tfaccel.extras.tpu.readiness import (
     memory_check,
     parse_tpu,
 )
-from tfaccel.hardware.doctor import Examination
-from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
+from tfaccel.hardware.doctor import Examination, ProbeProcess, ProbeResult
 from tfaccel.hardware.machine import Machine
 
 V5E = parse_tpu("v5e").generations[0]

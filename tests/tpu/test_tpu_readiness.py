@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tfaccel.extras.tpu.readiness import STEP_PROGRAM, compiler_refusal, step_checks
-from tfaccel.hardware.doctor_child import ProbeProcess
+from tfaccel.hardware.doctor import ProbeProcess
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.load_workload import list_recipes
 

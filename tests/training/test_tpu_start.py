@@ -11,7 +11,7 @@ sys.path.insert(0, sys.argv[1])
 import tensorflow as tf
 from made_up_machine import add_package, make_machine
 from tfaccel import Plan
-from tfaccel.hardware.doctor_child import ProbeResult
+from tfaccel.hardware.doctor import ProbeResult
 from tfaccel.hardware.machine import Machine
 from tfaccel.training.workers.strategies import TpuLibrary, tpu_strategy
 

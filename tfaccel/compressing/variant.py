@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
 from tfaccel.errors import CompressionError
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 LITERT_SUFFIX = ".tflite"
@@ -16,7 +16,7 @@ KERAS_SUFFIX = ".keras"
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Variant:
+class Variant(Record):
     """One smaller version of a model (or the float model, as the reference), as a file.
 
     Args:
@@ -60,12 +60,3 @@ class Variant:
     def is_litert(self) -> bool:
         """Whether LiteRT runs it; otherwise Keras does."""
         return Path(self.path).suffix == LITERT_SUFFIX
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "notes": list(self.notes), "float_layers": list(self.float_layers)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The variant that `to_json` gave."""
-        return cls(**data)

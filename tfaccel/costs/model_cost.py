@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any
 
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 OPTIMIZER, LOSS, OTHER = "optimizer", "loss", "other"  # rows that are no layers
@@ -71,7 +72,7 @@ class LayerCost:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class StepCost:
+class StepCost(Record):
     """What one step, or one forward pass, computes.
 
     Args:
@@ -84,6 +85,8 @@ class StepCost:
         >>> StepCost(rows=rows).flops
         650
     """
+
+    _ignores_others = True
 
     rows: tuple[LayerCost, ...]
     num_unsized: int = 0
@@ -136,15 +139,10 @@ class StepCost:
         totals["least_bytes"] = self.least_bytes
         return {**totals, "rows": [asdict(row) for row in self.rows], "num_unsized": self.num_unsized}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The cost from its `to_json` data."""
-        return cls(rows=tuple(LayerCost(**row) for row in data["rows"]), num_unsized=data["num_unsized"])
-
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class ModelCost:
+class ModelCost(Record):
     """What a model computes for one batch.
 
     Args:
@@ -163,14 +161,3 @@ class ModelCost:
     num_parameters: int
     forward: StepCost
     step: StepCost | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        step = None if self.step is None else self.step.to_json()
-        return {**vars(self), "forward": self.forward.to_json(), "step": step}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The cost from its `to_json` data."""
-        step = None if data["step"] is None else StepCost.from_json(data["step"])
-        return cls(**{**data, "forward": StepCost.from_json(data["forward"]), "step": step})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 FORMATS = ("keras", "saved_model", "litert", "onnx")
@@ -38,7 +38,7 @@ class ExportedFile:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class ExportResult:
+class ExportResult(Record):
     """The result of `export`.
 
     Attributes:
@@ -57,7 +57,3 @@ class ExportResult:
     files: tuple[ExportedFile, ...]
     float32_difference: float = 0.0
     commands: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as JSON-serializable data."""
-        return asdict(self)

@@ -8,8 +8,8 @@ from typing import Any
 
 from tfaccel.errors import HardwareError, PlanError
 from tfaccel.hardware.hardware import Cluster
-from tfaccel.hardware.json_fields import quoted
 from tfaccel.hardware.machine import Machine
+from tfaccel.records import quoted
 
 FIRST_PORT = 8888  # the default of TensorFlow's Slurm resolver
 _TF_CONFIG_EXAMPLE = '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}'

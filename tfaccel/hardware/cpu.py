@@ -105,9 +105,6 @@ def _cpuinfo(machine: Machine) -> list[dict[str, str]]:
     return blocks
 
 
-# The limits that containers and job schedulers set through Linux's control groups, version 1 and 2.
-
-
 def cpu_quota(machine: Machine) -> float | None:
     """The number of CPUs that this process may use, such as 1.5; None if there is no limit."""
     quotas = []

@@ -19,13 +19,13 @@ from tfaccel.hardware.doctor import (
     TENSORFLOW_PACKAGES,
     Check,
     Examination,
+    ProbeResult,
     explain,
     in_words,
     version_pair,
 )
-from tfaccel.hardware.doctor_child import ProbeResult
+from tfaccel.hardware.environment import keras_backend, uses_legacy_keras
 from tfaccel.hardware.hardware import Device
-from tfaccel.hardware.keras_settings import keras_backend, uses_legacy_keras
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import LIBTPU_END, find_tpus, install_command, tpu_wheel_version
 
@@ -35,6 +35,22 @@ TENSORFLOW_VERSIONS = ((2, 20), (2, 21))
 TENSORFLOW_REQUIREMENT = "tensorflow>=2.20,<2.22"
 KERAS_VERSIONS = ((3, 15), (3, 15))
 KERAS_REQUIREMENT = "keras>=3.15,<3.16"
+BFLOAT16_CAPABILITY = (8, 0)
+_KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)")
+DRIVER_LIBRARY = "libcuda.so.1"
+# The libraries that TensorFlow for CUDA 12 needs, and the package that provides each.
+CUDA_12_LIBRARIES = {
+    "libcudart.so.12": "nvidia-cuda-runtime-cu12",
+    "libcublas.so.12": "nvidia-cublas-cu12",
+    "libcublasLt.so.12": "nvidia-cublas-cu12",
+    "libcufft.so.11": "nvidia-cufft-cu12",
+    "libcusolver.so.11": "nvidia-cusolver-cu12",
+    "libcusparse.so.12": "nvidia-cusparse-cu12",
+    "libcudnn.so.9": "nvidia-cudnn-cu12",
+}
+# The oldest driver for CUDA 12. See https://docs.nvidia.com/deploy/cuda-compatibility/.
+CUDA_12_DRIVER = (525, 60)
+CheckFunction = Callable[[Examination], Iterable[Check]]
 
 
 def check_python(examination: Examination) -> Iterator[Check]:
@@ -153,11 +169,6 @@ def check_imports(examination: Examination) -> Iterator[Check]:
             yield Check(name=name, status="fail", detail=explain(library), remedy=f"pip install '{requirement}'")
 
 
-# The computations on every device: matmul, convolution, float16, bfloat16, an XLA-compiled training step.
-
-BFLOAT16_CAPABILITY = (8, 0)
-
-
 def check_cpu(examination: Examination) -> Iterator[Check]:
     """Checks the computations on the CPU."""
     if not examination.tensorflow.ok:
@@ -250,9 +261,6 @@ def kernels_check(device: str, capability: tuple[int, int], kernels: Sequence[st
     return Check(name=name, status="fail", detail=detail, remedy=remedy)
 
 
-_KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)")
-
-
 def _computation_remedy(device: str, result: ProbeResult) -> str:
     if device.startswith("CPU"):
         return "reinstall TensorFlow in a new virtual environment; if it persists, report it with `tfaccel env`"
@@ -271,23 +279,6 @@ def _without_tensorflow(device: str) -> Check:
 
 def _dotted(capability: tuple[int, int] | None) -> str:
     return ".".join(map(str, capability or ()))
-
-
-# Why TensorFlow does not see a GPU that the driver reports: the library that failed to load, and the fix.
-
-DRIVER_LIBRARY = "libcuda.so.1"
-# The libraries that TensorFlow for CUDA 12 needs, and the package that provides each.
-CUDA_12_LIBRARIES = {
-    "libcudart.so.12": "nvidia-cuda-runtime-cu12",
-    "libcublas.so.12": "nvidia-cublas-cu12",
-    "libcublasLt.so.12": "nvidia-cublas-cu12",
-    "libcufft.so.11": "nvidia-cufft-cu12",
-    "libcusolver.so.11": "nvidia-cusolver-cu12",
-    "libcusparse.so.12": "nvidia-cusparse-cu12",
-    "libcudnn.so.9": "nvidia-cudnn-cu12",
-}
-# The oldest driver for CUDA 12. See https://docs.nvidia.com/deploy/cuda-compatibility/.
-CUDA_12_DRIVER = (525, 60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,8 +416,6 @@ def _models(gpus: tuple[Device, ...]) -> str:
     texts = [f"{count} x {model}" if count > 1 else model for model, count in counts.items()]
     return ", ".join(texts) or "unknown models"
 
-
-CheckFunction = Callable[[Examination], Iterable[Check]]
 
 CHECKS: tuple[CheckFunction, ...] = (
     check_python,

@@ -13,6 +13,7 @@ from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
 
 _QUERY = ("uuid", "name", "memory.total", "driver_version", "compute_cap")
+_MIN_INTERVAL_SECONDS = 0.5  # the driver averages over about as long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +149,6 @@ def _ask_proc(machine: Machine) -> list[DriverGpu]:
         device = Device(kind="GPU", index=index, model=fields.get("Model", ""), driver_version=driver)
         found.append(DriverGpu(device=device, uuid=fields.get("GPU UUID", "")))
     return found
-
-
-_MIN_INTERVAL_SECONDS = 0.5  # the driver averages over about as long
 
 
 def visible_gpu_ids(devices: Sequence[str], *, machine: Machine | None = None) -> tuple[str, ...]:

@@ -1,27 +1,30 @@
 """`Hardware`: the description of a machine, which can be detected, saved as JSON, or made up in one line."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError
-from tfaccel.hardware.json_fields import check_count, check_known, check_text, quoted, record_from_json, texts_from_json
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
+from tfaccel.records import Record, quoted
 from tfaccel.short_repr import short_repr
 
 DEVICE_KINDS = ("CPU", "GPU", "TPU")
 CLUSTER_SOURCES = ("tf_config", "slurm", "kubernetes", "cloud_tpu")
+_Record = TypeVar("_Record")
 
 
 @short_repr
 @suggests_names
 @checks_types(HardwareError)
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(Record):
     """One device, with TensorFlow's index.
 
     Args:
@@ -39,6 +42,8 @@ class Device:
         >>> Device(kind="GPU", index=0, model="NVIDIA H100", compute_capability=(9, 0)).name
         'GPU:0'
     """
+
+    _json_error = HardwareError
 
     kind: str
     index: int
@@ -66,21 +71,10 @@ class Device:
         """TensorFlow's short name of the device, such as "GPU:0"."""
         return f"{self.kind}:{self.index}"
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        data = asdict(self)
-        data["compute_capability"] = None if self.compute_capability is None else list(self.compute_capability)
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The device from its `to_json` data; omitted fields have their defaults."""
-        return record_from_json(cls, data)
-
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Record):
     """The cluster of this process.
 
     Args:
@@ -98,6 +92,8 @@ class Cluster:
         >>> Cluster(source="slurm", num_workers=4, task_index=0).task_type
         'worker'
     """
+
+    _json_error = HardwareError
 
     source: str
     num_workers: int
@@ -132,20 +128,11 @@ class Cluster:
         """Whether this process writes files: the chief, or the first worker if there is no chief."""
         return self.task_type == "chief" or (self.task_index == 0 and not self.num_chiefs)
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "addresses": list(self.addresses)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The cluster from its `to_json` data; omitted fields have their defaults."""
-        return record_from_json(cls, data)
-
 
 @short_repr
 @suggests_names
 @dataclass(frozen=True, kw_only=True)
-class Hardware:
+class Hardware(Record):
     """A machine: its CPU, memory, accelerators, and its place in a cluster.
 
     `detect_hardware()` describes this machine. The defaults describe a small machine without accelerators, so that
@@ -170,6 +157,8 @@ class Hardware:
         >>> len(node.gpus), Hardware.from_json(node.to_json()) == node
         (8, True)
     """
+
+    _json_error = HardwareError
 
     cpu_model: str = "unknown"
     num_physical_cores: int = 1
@@ -200,30 +189,6 @@ class Hardware:
     def tpus(self) -> tuple[Device, ...]:
         """The TPUs, in TensorFlow's order."""
         return tuple(device for device in self.devices if device.kind == "TPU")
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {
-            **asdict(self),
-            "cpu_features": list(self.cpu_features),
-            "devices": [device.to_json() for device in self.devices],
-            "cluster": None if self.cluster is None else self.cluster.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The hardware from its `to_json` data; omitted fields have their defaults.
-
-        Raises:
-            HardwareError: for an unknown field or an invalid value.
-        """
-        if isinstance(data, Mapping):
-            data = dict(data)
-            if isinstance(data.get("devices"), (list, tuple)):
-                data["devices"] = [Device.from_json(device) for device in data["devices"]]
-            if data.get("cluster") is not None:
-                data["cluster"] = Cluster.from_json(data["cluster"])
-        return record_from_json(cls, data)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
@@ -270,3 +235,33 @@ def _capability(value: Any) -> tuple[int, int]:
             f"compute_capability must be two whole numbers, such as [9, 0]. Received: compute_capability={value!r}."
         )
     return parts[0], parts[1]
+
+
+def check_count(record: Any, name: str, *, minimum: int) -> None:
+    """Raises HardwareError unless the field is an integer of at least `minimum`."""
+    value = getattr(record, name)
+    if type(value) is not int or value < minimum:
+        raise HardwareError(f"{name} must be a whole number of at least {minimum}. Received: {name}={quoted(value)}.")
+
+
+def check_text(record: Any, name: str) -> None:
+    """Raises HardwareError unless the field is a string."""
+    value = getattr(record, name)
+    if not isinstance(value, str):
+        raise HardwareError(f"{name} must be a string. Received: {name}={quoted(value)}.")
+
+
+def texts_from_json(record: Any, name: str) -> tuple[str, ...]:
+    """The field as a tuple of strings; raises HardwareError if it is something else."""
+    value = getattr(record, name)
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(isinstance(item, str) for item in value):
+        raise HardwareError(f"{name} must be a list of strings. Received: {name}={quoted(value)}.")
+    return tuple(value)
+
+
+def check_known(values: Iterable[str], known: Iterable[str], meaning: str) -> None:
+    """Raises HardwareError for the values that are not among the known ones."""
+    known = tuple(known)
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise HardwareError(f"{meaning}. Expected: {', '.join(known)}. Received: {', '.join(unknown)}.")

@@ -25,7 +25,7 @@ from tfaccel.html_report.records import DAMAGES, RunRecord
 from tfaccel.html_report.texts import NONE, get_number, get_words, plain_number, seconds_text, setting_text, value_text
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import HEADINGS, Report, described
-from tfaccel.planning.kept_rooflines import kept_roofline
+from tfaccel.planning.cache import kept_roofline
 from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import FieldExplanation, Plan, explain

@@ -24,6 +24,13 @@ from tfaccel.processes.local_cluster import cluster_environments
 logger = logging.getLogger("tfaccel")
 
 MAX_FAILURES_AT_A_STEP = 3
+_POLL_SECONDS = 0.05
+# For the other workers to end by themselves, with what they have to say: if the first one did nothing but lose another
+# one, the cause is still to come.
+_OTHERS_SECONDS, _CAUSE_SECONDS = 1.0, 4.0
+_ENDING_SECONDS = 5.0  # for a worker that has raised an exception to end
+_MISSED_BEATS = 4  # make a worker suspect when another one has lost it
+_HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def launch_local(
@@ -174,15 +181,6 @@ def signals_noted(note: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-_POLL_SECONDS = 0.05
-# For the other workers to end by themselves, with what they have to say: if the first one did nothing but lose another
-# one, the cause is still to come.
-_OTHERS_SECONDS, _CAUSE_SECONDS = 1.0, 4.0
-_ENDING_SECONDS = 5.0  # for a worker that has raised an exception to end
-_MISSED_BEATS = 4  # make a worker suspect when another one has lost it
-_HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from tfaccel.hardware.hardware import Hardware
 
 MAX_WORKERS_PER_CORE = 16
 DEFAULT_GRACE_SECONDS = 15.0
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_ADVICE = "Give it after `--`, such as `-- python train.py`, or `-- tfaccel train --recipe=image_classification`."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +140,6 @@ def visible_gpus(place: WorkerPlace) -> dict[str, str]:
         return {}
     visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[gpu] if visible else str(gpu) for gpu in place.gpus)}
-
-
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-_ADVICE = "Give it after `--`, such as `-- python train.py`, or `-- tfaccel train --recipe=image_classification`."
 
 
 def found_command(command: Sequence[str]) -> str:

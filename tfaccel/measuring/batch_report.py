@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from os import PathLike
-from typing import Any, Self
+from dataclasses import dataclass
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import PlanError, ReportError
+from tfaccel.errors import PlanError
 from tfaccel.known_names import suggests_names
-from tfaccel.local_path import local_path
 from tfaccel.measuring.memory_estimate import mebibytes
 from tfaccel.measuring.report import Candidate
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
+from tfaccel.records import Record, SavedRecord
 from tfaccel.short_repr import short_repr
 
 INTERRUPTED = "It was interrupted."
@@ -24,7 +20,7 @@ _MOST = 2**24  # micro-batch: there is no end to it where neither memory, nor da
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class BatchTrial:
+class BatchTrial(Record):
     """A batch size, and what was measured of it.
 
     Args:
@@ -48,19 +44,10 @@ class BatchTrial:
         """Examples per replica and optimizer step."""
         return self.candidate.plan.replica_batch_size
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "candidate": self.candidate.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The trial from its `to_json` data."""
-        return cls(**{**data, "candidate": Candidate.from_json(data["candidate"])})
-
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class BatchReport:
+class BatchReport(SavedRecord):
     """What `find_batch_size` found.
 
     Args:
@@ -83,6 +70,9 @@ class BatchReport:
         >>> report.largest, report.fastest, BatchReport.from_json(report.to_json()) == report
         (32, None, True)
     """
+
+    _derived = ("largest", "recommendation")
+    _ignores_others = True
 
     workload: str
     trials: tuple[BatchTrial, ...]
@@ -144,21 +134,6 @@ class BatchReport:
             "" if memory is None else mebibytes(memory),
             outcome,
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields and derived values as JSON values."""
-        derived = {"largest": self.largest, "recommendation": self.recommendation}
-        return {**asdict(self), "trials": [one.to_json() for one in self.trials], **derived}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The report from its `to_json` data; derived values are computed again."""
-        fields = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
-        return cls(**{**fields, "trials": tuple(BatchTrial.from_json(one) for one in data["trials"])})
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the report as a JSON file."""
-        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 @short_repr

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from os import PathLike
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from tfaccel.errors import PlanError, ReportError
-from tfaccel.local_path import local_path
+from tfaccel.errors import PlanError
 from tfaccel.planning.placements import STAGES
+from tfaccel.records import Record, SavedRecord
 from tfaccel.short_repr import short_repr
 
 HEADINGS = (
@@ -61,7 +58,7 @@ class BatchMemory:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class MemoryEstimate:
+class MemoryEstimate(SavedRecord):
     """The memory that training a workload with a plan takes on one device.
 
     On a CPU, where all replicas share the memory, everything counts for all of them.
@@ -175,19 +172,6 @@ class MemoryEstimate:
             for one in self.batches
         ]
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "batches": [asdict(one) for one in self.batches], "notes": list(self.notes)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The estimate from its `to_json` data."""
-        return cls(**{**data, "batches": tuple(BatchMemory(**one) for one in data["batches"])})
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the estimate as a JSON file."""
-        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
-
 
 def mebibytes(num_bytes: int) -> str:
     """A number of bytes as text.
@@ -201,7 +185,7 @@ def mebibytes(num_bytes: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WayToSave:
+class WayToSave(Record):
     """The bytes of a device under one plan field.
 
     Args:
@@ -229,10 +213,6 @@ class WayToSave:
         saved = "" if self.field == _AS_PLANNED else mebibytes(self.saved_bytes)
         fits = {True: "yes", False: "no", None: ""}[self.fits]
         return [self.field, *map(mebibytes, numbers), mebibytes(self.total_bytes), saved, fits, self.remark]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 def ways_to_save(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from os import PathLike
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import PlanError, ReportError
+from tfaccel.errors import PlanError
 from tfaccel.known_names import suggests_names
-from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
+from tfaccel.records import Record, SavedRecord
 from tfaccel.short_repr import short_repr
 
 FIRST_PLAN, REFERENCE = "first plan", "reference"  # axes of candidates that no move led to
@@ -46,7 +44,7 @@ class CandidateWindow:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Candidate(Record):
     """A plan, and what was measured of it.
 
     Args:
@@ -93,16 +91,6 @@ class Candidate:
         """The interquartile range of the windows' times per step, divided by their median."""
         return relative_spread([window.seconds / window.num_steps for window in self.windows])
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "plan": self.plan.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The candidate from its `to_json` data."""
-        windows = tuple(CandidateWindow(**window) for window in data["windows"])
-        return cls(**{**data, "plan": Plan.from_json(data["plan"]), "windows": windows})
-
 
 @short_repr
 @suggests_names
@@ -145,7 +133,7 @@ class MeasureOptions:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(SavedRecord):
     """All plans that `find_fastest` measured, and the one that it chose.
 
     Args:
@@ -222,21 +210,6 @@ class Report:
             "" if memory is None else f"{memory / 2**20:,.0f} MiB",
             outcome,
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        candidates = [candidate.to_json() for candidate in self.candidates]
-        return {**asdict(self), "candidates": candidates, "left_out": list(self.left_out)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The report from its `to_json` data."""
-        candidates = tuple(Candidate.from_json(one) for one in data["candidates"])
-        return cls(**{**data, "candidates": candidates, "left_out": tuple(data.get("left_out", ()))})
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the report as a JSON file."""
-        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def described(candidate: Candidate, first: Plan) -> str:

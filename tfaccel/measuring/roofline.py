@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from os import PathLike
-from typing import Any, Self
+from typing import Any
 
 from tfaccel.argument_types import checks_types
 from tfaccel.costs.model_cost import HOST, LayerCost, StepCost
-from tfaccel.errors import PlanError, ReportError, WorkloadError
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.local_path import local_path
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
 from tfaccel.measuring.ceilings import known_or_measured
 from tfaccel.measuring.duel import CHECKED_STEPS, WINDOW_SECONDS
 from tfaccel.measuring.report import CandidateWindow
 from tfaccel.measuring.workload_task import make_task
+from tfaccel.planning.cache import keep_roofline
 from tfaccel.planning.candidates import taken_fields
-from tfaccel.planning.kept_rooflines import keep_roofline
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.machine_ceilings import MachineCeilings, compute_dtype, num_limited_devices
 from tfaccel.planning.option_checks import check_seconds
@@ -29,6 +26,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import chosen_plan, plan_key
 from tfaccel.planning.positional_arguments import data_after_model
 from tfaccel.planning.workload import Workload
+from tfaccel.records import SavedRecord
 from tfaccel.short_repr import short_repr
 from tfaccel.training.run.performance import INPUT_BOUND_FROM
 
@@ -177,7 +175,7 @@ class LayerLimit:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Roofline:
+class Roofline(SavedRecord):
     """How close a workload's training step comes to the limits of the machine.
 
     The least time of a layer is that of its matrix products at the machine's speed in the compute dtype, or that of
@@ -215,6 +213,9 @@ class Roofline:
         >>> roofline.mfu, roofline.bound, roofline.layers()[0].bound
         (0.8, 'arithmetic', 'arithmetic')
     """
+
+    _derived = ("mfu", "memory_share", "least_seconds", "limit_share", "bound", "text")
+    _ignores_others = True
 
     workload: str
     plan: Plan
@@ -327,34 +328,4 @@ class Roofline:
     def to_json(self) -> dict[str, Any]:
         """The fields, and what follows from them, as JSON values."""
         layers = [{**asdict(one), "limit_share": one.limit_share} for one in self.layers()]
-        return {
-            "workload": self.workload,
-            "plan": self.plan.to_json(),
-            "ceilings": self.ceilings.to_json(),
-            "cost": self.cost.to_json(),
-            "step_seconds": self.step_seconds,
-            "input_wait_share": self.input_wait_share,
-            "cpu_utilization": self.cpu_utilization,
-            "gpu_utilization": self.gpu_utilization,
-            "layer_seconds": dict(self.layer_seconds),
-            "mfu": self.mfu,
-            "memory_share": self.memory_share,
-            "least_seconds": self.least_seconds,
-            "limit_share": self.limit_share,
-            "bound": self.bound,
-            "text": self.text,
-            "layers": layers,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The roofline from its `to_json` data."""
-        fields = {name: data[name] for name in cls.__dataclass_fields__}
-        fields["plan"] = Plan.from_json(data["plan"])
-        fields["ceilings"] = MachineCeilings.from_json(data["ceilings"])
-        fields["cost"] = StepCost.from_json(data["cost"])
-        return cls(**fields)
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the roofline as a JSON file."""
-        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
+        return {**super().to_json(), "layers": layers}

@@ -16,6 +16,13 @@ from tfaccel.planning.workload import Workload
 MIN_USEFUL_REPLICA_BATCH = 8
 # The operations of one replica keep this many cores busy.
 CORES_PER_LOGICAL_CPU = 8
+# The wheels of TensorFlow 2.20 and 2.21 contain kernels for 6.0, 7.0, 8.0 and 8.9, and code for 9.0 that newer GPUs
+# compile; TensorFlow ignores older GPUs. Source: tf.sysconfig.get_build_info()["cuda_compute_capabilities"].
+MIN_COMPUTE_CAPABILITY = (6, 0)
+# With fewer examples per replica, another GPU is hardly worth summing gradients, unless the workload says otherwise.
+MIN_REPLICA_BATCH_SIZE = 32
+# A recommended batch size may change by this fraction so that all GPUs share it; one set by the user never changes.
+_MAX_BATCH_CHANGE = 0.02
 
 
 @dataclass(frozen=True)
@@ -115,15 +122,6 @@ def _given(hardware: Hardware, fixed: Mapping[str, Any]) -> DeviceSet:
 
 def _names(hardware: Hardware) -> str:
     return ", ".join(["CPU:0", *(device.name for device in hardware.devices)])
-
-
-# The wheels of TensorFlow 2.20 and 2.21 contain kernels for 6.0, 7.0, 8.0 and 8.9, and code for 9.0 that newer GPUs
-# compile; TensorFlow ignores older GPUs. Source: tf.sysconfig.get_build_info()["cuda_compute_capabilities"].
-MIN_COMPUTE_CAPABILITY = (6, 0)
-# With fewer examples per replica, another GPU is hardly worth summing gradients, unless the workload says otherwise.
-MIN_REPLICA_BATCH_SIZE = 32
-# A recommended batch size may change by this fraction so that all GPUs share it; one set by the user never changes.
-_MAX_BATCH_CHANGE = 0.02
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
 
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.option_checks import check_counts, check_fractions
+from tfaccel.records import Record
 
 RULES = ("linear", "square_root")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningRateScaling:
+class LearningRateScaling(Record):
     """A rule by which a learning rate follows the batch size, and the two batch sizes.
 
     A batch `k` times as large multiplies the learning rate by `k` ("linear": Goyal et al., 2017, arXiv:1706.02677, for
@@ -80,15 +79,6 @@ class LearningRateScaling:
             f"{self.rule} scaling: global batch size {self.global_batch_size} instead of the recommended "
             f"{self.recommended_batch_size}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The scaling from its `to_json` data."""
-        return cls(**data)
 
 
 def scaling_advice(recommended_batch_size: int, global_batch_size: int) -> str:

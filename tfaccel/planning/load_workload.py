@@ -20,6 +20,23 @@ from tfaccel.local_path import local_path
 from tfaccel.planning.workload import Workload
 from tfaccel.planning.workload_calls import call_own
 
+RECIPES_PACKAGE = "tfaccel.recipes"
+_FILES = ("config.json", "result.json", "model.keras")
+# The options of recipes besides their own parameters; see `tfaccel.training.training_options`.
+_TRAINING = (
+    "optimizer",
+    "learning_rate",
+    "learning_rate_factor",
+    "weight_decay",
+    "decay_per_run",
+    "clipnorm",
+    "global_clipnorm",
+    "ema",
+    "schedule",
+    "warm_up",
+    "early_stopping",
+)
+
 
 def load_workload(import_path: str, **kwargs: Any) -> Workload:
     """Loads a workload from an import path.
@@ -204,11 +221,6 @@ def _check_arguments(import_path: str, function: Callable[..., Any], kwargs: dic
         raise WorkloadError(f"{import_path}{signature} cannot be called like this: {error}.{hint}") from error
 
 
-# The built-in recipes, listed without importing them (a recipe may import TensorFlow).
-
-RECIPES_PACKAGE = "tfaccel.recipes"
-
-
 @dataclass(frozen=True)
 class RecipeEntry:
     """A recipe's name and the first line of its docstring."""
@@ -240,9 +252,6 @@ def read_summary(path: Path) -> str:
     """The first line of a Python file's docstring, or "" if it has none; the file is parsed, not run."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return docstring.splitlines()[0].strip() if docstring else ""
-
-
-_FILES = ("config.json", "result.json", "model.keras")
 
 
 def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
@@ -326,22 +335,6 @@ def _made(import_path: str, config: Mapping[str, Any]) -> Workload:
         if taken and value != own.options.get(name) and not (value is None and default is not None):
             chosen[name] = value
     return load_workload(import_path, **chosen) if chosen != needed else own
-
-
-# The options of recipes besides their own parameters; see `tfaccel.training.training_options`.
-_TRAINING = (
-    "optimizer",
-    "learning_rate",
-    "learning_rate_factor",
-    "weight_decay",
-    "decay_per_run",
-    "clipnorm",
-    "global_clipnorm",
-    "ema",
-    "schedule",
-    "warm_up",
-    "early_stopping",
-)
 
 
 def _recorded_names(import_path: str) -> Any:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
-import logging
+import importlib.metadata
 import math
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
+from tfaccel.planning.cache import cache_file, get_digest, keep_in_cache, read_from_cache
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_cache import cache_dir, keep_in_cache
 from tfaccel.planning.plan_environment import get_environment
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
-
-logger = logging.getLogger("tfaccel")
 
 TENSOR_FLOAT_32 = "tensorfloat32"  # float32 tensors, whose products GPUs compute with 10 bits of mantissa
 _FORMAT = 3
@@ -31,7 +27,7 @@ _COMPUTE_DTYPES = {"float32": "float32", "mixed_float16": "float16", "mixed_bflo
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class MachineCeilings:
+class MachineCeilings(Record):
     """The highest speeds that TensorFlow reached on one device of this machine, a CPU with all of its usable cores.
 
     Args:
@@ -88,15 +84,6 @@ class MachineCeilings:
         names = ", ".join(self.disturbed)
         return f"The limits ({names}) were measured while other programs ran, and may be too low."
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "disturbed": list(self.disturbed)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The ceilings from their `to_json` data."""
-        return cls(**data)
-
 
 def compute_dtype(plan: Plan) -> str:
     """The dtype in which layers multiply matrices under a plan.
@@ -120,12 +107,6 @@ def ceilings_file(hardware: Hardware, plan: Plan) -> Path | None:
 
     None if there is no cache.
     """
-    import importlib.metadata
-
-    directory = cache_dir()
-    if directory is None:
-        return None
-
     machine = {name: value for name, value in hardware.to_json().items() if name not in ("memory_bytes", "cluster")}
     parts = {
         "format": _FORMAT,
@@ -134,8 +115,7 @@ def ceilings_file(hardware: Hardware, plan: Plan) -> Path | None:
         "versions": {"python": sys.version, **{name: importlib.metadata.version(name) for name in _PACKAGES}},
         "environment": get_environment(plan),
     }
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-    return directory / "ceilings" / f"{digest}.json"
+    return cache_file("ceilings", f"{get_digest(parts)}.json")
 
 
 def cached_ceilings(hardware: Hardware, plan: Plan) -> MachineCeilings | None:
@@ -143,19 +123,13 @@ def cached_ceilings(hardware: Hardware, plan: Plan) -> MachineCeilings | None:
 
     They may be `disturbed`. A file that cannot be read is ignored, with one warning.
     """
-    file = ceilings_file(hardware, plan)
-    if file is None:
-        return None
-    try:
-        entry = json.loads(file.read_text(encoding="utf-8"))
+
+    def read(entry: Any) -> MachineCeilings:
         if entry["format"] != _FORMAT or entry["ceilings"]["device"] != _kind(plan):
             raise ValueError("it is an entry for something else")
         return MachineCeilings.from_json(entry["ceilings"])
-    except FileNotFoundError:
-        return None
-    except (OSError, PlanError, ValueError, KeyError, TypeError, AttributeError) as error:
-        _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())}")
-        return None
+
+    return read_from_cache(ceilings_file(hardware, plan), read, "The measured ceilings in {} are ignored")
 
 
 def keep_ceilings(hardware: Hardware, plan: Plan, ceilings: MachineCeilings) -> Path | None:
@@ -172,8 +146,3 @@ def today() -> str:
 
 def _kind(plan: Plan) -> str:
     return plan.devices[0].partition(":")[0]
-
-
-@functools.cache
-def _warn_once(file: Path, reason: str) -> None:
-    logger.warning(f"The measured ceilings in {file} are ignored: {reason}")

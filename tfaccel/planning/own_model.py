@@ -21,6 +21,16 @@ from tfaccel.planning.workload_calls import advice
 
 T = TypeVar("T")
 _how: ContextVar[tuple[Callable[[Any], bytes], Callable[[Any], str]]] = ContextVar("how")
+COMPILE_ARGUMENTS = (
+    "optimizer",
+    "loss",
+    "loss_weights",
+    "metrics",
+    "weighted_metrics",
+    "run_eagerly",
+    "auto_scale_loss",
+)
+OF_THE_PLAN = ("jit_compile", "steps_per_execution")
 
 
 @contextlib.contextmanager
@@ -108,18 +118,6 @@ class DeferredItems(Sequence[T]):
 
     def __len__(self) -> int:
         return len(self._loaded())
-
-
-COMPILE_ARGUMENTS = (
-    "optimizer",
-    "loss",
-    "loss_weights",
-    "metrics",
-    "weighted_metrics",
-    "run_eagerly",
-    "auto_scale_loss",
-)
-OF_THE_PLAN = ("jit_compile", "steps_per_execution")
 
 
 class CompiledByModel:

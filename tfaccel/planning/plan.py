@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from os import PathLike
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from tfaccel.planning.plan_settings import (
     count,
     switch,
 )
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 REFUSED_STRATEGIES: Mapping[str, str] = {
@@ -39,7 +40,7 @@ _THREADS: Mapping[str, Any] = {
 @short_repr
 @suggests_names
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Record):
     """How to train: on which devices, in which precision, with which batches.
 
     `candidate_plans` proposes plans for a machine and a workload; `Runtime` sets one up. Incompatible values are
@@ -330,10 +331,6 @@ class Plan:
     def micro_batch_size(self) -> int:
         """Examples that one replica processes at once."""
         return self.replica_batch_size // self.accumulation_steps
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "devices": list(self.devices), "reasons": [list(pair) for pair in self.reasons]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import importlib.metadata
 import json
 import logging
@@ -15,20 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tfaccel.errors import PlanError, TfaccelError
-from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.local_path import local_path
+from tfaccel.planning.cache import cache_file, get_digest, keep_in_cache, read_from_cache, say_ignored, warn_once
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
 from tfaccel.planning.reference import get_signature
 from tfaccel.planning.workload import Workload
+from tfaccel.records import Record
 
 logger = logging.getLogger("tfaccel")
 
-CACHE_VARIABLE = "TFACCEL_CACHE"
-_DAMAGES = (TfaccelError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_IGNORED = "The measured plan in {} is ignored"
+_FORMAT = 2
+_PACKAGES = ("keras", "numpy", "tensorflow", "tfaccel")
+_VOLATILE = ("memory_bytes",)  # of the hardware: a container's limit may change from run to run
+_MODEL = ("build_model", "compile_args")
+_DATA = ("train_data", "augment")
 
 
 @dataclass(frozen=True)
@@ -55,38 +56,9 @@ class CachedPlan:
         return f"measured by a search that was interrupted (--autotune goes on with it), {self.file}"
 
 
-def cache_dir() -> Path | None:
-    """The directory of everything that is measured once: `TFACCEL_CACHE`, or else ~/.cache/tfaccel.
-
-    None, with one warning, for a user who has no home directory, as in some containers: nothing is kept then.
-    """
-    try:
-        return local_path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tfaccel", PlanError)
-    except RuntimeError:  # HOME is not set, and the user's number is in no list of users
-        _warn_of_no_home()
-        return None
-
-
 def plans_dir() -> Path | None:
     """The directory of measured plans; None if there is no cache."""
-    directory = cache_dir()
-    return None if directory is None else directory / "plans"
-
-
-def keep_in_cache(file: Path | None, entry: Mapping[str, Any], what: str) -> Path | None:
-    """Writes a JSON file; returns it, or None with one warning, which begins with `what`, if it cannot be written.
-
-    Without a cache (`file` is None), there is nothing to write: `cache_dir` has warned already.
-    """
-    if file is None:
-        return None
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, entry)
-    except OSError as error:
-        logger.warning(f"{what} not kept: {error}. Set {CACHE_VARIABLE} to a directory to write to.")
-        return None
-    return file
+    return cache_file("plans")
 
 
 def cached_plan(
@@ -107,21 +79,24 @@ def cached_plan(
         return None
     key = PlanKey.of(hardware, workload, fixed)
     file = _get_file(directory, key)
-    try:
-        entry = json.loads(file.read_text(encoding="utf-8"))
+
+    def read(entry: Any) -> CachedPlan:
         plan = Plan.from_json(entry["plan"])
         get_environment(plan)  # an allocator may have been uninstalled
         fields = {name: value for name, value in fixed.items() if name != "tune_batch"}
         if entry["key"] != key.to_json() or any(getattr(plan, name) != value for name, value in fields.items()):
             raise ValueError("it is an entry for something else")
         return CachedPlan(plan, file, float(entry["speedup"]), dict(entry["report"]))
-    except FileNotFoundError:
-        if tells_what_is_stale:
-            _say_what_is_stale(directory, key)
-        return None
-    except _DAMAGES as error:
-        ignored(file, error)
-        return None
+
+    found = read_from_cache(file, read, _IGNORED)
+    if found is None and tells_what_is_stale and not os.path.exists(file):
+        _say_what_is_stale(directory, key)
+    return found
+
+
+def ignored(file: Path, error: Exception) -> None:
+    """Says, once, that a damaged or stale file is ignored."""
+    say_ignored(_IGNORED.format(file), error)
 
 
 def _get_file(directory: Path, key: PlanKey) -> Path:
@@ -130,16 +105,16 @@ def _get_file(directory: Path, key: PlanKey) -> Path:
 
 def _say_what_is_stale(directory: Path, key: PlanKey) -> None:
     """Says why the newest plan that was measured for this task is not used; nothing if none was."""
-    files = sorted(directory.glob(f"{key.task_digest}-*.json"), key=_modified, reverse=True)
-    for file in files:
-        try:
-            entry = json.loads(file.read_text(encoding="utf-8"))
-            earlier = PlanKey(**entry["key"])
-            changes = key.changes_since(earlier)
-            _warn_of_stale(file, f"measured on {entry['measured']}: {'; '.join(changes)}"[:400])
+
+    def read(entry: Any) -> str:
+        changes = key.changes_since(PlanKey(**entry["key"]))
+        return f"measured on {entry['measured']}: {'; '.join(changes)}"[:400]
+
+    for file in sorted(directory.glob(f"{key.task_digest}-*.json"), key=_modified, reverse=True):
+        reason = read_from_cache(file, read, _IGNORED)
+        if reason is not None:
+            warn_once(f"The plan in {file} is stale, and is not used; {reason}. `tfaccel find-fastest` measures again.")
             return
-        except _DAMAGES as error:
-            ignored(file, error)
 
 
 def _modified(file: Path) -> float:
@@ -147,11 +122,6 @@ def _modified(file: Path) -> float:
         return file.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def ignored(file: Path, error: Exception) -> None:
-    """Says, once, that a damaged or stale file is ignored."""
-    _warn_once(file, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 def keep_plan(
@@ -198,33 +168,8 @@ def chosen_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
     return default_plan(hardware, workload, **fixed)
 
 
-@functools.cache
-def _warn_once(file: Path, reason: str) -> None:
-    logger.warning(f"The measured plan in {file} is ignored: {reason}")
-
-
-@functools.cache
-def _warn_of_stale(file: Path, reason: str) -> None:
-    logger.warning(f"The plan in {file} is stale, and is not used; {reason}. `tfaccel find-fastest` measures again.")
-
-
-@functools.cache
-def _warn_of_no_home() -> None:
-    logger.warning(
-        f"There is no home directory (HOME is not set), so nothing that is measured is kept. Set {CACHE_VARIABLE} to a "
-        "directory to write to."
-    )
-
-
-_FORMAT = 2
-_PACKAGES = ("keras", "numpy", "tensorflow", "tfaccel")
-_VOLATILE = ("memory_bytes",)  # of the hardware: a container's limit may change from run to run
-_MODEL = ("build_model", "compile_args")
-_DATA = ("train_data", "augment")
-
-
 @dataclass(frozen=True)
-class PlanKey:
+class PlanKey(Record):
     """All that a measured plan depends on, as JSON values.
 
     Args:
@@ -275,12 +220,12 @@ class PlanKey:
     @property
     def digest(self) -> str:
         """A digest of everything."""
-        return _digest(self.to_json())
+        return get_digest(self.to_json())
 
     @property
     def task_digest(self) -> str:
         """A digest of what is trained: the same on another machine, with other versions, or after a change of code."""
-        return _digest(self.task)[:16]
+        return get_digest(self.task)[:16]
 
     def changes_since(self, earlier: PlanKey) -> list[str]:
         """What differs from the key of an earlier measurement of the same task, in words."""
@@ -296,15 +241,6 @@ class PlanKey:
                 changes.append(f"the code or the shapes of the {name} changed")
         return changes
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields."""
-        return {
-            "task": dict(self.task),
-            "signatures": dict(self.signatures),
-            "hardware": dict(self.hardware),
-            "versions": dict(self.versions),
-        }
-
 
 def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> str:
     """A digest of all that a measured plan depends on; see `PlanKey`.
@@ -317,10 +253,6 @@ def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -
         False
     """
     return PlanKey.of(hardware, workload, fixed).digest
-
-
-def _digest(parts: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _version(package: str) -> str:

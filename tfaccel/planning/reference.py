@@ -31,6 +31,10 @@ from tfaccel.planning.workload import Workload
 _MAIN_IN_CHILD = "__mp_main__"
 _ALIGNMENT = 64  # of arrays in a file, as NumPy's and TensorFlow's
 _loading: list[str] = []  # the main file of the parent while this process runs it
+_PLAIN = (bool, int, float, complex, str, bytes, PurePath, enum.Enum, range, slice, types.NoneType, types.EllipsisType)
+_MAX_ELEMENTS = 100  # of a list or dictionary; longer ones are data, which are identified elsewhere
+_NUMBER = re.compile(r"_\d+$")
+_LIBRARIES = ("builtins", "keras", "numpy", "tensorflow", "tfaccel")  # identified by their versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +260,6 @@ def _pickle(
             f"The {what} {thing.name if is_workload else _label(thing)} cannot be sent to worker processes: {cause}. "
             f"{remedy} at the top level of a module."
         ) from error
-
-
-_PLAIN = (bool, int, float, complex, str, bytes, PurePath, enum.Enum, range, slice, types.NoneType, types.EllipsisType)
-_MAX_ELEMENTS = 100  # of a list or dictionary; longer ones are data, which are identified elsewhere
-_NUMBER = re.compile(r"_\d+$")
-_LIBRARIES = ("builtins", "keras", "numpy", "tensorflow", "tfaccel")  # identified by their versions
 
 
 def get_signature(function: Any) -> str:

@@ -24,6 +24,35 @@ _CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "judge": ("judge(model)", (None,), {}),
     "show_result": ("show_result(workload, result)", (None, None), {}),
 }
+# Arguments of `Model.fit` that have another place here.
+_OF_FIT = {
+    "steps_per_epoch": "An epoch is all of the data: give `dataset.take(n)`.",
+    "initial_epoch": 'A run goes on by itself: tfaccel.train(..., resume="auto").',
+    "validation_steps": "Validation uses all of its data: give `dataset.take(n)`.",
+    "validation_batch_size": "Validation uses the batch size of training, or that of its own dataset.",
+    "validation_freq": "Validation comes after each epoch.",
+    "verbose": "It is an argument of tfaccel.train.",
+}
+# Names that other libraries have for fields of a plan.
+OTHER_NAMES = {
+    **dict.fromkeys(("precision", "mixed_precision", "dtype"), "dtype_policy"),
+    **dict.fromkeys(("distribution", "distribute", "distribute_strategy", "distribution_strategy"), "strategy"),
+    "xla": "jit_compile",
+    **dict.fromkeys(("gpus", "num_gpus", "device", "accelerator"), "devices"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulation_steps"),
+}
+_VALUES = {
+    "dtype_policy": "mixed_bfloat16",
+    "strategy": "mirrored",
+    "jit_compile": True,
+    "devices": ["GPU:0", "GPU:1"],
+    "accumulation_steps": 2,
+}
+# Arguments of `train` and `Workload.of` that stand beside those of `Model.compile`.
+_BESIDE = (
+    *("run_dir", "plan", "epochs", "seed", "resume", "checkpoint_interval", "callbacks", "batch_size", "shuffle"),
+    *("validation_data", "validation_split", "sample_weight", "class_weight", "on_nonfinite", "num_workers"),
+)
 
 
 def check_parameters(name: str, function: Any) -> None:
@@ -96,39 +125,6 @@ def _place(trace: TracebackType | None) -> str:
     if not own:
         return ""
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno}, in {own[-1].name})"
-
-
-# What to write in place of an argument that `train`, other verbs and `Workload.of` do not have.
-
-# Arguments of `Model.fit` that have another place here.
-_OF_FIT = {
-    "steps_per_epoch": "An epoch is all of the data: give `dataset.take(n)`.",
-    "initial_epoch": 'A run goes on by itself: tfaccel.train(..., resume="auto").',
-    "validation_steps": "Validation uses all of its data: give `dataset.take(n)`.",
-    "validation_batch_size": "Validation uses the batch size of training, or that of its own dataset.",
-    "validation_freq": "Validation comes after each epoch.",
-    "verbose": "It is an argument of tfaccel.train.",
-}
-# Names that other libraries have for fields of a plan.
-OTHER_NAMES = {
-    **dict.fromkeys(("precision", "mixed_precision", "dtype"), "dtype_policy"),
-    **dict.fromkeys(("distribution", "distribute", "distribute_strategy", "distribution_strategy"), "strategy"),
-    "xla": "jit_compile",
-    **dict.fromkeys(("gpus", "num_gpus", "device", "accelerator"), "devices"),
-    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulation_steps"),
-}
-_VALUES = {
-    "dtype_policy": "mixed_bfloat16",
-    "strategy": "mirrored",
-    "jit_compile": True,
-    "devices": ["GPU:0", "GPU:1"],
-    "accumulation_steps": 2,
-}
-# Arguments of `train` and `Workload.of` that stand beside those of `Model.compile`.
-_BESIDE = (
-    *("run_dir", "plan", "epochs", "seed", "resume", "checkpoint_interval", "callbacks", "batch_size", "shuffle"),
-    *("validation_data", "validation_split", "sample_weight", "class_weight", "on_nonfinite", "num_workers"),
-)
 
 
 def advice(name: str, known: tuple[str, ...]) -> str:

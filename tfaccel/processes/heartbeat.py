@@ -20,6 +20,7 @@ logger = logging.getLogger("tfaccel")
 VARIABLE = "TFACCEL_HEARTBEAT"
 SECONDS = 1.0
 FAILED = "ending after an exception"  # the phase of the last sign of life of a process that raised one
+_writer: list[_Writer] = []
 
 
 @dataclass
@@ -65,9 +66,6 @@ class _Writer:
             temporary = self._file.with_name(f".{self._file.name}-{os.getpid()}")
             temporary.write_text(json.dumps({"step": self.state.step, "phase": self.state.phase}))
             os.replace(temporary, self._file)
-
-
-_writer: list[_Writer] = []
 
 
 def begin_if_asked() -> None:

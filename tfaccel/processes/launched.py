@@ -14,6 +14,14 @@ from tfaccel.processes import heartbeat
 ATTEMPT = "TFACCEL_LAUNCH_ATTEMPT"  # 1 for the first
 NUM_WORKERS = "TFACCEL_LAUNCH_WORKERS"  # of the whole group; fewer may be training
 STARTED = "TFACCEL_LAUNCH_STARTED"  # when the first attempt began, as text: the same for all workers and attempts
+# Kubernetes' and Kubeflow's policies for failed pods read these: 138 is the status that Kubeflow leaves to programs
+# which want to be started again.
+DONE = 0
+PERMANENT = 1  # an exception in the user's code, or in tfaccel's
+BAD_INPUT = 2
+INTERRUPTED = 130  # Ctrl-C
+RETRY = 138  # stopped with a checkpoint, or because another worker was lost: starting again continues
+_KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def resume_in_attempt(resume: str, environ: Mapping[str, str] | None = None) -> str:
@@ -75,17 +83,6 @@ def _end_with_its_status(kind: type[BaseException], error: BaseException, traceb
             stream.flush()
         os._exit(error.exit_status)
     heartbeat.note_failure()
-
-
-# Kubernetes' and Kubeflow's policies for failed pods read these: 138 is the status that Kubeflow leaves to programs
-# which want to be started again.
-DONE = 0
-PERMANENT = 1  # an exception in the user's code, or in tfaccel's
-BAD_INPUT = 2
-INTERRUPTED = 130  # Ctrl-C
-RETRY = 138  # stopped with a checkpoint, or because another worker was lost: starting again continues
-
-_KILLED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def can_be_retried(status: int) -> bool:

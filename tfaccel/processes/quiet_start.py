@@ -21,6 +21,7 @@ _NOTES = (
 _NO_GPU = "failed call to cuInit"  # an error if GPUs are wanted
 _SECONDS = 5.0
 _filtered: list[bool] = []  # not empty once notes have been filtered in this process
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 @contextlib.contextmanager
@@ -72,9 +73,6 @@ def _flush() -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
-
-
-_OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 def collect_less_often() -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tfaccel.errors import TfaccelError
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.processes.child import ProcessError, run_program
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 _PROGRAM = "tfaccel.training.check_program"
@@ -61,7 +62,7 @@ class CheckRow:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class CheckResult:
+class CheckResult(Record):
     """A comparison of one device with several replicas.
 
     Attributes:
@@ -69,6 +70,8 @@ class CheckResult:
         causes: what in the model and its data is known to differ with plain Keras, and what was left out.
         num_steps: how many steps were trained.
     """
+
+    _derived = ("is_equal",)
 
     rows: tuple[CheckRow, ...]
     causes: tuple[str, ...]
@@ -79,10 +82,6 @@ class CheckResult:
         """Whether tfaccel gives what one device gives."""
         last = self.rows[-1]
         return not last.failure and not last.first_different
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "is_equal": self.is_equal}
 
 
 @suggests_names

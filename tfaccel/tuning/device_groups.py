@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 from tfaccel.errors import SearchError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.machine import Machine
+from tfaccel.records import Record
 
 _USABLE_GPU_MEMORY = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceGroup:
+class DeviceGroup(Record):
     """The devices that one worker may use.
 
     Args:
@@ -26,16 +26,6 @@ class DeviceGroup:
     cores: tuple[int, ...] = ()
     visible_gpus: str | None = None
     plan_fields: tuple[tuple[str, Any], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Restores a group from the output of `to_json`."""
-        fields = tuple((name, value) for name, value in data["plan_fields"])
-        return cls(cores=tuple(data["cores"]), visible_gpus=data["visible_gpus"], plan_fields=fields)
 
 
 def device_groups(parallel: int, hardware: Hardware, machine: Machine) -> list[DeviceGroup]:

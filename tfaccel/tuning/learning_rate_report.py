@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Self
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import ReportError, WorkloadError
+from tfaccel.errors import WorkloadError
 from tfaccel.known_names import suggests_names
-from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, check_seed
+from tfaccel.records import SavedRecord
 from tfaccel.reporting.charts import save_learning_rate_picture
 from tfaccel.short_repr import short_repr
 
@@ -98,7 +95,7 @@ class LearningRateTest:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class LearningRateReport:
+class LearningRateReport(SavedRecord):
     """The outcome of a learning-rate range test.
 
     Args:
@@ -142,21 +139,6 @@ class LearningRateReport:
         found.append(("ended", self.stopped_because))
         found.append(("optimizer", f"{self.optimizer}, whose next step would use {self.learning_rate:.2e}"))
         return found
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        lists = ("learning_rates", "losses", "smoothed_losses")
-        return {**asdict(self), **{name: list(getattr(self, name)) for name in lists}}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The report from its `to_json` data."""
-        lists = {name: tuple(data[name]) for name in ("learning_rates", "losses", "smoothed_losses")}
-        return cls(**{**data, **lists, "test": LearningRateTest(**data["test"])})
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the report as a JSON file."""
-        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
     def save_picture(self, path: str | PathLike[str]) -> None:
         """Draws the losses over the tested rates, with the suggestion, as a PNG file.

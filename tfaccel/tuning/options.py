@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
 from tfaccel.known_names import check_names, did_you_mean
 from tfaccel.planning.plan import check_field_names, check_value
+from tfaccel.records import Record
 from tfaccel.tuning.objective import written_objective
 
 KERAS_TUNER_ALGORITHMS = ("random", "grid", "bayesian", "hyperband")
@@ -67,7 +68,7 @@ _ELSEWHERE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(Record):
     """Options of a hyperparameter search.
 
     Args:
@@ -230,17 +231,6 @@ class SearchOptions:
     def trial_limit(self) -> int | None:
         """The maximum number of trials; None for all that the algorithm has."""
         return self.max_trials or (None if self.algorithm in _NO_DEFAULT_MAX_TRIALS else _DEFAULT_MAX_TRIALS)
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        data = asdict(self)
-        return {**data, "objective": list(self.objective) if isinstance(self.objective, tuple) else self.objective}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Restores options from the output of `to_json`."""
-        objective = data.get("objective")
-        return cls(**{**data, "objective": tuple(objective) if isinstance(objective, list) else objective})
 
     def identity(self) -> dict[str, Any]:
         """The options that must be unchanged to resume a search."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
 from tfaccel.local_path import local_path
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
@@ -25,7 +26,7 @@ from tfaccel.tuning.trial_row import (
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class SearchResult:
+class SearchResult(Record):
     """The result of a search.
 
     Attributes:
@@ -117,14 +118,3 @@ class SearchResult:
             values = ", ".join(f"{name}={value}" for name, value in row.hyperparameters.items())
             lines.append(f"Trial {row.trial_id}: score {row.score:.6g}; {values}")
         return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "objective": self.objective.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Restores a result from the output of `to_json`."""
-        best = None if data["best"] is None else TrialRow.from_json(data["best"])
-        rows = {name: tuple(map(TrialRow.from_json, data[name])) for name in ("rows", "pareto")}
-        return cls(**{**data, **rows, "best": best, "objective": Objective.from_json(data["objective"])})

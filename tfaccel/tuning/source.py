@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
 from tfaccel.planning.load_workload import as_workload, check_function
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
+from tfaccel.records import Record
 
 # Arguments of Keras Tuner's `Tuner` that are objects, not JSON values.
 TRAINING = ("callbacks", "optimizer", "loss", "metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchSource:
+class SearchSource(Record):
     """The workload and the space of a search.
 
     Args:
@@ -94,17 +95,6 @@ class SearchSource:
         if isinstance(function, Workload):
             raise _nothing_to_search(function)
         return function
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Restores a source from the output of `to_json`."""
-        references = {name: Reference(**data[name]) for name in ("workload", "space", "tuner", "training")}
-        origin = {**data["origin"], "import_paths": tuple(data["origin"]["import_paths"])}
-        return cls(**references, origin=Origin(**origin))
 
 
 def _nothing_to_search(workload: Workload) -> SearchError:

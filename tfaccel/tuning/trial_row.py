@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tfaccel.files import write_json, write_json_lines
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 from tfaccel.tuning.objective import Objective
 
@@ -20,7 +21,7 @@ STATUSES = ("completed", "pruned", "failed")
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class TrialRow:
+class TrialRow(Record):
     """A finished trial.
 
     Attributes:
@@ -35,6 +36,8 @@ class TrialRow:
         train_seconds: time of its epochs without tracing: their number times the mean of all but the first; None for
             fewer than three epochs.
     """
+
+    _ignores_others = True
 
     trial_id: str
     hyperparameters: Mapping[str, Any]
@@ -55,15 +58,6 @@ class TrialRow:
     def finite_metrics(self) -> dict[str, float]:
         """The metrics except NaN and infinite ones, which are None in files."""
         return {name: float(v) for name, v in self.metrics.items() if v is not None and math.isfinite(v)}
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Restores a row from the output of `to_json`."""
-        return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
 
 
 class TrialRows:

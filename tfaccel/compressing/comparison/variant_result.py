@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tfaccel.compressing.comparison.drop_interval import DropInterval
 from tfaccel.compressing.variant import Variant
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 
@@ -32,7 +33,7 @@ class Latency:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class VariantResult:
+class VariantResult(Record):
     """The measurements of one variant, or the cause of its failure.
 
     Attributes:
@@ -53,6 +54,8 @@ class VariantResult:
         >>> VariantResult.from_json(failed.to_json()) == failed
         True
     """
+
+    _ignores_others = True
 
     variant: Variant
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -76,22 +79,15 @@ class VariantResult:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; NaN and infinity become None."""
-        data = {**asdict(self), "variant": self.variant.to_json(), "latencies": [asdict(one) for one in self.latencies]}
-        data["metrics"] = {name: _finite(value) for name, value in self.metrics.items()}
-        interval = None if self.drop_interval is None else self.drop_interval.to_json()
-        return {**data, "agreement": _finite(self.agreement), "drop_interval": interval}
+        metrics = {name: _finite(value) for name, value in self.metrics.items()}
+        return {**super().to_json(), "metrics": metrics, "agreement": _finite(self.agreement)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The result that `to_json` gave."""
-        fields = dict(data)
-        fields["variant"] = Variant.from_json(fields["variant"])
-        fields["latencies"] = tuple(Latency(**one) for one in fields["latencies"])
-        fields["metrics"] = {name: math.nan if v is None else v for name, v in fields["metrics"].items()}
-        fields["agreement"] = math.nan if fields["agreement"] is None else fields["agreement"]
-        if fields.get("drop_interval") is not None:
-            fields["drop_interval"] = DropInterval.from_json(fields["drop_interval"])
-        return cls(**fields)
+        metrics = {name: math.nan if value is None else value for name, value in data["metrics"].items()}
+        agreement = math.nan if data["agreement"] is None else data["agreement"]
+        return super().from_json({**data, "metrics": metrics, "agreement": agreement})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VariantResult) and self.to_json() == other.to_json()

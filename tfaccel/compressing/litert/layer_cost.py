@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class LayerCost:
+class LayerCost(Record):
     """The metric drop with one layer alone in int8.
 
     Attributes:
@@ -29,7 +29,3 @@ class LayerCost:
     operations: Mapping[str, int] = field(hash=False)
     drop: float
     output_error: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "operations": dict(self.operations)}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
 
 from tfaccel.errors import CompressionError
+from tfaccel.records import Record
 
 TRAINED_METHODS = ("qat", "prune", "prune_2_4", "prune_block", "cluster", "pqat", "cqat")
 _DEFAULT_EPOCHS = {"prune": 12, "prune_2_4": 4, "prune_block": 12, "qat": 4, "cluster": 4, "pqat": 4, "cqat": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TfmotOptions:
+class TfmotOptions(Record):
     """How a model is fine-tuned.
 
     Args:
@@ -62,15 +61,6 @@ class TfmotOptions:
     def get_epochs(self, stage: str) -> int:
         """Epochs of a method, or of the pruning or clustering before pqat and cqat."""
         return self.epochs or _DEFAULT_EPOCHS[stage]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "block_size": list(self.block_size)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The options that `to_json` gave."""
-        return cls(**data)
 
 
 def get_stages(method: str) -> tuple[str, ...]:

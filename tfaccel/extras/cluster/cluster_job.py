@@ -6,11 +6,12 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from tfaccel.errors import LaunchError
 from tfaccel.known_names import check_names
+from tfaccel.records import Record
 
 _MAX_NAME_LENGTH = 63  # of a DNS label (RFC 1035)
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -25,10 +26,11 @@ _COUNTS = {
 }
 _SECONDS = {"time_limit_seconds": True, "grace_seconds": False}
 _SET_BY_ENGINES = re.compile(r"TF_CONFIG|JOB_COMPLETION(S|_INDEX)|SLURM_\w+|TFACCEL_LAUNCH_\w+")
+CONNECT_SECONDS = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterJob:
+class ClusterJob(Record):
     """A command that runs once as each worker of a cluster.
 
     Args:
@@ -94,10 +96,6 @@ class ClusterJob:
                 return value if equals else following
         return None
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "command": list(self.command), "environment": dict(self.environment)}
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Restores a job from the output of `to_json`."""
@@ -144,9 +142,6 @@ def _check_environment(environment: Mapping[str, str]) -> None:
                 f"{name} describes a worker's place in the cluster and is set for each worker. Remove it from the "
                 f"environment of the job. Received: {name}={value!r:.200}."
             )
-
-
-CONNECT_SECONDS = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,9 @@ _RESUMES = ("auto", "must", "extend")
 _INDEX = "TFACCEL_WORKER_INDEX"
 _INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _AFTER_GRACE_SECONDS = 15  # for TensorFlow to shut down
+_BYTES = {"": 1, "Mi": 2**20, "Gi": 2**30}
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_MOUNT_PATH = "/checkpoints"
 
 
 def kubernetes_manifest(job: ClusterJob, options: KubernetesOptions) -> str:
@@ -221,9 +224,6 @@ def _resources(job: ClusterJob) -> dict[str, Any]:
     return {"requests": dict(amounts), "limits": dict(amounts)}
 
 
-_BYTES = {"": 1, "Mi": 2**20, "Gi": 2**30}
-
-
 def _unexpanded(text: str) -> str:
     """Text in which Kubernetes replaces nothing: it would take `$(NAME)` for a variable."""
     return text.replace("$", "$$")
@@ -244,10 +244,6 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(
     _Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style='"')
 )
-
-
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_MOUNT_PATH = "/checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,10 @@ try:
 except BaseException as error:
     sys.exit(" ".join(str(error).split())[:300] or repr(error))
 """
+logger = logging.getLogger("tfaccel")
+_POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 30.0
+_KEPT_CHECKPOINTS = 2  # as tfaccel's own
 
 
 def check_ray_is_installed() -> None:
@@ -146,13 +150,6 @@ def _unusable(address: str, fault: str) -> LaunchError:
         f"The Ray cluster at {address} {fault.rstrip('.')}. Check the address, that `ray status --address={address}` "
         "answers, and that this machine is part of the cluster."
     )
-
-
-logger = logging.getLogger("tfaccel")
-
-_POLL_SECONDS = 0.5
-_ANSWER_SECONDS = 30.0
-_KEPT_CHECKPOINTS = 2  # as tfaccel's own
 
 
 def run_on_ray(

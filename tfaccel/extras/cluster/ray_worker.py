@@ -26,6 +26,13 @@ _ROWS, _CHECKPOINTS, _RESULT = "metrics.jsonl", "checkpoints", "result.json"
 _RUN_FILES = ("config.json", "plan.json", _ROWS, "raw_input.json")
 _FINISHED_FILES = ("model.keras", _RESULT)
 _NO_METRICS = ("performance",)  # of a row
+logger = logging.getLogger("tfaccel")
+_POLL_SECONDS = 0.2
+_EXCHANGE_SECONDS = 1.0  # each exchange with the board takes some milliseconds of the workers' cores
+_ANSWER_SECONDS = 30.0
+_OTHERS_SECONDS = 5.0  # for the cause of a failure, if it is another worker's, to become known
+# Ray sets these for its own processes; with the first, TensorFlow would load Keras 2.
+_NOT_PASSED_ON = {"TF_USE_LEGACY_KERAS": None, "PYTHONBREAKPOINT": None}
 
 
 @dataclass(frozen=True)
@@ -142,16 +149,6 @@ def put_back(folder: Path, run_dir: Path) -> bool:
         return False
     shutil.copytree(folder, run_dir, dirs_exist_ok=True)
     return True
-
-
-logger = logging.getLogger("tfaccel")
-
-_POLL_SECONDS = 0.2
-_EXCHANGE_SECONDS = 1.0  # each exchange with the board takes some milliseconds of the workers' cores
-_ANSWER_SECONDS = 30.0
-_OTHERS_SECONDS = 5.0  # for the cause of a failure, if it is another worker's, to become known
-# Ray sets these for its own processes; with the first, TensorFlow would load Keras 2.
-_NOT_PASSED_ON = {"TF_USE_LEGACY_KERAS": None, "PYTHONBREAKPOINT": None}
 
 
 class WorkerLostError(RuntimeError):

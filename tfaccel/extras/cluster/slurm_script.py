@@ -17,6 +17,57 @@ _WORD = re.compile(r"[\w.,@-]+", re.ASCII)
 _MIN_TIME_LIMIT_SECONDS = 300
 _SIGNAL_MARGIN_SECONDS = 45
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+# Jobs that share a node need different ports.
+_CLUSTER = """
+# Addresses of the workers. Jobs that share a node get different ports.
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+first_port=$((20000 + SLURM_JOB_ID * {per_node} % 10000))
+workers=()
+for ((i = 0; i < {num_workers}; i++)); do
+    workers+=("\\"${{hosts[i / {per_node}]}}:$((first_port + i % {per_node}))\\"")
+done
+TFACCEL_WORKERS=$(IFS=,; echo "${{workers[*]}}")
+export TFACCEL_WORKERS
+"""
+_BODY = """{cluster}
+# One worker. srun ends with the highest status of all of them. 138, or killed from outside, means that starting again
+# may help; any other failure gets 200 added, so that it counts for more than the 138 of the workers it left behind.
+worker='
+trap : TERM  # the command gets the signal too, and needs time to save
+if [[ -n ${{TFACCEL_WORKERS-}} ]]; then
+    export TF_CONFIG="{{\\"cluster\\": {{\\"worker\\": [$TFACCEL_WORKERS]}},"
+    TF_CONFIG+=" \\"task\\": {{\\"type\\": \\"worker\\", \\"index\\": $SLURM_PROCID}}}}"
+fi
+status=0
+"$@" || status=$?
+case $status in
+    0|{retried}) exit "$status" ;;
+    *) exit $((status < 55 ? 200 + status : 255)) ;;
+esac
+'
+
+status=0
+srun --kill-on-bad-exit=1 --distribution=block --open-mode=append {srun} \\
+    bash -c "$worker" worker "${{command[@]}}" || status=$?
+
+case $status in
+    0) ;;
+    {retried})
+        if ((${{SLURM_RESTART_COUNT:-0}} < {max_restarts})); then
+            echo "The workers ended with status $status: the job is requeued."
+            scontrol requeue "$SLURM_JOB_ID"
+        else
+            echo "The workers ended with status $status, after {max_restarts} restarts."
+        fi
+        exit 138
+        ;;
+    *)
+        ((status > 200 && status < 255)) && status=$((status - 200))
+        echo "A worker failed with status $status; starting again would not help. See its log."
+        exit "$status"
+        ;;
+esac
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,57 +203,3 @@ def _cluster(job: ClusterJob, options: SlurmOptions) -> str:
     return (
         "" if job.num_workers == 1 else _CLUSTER.format(per_node=options.workers_per_node, num_workers=job.num_workers)
     )
-
-
-# Jobs that share a node need different ports.
-_CLUSTER = """
-# Addresses of the workers. Jobs that share a node get different ports.
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-first_port=$((20000 + SLURM_JOB_ID * {per_node} % 10000))
-workers=()
-for ((i = 0; i < {num_workers}; i++)); do
-    workers+=("\\"${{hosts[i / {per_node}]}}:$((first_port + i % {per_node}))\\"")
-done
-TFACCEL_WORKERS=$(IFS=,; echo "${{workers[*]}}")
-export TFACCEL_WORKERS
-"""
-
-_BODY = """{cluster}
-# One worker. srun ends with the highest status of all of them. 138, or killed from outside, means that starting again
-# may help; any other failure gets 200 added, so that it counts for more than the 138 of the workers it left behind.
-worker='
-trap : TERM  # the command gets the signal too, and needs time to save
-if [[ -n ${{TFACCEL_WORKERS-}} ]]; then
-    export TF_CONFIG="{{\\"cluster\\": {{\\"worker\\": [$TFACCEL_WORKERS]}},"
-    TF_CONFIG+=" \\"task\\": {{\\"type\\": \\"worker\\", \\"index\\": $SLURM_PROCID}}}}"
-fi
-status=0
-"$@" || status=$?
-case $status in
-    0|{retried}) exit "$status" ;;
-    *) exit $((status < 55 ? 200 + status : 255)) ;;
-esac
-'
-
-status=0
-srun --kill-on-bad-exit=1 --distribution=block --open-mode=append {srun} \\
-    bash -c "$worker" worker "${{command[@]}}" || status=$?
-
-case $status in
-    0) ;;
-    {retried})
-        if ((${{SLURM_RESTART_COUNT:-0}} < {max_restarts})); then
-            echo "The workers ended with status $status: the job is requeued."
-            scontrol requeue "$SLURM_JOB_ID"
-        else
-            echo "The workers ended with status $status, after {max_restarts} restarts."
-        fi
-        exit 138
-        ;;
-    *)
-        ((status > 200 && status < 255)) && status=$((status - 200))
-        echo "A worker failed with status $status; starting again would not help. See its log."
-        exit "$status"
-        ;;
-esac
-"""

@@ -27,6 +27,12 @@ from tfaccel.planning.workload import Workload
 _NUM_KEPT = 3  # epochs of which the dispatchers keep the pipeline: the current one, and the next
 
 Make = Callable[..., tf.data.Dataset]
+MAX_BYTES = 256 << 20  # a pipeline is sent to each worker in every epoch; Protocol Buffers end at 2 GiB
+_FAIL = 2  # the external state policy of DatasetToGraphV2
+_STATEFUL = re.compile(r"(\w+) is stateful")
+_PYTHON = re.compile(r"^(Eager)?PyFunc")
+_RANDOM = re.compile(r"Random|Rng|Multinomial|ParameterizedTruncatedNormal")
+_service = tf.data.experimental.service
 
 
 class DataService:
@@ -147,13 +153,6 @@ def _dataset_id(number: int) -> str:
     return f"epoch-{number}"
 
 
-MAX_BYTES = 256 << 20  # a pipeline is sent to each worker in every epoch; Protocol Buffers end at 2 GiB
-_FAIL = 2  # the external state policy of DatasetToGraphV2
-_STATEFUL = re.compile(r"(\w+) is stateful")
-_PYTHON = re.compile(r"^(Eager)?PyFunc")
-_RANDOM = re.compile(r"Random|Rng|Multinomial|ParameterizedTruncatedNormal")
-
-
 def check_sendable(dataset: tf.data.Dataset, name: str, num_workers: int) -> None:
     """Raises PlanError if data workers cannot prepare a dataset, or not the same batches in the same order.
 
@@ -213,9 +212,6 @@ def _about_state(operation: str) -> str:
             "depend on seed, epoch and step."
         )
     return f"{operation} reads or changes state of this process, such as a variable. Use constants."
-
-
-_service = tf.data.experimental.service
 
 
 def numbered(batches: tf.data.Dataset, first: int, count: int, num_threads: int | None) -> tf.data.Dataset:

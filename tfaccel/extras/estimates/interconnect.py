@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Self
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError
-from tfaccel.hardware.hardware import DEVICE_KINDS
-from tfaccel.hardware.json_fields import check_count, check_text, quoted, record_from_json
+from tfaccel.hardware.hardware import DEVICE_KINDS, check_count, check_text
 from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.local_path import local_path
+from tfaccel.records import Record, quoted
 from tfaccel.short_repr import short_repr
 
 _OF_A_MACHINE = {"hardware", "devices", "cpu_model"}  # in a file that describes a machine
@@ -24,7 +24,7 @@ _OF_A_MACHINE = {"hardware", "devices", "cpu_model"}  # in a file that describes
 @suggests_names
 @checks_types(HardwareError, checks_numbers=True)
 @dataclass(frozen=True, kw_only=True)
-class Interconnect:
+class Interconnect(Record):
     """What connects devices that train together, in the latency-bandwidth (alpha-beta) model.
 
     A message of n bytes takes latency + n / bandwidth. Bandwidths are those of one direction.
@@ -47,6 +47,8 @@ class Interconnect:
         >>> Interconnect.from_json(ethernet.to_json()) == ethernet
         True
     """
+
+    _json_error = HardwareError
 
     name: str
     devices_per_machine: int = 1
@@ -81,19 +83,6 @@ class Interconnect:
         if not is_number or value < 0 or (positive and value == 0):
             wanted = "a positive number" if positive else "a number of at least 0"
             raise HardwareError(f"{field} must be {wanted}. Received: {field}={quoted(value)}.")
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The interconnect from its `to_json` data; omitted fields have their defaults.
-
-        Raises:
-            HardwareError: for an unknown or missing field, or an invalid value.
-        """
-        return record_from_json(cls, data)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:

@@ -8,15 +8,14 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfaccel.errors import ClusterError, TfaccelError
+from tfaccel.errors import ClusterError
 from tfaccel.extras.estimates.interconnect import Interconnect
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.plan_cache import cache_dir, keep_in_cache
+from tfaccel.planning.cache import cache_file, keep_in_cache, read_from_cache
 from tfaccel.processes.local_cluster import WorkerError, run_local_cluster
 from tfaccel.training.run.result import installed_versions
 
@@ -116,9 +115,12 @@ def loopback_interconnect(
         ClusterError: as `measure_link`.
     """
     machine = [hardware.cpu_model, hardware.num_usable_cores, installed_versions()]
-    directory = cache_dir()
-    file = None if directory is None else directory / "interconnect.json"
-    kept = _kept(file, machine) if use_cache and file is not None else None
+    file = cache_file("interconnect.json")
+
+    def read(entry: Any) -> Interconnect | None:
+        return Interconnect.from_json(entry["interconnect"]) if entry["machine"] == machine else None
+
+    kept = read_from_cache(file, read, "The measured network in {} is ignored") if use_cache else None
     if kept is not None:
         return kept
     progress("measuring all-reduces between two worker processes")
@@ -132,14 +134,3 @@ def loopback_interconnect(
     )
     keep_in_cache(file, {"machine": machine, "interconnect": found.to_json()}, "The measured network was")
     return found
-
-
-def _kept(file: Path, machine: Any) -> Interconnect | None:
-    try:
-        entry = json.loads(file.read_text(encoding="utf-8"))
-        return Interconnect.from_json(entry["interconnect"]) if entry["machine"] == machine else None
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, TfaccelError) as error:
-        logger.warning(f"The measured network in {file} is ignored: {type(error).__name__}: {error}")
-        return None

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import DataError, PlanError, ReportError
+from tfaccel.errors import DataError, PlanError
 from tfaccel.extras.estimates.all_reduce_cost import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
 from tfaccel.extras.estimates.interconnect import Interconnect
 from tfaccel.known_names import did_you_mean, suggests_names
-from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import listed
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
+from tfaccel.records import SavedRecord
 from tfaccel.reporting.figures import BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
 from tfaccel.short_repr import short_repr
 
@@ -120,7 +118,7 @@ class ScalingRow:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class ScalingEstimate:
+class ScalingEstimate(SavedRecord):
     """Predictions of the speed of data-parallel training.
 
     Args:
@@ -130,6 +128,9 @@ class ScalingEstimate:
         interconnect: what connects the devices.
         rows: one for each number of replicas.
     """
+
+    _derived = ("assumptions",)
+    _ignores_others = True
 
     workload: str
     options: ScalingOptions
@@ -176,25 +177,6 @@ class ScalingEstimate:
             f"Warning: the step is that of a {found}, but {self.interconnect.name} connects {wanted}s. Measure on a "
             f"machine with such a {wanted}, or give the time of its step (--step_seconds)."
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values, with the assumptions."""
-        return {**asdict(self), "assumptions": self.assumptions}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The estimate from its `to_json` data."""
-        return cls(
-            workload=data["workload"],
-            options=ScalingOptions(**data["options"]),
-            step=StepOfOneDevice(**data["step"]),
-            interconnect=Interconnect.from_json(data["interconnect"]),
-            rows=tuple(ScalingRow(**row) for row in data["rows"]),
-        )
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the estimate as a JSON file."""
-        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def scaling_rows(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import psutil
 from tfaccel.data.class_labels import are_unequal, balanced_weights
 from tfaccel.data.folder_files import class_folders, counted, files_below, unlisted
 from tfaccel.errors import DataError
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 # Called from time to time with the current task, the amount done, and the total.
@@ -74,7 +75,7 @@ class Examples:
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class InspectionReport:
+class InspectionReport(Record):
     """The result of inspecting a dataset.
 
     Args:
@@ -89,6 +90,8 @@ class InspectionReport:
         memory_bytes: free memory of this machine.
         findings: what the user should know.
     """
+
+    _derived = ("fits_in_memory",)
 
     path: str
     kind: str
@@ -105,10 +108,6 @@ class InspectionReport:
     def fits_in_memory(self) -> bool:
         """Whether the examples take at most half of the free memory."""
         return self.num_bytes <= self.memory_bytes / 2
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON-serializable data."""
-        return {**asdict(self), "fits_in_memory": self.fits_in_memory}
 
 
 def copies(examples: Examples) -> list[Finding]:

@@ -12,6 +12,33 @@ import tensorflow as tf
 from tfaccel.extras.serving.messages import RequestError
 from tfaccel.extras.serving.request_inputs import Inputs, InputSpec, check_names, fits, in_columns, read_examples
 
+# The message field of each dtype.
+_FIELDS = {
+    "float_val": (tf.float32,),
+    "double_val": (tf.float64,),
+    "int_val": (
+        tf.int8,
+        tf.uint8,
+        tf.int16,
+        tf.uint16,
+        tf.int32,
+        tf.qint8,
+        tf.quint8,
+        tf.qint16,
+        tf.quint16,
+        tf.qint32,
+    ),
+    "int64_val": (tf.int64,),
+    "uint32_val": (tf.uint32,),
+    "uint64_val": (tf.uint64,),
+    "bool_val": (tf.bool,),
+    "string_val": (tf.string,),
+    "half_val": (tf.float16, tf.bfloat16),
+    "scomplex_val": (tf.complex64,),
+    "dcomplex_val": (tf.complex128,),
+}
+_FIELD_OF = {kind: field for field, kinds in _FIELDS.items() for kind in kinds}
+
 
 def inputs_of_tensors(tensors: Mapping[str, Any], specs: Mapping[str, InputSpec], *, max_bytes: int) -> Inputs:
     """The arrays in the `inputs` of a `PredictRequest`.
@@ -90,34 +117,6 @@ def _nest(values: list[Any], spec: InputSpec) -> Any:
         return array.reshape(shape).tolist()
     except ValueError:
         return values
-
-
-# The message field of each dtype.
-_FIELDS = {
-    "float_val": (tf.float32,),
-    "double_val": (tf.float64,),
-    "int_val": (
-        tf.int8,
-        tf.uint8,
-        tf.int16,
-        tf.uint16,
-        tf.int32,
-        tf.qint8,
-        tf.quint8,
-        tf.qint16,
-        tf.quint16,
-        tf.qint32,
-    ),
-    "int64_val": (tf.int64,),
-    "uint32_val": (tf.uint32,),
-    "uint64_val": (tf.uint64,),
-    "bool_val": (tf.bool,),
-    "string_val": (tf.string,),
-    "half_val": (tf.float16, tf.bfloat16),
-    "scomplex_val": (tf.complex64,),
-    "dcomplex_val": (tf.complex128,),
-}
-_FIELD_OF = {kind: field for field, kinds in _FIELDS.items() for kind in kinds}
 
 
 def get_array(proto: Any, dtype: np.dtype, *, max_bytes: int) -> np.ndarray:

@@ -54,6 +54,9 @@ _DOOR_SECONDS = 1.0  # at shutdown, how long new requests are still received (an
 _QUIET_SECONDS = 0.1  # without a new request, after which none is assumed to be in flight
 _AT_ONCE_SECONDS = 0.25  # a body that takes longer to arrive needs room for one of the largest size
 _TURN_SECONDS = 0.01  # polling interval at shutdown
+_METADATA = "signature_def"  # the only supported metadata field
+_TASKS = {"tensorflow/serving/classify": "classify", "tensorflow/serving/regress": "regress"}
+_ERROR_CODES = {"OK": 0, "UNKNOWN": 2}
 
 
 class GrpcServer:
@@ -233,11 +236,6 @@ def _has_unread(port: int) -> bool:
     """Whether one of this process's sockets of a port has unread data."""
     own = [found.fd for found in psutil.Process().net_connections("tcp") if found.laddr and found.laddr.port == port]
     return any(map(has_arrived, own))
-
-
-_METADATA = "signature_def"  # the only supported metadata field
-_TASKS = {"tensorflow/serving/classify": "classify", "tensorflow/serving/regress": "regress"}
-_ERROR_CODES = {"OK": 0, "UNKNOWN": 2}
 
 
 class GrpcMethods:

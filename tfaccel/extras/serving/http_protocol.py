@@ -23,6 +23,7 @@ MAX_HEAD_BYTES = 64 * 2**10
 _MAX_DISCARDED_BYTES = 64 * 2**20
 _LINGER_SECONDS = 2.0  # how long a client that is still sending can read the refusal
 _BAD_REQUEST = (400, "Invalid HTTP request received.")
+_BACKLOG = 2048
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -190,9 +191,6 @@ def has_arrived(descriptor: int) -> bool:
 
 def _too_large() -> str:
     return f"The headers must have at most {MAX_HEAD_BYTES} bytes."
-
-
-_BACKLOG = 2048
 
 
 @dataclass(frozen=True)

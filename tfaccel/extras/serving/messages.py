@@ -28,6 +28,9 @@ _BODIES_AT_ONCE = 16  # bodies of the largest size that may be arriving at once
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
+_KEYS = (b'"context"', b'"examples"', b'"inputs"', b'"instances"', b'"signature_name"')  # of the protocol
+_BINARY_SUFFIX = "_bytes"  # the protocol encodes outputs with such names as bytes
+_BLANKS = str.maketrans("", "", " \t\n\v\f\r")
 
 
 class RequestError(Exception):
@@ -208,10 +211,6 @@ def _takes_gzip(accepted: bytes) -> bool:
     return False
 
 
-_KEYS = (b'"context"', b'"examples"', b'"inputs"', b'"instances"', b'"signature_name"')  # of the protocol
-_BINARY_SUFFIX = "_bytes"  # the protocol encodes outputs with such names as bytes
-
-
 def read_json(body: bytes) -> dict[str, Any]:
     """The JSON object in the body of a request.
 
@@ -350,9 +349,6 @@ def _texts(value: Any, *, is_binary: bool) -> Any:
         except UnicodeDecodeError:
             pass
     return {"b64": base64.b64encode(content).decode()}
-
-
-_BLANKS = str.maketrans("", "", " \t\n\v\f\r")
 
 
 def is_encoded(value: Any) -> bool:

@@ -32,6 +32,9 @@ LARGE_BYTES = 256 * 2**10  # larger bodies are parsed in a thread
 
 Answered = TypeVar("Answered")
 Asked = tuple[str, Inputs]  # a signature's name, and its inputs
+logger = logging.getLogger("tfaccel")
+Loaded = Callable[[Versions], None]
+Failed = Callable[[BaseException], None]
 
 
 class ModelApi:
@@ -253,12 +256,6 @@ def one_value_a_row(outputs: dict[str, np.ndarray]) -> list[float]:
         raise RequestError(400, f"The model does not give one number for each row, but {shapes}. Use :predict.")
     found: list[float] = values.reshape(-1).tolist()
     return found
-
-
-logger = logging.getLogger("tfaccel")
-
-Loaded = Callable[[Versions], None]
-Failed = Callable[[BaseException], None]
 
 
 class Models:

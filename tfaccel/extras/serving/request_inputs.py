@@ -21,6 +21,15 @@ from tfaccel.known_names import did_you_mean
 
 _MAX_SHOWN_LENGTH = 60  # characters of a value in a message
 _MAX_DEPTH = 64  # nested lists; NumPy's maximum number of axes
+INPUT_NAME = "inputs"  # of a signature that takes examples, in TensorFlow Serving
+_KINDS = {tf.float32.as_datatype_enum: "float", tf.int64.as_datatype_enum: "int64", tf.string.as_datatype_enum: "bytes"}
+_INT64 = np.iinfo(np.int64)
+_HEAD = re.compile(rb'\s*\{\s*(?:"signature_name"\s*:\s*"([\w/.-]*)"\s*,\s*)?"(instances|inputs)"\s*:(?=\s*\[)')
+_MIN_BYTES = 2048  # smaller bodies gain nothing
+_BLANKS = b" \t\r\n"
+# Characters of numbers become "0"; brackets become blanks.
+_AS_ZEROS = bytes(ord("0") if byte in b"0123456789+-.eE" else byte for byte in range(256))
+_WITHOUT_BRACKETS = bytes(ord(" ") if byte in b"[]" else byte for byte in range(256))
 
 
 @dataclass(frozen=True)
@@ -256,11 +265,6 @@ def _short() -> reprlib.Repr:
 _SHORT = _short()
 
 
-INPUT_NAME = "inputs"  # of a signature that takes examples, in TensorFlow Serving
-_KINDS = {tf.float32.as_datatype_enum: "float", tf.int64.as_datatype_enum: "int64", tf.string.as_datatype_enum: "bytes"}
-_INT64 = np.iinfo(np.int64)
-
-
 def example_kinds(walk: GraphWalk, signature: Any) -> dict[str, str] | None:
     """The features of a signature's examples: name -> "float", "int64" or "bytes", as far as known.
 
@@ -374,14 +378,6 @@ def _float32(value: Any) -> float:
     if np.isinf(found) and not (isinstance(value, float) and np.isinf(value)):
         raise ValueError("must have values that fit into float32")
     return found
-
-
-_HEAD = re.compile(rb'\s*\{\s*(?:"signature_name"\s*:\s*"([\w/.-]*)"\s*,\s*)?"(instances|inputs)"\s*:(?=\s*\[)')
-_MIN_BYTES = 2048  # smaller bodies gain nothing
-_BLANKS = b" \t\r\n"
-# Characters of numbers become "0"; brackets become blanks.
-_AS_ZEROS = bytes(ord("0") if byte in b"0123456789+-.eE" else byte for byte in range(256))
-_WITHOUT_BRACKETS = bytes(ord(" ") if byte in b"[]" else byte for byte in range(256))
 
 
 def number_rows(body: bytes, get_specs: Any) -> tuple[str, Inputs] | None:

@@ -32,6 +32,8 @@ logger = logging.getLogger("tfaccel")
 
 
 Arrays = dict[str, np.ndarray]
+_PREDICT = "tensorflow/serving/predict"
+Specs = Mapping[str, tf.TensorSpec]
 
 
 @dataclass(eq=False)
@@ -382,11 +384,6 @@ def _filled(array: np.ndarray, size: int) -> np.ndarray:
     """Rows, padded to `size` by repeating the last one."""
     missing = size - len(array)
     return array if missing <= 0 else np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
-
-
-_PREDICT = "tensorflow/serving/predict"
-
-Specs = Mapping[str, tf.TensorSpec]
 
 
 class LitertModel:

@@ -48,6 +48,14 @@ _SWITCH_SECONDS = 0.0005
 _PREFLIGHT_SECONDS = 600  # how long browsers cache a CORS preflight response
 
 Ready = Callable[[Addresses, Versions], None]
+_ADDRESS = re.compile(
+    r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[^/:]+)|/labels/(?P<label>[^/:]+))?"
+    r"(?::(?P<verb>predict|classify|regress)|/(?P<metadata>metadata))?",
+    re.IGNORECASE,
+)
+_COUNTS = ("/metrics", "/monitoring/prometheus/metrics")
+_OTHERS = {"/healthz", "/readyz", *_COUNTS}
+_READING = ("GET", "HEAD")
 
 
 @suggests_names
@@ -198,16 +206,6 @@ def _end_at_signals(server: uvicorn.Server) -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
-
-
-_ADDRESS = re.compile(
-    r"/v1/models/(?P<name>[^/:]+)(?:/versions/(?P<version>[^/:]+)|/labels/(?P<label>[^/:]+))?"
-    r"(?::(?P<verb>predict|classify|regress)|/(?P<metadata>metadata))?",
-    re.IGNORECASE,
-)
-_COUNTS = ("/metrics", "/monitoring/prometheus/metrics")
-_OTHERS = {"/healthz", "/readyz", *_COUNTS}
-_READING = ("GET", "HEAD")
 
 
 class App:

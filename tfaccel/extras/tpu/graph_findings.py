@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tfaccel.hardware.doctor import Check
+from tfaccel.records import Record
 
 # They call Python or print: the device would have to stop and wait for the host.
 HOST_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2", "StringFormat", "InfeedDequeueTuple")
@@ -35,7 +36,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Record):
     """One problem in a train step.
 
     Args:
@@ -58,10 +59,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.what} in {self.where}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from importlib import metadata
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tfaccel.hardware.doctor import TENSORFLOW_PACKAGES, explain
-from tfaccel.hardware.doctor_child import ProbeProcess
+from tfaccel.hardware.doctor import TENSORFLOW_PACKAGES, ProbeProcess, explain
 from tfaccel.hardware.gpu import driver_gpus, visible_gpus
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import TPU_PACKAGES, find_tpus, install_command, tpu_environment, tpu_wheel_version

@@ -15,8 +15,7 @@ from typing import Any
 
 from tfaccel.errors import HardwareError
 from tfaccel.extras.tpu.graph_findings import ROWS_OF_A_TILE, batch_checks, lint_checks, replica_batch_check
-from tfaccel.hardware.doctor import Check, Examination, explain
-from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
+from tfaccel.hardware.doctor import Check, Examination, ProbeProcess, ProbeResult, explain
 from tfaccel.hardware.machine import Machine
 from tfaccel.known_names import did_you_mean
 

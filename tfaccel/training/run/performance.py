@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any, Self
 
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 INPUT_BOUND_FROM = 0.15  # fraction of the training time spent waiting for batches
@@ -15,7 +16,7 @@ BUSY_FROM = 0.7  # utilization of the processor from which it holds the run back
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Bottleneck:
+class Bottleneck(Record):
     """What held a run back.
 
     Args:
@@ -26,14 +27,10 @@ class Bottleneck:
     kind: str
     text: str
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Performance:
+class Performance(Record):
     """How fast some steps trained, without the graph calls that trace and compile.
 
     Args:
@@ -63,6 +60,8 @@ class Performance:
         >>> slow.bottleneck.text[:66]
         'input-bound: 62 % of the step time is spent waiting for input. Try'
     """
+
+    _ignores_others = True
 
     examples_per_second: float
     step_seconds: float
@@ -96,11 +95,6 @@ class Performance:
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values, rounded to six significant digits."""
         return {name: _rounded(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The performance from its `to_json` data; other keys are ignored."""
-        return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
 
 
 def _rounded(value: Any) -> Any:
@@ -171,7 +165,7 @@ class WorkerTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Straggler:
+class Straggler(Record):
     """A worker that the others wait for.
 
     Args:
@@ -180,6 +174,8 @@ class Straggler:
         factor: its own time per batch, divided by that of the other workers (their median).
         seconds, others_seconds: its time per batch in that phase, and the others' median.
     """
+
+    _derived = ("text",)
 
     worker: int
     phase: str
@@ -195,10 +191,6 @@ class Straggler:
             f"{1000 * self.seconds:.1f} ms per batch {_PHASES[self.phase]}, the others "
             f"{1000 * self.others_seconds:.1f} ms; {_HELP[self.phase]}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields and the text as JSON values."""
-        return {**asdict(self), "text": self.text}
 
 
 def straggler(workers: Sequence[WorkerTimes]) -> Straggler | None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 
 from tfaccel.errors import printable
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.plan import Plan
+from tfaccel.records import Record, to_plain
 from tfaccel.short_repr import short_repr
 from tfaccel.training.run.performance import Bottleneck, Performance, WorkerTimes, straggler
 from tfaccel.training.verdict.baseline_scores import BaselineScores
@@ -25,7 +25,7 @@ _PACKAGES = ("tfaccel", "tensorflow", "keras", "numpy")
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class TrainResult:
+class TrainResult(Record):
     """The outcome of a training run.
 
     Attributes:
@@ -56,6 +56,8 @@ class TrainResult:
         proof: with several replicas in one process, what comparing the first step with one device's has shown: kind of
             step ("train", "test") -> number of variables, largest difference and a text; None if nothing was compared.
     """
+
+    _ignores_others = True
 
     recipe: str
     plan: Plan
@@ -92,30 +94,8 @@ class TrainResult:
 
     def to_json(self) -> dict[str, Any]:
         """The result and its verdict as JSON-serializable data."""
-        baselines = None if self.baselines is None else self.baselines.to_json()
-        performance = None if self.performance is None else self.performance.to_json()
-        slow = straggler(self.workers)
-        return {
-            **asdict(self),
-            "plan": self.plan.to_json(),
-            "baselines": baselines,
-            "performance": performance,
-            "workers": [one.to_json() for one in self.workers],
-            "straggler": None if slow is None else slow.to_json(),
-            "bottleneck": None if self.bottleneck is None else self.bottleneck.to_json(),
-            "verdict": self.verdict.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Restores a result from the data of `to_json`."""
-        known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
-        baselines = data.get("baselines")
-        known["baselines"] = None if baselines is None else BaselineScores.from_json(baselines)
-        performance = data.get("performance")
-        known["performance"] = None if performance is None else Performance.from_json(performance)
-        known["workers"] = tuple(WorkerTimes.from_json(one) for one in data.get("workers") or ())
-        return cls(**{**known, "plan": Plan.from_json(data["plan"])})
+        derived = {"straggler": straggler(self.workers), "bottleneck": self.bottleneck, "verdict": self.verdict}
+        return {**super().to_json(), **to_plain(derived)}
 
 
 def installed_versions() -> dict[str, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from tfaccel.errors import WorkloadError
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 _MIN_EXAMPLES = 10  # with fewer, scores other than fractions are not compared
@@ -20,7 +21,7 @@ _CLOSE = 0.01  # scores that differ by a smaller fraction count as equal
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class BaselineScores:
+class BaselineScores(Record):
     """A trained model's score and those of cheaper predictors on the same examples.
 
     A recipe's `show_result` returns it, and `verdict` accepts it.
@@ -120,15 +121,6 @@ class BaselineScores:
         return f"{self.metric} {self._text(self.score)} vs. " + ", ".join(
             f"{self._text(value)} ({name})" for name, value in found.items()
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The scores as JSON-serializable data."""
-        return {**asdict(self), "baselines": dict(self.baselines), "trivial": dict(self.trivial)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Creates scores from `to_json`'s output."""
-        return cls(**data)
 
     def _text(self, value: float) -> str:
         return f"{100 * value:.1f} %" if self.is_fraction else f"{value:.4g}"

@@ -6,9 +6,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 from tfaccel.training.verdict.baseline_scores import BaselineScores
 
@@ -44,7 +45,7 @@ _ADVICE = {
 
 @short_repr
 @dataclass(frozen=True)
-class FitVerdict:
+class FitVerdict(Record):
     """The diagnosis of a training history.
 
     Args:
@@ -57,10 +58,6 @@ class FitVerdict:
     kind: str
     evidence: tuple[str, ...]
     advice: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The verdict as JSON-serializable data."""
-        return asdict(self)
 
     def text(self) -> str:
         """The verdict in one or two sentences.

@@ -37,6 +37,8 @@ GO_ON_WITH_FIT = (
     "Start all workers again. To continue where training stopped, use the callback `tfaccel.Resume`, or "
     '`tfaccel.train(..., resume="auto")`.'
 )
+# Attributes of Keras's callbacks that hold output paths.
+_PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "log_dir"}
 
 
 @contextlib.contextmanager
@@ -96,10 +98,6 @@ def get_place(resolver: Any) -> Place | None:
     if index is None or resolver.task_type not in ("chief", "worker") or len(chiefs) + len(workers) < 2:
         return None
     return Place((*chiefs, *workers), int(index) + (len(chiefs) if resolver.task_type == "worker" else 0))
-
-
-# Attributes of Keras's callbacks that hold output paths.
-_PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "log_dir"}
 
 
 @contextlib.contextmanager

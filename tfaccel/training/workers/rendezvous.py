@@ -34,6 +34,10 @@ _QUIET_SECONDS = 1.0  # before the first message about missing workers
 _REPEAT_SECONDS = 60.0
 _TURN_SECONDS = 0.2
 _MAX_MESSAGE_BYTES = 1 << 16
+_LISTENS = "0A"  # the state of a socket in /proc/net/tcp
+_SHOWN_CHARACTERS = 120
+_DIGITS = 12
+_OWN_PLACES = ("data_dir",)  # options that may differ: each machine has its data where it likes
 
 
 @dataclass(frozen=True)
@@ -289,10 +293,6 @@ def workers_text(place: Place, indices: Sequence[int]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-_LISTENS = "0A"  # the state of a socket in /proc/net/tcp
-_SHOWN_CHARACTERS = 120
-
-
 def hardware_of_worker() -> Hardware:
     """This machine; a worker whose port another process uses is refused at once, before TensorFlow is loaded.
 
@@ -389,10 +389,6 @@ def _index_and_address(cluster: Cluster | None) -> tuple[int, str] | None:
         return None
     index = cluster.task_index + (cluster.num_chiefs if cluster.task_type == "worker" else 0)
     return index, addresses[index]
-
-
-_DIGITS = 12
-_OWN_PLACES = ("data_dir",)  # options that may differ: each machine has its data where it likes
 
 
 def settings_to_agree_on(workload: Workload, config: Mapping[str, Any]) -> dict[str, Any]:

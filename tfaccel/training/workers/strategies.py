@@ -15,8 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfaccel.errors import ClusterError, PlanError
-from tfaccel.hardware.doctor import explain
-from tfaccel.hardware.doctor_child import ProbeProcess, ProbeResult
+from tfaccel.hardware.doctor import ProbeProcess, ProbeResult, explain
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import install_command, tpu_wheel_version
 from tfaccel.planning.plan import Plan
@@ -27,6 +26,28 @@ from tfaccel.training.workers.rendezvous import Place, host_and_port, meet, wait
 
 # A newly created Cloud TPU takes a minute or two to respond.
 TIME_LIMIT_SECONDS = 300.0
+logger = logging.getLogger("tfaccel")
+_IMPLEMENTATIONS = {
+    "tensorflow_default": tf.distribute.experimental.CommunicationImplementation.AUTO,
+    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
+    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
+}
+# Fields that may differ between workers; the rest of the plan must be the same on all.
+_OWN_FIELDS = {
+    "devices",
+    "num_logical_cpus",
+    "intra_op_threads",
+    "inter_op_threads",
+    "gpu_memory_growth",
+    "reasons",
+    "gpu_memory_limit_bytes",
+    "data_threads",
+    "prefetch_batches",
+    "cache_data",
+}
+_COMPARED = ("tensorflow", "keras", "numpy", "tfaccel")  # their versions must be the same on all workers
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+_multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; at most one
 
 
 class TpuLibrary:
@@ -101,31 +122,6 @@ def _unusable(tpu: str, cause: str) -> PlanError:
     return PlanError(
         f"The TPU {tpu!r} cannot be used: {cause}. Run `tfaccel doctor`, or choose --strategy=none --devices=CPU:0."
     )
-
-
-logger = logging.getLogger("tfaccel")
-
-_IMPLEMENTATIONS = {
-    "tensorflow_default": tf.distribute.experimental.CommunicationImplementation.AUTO,
-    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
-    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
-}
-# Fields that may differ between workers; the rest of the plan must be the same on all.
-_OWN_FIELDS = {
-    "devices",
-    "num_logical_cpus",
-    "intra_op_threads",
-    "inter_op_threads",
-    "gpu_memory_growth",
-    "reasons",
-    "gpu_memory_limit_bytes",
-    "data_threads",
-    "prefetch_batches",
-    "cache_data",
-}
-_COMPARED = ("tensorflow", "keras", "numpy", "tfaccel")  # their versions must be the same on all workers
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_multi_worker: dict[tuple[str | None, str], tf.distribute.Strategy] = {}  # by TF_CONFIG and communication; at most one
 
 
 def make_strategy(plan: Plan, same_on_all: Mapping[str, Any] | None = None) -> tf.distribute.Strategy:
