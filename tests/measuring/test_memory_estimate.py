@@ -132,6 +132,20 @@ def test_policies_optimizers_and_micro_batches(logical_devices):
         estimate_here(workload(optimizer="sgd"), two, batch_sizes=(255,))
 
 
+def test_plan_fields_that_save_optimizer_state(logical_devices):
+    from tfaccel.measuring.step_memory import estimate_here
+
+    adam = workload(optimizer="adam")
+    fields = {"strategy": "mirrored", "devices": ("GPU:0", "GPU:1"), "global_batch_size": 256}
+    changes = ({}, {"optimizer_slots_dtype": "bfloat16"}, {"optimizer_state": "sharded"}, {"optimizer_state": "host"})
+    found = [estimate_here(adam, Plan(**fields, **change), batch_sizes=(128,)) for change in changes]
+    whole, halved, sharded, on_host = (one.optimizer_bytes for one in found)
+    assert halved == sharded == whole // 2
+    assert on_host == 0
+    assert [found[0].total_bytes(128) - one.total_bytes(128) for one in found[1:]] == [whole - halved, halved, whole]
+    assert found[0].reduced_bytes == found[0].gradients_bytes  # two replicas exchange them
+
+
 def test_a_plan_that_recomputes_keeps_fewer_activations(logical_devices):
     import keras
     import numpy as np

@@ -175,6 +175,7 @@ class _Sizes:
         self._plan, self._step, self._process_bytes = plan, step, process_bytes
         self._on_cpu = plan.devices[0].startswith("CPU")
         self._num_replicas = plan.num_local_replicas if self._on_cpu else 1
+        self._slots_divisor = 2 if plan.optimizer_slots_dtype == "bfloat16" else 1  # they are traced in float32
         self._reduced_bytes = step.gradients_bytes * self._num_replicas if plan.num_replicas > 1 else 0
         self._runtime_bytes = 0
         if self._on_cpu:
@@ -187,7 +188,7 @@ class _Sizes:
         """What the optimizer takes on the device for each replica; accumulated gradients are never elsewhere."""
         plan = self._plan
         accumulated = self._step.gradients_bytes if plan.accumulation_steps > 1 else 0
-        slots = max(0, self._step.optimizer_bytes - accumulated)
+        slots = max(0, self._step.optimizer_bytes - accumulated) // self._slots_divisor
         if plan.optimizer_state == "sharded":
             slots //= plan.num_replicas
         elif plan.optimizer_state == "host":
@@ -240,7 +241,7 @@ class _Sizes:
             gradients_bytes=self._num_replicas * step.gradients_bytes,
             optimizer_bytes=self._num_replicas * self._optimizer_bytes,
             embedding_bytes=self._num_replicas * step.embedding_bytes,
-            embedding_slots_bytes=self._num_replicas * step.embedding_slots_bytes,
+            embedding_slots_bytes=self._num_replicas * step.embedding_slots_bytes // self._slots_divisor,
             reduced_bytes=self._reduced_bytes,
             runtime_bytes=self._runtime_bytes,
             process_bytes=self._process_bytes,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tfaccel.argument_types import checks_types
@@ -16,14 +13,13 @@ from tfaccel.extras.estimates.loopback import loopback_interconnect
 from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, checked_replicas, scaling_rows
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate_child import measured_steps
+from tfaccel.measuring.candidate_child import CandidateServers, measured_steps
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import check_seconds
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
-from tfaccel.processes.fork_server import ForkServer
 
 LIMIT_SECONDS = 120.0
 _SMALLER = 4  # how many times smaller the second batch is from which the fixed part of a step is found
@@ -47,7 +43,7 @@ def estimate_scaling(
     """Predicts the speed, efficiency and cost of data-parallel training on more devices.
 
     The time of a step is that of one device, measured here, plus that of an all-reduce of the gradients in the
-    latency-bandwidth (alpha-beta) model; see `tfaccel.extras.estimates.all_reduce_cost`. Stragglers, slow input and
+    latency-bandwidth (alpha-beta) model; see `tfaccel.extras.estimates.interconnect`. Stragglers, slow input and
     congestion are not modelled: expect less than the prediction.
 
     Args:
@@ -203,11 +199,12 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
     Raises:
         WorkloadError: if the model cannot be built, or that takes longer.
     """
-    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-    server = ForkServer([_PROGRAM], folder=folder, environment={"TF_CONFIG": None, "KERAS_BACKEND": "tensorflow"})
-    try:
+    size = plan.replica_batch_size
+    alone = Plan(strategy="none", devices=("CPU:0",), global_batch_size=size, dtype_policy=plan.dtype_policy)
+    with CandidateServers() as servers:
+        server = servers.of(alone)
         child = server.start("step-facts", _PROGRAM, [], {})
-        child.send({**task, "plan": plan.to_json()})
+        child.send({**task, "plan": alone.to_json()})
         try:
             answer = server.get_message(child, limit_seconds)
         except TimeoutError:
@@ -219,6 +216,3 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
         if "failed" in answer:
             raise WorkloadError(f"The model could not be built: {answer['failed']}")
         return StepFacts(**answer)
-    finally:
-        server.close()
-        shutil.rmtree(folder, ignore_errors=True)

@@ -30,9 +30,8 @@ def main(connection: Connection, arguments: list[str]) -> int:
     return 0
 
 
-def _facts(workload: Workload, given: Plan, *, seed: int) -> dict[str, Any]:
-    size = given.replica_batch_size
-    plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=size, dtype_policy=given.dtype_policy)
+def _facts(workload: Workload, plan: Plan, *, seed: int) -> dict[str, Any]:
+    size = plan.global_batch_size
     with Runtime(plan, seed=seed):
         batch = next(iter(workload.train_data(size, seed=seed, epoch=0)))
         spec = with_rows(keras.tree.map_structure(tf.TensorSpec.from_tensor, batch), size)
