@@ -171,3 +171,25 @@ def test_repeated_cost():
     twice = StepCost(rows=(row,), num_unsized=5).repeated(2)
     assert (twice.flops, twice.bytes_accessed, twice.least_bytes, twice.num_kernels) == (10, 8, 2, 12)
     assert twice.num_unsized == 5
+
+
+def test_what_no_layer_writes_is_of_no_layer(logical_devices):
+    import tensorflow as tf
+
+    from tfaccel.costs.graph_costs import layer_scope
+
+    weights = [tf.Variable(tf.zeros((6, 4))) for _ in range(2)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = tf.exp(x)
+            parts = []
+            for number, weight in enumerate(weights):
+                with tf.name_scope(layer_scope(number)):
+                    parts.append(hidden @ weight)
+            loss = tf.reduce_sum(parts[0] * parts[1])
+        return tape.gradient(loss, weights)
+
+    graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((ROWS, 6))).graph
+    rows = by_name(graph_costs(graph, {0: "one", 1: "other one"}))
+    assert rows["one"].least_bytes == rows["other one"].least_bytes  # whichever reads `hidden` first

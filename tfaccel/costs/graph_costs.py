@@ -204,7 +204,8 @@ class _CostCounter(GraphCounter):
                 yield row, num_bytes
             if not is_given and origin.ref() not in self._written:
                 self._written.add(origin.ref())
-                yield source, num_bytes
+                is_of_none = row_of_name(origin.op.name, self._optimizers) is None
+                yield (self._callers[-2] if is_of_none else source), num_bytes  # not that of whoever reads it first
         yield row, _bytes_of_state(operation)
 
     def _origin(self, tensor: tf.Tensor) -> tf.Tensor:
