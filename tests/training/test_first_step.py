@@ -13,6 +13,7 @@ from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 from tfaccel.training.proof.differences import Tolerance, difference
+from tfaccel.training.proof.replica_layers import reversed_rows
 from tfaccel.training.steps.engine import get_engine
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -298,3 +299,65 @@ def test_fused_batch_normalization_by_replica_is_left_out():
         model.compile("adam", CROSS_ENTROPY)
     fit(model, X, LABELS, batch_size=8, verbose=0)
     assert get_engine(model).checks.proofs["train"].holds
+
+
+def test_a_table_whose_rows_are_noted_for_the_next_step_is_compared(caplog):
+    """The kernel of Adam keeps the rows of a large table that are not zero: another number of them in each step."""
+    with scope_of(2):
+        model = keras.Sequential([keras.Input((3,)), layers.Embedding(5000, 2), layers.Flatten(), layers.Dense(3)])
+        model.compile(keras.optimizers.Adam(0.01), CROSS_ENTROPY)
+    rows = np.random.default_rng(0).integers(0, 5000, (24, 3))
+    fit(model, rows, rows[:, 0] % 3, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    proof = get_engine(model).checks.proofs["train"]
+    assert proof.holds and proof.num_steps > 1, proof
+    assert not [text for text in caplog.messages if "could not be compared" in text]
+
+
+class Growing(keras.Model):
+    """Keeps something of each step in a variable that grows."""
+
+    def build(self, shape):
+        self.dense, self.kept = layers.Dense(3), tf.Variable([0.0], shape=[None], trainable=False)
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        kept = tf.shape(data[0])[:1] if self.keeps_rows else tf.ones([1], tf.int32)
+        kept = tf.repeat(tf.cast(kept, tf.float32), kept)
+        self.kept.assign(tf.concat([self.kept, kept], axis=0))
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("keeps_rows", [False, True])
+def test_a_variable_that_grows_is_compared(keeps_rows):
+    with scope_of(2):
+        model = Growing()
+        model.keeps_rows = keeps_rows
+        model.build((None, 6))
+        model.compile("sgd", CROSS_ENTROPY)
+    if keeps_rows:
+        with pytest.raises(CoupledRowsError, match="Variable"):
+            fit(model, X[:16], LABELS[:16], batch_size=8, verbose=0)
+        assert model.kept.shape == [None] and len(model.kept.numpy()) == 1
+        return
+    fit(model, X[:16], LABELS[:16], batch_size=8, verbose=0)
+    assert get_engine(model).checks.proofs["train"].holds
+    assert len(model.kept.numpy()) == 3
+
+
+def test_rows_are_reversed_in_each_share():
+    dense = tf.reshape(tf.range(10), (5, 2))
+    batch = {
+        "dense": dense,
+        "ragged": tf.RaggedTensor.from_tensor(dense),
+        "sparse": tf.sparse.from_dense(dense),
+        "number": tf.constant(3),
+    }
+    for num_shares, order in ((1, [4, 3, 2, 1, 0]), (2, [2, 1, 0, 4, 3])):
+        found = reversed_rows(batch, num_shares)
+        assert found["dense"].numpy().tolist() == dense.numpy()[order].tolist()
+        assert found["ragged"].to_list() == dense.numpy()[order].tolist()
+        assert tf.sparse.to_dense(found["sparse"]).numpy().tolist() == dense.numpy()[order].tolist()
+        assert found["number"] == 3

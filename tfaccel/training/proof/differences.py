@@ -50,6 +50,15 @@ class Tolerance:
             return cls(2e-2, 1e-2)
         return cls(5e-4, 1e-4)
 
+    def of_rounding(self, step: float, value: float) -> float:
+        """What rounding alone may make two values of a variable differ by.
+
+        Args:
+            step: how far any element of the variable has moved at most.
+            value: its largest element.
+        """
+        return self.nothing * self.scale + self.of_step * step + _EPSILON * value
+
     def of_output(self, many: Any, one: Any) -> tuple[bool, float]:
         """Whether two outputs differ, and by how much; other than dense values are not compared."""
         if not (isinstance(many, np.ndarray) and isinstance(one, np.ndarray)):
@@ -82,8 +91,21 @@ def size_of_step(before: np.ndarray, after: np.ndarray) -> float:
     """How far a variable has moved at most."""
     if after.dtype.kind not in "iu" and not is_rounded(after):
         return 0.0
+    before = _of_shape(after, before)
+    largest = _largest_change(before, after)
+    if np.isfinite(largest):
+        return largest
     moved = _in_64_bits(after) - _in_64_bits(before)
     return float(np.abs(moved[np.isfinite(moved)]).max(initial=0.0))
+
+
+def _largest_change(before: np.ndarray, after: np.ndarray) -> float:
+    """The largest change of any element: nothing is copied to 64 bits where float32 tells it; NaN where it cannot."""
+    if before.dtype != np.float32 or after.dtype != np.float32:
+        return np.nan
+    with np.errstate(invalid="ignore", over="ignore"):
+        moved = after - before
+    return max(float(moved.max(initial=0.0)), -float(moved.min(initial=0.0)))
 
 
 def _in_64_bits(values: Any) -> np.ndarray:
@@ -92,6 +114,11 @@ def _in_64_bits(values: Any) -> np.ndarray:
     if values.dtype.kind == "c":
         values = np.stack([values.real, values.imag], axis=-1)
     return np.asarray(values, np.float64)
+
+
+def _of_shape(like: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The values of a variable; zeros if it had another shape."""
+    return values if values.shape == like.shape else np.zeros_like(like)
 
 
 def _where_finite(one: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -128,7 +155,7 @@ def without_multiple(many: np.ndarray, one: np.ndarray, rounded: list[np.ndarray
         one: its value on one device.
         rounded: by how much weights differ, which is only rounding.
     """
-    if not is_rounded(one) or one.dtype.kind == "c" or one.size == 1:
+    if many.shape != one.shape or not is_rounded(one) or one.dtype.kind == "c" or one.size == 1:
         return many
     distance = np.asarray(many, np.float64) - one
     best = distance
@@ -176,21 +203,27 @@ def difference(
         >>> difference(before, one, one, np.array([1.0, 0.5]), Tolerance(1e-5, 1e-5), has_slots=False)
         (True, 0.5)
     """
+    if many.shape != one.shape:
+        return True, 1.0
     if not is_rounded(one):
         return bool((one != many).any()), float((one != many).mean()) if one.size else 0.0
     if not one.size:
         return False, 0.0
     if np.array_equal(one, many):
         return False, 0.0
+    before, again = _of_shape(one, before), again if again.shape == one.shape else one
+    step, apart, value = (_largest_change(first, one) for first in (before, many, np.zeros_like(one)))
+    if np.isfinite([step, apart, value]).all() and apart <= tolerance.of_rounding(step, value):
+        return False, apart / max(step, tolerance.scale, value, 1e-12)  # whatever the noise is
     before, one, again, many = _where_finite(one, *map(_in_64_bits, (before, one, again, many)))
     before, again = (np.where(np.isfinite(value), value, one) for value in (before, again))
     if not np.isfinite(many).all():
         return True, 1.0
     step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
-    distance = np.where(noise, 0.0, np.abs(many - one))
-    floor = tolerance.nothing * tolerance.scale + tolerance.of_step * step + _EPSILON * float(np.abs(one).max())
+    distance, value = np.where(noise, 0.0, np.abs(many - one)), float(np.abs(one).max())
+    floor = tolerance.of_rounding(step, value)
     allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * max(step, tolerance.scale)))
-    size = max(step, tolerance.scale, float(np.abs(one).max()), 1e-12)
+    size = max(step, tolerance.scale, value, 1e-12)
     far = distance > allowed
     differs = bool(far.any())
     if has_slots:

@@ -30,12 +30,15 @@ class ReplicaLayers:
 
     Attributes:
         components: the variables of each replica that these layers change.
+        draws: whether one of the layers draws random numbers.
         runs: whether one of the layers is being traced.
     """
 
     def __init__(self, model: keras.Model, replicas: Replicas) -> None:
         self._replicas = replicas
-        own = {id(layer): layer for layer in (*layers_by_replica(model), *_drawing_layers(model))}
+        drawing = _drawing_layers(model)
+        own = {id(layer): layer for layer in (*layers_by_replica(model), *drawing)}
+        self.draws = bool(drawing)
         self._variables = {place: _get_state(layer) for place, layer in own.items()}
         self._layers = list(own.values())
         self._components = {
@@ -205,17 +208,18 @@ def _get_spec(leaf: Any, known: Any) -> Any:
     return type(spec)(shape, spec.dtype)
 
 
-def reversed_rows(data: Any) -> Any:
-    """A batch in reverse order."""
+def reversed_rows(data: Any, num_shares: int = 1) -> Any:
+    """A batch in reverse order; or each replica's share of it, where the layers that run on shares draw nothing."""
+    num_rows = get_num_rows(data)
+    shares = (split_rows(num_rows, share, num_shares) for share in range(num_shares))
+    order = tf.concat([tf.range(int(stop) - 1, int(start) - 1, -1, tf.int64) for start, stop in shares], axis=0)
 
     def of(leaf: Any) -> Any:
         if isinstance(leaf, tf.SparseTensor):
             rows, *others = tf.unstack(leaf.indices, axis=1)
-            indices = tf.stack([leaf.dense_shape[0] - 1 - rows, *others], axis=1)
+            indices = tf.stack([tf.gather(order, rows), *others], axis=1)  # the order is its own inverse
             return tf.sparse.reorder(tf.SparseTensor(indices, leaf.values, leaf.dense_shape))
-        if isinstance(leaf, tf.RaggedTensor):
-            return tf.gather(leaf, tf.range(leaf.nrows() - 1, -1, -1))
-        return tf.reverse(leaf, [0]) if isinstance(leaf, tf.Tensor) and leaf.shape.rank else leaf
+        return tf.gather(leaf, order) if leaf is not None and leaf.shape.rank else leaf
 
     return keras.tree.map_structure(of, data)
 

@@ -33,6 +33,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_losses import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.private.private_tensorflow import (
+    SCRATCH,
     LookupTable,
     changed_tables,
     unoptimized_calls,
@@ -306,10 +307,10 @@ class StepProof:
 
     @property
     def _outer(self) -> list[tf.Variable]:
-        """The variables outside of the model that the steps read or write."""
+        """The variables outside of the model that the steps read or write; not those that each step begins anew."""
         known = {id(component) for component in self._components}
         found = {id(one): one for graph in self._graphs for one in graph.variables if id(one) not in known}
-        return [one for one in found.values() if one.dtype != tf.resource]
+        return [one for one in found.values() if one.dtype != tf.resource and not getattr(one, SCRATCH, False)]
 
     @cached_property
     def _variables(self) -> list[tf.Variable]:
@@ -345,11 +346,11 @@ class StepProof:
         """Compares results and state of all replicas with what one device makes of the step."""
         own, one = self._of_one.result()
         variables = self._differences(many, one, one)
-        is_known = bool(self._on_shares) and not self.is_apart  # other rows on a share are no rounding
-        if not is_known and any(differs for differs, _ in variables.values()):  # by more than rounding?
-            variables = self._differences(
-                many, one, self._step_of_one(reversed_rows(data), self._before, self._accumulated)[1]
-            )
+        shares = self._on_shares if self._on_shares and not self.is_apart else None  # other rows on one: no rounding
+        draws = shares is not None and shares.draws  # for places, not for rows
+        if not draws and any(differs for differs, _ in variables.values()):  # by more than rounding?
+            rows = reversed_rows(data, self._replicas.num_replicas if shares else 1)
+            variables = self._differences(many, one, self._step_of_one(rows, self._before, self._accumulated)[1])
         found = {name: relative for name, (differs, relative) in variables.items() if differs}
         for name, relative in self._differing_results(
             results, _as_arrays(own), many, one, Tolerance.of_model(self._model)
