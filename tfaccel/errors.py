@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 from unicodedata import category
 
 # TensorFlow also raises ResourceExhaustedError for a full disk, too many open files and long messages.
@@ -147,9 +148,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         >>> is_out_of_memory(tf.errors.ResourceExhaustedError(None, None, "model.keras; No space left on device"))
         False
     """
-    if "tensorflow" not in sys.modules:
+    tf: Any = sys.modules.get("tensorflow")
+    if tf is None:
         return False
-    import tensorflow as tf
-
     is_shortage = isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.InternalError)
     return is_shortage and _SHORT_OF_MEMORY.search(str(error)) is not None
