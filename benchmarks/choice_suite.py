@@ -29,9 +29,8 @@ from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.timed_race import Timing, ratios
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.detect import detect_hardware
-from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateFailed
-from tfaccel.measuring.report import described
+from tfaccel.measuring.report import Candidate, described
 from tfaccel.planning.plan import Plan
 from tfaccel.processes.child import ProcessError, run_program
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfaccel.benchmarks.figure import Figure
-from tfaccel.measuring.measurement import Measurement, Window
+from tfaccel.benchmarks.measurement import Measurement, Window
 
 # Part of a call -> its wall seconds. The whole call includes the tails of epochs, the steps do not.
 PARTS: dict[str, Callable[[Window], float]] = {

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.measurement import Measurement, Window
 from tfaccel.benchmarks.qat_suite import qat_figures
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
@@ -17,7 +18,6 @@ from tfaccel.compressing.compress import compress
 from tfaccel.compressing.compress_result import CompressResult
 from tfaccel.compressing.variant import VariantResult
 from tfaccel.errors import CompressionError
-from tfaccel.measuring.measurement import Measurement, Window
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload

@@ -12,11 +12,10 @@ from tfaccel.benchmarks.comparison import PARTS, step_time_ratio, tail_share, th
 from tfaccel.benchmarks.engine_tasks import Task
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.kernel_tasks import KERNEL_TASKS
+from tfaccel.benchmarks.measurement import Measurement, Program, measure_interleaved
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.training_programs import FitProgram, HandWrittenLoop, TrainedModel
-from tfaccel.measuring.duel import Program, measure_interleaved
-from tfaccel.measuring.measurement import Measurement
 from tfaccel.training.fit import plan_of_model
 
 # Approximate length of the epochs whose end is measured.

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfaccel.measuring.measurement import Window
+from tfaccel.benchmarks.measurement import Window
 
 
 class EpochClock:

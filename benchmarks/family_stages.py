@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -91,10 +90,7 @@ class Racers:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-        self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        self.servers = CandidateServers(self._folder)
-        self._stack.callback(self.servers.close)
+        self.servers = self._stack.enter_context(CandidateServers())
         return self
 
     def __exit__(
@@ -130,7 +126,7 @@ class Racers:
             CandidateFailed: if it cannot.
         """
         self._options.progress(f"{self.family.name}: building {peer.name}")
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        folder = Path(tempfile.mkdtemp(dir=self.servers.folder))
         return self._built(PeerChild(peer, self.family, folder))
 
     def race(

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tfaccel.measuring.candidate_program import resident_bytes
+from tfaccel.hardware.cpu import resident_bytes
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.plan import Plan
 from tfaccel.training.run.timed_steps import TimedSteps

@@ -9,11 +9,9 @@ from typing import Any
 
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
-from tfaccel.measuring.duel import duel
-from tfaccel.measuring.loss_check import first_losses, what_is_wrong
-from tfaccel.measuring.report import REFERENCE, described
+from tfaccel.measuring.duel import duel, first_losses, what_is_wrong
+from tfaccel.measuring.report import REFERENCE, Candidate, described
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import Move, moves
 from tfaccel.planning.plan import Plan

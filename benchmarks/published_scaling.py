@@ -6,8 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfaccel.extras.estimates.all_reduce_cost import all_reduce_seconds
-from tfaccel.extras.estimates.interconnect import known_interconnect
+from tfaccel.extras.estimates.interconnect import all_reduce_seconds, known_interconnect
 
 _FILE = Path(__file__).with_suffix(".json")
 _GRADIENT_BYTES = 4  # of a parameter: float32, under mixed precision too

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfaccel.benchmarks.measurement import Window
 from tfaccel.benchmarks.stated_results import StatedResult
 from tfaccel.hardware.detect import detect_hardware
-from tfaccel.measuring.measurement import Window
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.input_waits import input_waits
+from tfaccel.benchmarks.measurement import Measurement, measure_interleaved
 from tfaccel.benchmarks.recipe_programs import (
     DefaultTraining,
     PlainTraining,
@@ -15,9 +17,6 @@ from tfaccel.benchmarks.recipe_programs import (
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.stated_results import STATED_RESULTS
 from tfaccel.benchmarks.suite_options import SuiteOptions
-from tfaccel.measuring.duel import measure_interleaved
-from tfaccel.measuring.input_waits import input_waits
-from tfaccel.measuring.measurement import Measurement
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.run_length import get_run_epochs
 
@@ -42,7 +41,7 @@ def run_recipe_suite(names: Sequence[str], options: SuiteOptions) -> Report:
             programs,
             repetitions=options.repetitions,
             num_discarded=0,  # Each run builds and traces everything again, so there is nothing to warm up.
-            progress=lambda text, name=name: options.progress(f"{name}: {text}"),  # type: ignore[misc]
+            progress=lambda text, name=name: options.progress(f"{name}: {text}"),
         )
         measurements[name] = times
         for program, other in zip(programs[1:], times[1:], strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfaccel.benchmarks.figure import Figure
-from tfaccel.measuring.measurement import Measurement
+from tfaccel.benchmarks.measurement import Measurement
 
 # A program whose windows vary by more than this (interquartile range / median) was disturbed.
 NOISY_SPREAD = 0.10

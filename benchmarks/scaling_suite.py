@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.measurement import Measurement, Window
 from tfaccel.benchmarks.published_scaling import published_scalings
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.scaling_program import REPLICA_BATCH_SIZES
@@ -19,7 +20,6 @@ from tfaccel.errors import TfaccelError
 from tfaccel.extras.estimates.interconnect import Interconnect
 from tfaccel.extras.estimates.loopback import LinkFit, measure_link
 from tfaccel.extras.estimates.scaling import ScalingOptions, scaling_rows
-from tfaccel.measuring.measurement import Measurement, Window
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 from tfaccel.processes.local_cluster import WorkerError, cluster_environments, run_workers
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.measurement import Measurement, Window
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.measurement import Measurement, Window
 from tfaccel.processes.child import ProcessError, run_program
 
 # Recipe -> epochs of a trial, which take about ten seconds on one core; the metric; and the tolerance of the best

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from tfaccel.measuring.candidate import CandidateWindow
 from tfaccel.measuring.candidate_child import CandidateFailed, TimedChild
-from tfaccel.measuring.measurement import relative_spread
+from tfaccel.measuring.report import CandidateWindow, relative_spread
 
 _MIN_STEPS = 2
 _LONG_SECONDS = 1.0

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfaccel.benchmarks.engine_tasks import Task
 from tfaccel.benchmarks.epoch_clock import EpochClock, StepTimes, WindowTimes
-from tfaccel.measuring.measurement import Window
+from tfaccel.benchmarks.measurement import Window
 from tfaccel.training.fit import fit
 
 

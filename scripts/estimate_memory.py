@@ -92,7 +92,7 @@ def _print(estimate: MemoryEstimate) -> None:
     ):
         if num_bytes:
             console.print(Text(f"  {name}: {mebibytes(num_bytes)}"))
-    table = Table(title="By batch size; the totals include all of the above but gradients", title_justify="left")
+    table = Table(title="By batch size; the totals include all of the above", title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="right", overflow="fold")
     for row in estimate.rows():

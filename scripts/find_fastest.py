@@ -23,8 +23,7 @@ from absl import flags
 from rich.table import Table
 from rich.text import Text
 
-from tfaccel.measuring.candidate import Candidate, MeasureOptions, SearchProgress
-from tfaccel.measuring.report import HEADINGS, Report
+from tfaccel.measuring.report import HEADINGS, Candidate, MeasureOptions, Report, SearchProgress
 from tfaccel.planning.plan import Plan
 from tfaccel.scripts.command import INTERRUPTED, check_writable, interrupted, show_progress, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags, option_flags

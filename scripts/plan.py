@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.memory_savings import HEADINGS, WayToSave, ways_to_save
+from tfaccel.measuring.memory_estimate import SAVING_HEADINGS, WayToSave, ways_to_save
 from tfaccel.planning.candidates import candidate_plans
 from tfaccel.planning.placements import may_be_cut
 from tfaccel.planning.plan import SETTINGS, Plan, explain
@@ -180,8 +180,8 @@ def _chosen_table(plan: Plan) -> Table:
 
 def _memory_table(plan: Plan, ways: tuple[WayToSave, ...]) -> Table:
     table = Table(title="Memory of each GPU, and what other values of plan fields save", title_justify="left")
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading in (HEADINGS[0], "") else "right", overflow="fold")
+    for heading in SAVING_HEADINGS:
+        table.add_column(heading, justify="left" if heading in (SAVING_HEADINGS[0], "") else "right", overflow="fold")
     for way in ways:
         name, _, value = way.field.partition("=")
         used = value and str(getattr(plan, name)).lower() == value

@@ -58,13 +58,14 @@ _PUBLIC_MODULES = ("errors", "estimates", "layers", "ops", "optimizers", "option
 _MOVED_TO = ("errors", "estimates", "optimizers", "options", "serving")
 
 __all__ = ["__version__", *sorted(_PUBLIC_NAMES)]
+_RENAMED = {"write_report": "tfaccel.report", "cost_of": "tfaccel.estimates.get_cost"}
 _get_public, __dir__ = lazy_names("tfaccel", _PUBLIC_NAMES, __all__)
 
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC_MODULES:
         return import_module(f"tfaccel.{name}")
-    found = "tfaccel.report" if name == "write_report" else _moved(name)
+    found = _RENAMED.get(name) or _moved(name)
     if found is None:
         return _get_public(name)
     warnings.warn(f"tfaccel.{name} is now {found}; use that name.", DeprecationWarning, stacklevel=2)

@@ -1,8 +1,13 @@
 """Errors that tfaccel raises for users. Each message says what was received, what was expected and how to fix it."""
 
+import re
+import sys
 from pathlib import Path
+from typing import Any
 from unicodedata import category
 
+# TensorFlow also raises ResourceExhaustedError for a full disk, too many open files and long messages.
+_SHORT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate|allocating \d+ bytes", re.IGNORECASE)
 _CONTROL = ("Cc", "Cf", "Cs")  # control and format characters, and halves of characters
 
 
@@ -131,3 +136,20 @@ class OutOfMemoryError(TfaccelError, RuntimeError):
 
 class VersionError(TfaccelError, RuntimeError):
     """An installed package lacks an attribute that tfaccel needs; the message names versions that have it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of TensorFlow means that memory is short, on the host or on a device.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> is_out_of_memory(tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9]"))
+        True
+        >>> is_out_of_memory(tf.errors.ResourceExhaustedError(None, None, "model.keras; No space left on device"))
+        False
+    """
+    tf: Any = sys.modules.get("tensorflow")
+    if tf is None:
+        return False
+    is_shortage = isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.InternalError)
+    return is_shortage and _SHORT_OF_MEMORY.search(str(error)) is not None

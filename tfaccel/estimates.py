@@ -1,5 +1,8 @@
 """What training costs: operations, memory, limits of the machine, more devices, other devices."""
 
+import warnings
+from typing import Any
+
 from tfaccel.known_names import lazy_names
 
 # Public name -> the module that defines it.
@@ -14,7 +17,7 @@ _PUBLIC_NAMES = {
     "DeviceComparison": "tfaccel.extras.estimates.device_comparison",
     "GpuAssumptions": "tfaccel.extras.estimates.device_comparison",
     "ComparisonOptions": "tfaccel.extras.estimates.compare_devices",
-    "cost_of": "tfaccel.measuring.cost_of",
+    "get_cost": "tfaccel.measuring.get_cost",
     "ModelCost": "tfaccel.costs.model_cost",
     "StepCost": "tfaccel.costs.model_cost",
     "roofline": "tfaccel.measuring.roofline",
@@ -23,4 +26,12 @@ _PUBLIC_NAMES = {
 }
 
 __all__ = sorted(_PUBLIC_NAMES)
-__getattr__, __dir__ = lazy_names(__name__, _PUBLIC_NAMES, __all__)
+_get_public, __dir__ = lazy_names(__name__, _PUBLIC_NAMES, __all__)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "cost_of":
+        return _get_public(name)
+    now = "tfaccel.estimates.get_cost"
+    warnings.warn(f"tfaccel.estimates.{name} is now {now}; use that name.", DeprecationWarning, stacklevel=2)
+    return _get_public("get_cost")

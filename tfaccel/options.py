@@ -5,7 +5,7 @@ from tfaccel.known_names import lazy_names
 # Public name -> the module that defines it.
 _PUBLIC_NAMES = {
     "BatchOptions": "tfaccel.measuring.batch_report",
-    "MeasureOptions": "tfaccel.measuring.candidate",
+    "MeasureOptions": "tfaccel.measuring.report",
     "TrainingOptions": "tfaccel.training.training_options",
     "Count": "tfaccel.training.recipe",
     "DataPath": "tfaccel.training.recipe",

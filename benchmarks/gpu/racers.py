@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from tfaccel.benchmarks.gpu.tasks import WORKLOAD, task_named, workload
 from tfaccel.benchmarks.report import NOISY_SPREAD
 from tfaccel.benchmarks.timed_race import Timing, race, ratios
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers, TimedChild
-from tfaccel.measuring.loss_check import CHECKED_STEPS
+from tfaccel.measuring.duel import CHECKED_STEPS
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
@@ -55,10 +54,7 @@ class TaskRacers:
         self.build_seconds: dict[str, float] = {}
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-        self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
-        self._servers = CandidateServers(self._folder)
-        self._stack.callback(self._servers.close)
+        self._servers = self._stack.enter_context(CandidateServers())
         return self
 
     def __exit__(
@@ -101,7 +97,7 @@ class TaskRacers:
 
     def _peer(self, program: str, **order: Any) -> _Peer:
         order |= {"task": self._task.name, "is_tiny": self._run.is_rehearsal, "folder": self._options.get("folder", "")}
-        return _Peer(self._folder, f"{_PACKAGE}.{program}", order, limit_seconds=self._run.seconds_left)
+        return _Peer(self._servers.folder, f"{_PACKAGE}.{program}", order, limit_seconds=self._run.seconds_left)
 
     def _start(self, name: str, child: TimedChild) -> None:
         child.order_first_steps(CHECKED_STEPS)

@@ -14,9 +14,9 @@ from tfaccel.benchmarks.gpu.step import StepRun
 from tfaccel.benchmarks.gpu.tasks import WORKLOAD
 from tfaccel.benchmarks.timed_race import ratios
 from tfaccel.errors import PlanError
-from tfaccel.measuring.candidate import MeasureOptions
 from tfaccel.measuring.ceilings import ceilings_of_plan
 from tfaccel.measuring.find_fastest import find_fastest
+from tfaccel.measuring.report import MeasureOptions
 from tfaccel.measuring.roofline import roofline
 from tfaccel.planning.machine_ceilings import compute_dtype
 from tfaccel.planning.plan import Plan
@@ -100,8 +100,8 @@ def fit_with_defaults(run: StepRun) -> None:
     """`tfaccel.fit` and `Model.fit` on the 32-wide MLP, with the defaults of both, in one process."""
     from tfaccel.benchmarks import engine_tasks
     from tfaccel.benchmarks.comparison import PARTS, throughput_ratio
+    from tfaccel.benchmarks.measurement import measure_interleaved
     from tfaccel.benchmarks.training_programs import FitProgram, TrainedModel
-    from tfaccel.measuring.duel import measure_interleaved
 
     task = engine_tasks.mlp(steps_per_epoch=40 if run.is_rehearsal else 2000)
     first = TrainedModel(task)

@@ -131,7 +131,7 @@ def growth(run: StepRun) -> None:
 def used_bytes(run: StepRun) -> int:
     """Memory of the first GPU that is in use, as the driver reports it; in a rehearsal, that of this process."""
     if run.is_rehearsal:
-        from tfaccel.measuring.candidate_program import resident_bytes
+        from tfaccel.hardware.cpu import resident_bytes
 
         return resident_bytes()
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]

@@ -10,7 +10,7 @@ from tfaccel.benchmarks.gpu.step import StepRun
 from tfaccel.benchmarks.gpu.tasks import task_named
 from tfaccel.benchmarks.gpu.trial import TrialFailed, in_new_process
 from tfaccel.measuring.candidate_child import CandidateFailed, TimedChild
-from tfaccel.measuring.loss_check import CHECKED_STEPS
+from tfaccel.measuring.duel import CHECKED_STEPS
 
 POLICIES = ("float32", "mixed_bfloat16", "mixed_float16")
 MAX_LOSS_DIFFERENCE = 0.05  # relative, as for a plan that `find_fastest` accepts

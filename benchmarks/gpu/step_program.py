@@ -19,7 +19,7 @@ from typing import Any
 
 from tfaccel.benchmarks.gpu.step import Step, StepRun
 from tfaccel.benchmarks.gpu.step_result import StepResult
-from tfaccel.measuring.candidate_program import get_cause
+from tfaccel.measuring.workload_task import get_cause
 from tfaccel.processes.child import end_with_parent
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tfaccel.errors import TfaccelError
 from tfaccel.measuring.candidate_child import OUT_OF_MEMORY
-from tfaccel.measuring.candidate_program import get_cause
+from tfaccel.measuring.workload_task import get_cause
 from tfaccel.processes.child import Environment, ProcessError, end_with_parent, run_program
 
 

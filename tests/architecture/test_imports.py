@@ -57,7 +57,7 @@ NOUN_MODULES = {
     "tfaccel.training.run.performance",
     "tfaccel.costs.model_cost",
     "tfaccel.measuring.roofline",
-    "tfaccel.measuring.measurement",
+    "tfaccel.benchmarks.measurement",
     "tfaccel.benchmarks.published_scaling",
     "tfaccel.measuring.memory_estimate",
     "tfaccel.measuring.batch_report",

@@ -10,8 +10,8 @@ from tfaccel.benchmarks.plan_sweep import speed, sweep_space
 from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.timed_race import Timing
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate import Candidate, CandidateWindow
 from tfaccel.measuring.plan_search import MeasureOptions
+from tfaccel.measuring.report import Candidate, CandidateWindow
 from tfaccel.planning.moves import moves
 from tfaccel.planning.plan import Plan
 

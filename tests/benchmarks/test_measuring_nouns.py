@@ -7,8 +7,9 @@ import pytest
 
 from tfaccel.benchmarks.comparison import step_time_ratio, tail_share, throughput_ratio
 from tfaccel.benchmarks.figure import Figure
+from tfaccel.benchmarks.measurement import Measurement, Window
 from tfaccel.benchmarks.report import Report
-from tfaccel.measuring.measurement import Measurement, Window, relative_spread
+from tfaccel.measuring.report import relative_spread
 
 
 def window(wall, tail=0.0, cpu=1.0):

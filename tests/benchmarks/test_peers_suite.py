@@ -10,7 +10,7 @@ from tfaccel.benchmarks.peers_suite import peers_figures, run_peers_suite
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.timed_race import Timing
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.candidate import CandidateWindow
+from tfaccel.measuring.report import CandidateWindow
 
 OPTIONS = SuiteOptions(repetitions=1, progress=lambda text: None)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tfaccel.benchmarks.timed_race import race, ratios
-from tfaccel.measuring.candidate import CandidateWindow
 from tfaccel.measuring.candidate_child import CandidateFailed
+from tfaccel.measuring.report import CandidateWindow
 
 
 class Program:

@@ -8,7 +8,7 @@ import pytest
 from tfaccel.costs.graph_costs import graph_costs
 from tfaccel.costs.model_cost import LayerCost, ModelCost, StepCost
 from tfaccel.errors import WorkloadError
-from tfaccel.measuring.cost_of import cost_of
+from tfaccel.measuring.get_cost import get_cost
 from tfaccel.planning.workload import Workload
 
 ROWS = 8
@@ -29,7 +29,7 @@ def test_dense_layers_with_their_bytes(logical_devices):
         [keras.Input((5,)), keras.layers.Dense(7, "relu", name="first"), keras.layers.Dense(3, name="last")]
     )
     model.compile("sgd", "mse")
-    cost = cost_of(model, zeros(5), zeros(3), batch_size=ROWS)
+    cost = get_cost(model, zeros(5), zeros(3), batch_size=ROWS)
     forward, step = by_name(cost.forward), by_name(cost.step)
     assert list(forward) == ["first", "last"]
     assert list(step) == ["first", "last", "optimizer", "loss", "other"]
@@ -70,7 +70,7 @@ def test_layers_inside_layers_and_loops(logical_devices):
                 x = self.block(x)
             return x
 
-    cost = cost_of(Subclassed, zeros(6, 5), zeros(4), batch_size=ROWS, optimizer="adam", loss="mse")
+    cost = get_cost(Subclassed, zeros(6, 5), zeros(4), batch_size=ROWS, optimizer="adam", loss="mse")
     forward = by_name(cost.forward)
     inner = next(row for name, row in forward.items() if name.endswith("inner"))
     block = next(row for name, row in forward.items() if name.endswith("block"))
@@ -109,16 +109,16 @@ def test_loop_whose_length_depends_on_data(logical_devices):
 
     model = keras.Sequential([keras.Input((4,)), Endless()])
     with pytest.raises(WorkloadError, match="cannot be counted: how often it runs depends on data"):
-        cost_of(model, replica_batch_size=ROWS)
+        get_cost(model, replica_batch_size=ROWS)
 
 
 def test_model_without_data(logical_devices):
     import keras
 
-    cost = cost_of(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]), replica_batch_size=16)
+    cost = get_cost(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]), replica_batch_size=16)
     assert (cost.step, cost.forward.matrix_flops, cost.replica_batch_size) == (None, 2 * 16 * 4 * 2, 16)
-    with pytest.raises(WorkloadError, match=r"cost_of takes a Keras model with known inputs .* without data\."):
-        cost_of(keras.Sequential([keras.layers.Dense(2)]))
+    with pytest.raises(WorkloadError, match=r"get_cost takes a Keras model with known inputs .* without data\."):
+        get_cost(keras.Sequential([keras.layers.Dense(2)]))
 
 
 def test_arguments_that_need_data_are_refused_without(logical_devices):
@@ -126,9 +126,9 @@ def test_arguments_that_need_data_are_refused_without(logical_devices):
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     with pytest.raises(WorkloadError, match=r"Received as well: y, replica_batchsize, loss\. Leave them out, or give"):
-        cost_of(model, None, [1, 2], replica_batchsize=8, loss="nonsense")
+        get_cost(model, None, [1, 2], replica_batchsize=8, loss="nonsense")
     with pytest.raises(WorkloadError, match="y without x"):
-        cost_of("image_classification", y=[1, 2])
+        get_cost("image_classification", y=[1, 2])
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
@@ -171,3 +171,25 @@ def test_repeated_cost():
     twice = StepCost(rows=(row,), num_unsized=5).repeated(2)
     assert (twice.flops, twice.bytes_accessed, twice.least_bytes, twice.num_kernels) == (10, 8, 2, 12)
     assert twice.num_unsized == 5
+
+
+def test_what_no_layer_writes_is_of_no_layer(logical_devices):
+    import tensorflow as tf
+
+    from tfaccel.costs.graph_costs import layer_scope
+
+    weights = [tf.Variable(tf.zeros((6, 4))) for _ in range(2)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = tf.exp(x)
+            parts = []
+            for number, weight in enumerate(weights):
+                with tf.name_scope(layer_scope(number)):
+                    parts.append(hidden @ weight)
+            loss = tf.reduce_sum(parts[0] * parts[1])
+        return tape.gradient(loss, weights)
+
+    graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((ROWS, 6))).graph
+    rows = by_name(graph_costs(graph, {0: "one", 1: "other one"}))
+    assert rows["one"].least_bytes == rows["other one"].least_bytes  # whichever reads `hidden` first

@@ -4,7 +4,7 @@ import pytest
 
 from tfaccel import Workload
 from tfaccel.errors import WorkloadError
-from tfaccel.measuring.cost_of import cost_of
+from tfaccel.measuring.get_cost import get_cost
 
 BATCH = 4
 
@@ -19,7 +19,7 @@ def costs_of(build, inputs, outputs, **changes):
         "compile_args": lambda: {"optimizer": "adam", "loss": "mse"},
         "train_data": lambda global_batch_size, *, seed, epoch: rows,
     }
-    return cost_of(Workload("mine", **{**given, **changes}, global_batch_size=BATCH))
+    return get_cost(Workload("mine", **{**given, **changes}, global_batch_size=BATCH))
 
 
 def layers_of(*shape_and_layers):

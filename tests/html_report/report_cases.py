@@ -11,8 +11,7 @@ from tfaccel.compressing.variant import Latency, Variant, VariantResult
 from tfaccel.costs.model_cost import LayerCost, StepCost
 from tfaccel.files import write_json, write_json_lines
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate import Candidate, CandidateWindow
-from tfaccel.measuring.report import FIRST_PLAN, Report
+from tfaccel.measuring.report import FIRST_PLAN, Candidate, CandidateWindow, Report
 from tfaccel.measuring.roofline import Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan

@@ -233,7 +233,7 @@ def estimates(folder: Path) -> dict[str, Any]:
     """Counts of a model's operations, and of a step's bytes; without the memory of the process, which is measured."""
     from tfaccel.measuring.estimate_memory import estimate_memory
 
-    cost = tfaccel.estimates.cost_of("tabular_classification").to_json()
+    cost = tfaccel.estimates.get_cost("tabular_classification").to_json()
     memory = estimate_memory("tabular_classification", batch_sizes=(64,), global_batch_size=32).to_json()
     sizes = [batch for batch in memory["batches"] if batch["replica_batch_size"] in (32, 64)]
     return line([cost, [{name: value for name, value in one.items() if name != "total_bytes"} for one in sizes]])

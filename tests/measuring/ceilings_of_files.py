@@ -1,4 +1,4 @@
-"""A program in place of `ceilings_program`: it measures nothing, and sends the messages in the file `MESSAGES`."""
+"""A program in place of the child of `ceilings`: it measures nothing, and sends the messages in the file `MESSAGES`."""
 
 import json
 import os

@@ -11,7 +11,7 @@ import dataclasses, json, sys
 import tfaccel
 from tfaccel import find_fastest
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.candidate import MeasureOptions, SearchProgress
+from tfaccel.measuring.report import MeasureOptions, SearchProgress
 
 class Printed(SearchProgress):
     def measured(self, candidate):

@@ -9,9 +9,8 @@ import pytest
 from fastest_search import finder
 
 from tfaccel.errors import PlanError
-from tfaccel.measuring.candidate import Candidate, CandidateWindow, MeasureOptions
-from tfaccel.measuring.loss_check import departure
-from tfaccel.measuring.report import Report
+from tfaccel.measuring.duel import departure
+from tfaccel.measuring.report import Candidate, CandidateWindow, MeasureOptions, Report
 from tfaccel.planning.plan import Plan
 
 

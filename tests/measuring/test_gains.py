@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tfaccel.measuring.candidate import Candidate, MeasureOptions
 from tfaccel.measuring.plan_search import Gains
-from tfaccel.measuring.report import NO_MOVE_LEFT, Report
+from tfaccel.measuring.report import NO_MOVE_LEFT, Candidate, MeasureOptions, Report
 from tfaccel.planning.plan import Plan
 
 PLAIN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)

@@ -7,7 +7,7 @@ import time
 import keras
 import tensorflow as tf
 from tfaccel import Workload
-from tfaccel.measuring.input_waits import input_waits
+from tfaccel.benchmarks.input_waits import input_waits
 
 def workload(train_data):
     def build_model():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tfaccel.measuring.duel import measure_interleaved
-from tfaccel.measuring.measurement import Window
+from tfaccel.benchmarks.measurement import Window, measure_interleaved
 
 
 class Counting:

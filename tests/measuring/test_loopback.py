@@ -7,7 +7,7 @@ import pytest
 
 from tfaccel.errors import ClusterError
 from tfaccel.extras.estimates import loopback
-from tfaccel.extras.estimates.all_reduce_cost import ring_seconds
+from tfaccel.extras.estimates.interconnect import ring_seconds
 from tfaccel.hardware.hardware import Hardware
 
 SIZES = [4, 4096, 65536, 10**6, 10**7]

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from tfaccel.measuring.candidate import CandidateWindow
-from tfaccel.measuring.loss_check import first_losses
+from tfaccel.measuring.duel import first_losses
+from tfaccel.measuring.report import CandidateWindow
 
 
 class Child:

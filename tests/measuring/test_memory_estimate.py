@@ -5,9 +5,8 @@ import pytest
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.measuring.batch_report import BatchReport, BatchTrial
-from tfaccel.measuring.candidate import Candidate, CandidateWindow
-from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate
-from tfaccel.measuring.memory_savings import ways_to_save
+from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate, ways_to_save
+from tfaccel.measuring.report import Candidate, CandidateWindow
 from tfaccel.planning.plan import Plan
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=256)
@@ -97,7 +96,7 @@ def workload(**compile_args):
 
 
 def test_what_a_step_keeps_and_holds(logical_devices):
-    from tfaccel.measuring.step_estimate import estimate_here
+    from tfaccel.measuring.step_memory import estimate_here
 
     found = estimate_here(workload(optimizer="adam"), PLAN, batch_sizes=(256, 512), device_bytes=2**33)
     assert found.num_parameters == PARAMETERS
@@ -115,7 +114,7 @@ def test_what_a_step_keeps_and_holds(logical_devices):
 
 
 def test_policies_optimizers_and_micro_batches(logical_devices):
-    from tfaccel.measuring.step_estimate import estimate_here
+    from tfaccel.measuring.step_memory import estimate_here
 
     half = Plan(strategy="none", devices=("GPU:0",), global_batch_size=256, dtype_policy="mixed_bfloat16")
     found = estimate_here(workload(optimizer="sgd"), half, batch_sizes=(256,), device_bytes=100)
@@ -133,12 +132,26 @@ def test_policies_optimizers_and_micro_batches(logical_devices):
         estimate_here(workload(optimizer="sgd"), two, batch_sizes=(255,))
 
 
+def test_plan_fields_that_save_optimizer_state(logical_devices):
+    from tfaccel.measuring.step_memory import estimate_here
+
+    adam = workload(optimizer="adam")
+    fields = {"strategy": "mirrored", "devices": ("GPU:0", "GPU:1"), "global_batch_size": 256}
+    changes = ({}, {"optimizer_slots_dtype": "bfloat16"}, {"optimizer_state": "sharded"}, {"optimizer_state": "host"})
+    found = [estimate_here(adam, Plan(**fields, **change), batch_sizes=(128,)) for change in changes]
+    whole, halved, sharded, on_host = (one.optimizer_bytes for one in found)
+    assert halved == sharded == whole // 2
+    assert on_host == 0
+    assert [found[0].total_bytes(128) - one.total_bytes(128) for one in found[1:]] == [whole - halved, halved, whole]
+    assert found[0].reduced_bytes == found[0].gradients_bytes  # two replicas exchange them
+
+
 def test_a_plan_that_recomputes_keeps_fewer_activations(logical_devices):
     import keras
     import numpy as np
 
     from tfaccel import Workload
-    from tfaccel.measuring.step_estimate import estimate_here
+    from tfaccel.measuring.step_memory import estimate_here
 
     def build():
         hidden = [keras.layers.Dense(256, activation="gelu") for _ in range(4)]
@@ -163,7 +176,7 @@ def test_a_model_of_one_batch_size(logical_devices):
     import numpy as np
 
     from tfaccel import Workload
-    from tfaccel.measuring.step_estimate import estimate_here
+    from tfaccel.measuring.step_memory import estimate_here
 
     def build():
         eight_rows = keras.layers.Lambda(lambda x: keras.ops.reshape(x, (8, 3)))

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tfaccel.errors import PlanError
-from tfaccel.measuring.candidate import Candidate, MeasureOptions
 from tfaccel.measuring.duel import Duel
+from tfaccel.measuring.report import Candidate, MeasureOptions
 from tfaccel.measuring.search_limits import SearchLimits
 from tfaccel.planning.plan import Plan
 

@@ -8,7 +8,6 @@ import pytest
 from tfaccel.errors import WorkloadError
 from tfaccel.measuring.find_fastest import find_fastest
 from tfaccel.measuring.workload_task import load_task, make_task
-from tfaccel.planning.reference import Reference
 from tfaccel.planning.workload import Workload
 
 X = np.zeros((6, 2), "float32")
@@ -46,7 +45,7 @@ def test_datasets_are_refused(logical_devices):
 def test_a_workload_that_makes_datasets_is_sent(tmp_path):
     given = Workload("mine", object, dict, dataset, dataset, global_batch_size=3)
     task = make_task(given, {}, made=given, folder=tmp_path)
-    assert load_task(Reference(**task["workload"]), task["options"]) == given
+    assert load_task(task) == given
 
 
 def test_a_dataset_inside_a_function_is_named(logical_devices, tmp_path):

@@ -40,7 +40,7 @@ WORKLOAD = "image_classification"
 WRONG = [
     ("find_fastest", (WORKLOAD,), {}, "measure", "a tfaccel.options.MeasureOptions, or None"),
     ("find_fastest", (WORKLOAD,), {}, "hardware", "a tfaccel.Hardware, or None"),
-    ("find_fastest", (WORKLOAD,), {}, "progress", "a tfaccel.measuring.candidate.SearchProgress, or None"),
+    ("find_fastest", (WORKLOAD,), {}, "progress", "a tfaccel.measuring.report.SearchProgress, or None"),
     ("find_batch_size", (WORKLOAD,), {}, "search", "a tfaccel.options.BatchOptions, or None"),
     ("find_batch_size", (WORKLOAD,), {}, "on_trial", "a function"),
     ("find_learning_rate", (WORKLOAD,), {}, "test", "a tfaccel.options.LearningRateTest, or None"),

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from tfaccel.extras.estimates.all_reduce_cost import (
+from tfaccel.extras.estimates.interconnect import (
+    Interconnect,
     all_reduce_seconds,
     flat_ring_seconds,
     hierarchical_seconds,
@@ -12,7 +13,6 @@ from tfaccel.extras.estimates.all_reduce_cost import (
     num_packs,
     ring_seconds,
 )
-from tfaccel.extras.estimates.interconnect import Interconnect
 
 MB = 10**6
 CLUSTER = Interconnect(
@@ -102,7 +102,7 @@ def test_packs_are_those_of_tensorflow(run_python):
 import random
 import tensorflow as tf
 from tensorflow.python.distribute.cross_device_utils import group_by_size
-from tfaccel.extras.estimates.all_reduce_cost import num_packs
+from tfaccel.extras.estimates.interconnect import num_packs
 random.seed(0)
 for _ in range(200):
     sizes = [random.randint(1, 40) for _ in range(random.randint(1, 12))]

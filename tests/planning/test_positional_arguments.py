@@ -18,7 +18,7 @@ VERBS = [
     ("find_batch_size", {}),
     ("find_learning_rate", {}),
     ("estimates.estimate_memory", {}),
-    ("estimates.cost_of", {}),
+    ("estimates.get_cost", {}),
     ("estimates.roofline", {}),
     ("train", {"run_dir": "run"}),
     ("Workload.of", {}),
@@ -136,7 +136,7 @@ again = tfaccel.train(build_model, scheduled, x, y, batch_size=16, epochs=3, ver
 assert again.history["loss"] == losses["scheduled"]
 
 for given in (together, without_schedule):
-    assert tfaccel.estimates.cost_of(build_model, given, x, y).num_parameters == 3
+    assert tfaccel.estimates.get_cost(build_model, given, x, y).num_parameters == 3
     assert tfaccel.find_learning_rate(build_model, given, x, y, batch_size=16).suggestion
 model = build_model()
 model.compile("adam", "mae")

@@ -12,7 +12,7 @@ PAYS_FROM_OPERATIONS = 1e8
 
 
 def agree(work):
-    return work.bfloat16_on_cpu == (tfaccel.estimates.cost_of(work).step.matrix_flops >= PAYS_FROM_OPERATIONS)
+    return work.bfloat16_on_cpu == (tfaccel.estimates.get_cost(work).step.matrix_flops >= PAYS_FROM_OPERATIONS)
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_error_of_a_replica_that_is_cancelled_again_and_again_is_raised(logical_
 def test_shortage_is_told_from_other_exhausted_resources(logical_devices):
     import tensorflow as tf
 
-    from tfaccel.training.run.out_of_memory import is_out_of_memory
+    from tfaccel.errors import is_out_of_memory
 
     exhausted = tf.errors.ResourceExhaustedError
     assert is_out_of_memory(exhausted(None, None, "Out of memory while trying to allocate 8 bytes."))

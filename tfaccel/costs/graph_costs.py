@@ -1,17 +1,17 @@
-"""The cost of a traced graph by layer: operations and bytes, loops multiplied by their iterations."""
+"""The cost of a traced graph by layer: operations and bytes, loops multiplied by their iterations; and its times."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.costs.graph_operations import GraphCounter, matrix_operations
-from tfaccel.costs.model_cost import LOSS, OPTIMIZER, OTHER, LayerCost, StepCost
+from tfaccel.costs.graph_operations import BRANCHES, CALLS, LOOPS, GraphCounter, matrix_operations
+from tfaccel.costs.model_cost import HOST, LOSS, OPTIMIZER, OTHER, LayerCost, StepCost
 
 # Keys of a tally beside dtypes.
 _COUNTS = _MATRIX, _OTHER_FLOPS, _LEAST, _KERNELS = "matrix flops", "other flops", "least bytes", "kernels"
@@ -33,6 +33,9 @@ _MOVES = {
     *("TensorListGetItem", "TensorListSetItem", "TensorListStack", "TensorListPushBack", "TensorListPopBack"),
     *("AssignVariableOp", "Range", "Where", "Copy", "DeepCopy"),
 }
+_SCOPE = re.compile(r"tfaccel_layer\.(\d+)")
+_NUMBER = re.compile(r"_\d+$")
+_TRACED_OPERATION = re.compile(r"([A-Za-z0-9.][\w./\\-]*):(\w+)")  # as a profiler's trace names it
 _OTHERWISE = 1  # the branch of a conditional whose condition does not hold
 _HOST_DTYPES = {"int32", "int64", "string", "bool", "resource", "variant"}  # mostly shapes, counters and conditions
 
@@ -201,7 +204,8 @@ class _CostCounter(GraphCounter):
                 yield row, num_bytes
             if not is_given and origin.ref() not in self._written:
                 self._written.add(origin.ref())
-                yield source, num_bytes
+                is_of_none = row_of_name(origin.op.name, self._optimizers) is None
+                yield (self._callers[-2] if is_of_none else source), num_bytes  # not that of whoever reads it first
         yield row, _bytes_of_state(operation)
 
     def _origin(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -260,12 +264,6 @@ def _num_elements(tensor: tf.Tensor) -> int | None:
     return math.prod(tensor.shape.as_list())
 
 
-# To which row of a table an operation belongs by its name: a layer, the optimizer, the loss, or none.
-
-_SCOPE = re.compile(r"tfaccel_layer\.(\d+)")
-_NUMBER = re.compile(r"_\d+$")
-
-
 def layer_scope(index: int) -> str:
     """The name scope that marks the operations of layer number `index`."""
     return f"tfaccel_layer.{index}"
@@ -289,3 +287,62 @@ def row_of_name(name: str, optimizers: tuple[str, ...]) -> int | str | None:
     if any(part in (one, _NUMBER.sub("", one)) for part in parts[:-1] for one in optimizers):
         return OPTIMIZER
     return LOSS if "compile_loss" in parts else None
+
+
+def layer_seconds(
+    events: Iterable[tuple[str, float, float]],
+    layers: Mapping[int, str],
+    *,
+    optimizers: tuple[str, ...] = (),
+    total_seconds: float,
+) -> dict[str, float]:
+    """Divides the time of some steps among the layers, the optimizer, the loss, other operations and the host.
+
+    The host has the time in which no operation ran. The rest is divided in proportion to the times of the operations,
+    since several may run at once.
+
+    Args:
+        events: names, starts and ends, in seconds; operations are named "name:type", and other events are left out.
+        layers: number of each layer's name scope (`layer_scope`) -> its name.
+        optimizers: names of the optimizers.
+        total_seconds: the time that is divided.
+
+    Returns:
+        Row -> seconds; their sum is `total_seconds`. Empty if no operation was found.
+
+    Example:
+        >>> events = [("tfaccel_layer.1/MatMul:MatMul", 0.0, 0.3), ("adam/Mul:Mul", 0.5, 0.6), ("Start", 0.0, 1.0)]
+        >>> found = layer_seconds(events, {1: "dense"}, optimizers=("adam",), total_seconds=1.0)
+        >>> {name: round(seconds, 3) for name, seconds in found.items()}
+        {'dense': 0.3, 'optimizer': 0.1, 'host': 0.6}
+    """
+    busy: dict[int | str, float] = {}
+    spans = []
+    for name, start, end in events:
+        found = _TRACED_OPERATION.fullmatch(name)
+        if found and found[2] not in (*CALLS, *LOOPS, *BRANCHES):  # those last as long as the operations in them
+            row = row_of_name(found[1], optimizers)
+            row = OTHER if row is None else row
+            busy[row] = busy.get(row, 0.0) + end - start
+            spans.append((start, end))
+    if not spans:
+        return {}
+    covered = min(_covered(spans), total_seconds)
+    share = covered / sum(busy.values())
+    found_rows = {layers[row] if isinstance(row, int) else row: share * busy[row] for row in _in_order(busy)}
+    return {**found_rows, HOST: total_seconds - covered}
+
+
+def _in_order(rows: Collection[int | str]) -> list[int | str]:
+    """Layers by their number, then the other rows."""
+    numbers = sorted(row for row in rows if isinstance(row, int))
+    return [*numbers, *(row for row in (OPTIMIZER, LOSS, OTHER) if row in rows)]
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """The length of the union of some time spans."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

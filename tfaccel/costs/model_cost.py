@@ -57,18 +57,17 @@ class LayerCost:
         """Arithmetic intensity: operations of matrix products per least byte; 0 if no bytes are accessed."""
         return self.matrix_flops / self.least_bytes if self.least_bytes else 0.0
 
-
-def _sum(one: LayerCost, other: LayerCost) -> LayerCost:
-    """The costs of one layer added up."""
-    names = {**one.num_bytes, **other.num_bytes}
-    return LayerCost(
-        name=one.name,
-        matrix_flops=one.matrix_flops + other.matrix_flops,
-        other_flops=one.other_flops + other.other_flops,
-        num_bytes={name: one.num_bytes.get(name, 0) + other.num_bytes.get(name, 0) for name in names},
-        least_bytes=one.least_bytes + other.least_bytes,
-        num_kernels=one.num_kernels + other.num_kernels,
-    )
+    def plus(self, other: LayerCost, times: int = 1) -> LayerCost:
+        """The cost of this and of another one, which may run several times; the name is this one's."""
+        names = {**self.num_bytes, **other.num_bytes}
+        return LayerCost(
+            name=self.name,
+            matrix_flops=self.matrix_flops + times * other.matrix_flops,
+            other_flops=self.other_flops + times * other.other_flops,
+            num_bytes={name: self.num_bytes.get(name, 0) + times * other.num_bytes.get(name, 0) for name in names},
+            least_bytes=self.least_bytes + times * other.least_bytes,
+            num_kernels=self.num_kernels + times * other.num_kernels,
+        )
 
 
 @short_repr
@@ -125,23 +124,13 @@ class StepCost(Record):
 
     def repeated(self, times: int) -> StepCost:
         """The cost of several of these."""
-        rows = [
-            LayerCost(
-                name=row.name,
-                matrix_flops=row.matrix_flops * times,
-                other_flops=row.other_flops * times,
-                num_bytes={name: value * times for name, value in row.num_bytes.items()},
-                least_bytes=row.least_bytes * times,
-                num_kernels=row.num_kernels * times,
-            )
-            for row in self.rows
-        ]
-        return StepCost(rows=tuple(rows), num_unsized=self.num_unsized)
+        rows = tuple(LayerCost(name=row.name).plus(row, times) for row in self.rows)
+        return StepCost(rows=rows, num_unsized=self.num_unsized)
 
     def __add__(self, other: StepCost) -> StepCost:
         """The cost of this and another one, row by row."""
         theirs = {row.name: row for row in other.rows}
-        rows = [_sum(row, theirs.pop(row.name)) if row.name in theirs else row for row in self.rows]
+        rows = [row.plus(theirs.pop(row.name)) if row.name in theirs else row for row in self.rows]
         return StepCost(rows=(*rows, *theirs.values()), num_unsized=max(self.num_unsized, other.num_unsized))
 
     def to_json(self) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.machine import Machine
@@ -81,6 +82,16 @@ def free_memory_bytes(machine: Machine) -> int | None:
             available = int(words[1]) * 1024
             return available if left is None else min(available, left)
     return None
+
+
+def resident_bytes() -> int:
+    """The resident size of this process.
+
+    Example:
+        >>> resident_bytes() > 2**20
+        True
+    """
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
 
 
 def _cpuinfo(machine: Machine) -> list[dict[str, str]]:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import PlanError
 from tfaccel.known_names import suggests_names
-from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.memory_estimate import mebibytes
+from tfaccel.measuring.report import Candidate
 from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.records import Record, SavedRecord
 from tfaccel.short_repr import short_repr
 
 INTERRUPTED = "It was interrupted."
+_MOST = 2**24  # micro-batch: there is no end to it where neither memory, nor data, nor the user limits it
 
 
 @short_repr
@@ -133,11 +134,6 @@ class BatchReport(SavedRecord):
             "" if memory is None else mebibytes(memory),
             outcome,
         ]
-
-
-# `BatchOptions`: how `find_batch_size` searches, and the batch sizes that it may try.
-
-_MOST = 2**24  # micro-batch: there is no end to it where neither memory, nor data, nor the user limits it
 
 
 @short_repr

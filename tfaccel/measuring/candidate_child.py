@@ -5,22 +5,29 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import shutil
 import signal
+import statistics
+import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from tfaccel.costs.model_cost import StepCost
-from tfaccel.measuring.candidate import Candidate, CandidateWindow
+from tfaccel.errors import PlanError
+from tfaccel.measuring.report import Candidate, CandidateWindow, relative_spread
+from tfaccel.measuring.workload_task import OUT_OF_MEMORY
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
 from tfaccel.processes.fork_server import ForkServer
 
-OUT_OF_MEMORY = "Out of memory"  # how a cause begins that is a lack of memory
 FailureKind = Literal["memory", "time", "loss", "other"]
 _ABORTED_WITHOUT_MEMORY = re.compile(r"std::bad_alloc|Unable to allocate|Cannot allocate memory|\bOOM\b")
 _END_SECONDS = 5.0
+PROGRAM = "tfaccel.measuring.candidate_program"
+_WINDOW_SECONDS, _NUM_WINDOWS, _FIRST_STEPS = 0.3, 7, 4  # of a plan that is measured by itself
 _OUT_OF_TIME = "was ended: it took longer than {:g} seconds to {}"
 
 
@@ -156,9 +163,6 @@ def _kind_of_death(status: int | None, log: str) -> FailureKind:
     return "memory" if status == -signal.SIGKILL or aborted else "other"
 
 
-PROGRAM = "tfaccel.measuring.candidate_program"
-
-
 class CandidateChild(TimedChild):
     """A process that trains with one plan, window by window.
 
@@ -254,19 +258,24 @@ class CandidateChild(TimedChild):
         return window
 
 
-_PRELOADED = ("tfaccel.measuring.candidate_program", "tfaccel.training.run.timed_steps", "tfaccel.training.runtime")
-
-
 class CandidateServers:
-    """Fork servers, each started when a plan first needs it.
+    """Fork servers, each started when a plan first needs it; a context manager that ends them with their processes.
 
-    Args:
-        folder: for their logs.
+    Attributes:
+        folder: a temporary one, for their logs, and for what processes read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
         self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for server in self._servers.values():
+            server.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def has(self, plan: Plan) -> bool:
         """Whether there is a server for a plan's environment."""
@@ -276,17 +285,80 @@ class CandidateServers:
         """The server for a plan's environment. A new one loads TensorFlow in the background."""
         variables, key = get_environment(plan), _get_key(plan)
         if key not in self._servers:
-            folder = self._folder / f"server_{len(self._servers)}"
+            folder = self.folder / f"server_{len(self._servers)}"
             folder.mkdir()
             environment = {"TF_CONFIG": None, "KERAS_BACKEND": "tensorflow", **variables}
-            self._servers[key] = ForkServer(_PRELOADED, folder=folder, environment=environment)
+            self._servers[key] = ForkServer([PROGRAM], folder=folder, environment=environment)
         return self._servers[key]
-
-    def close(self) -> None:
-        """Ends all of them with their processes."""
-        for server in self._servers.values():
-            server.close()
 
 
 def _get_key(plan: Plan) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(get_environment(plan).items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """The time of a training step.
+
+    Args:
+        seconds: median over the windows.
+        spread: interquartile range of the windows / median.
+        start_seconds: time to load TensorFlow's model and data, to trace and to compile: all before full speed.
+        batch_size: examples per step.
+    """
+
+    seconds: float
+    spread: float
+    start_seconds: float
+    batch_size: int
+
+
+def measured_steps(
+    task: Mapping[str, Any], plans: Mapping[str, Plan], *, limit_seconds: float, num_windows: int = _NUM_WINDOWS
+) -> dict[str, StepTime]:
+    """Measures plans of one workload in turn, window by window, each in a process of its own.
+
+    Args:
+        task: see `tfaccel.measuring.workload_task.make_task`.
+        plans: name -> plan.
+        limit_seconds: time limit for building a model, and for each window.
+        num_windows: of each plan, of about 0.3 seconds, without the warm-up.
+
+    Returns:
+        name -> time.
+
+    Raises:
+        PlanError: if a plan could not be measured; it says why.
+    """
+    children: dict[str, CandidateChild] = {}
+    lengths: dict[str, int] = {}
+    name = ""
+    with CandidateServers() as servers, contextlib.ExitStack() as stack:
+        try:
+            for name, plan in plans.items():
+                child = CandidateChild(servers.of(plan), dict(task), plan, name, limit_seconds=limit_seconds)
+                children[name] = child
+                stack.callback(child.end)
+                child.build(_FIRST_STEPS)
+                warm = child.warm_up(_FIRST_STEPS)
+                lengths[name] = max(1, math.ceil(_WINDOW_SECONDS * warm.num_steps / warm.seconds))
+                child.warm_up(lengths[name])
+            for _ in range(num_windows):
+                for name, child in children.items():
+                    child.window(lengths[name])
+            return {name: _get_time(child) for name, child in children.items()}
+        except CandidateFailed as error:
+            raise PlanError(f"The training step could not be measured ({name}). {error}") from error
+
+
+def _get_time(child: CandidateChild) -> StepTime:
+    found = child.candidate
+    times = [window.seconds / window.num_steps for window in found.windows]
+    seconds = statistics.median(times)
+    first = (found.first_step_seconds or 0.0) - _FIRST_STEPS * seconds
+    return StepTime(
+        seconds=seconds,
+        spread=relative_spread(times),
+        start_seconds=(found.build_seconds or 0.0) + max(0.0, first),
+        batch_size=found.plan.global_batch_size,
+    )

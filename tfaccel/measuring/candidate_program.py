@@ -7,23 +7,23 @@ a step computes, and "layer seconds" with the times of its layers.
 from __future__ import annotations
 
 import os
-import re
 import resource
-import sys
 import threading
 import time
 import traceback
 from dataclasses import asdict
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.candidate_child import OUT_OF_MEMORY
-from tfaccel.measuring.workload_task import load_task
+from tfaccel.hardware.cpu import resident_bytes
+from tfaccel.measuring.workload_task import OUT_OF_MEMORY, get_cause, load_task
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
+from tfaccel.training.run.timed_steps import TimedSteps
+from tfaccel.training.runtime import Runtime
 
 _KIB = 1024
 _TRACED_STEPS = 5
@@ -35,10 +35,9 @@ def main(connection: Connection, arguments: list[str]) -> int:
     task = connection.recv()
     started = time.perf_counter()
     try:
-        Origin(**task["origin"]).prepare()
         if task.get("memory_limit_bytes"):
             _end_at(task["memory_limit_bytes"], connection)
-        workload = load_task(Reference(**task["workload"]), task["options"])
+        workload = load_task(task)
         plan = Plan.from_json(task["plan"])
         marks = bool(task.get("marks_layers"))
         _measure(connection, workload, plan, seed=task["seed"], started=started, marks_layers=marks)
@@ -62,23 +61,9 @@ def _end_at(memory_limit_bytes: int, connection: Connection) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def resident_bytes() -> int:
-    """The resident size of this process.
-
-    Example:
-        >>> resident_bytes() > 2**20
-        True
-    """
-    found = re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text(encoding="utf-8"))
-    return int(found[1]) * _KIB if found else 0
-
-
 def _measure(
     connection: Connection, workload: Workload, plan: Plan, *, seed: int, started: float, marks_layers: bool
 ) -> None:
-    from tfaccel.training.run.timed_steps import TimedSteps
-    from tfaccel.training.runtime import Runtime
-
     with Runtime(plan, seed=seed) as runtime:
         steps = TimedSteps(workload, plan, runtime.strategy, seed=seed, marks_layers=marks_layers)
         depends = steps.what_depends_on_micro_batches() if plan.accumulation_steps > 1 else ""
@@ -96,7 +81,7 @@ def _measure(
         steps.close()
 
 
-def _cost(steps: Any) -> dict[str, Any]:
+def _cost(steps: TimedSteps) -> dict[str, Any]:
     try:
         return {"cost": steps.cost().to_json(), "uncounted": ""}
     except TfaccelError as error:
@@ -106,29 +91,5 @@ def _cost(steps: Any) -> dict[str, Any]:
 def peak_bytes(plan: Plan) -> int:
     """The peak memory so far: of the devices if they are GPUs, otherwise of this process."""
     if plan.devices[0].startswith("GPU"):
-        import tensorflow as tf
-
         return max(int(tf.config.experimental.get_memory_info(name)["peak"]) for name in plan.devices)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-
-
-def get_cause(error: Exception) -> str:
-    """Why a plan could not be measured, in one line; it begins with `OUT_OF_MEMORY` if memory was short.
-
-    Example:
-        >>> get_cause(ValueError("two\\nlines")), get_cause(MemoryError())
-        ('ValueError: lines', 'Out of memory: MemoryError')
-    """
-    if isinstance(error, TfaccelError):
-        return str(error)
-    lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300].rstrip(": ")
-    return f"{OUT_OF_MEMORY}: {text}" if _is_out_of_memory(error) else text
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError) or "tensorflow" not in sys.modules:
-        return isinstance(error, MemoryError)
-    from tfaccel.training.run.out_of_memory import is_out_of_memory
-
-    return is_out_of_memory(error)

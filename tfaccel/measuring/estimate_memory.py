@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import PlanError, TfaccelError, WorkloadError
@@ -22,7 +19,7 @@ from tfaccel.planning.option_checks import listed
 from tfaccel.planning.plan import Plan
 
 _LOGGER = logging.getLogger(__name__)
-_PROGRAM = "tfaccel.measuring.memory_program"
+_PROGRAM = "tfaccel.measuring.step_memory"
 LIMIT_SECONDS = 600.0
 
 
@@ -39,9 +36,9 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimates the memory that training takes, by batch size, and the largest batch that fits. Nothing is trained.
 
-    A child process builds the model and traces its training step for two batch sizes. It then runs the step's
-    operations in the order of TensorFlow's executor, without computing: each tensor takes memory until its last use.
-    Since the shapes for any other batch size follow from the two, so does the memory.
+    A child process builds the model and traces its training step for two batch sizes. The estimate is a sum over its
+    graph: weights, optimizer state, gradients, the values of the forward pass that the backward pass reads, and the
+    largest value beside them. Since the shapes for any other batch size follow from the two, so does the memory.
 
     Args:
         workload: what to train: a `Workload`, a recipe's name, an import path, or a function, as for `tfaccel.train`.
@@ -95,13 +92,8 @@ def estimate_of_plan(
     """
     _check(batch_sizes, head_room)
     task = make_task(workload, options or {})
-    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-    servers = CandidateServers(folder)
-    try:
+    with CandidateServers() as servers:
         return estimated_memory(servers, task, plan, hardware, batch_sizes=batch_sizes, head_room=head_room)
-    finally:
-        servers.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def estimated_memory(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from tfaccel.errors import PlanError, WorkloadError
@@ -18,16 +15,25 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.machine import Machine
 from tfaccel.measuring.batch_report import INTERRUPTED, BatchOptions, BatchReport, BatchTrial, batch_bound
-from tfaccel.measuring.candidate import Candidate
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
 from tfaccel.measuring.duel import MIN_GAIN, get_rate, steps_of_window
 from tfaccel.measuring.estimate_memory import device_bytes
+from tfaccel.measuring.report import Candidate
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+
+_PROBED_STEPS = 3
+_ROUNDS = 4
+_GRANULARITY = 8  # bisection ends when the step is an eighth of the size
+_MARGIN = 1.1  # an expectation from smaller batches may be this much too low
+
+_LOGGER = logging.getLogger(__name__)
+
+OnTrial = Callable[[BatchTrial], None]
 
 
 @data_after_model
@@ -87,16 +93,12 @@ def find_batch_size(
     search = replace(search, memory_limit_bytes=_limit(search, plan, hardware))
     task = make_task(workload, options, made=made, seed=search.seed)
     found = BatchSearch(made.name, plan, search, num_examples=made.num_train_examples, on_trial=on_trial)
-    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-    servers = CandidateServers(folder)
     try:
-        found.run(servers, task)
+        with CandidateServers() as servers:
+            found.run(servers, task)
     except KeyboardInterrupt:
         if not found.report().trials:
             raise
-    finally:
-        servers.close()
-        shutil.rmtree(folder, ignore_errors=True)
     report = found.report()
     if not report.trials:
         raise PlanError(f"budget_seconds={search.budget_seconds:g} is too small to try a batch size.")
@@ -122,16 +124,6 @@ def _limit(search: BatchOptions, plan: Plan, hardware: Hardware) -> int | None:
     free = free_memory_bytes(Machine.here())
     known = [search.memory_limit_bytes, hardware.memory_bytes, free]
     return min(one for one in known if one is not None)
-
-
-_PROBED_STEPS = 3
-_ROUNDS = 4
-_GRANULARITY = 8  # bisection ends when the step is an eighth of the size
-_MARGIN = 1.1  # an expectation from smaller batches may be this much too low
-
-_LOGGER = logging.getLogger(__name__)
-
-OnTrial = Callable[[BatchTrial], None]
 
 
 class SearchEnded(Exception):

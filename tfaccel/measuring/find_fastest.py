@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import PlanError, TfaccelError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.known_names import did_you_mean
-from tfaccel.measuring.candidate import MeasureOptions, SearchProgress
 from tfaccel.measuring.candidate_child import CandidateServers
 from tfaccel.measuring.plan_search import PlanSearch
-from tfaccel.measuring.report import Report
+from tfaccel.measuring.report import MeasureOptions, Report, SearchProgress
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.compile_arguments import data_after_model
@@ -106,17 +102,7 @@ def find_fastest(
     if earlier is not None and earlier.covers(measure, left_out):
         return replace(earlier, from_cache=True, kept_in=str(usable.file) if usable else None)
     progress = progress or SearchProgress()
-    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-    servers = CandidateServers(folder)
-    search = PlanSearch(
-        made,
-        hardware,
-        fixed,
-        measure,
-        progress=progress,
-        left_out=left_out,
-        earlier=earlier,
-    )
+    search = PlanSearch(made, hardware, fixed, measure, progress=progress, left_out=left_out, earlier=earlier)
 
     def kept() -> Report:
         report = search.report()
@@ -128,16 +114,14 @@ def find_fastest(
         file = keep_plan(hardware, made, key, report.plan, speedup=report.speedup, report=report.to_json())
         return replace(report, kept_in=None if file is None else str(file))
 
-    try:
-        search.run(servers, make_task(workload, options, made=made, seed=measure.seed, folder=folder))
-        return kept()
-    except BaseException:
-        if search.has_result:
-            progress.interrupted(kept())
-        raise
-    finally:
-        servers.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    with CandidateServers() as servers:
+        try:
+            search.run(servers, make_task(workload, options, made=made, seed=measure.seed, folder=servers.folder))
+            return kept()
+        except BaseException:
+            if search.has_result:
+                progress.interrupted(kept())
+            raise
 
 
 def _get_workload(workload: Any, x: Any, y: Any, options: dict[str, Any]) -> Workload:

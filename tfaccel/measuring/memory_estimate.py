@@ -1,11 +1,13 @@
-"""The noun `MemoryEstimate`: the memory that training takes, by batch size, without training."""
+"""The noun `MemoryEstimate`: the memory that training takes, by batch size; and `ways_to_save` some of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tfaccel.errors import PlanError
-from tfaccel.records import SavedRecord
+from tfaccel.planning.placements import STAGES
+from tfaccel.records import Record, SavedRecord
 from tfaccel.short_repr import short_repr
 
 HEADINGS = (
@@ -18,6 +20,8 @@ HEADINGS = (
     "total",
     "fits",
 )
+SAVING_HEADINGS = ("plan field", "weights", "gradients", "optimizer state", "activations", "total", "saves", "fits", "")
+_AS_PLANNED = "as planned"
 
 
 @short_repr
@@ -30,8 +34,8 @@ class BatchMemory:
         input_bytes: batches in memory: the one in use, and those that the input pipeline prepares.
         activations_bytes: values of the forward pass that the backward pass needs, of all micro-batches that are in
             memory at once.
-        temporaries_bytes: everything else at the peak: gradients, values that are soon freed, and holes between
-            tensors.
+        temporaries_bytes: the gradients, the largest value that is soon freed, and what the backward pass recomputes of
+            one block.
         recomputed_activations_bytes: the activations if the layers, in `num_segments` groups, were recomputed in the
             backward pass: the values between the groups, and those inside the largest.
         num_segments: number of groups for which this is least.
@@ -67,7 +71,7 @@ class MemoryEstimate(SavedRecord):
         accumulation_steps: micro-batches per optimizer step and replica; only one has activations at a time.
         num_parameters: trainable parameters.
         weights_bytes: all variables of the model; float32 under mixed policies too.
-        gradients_bytes: gradients of all trainable variables. They need not all be in memory at once.
+        gradients_bytes: gradients of all trainable variables, counted as if all were in memory at once.
         optimizer_bytes: all variables of the optimizer: slots, accumulated gradients, loss scale.
         embedding_bytes: the tables of embedding layers, which are among the weights.
         embedding_slots_bytes: their slots, which are among the optimizer's variables.
@@ -178,3 +182,96 @@ def mebibytes(num_bytes: int) -> str:
     """
     number = num_bytes / 2**20
     return f"{number:,.1f} MiB" if number < 100 else f"{number:,.0f} MiB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayToSave(Record):
+    """The bytes of a device under one plan field.
+
+    Args:
+        field: the plan field and its value, such as "optimizer_state=sharded"; "as planned" for none.
+        weights_bytes, gradients_bytes, optimizer_bytes, activations_bytes: what it has of each.
+        total_bytes: everything on the device.
+        saved_bytes: what that is below the plan's.
+        fits: whether it fits, with head-room; None if the device's memory is unknown.
+        remark: what it needs or costs.
+    """
+
+    field: str
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    total_bytes: int
+    saved_bytes: int
+    fits: bool | None
+    remark: str = ""
+
+    def row(self) -> list[str]:
+        """The cells of a table whose columns are `SAVING_HEADINGS`."""
+        numbers = (self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.activations_bytes)
+        saved = "" if self.field == _AS_PLANNED else mebibytes(self.saved_bytes)
+        fits = {True: "yes", False: "no", None: ""}[self.fits]
+        return [self.field, *map(mebibytes, numbers), mebibytes(self.total_bytes), saved, fits, self.remark]
+
+
+def ways_to_save(
+    estimate: MemoryEstimate, *, replica_batch_size: int, num_devices: int, stages: Sequence[int] = ()
+) -> tuple[WayToSave, ...]:
+    """What each plan field that saves memory leaves on each of several accelerators.
+
+    Gradients are counted as if all were in memory at once, which they need not be.
+
+    Args:
+        estimate: the estimate for one replica on one device.
+        replica_batch_size: one of the estimate's batch sizes.
+        num_devices: how many devices there are.
+        stages: numbers of pipeline stages; empty for one on each device.
+
+    Example:
+        >>> batch = BatchMemory(replica_batch_size=8, input_bytes=0, activations_bytes=80, temporaries_bytes=0,
+        ...     recomputed_activations_bytes=20, num_segments=4, total_bytes=200)
+        >>> estimate = MemoryEstimate(workload="made_up", device="GPU:0", optimizer="adam", num_parameters=10,
+        ...     weights_bytes=40, gradients_bytes=40, optimizer_bytes=80, batches=(batch,))
+        >>> ways = ways_to_save(estimate, replica_batch_size=8, num_devices=8)
+        >>> [(way.field, way.saved_bytes) for way in ways][1:3]
+        [('optimizer_state=sharded', 70), ('optimizer_state=host', 80)]
+    """
+    batch = next(one for one in estimate.batches if one.replica_batch_size == replica_batch_size)
+    weights, gradients = estimate.weights_bytes, estimate.gradients_bytes
+    slots, activations = estimate.optimizer_bytes, batch.activations_bytes
+
+    def way(field: str, kept: tuple[float, float, float, float], remark: str = "") -> WayToSave:
+        parts = [round(part) for part in kept]
+        freed = batch.temporaries_bytes - round(batch.temporaries_bytes * (parts[1] / gradients if gradients else 1))
+        saved = weights - parts[0] + slots - parts[2] + activations - parts[3] + freed
+        total = batch.total_bytes - saved
+        usable = estimate.usable_bytes
+        return WayToSave(
+            field=field,
+            weights_bytes=parts[0],
+            gradients_bytes=parts[1],
+            optimizer_bytes=parts[2],
+            activations_bytes=parts[3],
+            total_bytes=total,
+            saved_bytes=saved,
+            fits=None if usable is None else total <= usable,
+            remark=remark,
+        )
+
+    ways = [way(_AS_PLANNED, (weights, gradients, slots, activations))]
+    kept: tuple[float, float, float, float]
+    if num_devices > 1:
+        kept = (weights, gradients, slots / num_devices, activations)
+        ways.append(way("optimizer_state=sharded", kept, f"{num_devices} replicas"))
+    ways.append(way("optimizer_state=host", (weights, gradients, 0, activations), "gradients and weights are copied"))
+    for number in stages or ((num_devices,) if num_devices > 1 else ()):
+        kept = (weights / number, gradients / number, slots / number, activations / number)
+        ways.append(way(f"{STAGES}={number}", kept, "if all stages are of one size"))
+    if estimate.embedding_bytes:
+        tables, own_slots = estimate.embedding_bytes, estimate.embedding_slots_bytes
+        kept = (weights - tables, gradients - tables, slots - own_slots, activations)
+        ways.append(way("embeddings_on=host", kept, "with embedding_updates=rows"))
+    kept = (weights, gradients, slots, batch.recomputed_activations_bytes)
+    ways.append(way("rematerialization=true", kept, "computes the forward pass twice"))
+    return tuple(ways)

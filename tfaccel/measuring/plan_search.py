@@ -13,11 +13,17 @@ from typing import Any
 
 from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate import Candidate, MeasureOptions, SearchProgress
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
-from tfaccel.measuring.duel import duel, shortest_duel, steps_of_window
-from tfaccel.measuring.loss_check import first_losses, what_is_wrong
-from tfaccel.measuring.report import FIRST_PLAN, NO_MOVE_LEFT, REFERENCE, Report
+from tfaccel.measuring.duel import duel, first_losses, shortest_duel, steps_of_window, what_is_wrong
+from tfaccel.measuring.report import (
+    FIRST_PLAN,
+    NO_MOVE_LEFT,
+    REFERENCE,
+    Candidate,
+    MeasureOptions,
+    Report,
+    SearchProgress,
+)
 from tfaccel.measuring.search_limits import SearchLimits, SearchMemory, compiles_long
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import MEASURED, Move, both, get_fields, moves
@@ -31,6 +37,10 @@ _INTERRUPTED = "It was interrupted."
 _WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
 _MOSTLY_WAITING = 0.3  # then they come first
 _LOADED_AHEAD = 2  # moves
+# A gain on one axis may change what another is worth.
+_COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler", "kernels": "oneDNN"}
+_SMALL_GAIN = 1.2  # after which the reverse is worth a try
+_SAFE = ("precision", "oneDNN", "kernels")  # axes that seldom lose
 
 
 class PlanSearch:
@@ -359,12 +369,6 @@ class Gains:
                 if win.axis == axis and get_fields(axis):
                     found |= dict.fromkeys(win.kept(plan), f"{MEASURED}: {axis}, {gain:.2f} times the speed.")
         return found
-
-
-# A gain on one axis may change what another is worth.
-_COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler", "kernels": "oneDNN"}
-_SMALL_GAIN = 1.2  # after which the reverse is worth a try
-_SAFE = ("precision", "oneDNN", "kernels")  # axes that seldom lose
 
 
 def at_once(plan: Plan, first_two: Sequence[Move]) -> tuple[Move, Plan] | None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tfaccel.costs.model_cost import HOST, LayerCost, StepCost
 from tfaccel.errors import PlanError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.candidate import CandidateWindow
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
 from tfaccel.measuring.ceilings import known_or_measured
-from tfaccel.measuring.duel import WINDOW_SECONDS
-from tfaccel.measuring.loss_check import CHECKED_STEPS
+from tfaccel.measuring.duel import CHECKED_STEPS, WINDOW_SECONDS
+from tfaccel.measuring.report import CandidateWindow
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.cache import keep_roofline
 from tfaccel.planning.candidates import taken_fields
@@ -33,6 +29,9 @@ from tfaccel.records import SavedRecord
 from tfaccel.short_repr import short_repr
 from tfaccel.training.run.performance import INPUT_BOUND_FROM
 
+EXPLAINED_FROM = 0.5  # fraction of the step time that arithmetic and memory must explain to be what bounds it
+LAYER_HEADINGS = ("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "time", "of the limit")
+_NONE = "-"
 _NUM_WINDOWS = 5
 
 
@@ -90,9 +89,7 @@ def roofline(
             f"strategy={plan.strategy!r}, num_workers={plan.num_workers}. Unset TF_CONFIG, or choose --devices."
         )
     task, workload_key = make_task(workload, options, made=made), plan_key(hardware, made, {})
-    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-    servers = CandidateServers(folder)
-    try:
+    with CandidateServers() as servers:
         ceilings = known_or_measured(
             servers, hardware, plan, again=measure_again, limit_seconds=limit_seconds, on_progress=on_progress
         )
@@ -105,9 +102,6 @@ def roofline(
             raise PlanError(f"The step of {made.name!r} could not be measured. {error}") from error
         finally:
             child.end()
-    finally:
-        servers.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _measured(
@@ -149,11 +143,6 @@ def _mean(windows: list[CandidateWindow], value: Callable[[CandidateWindow], flo
     if any(one is None for one, _ in found):
         return None
     return sum((one or 0.0) * seconds for one, seconds in found) / sum(seconds for _, seconds in found)
-
-
-EXPLAINED_FROM = 0.5  # fraction of the step time that arithmetic and memory must explain to be what bounds it
-LAYER_HEADINGS = ("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "time", "of the limit")
-_NONE = "-"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,20 @@ from tfaccel.errors import PlanError, TfaccelError
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.hardware.machine import Machine
-from tfaccel.measuring.candidate import Candidate, MeasureOptions
 from tfaccel.measuring.candidate_child import CandidateFailed, CandidateServers
 from tfaccel.measuring.estimate_memory import estimated_memory
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
+from tfaccel.measuring.report import Candidate, MeasureOptions
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
+
+_USABLE = 0.9  # of the free memory, so that the OOM killer never strikes, perhaps at another process
+# A plan that XLA compiles may take so many times as long as the others before; where it finds clusters by itself, which
+# may be many, as in recurrent layers, longer still. A plan with micro-batches is first checked for what they change.
+_COMPILES_LONGER = 1.5
+_CLUSTERS_LONGER = 4.0
+_SPLITS_LONGER = 2.0
+_END_SECONDS = 1.5  # to end the processes, and to keep the report
 
 
 class SearchLimits:
@@ -89,9 +97,6 @@ class SearchLimits:
         return f"The time was spent (budget_seconds={options.budget_seconds:g})."
 
 
-_USABLE = 0.9  # of the free memory, so that the OOM killer never strikes, perhaps at another process
-
-
 class SearchMemory:
     """What a search knows of memory.
 
@@ -143,14 +148,6 @@ class SearchMemory:
             return ""
         needed, usable = memory.total_bytes(size), memory.usable_bytes or 0
         return f"It would need an estimated {mebibytes(needed)} of {mebibytes(usable)}."
-
-
-# A plan that XLA compiles may take so many times as long as the others before; where it finds clusters by itself, which
-# may be many, as in recurrent layers, longer still. A plan with micro-batches is first checked for what they change.
-_COMPILES_LONGER = 1.5
-_CLUSTERS_LONGER = 4.0
-_SPLITS_LONGER = 2.0
-_END_SECONDS = 1.5  # to end the processes, and to keep the report
 
 
 def compiles_long(plan: Plan) -> bool:

@@ -1,270 +1,339 @@
-"""Tensors, lists and variables of a simulated step with their reference counts, and the allocator of their memory."""
+"""The values that a traced training step makes, and those of the forward pass that its backward pass reads."""
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Sequence
-from typing import Any, Protocol
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from tfaccel.costs.graph_operations import BRANCHES, CALLS, LOOPS, LoopCounts, needed_operations
+from tfaccel.costs.private_graphs import function_graph
+from tfaccel.errors import WorkloadError
+
+_GRADIENT_SCOPE = "gradient_tape/"  # of the operations that `tf.GradientTape` adds
+STRING_BYTES = 24  # of a short one, in its tensor
+
+# Their first result is their first input's memory: views, and lists, which keep their items.
+_SAME_MEMORY = {
+    *("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient", "EnsureShape"),
+    *("CheckNumerics", "Snapshot", "Bitcast", "TensorListPushBack", "TensorListSetItem", "TensorListPopBack"),
+}
+_ITEM_ADDED = {"TensorListPushBack": 1, "TensorListSetItem": 2, "TensorListFromTensor": 0}  # the position of the item
+_COUNTED_APART = ("ReadVariableOp", "VarHandleOp", "Const")  # variables; and constants, which are small
 
 
-class Value(Protocol):
-    """What an edge of a graph carries."""
-
-    def add(self, count: int = 1) -> None:
-        """Takes references."""
-
-    def release(self) -> None:
-        """Gives back a reference; the last one frees it."""
-
-
-class Memory:
-    """The memory of a device.
-
-    Attributes:
-        bytes_in_use, peak_bytes: of tensors, now and at most.
-    """
-
-    def __init__(self) -> None:
-        self.bytes_in_use = self.peak_bytes = 0
-        self._small_bytes = self._peak_small_bytes = 0
-        self._allocator = BestFitAllocator()
-
-    @property
-    def resident_bytes(self) -> int:
-        """Memory that was touched, holes between tensors included."""
-        return self._allocator.touched_bytes + self._peak_small_bytes
-
-    def allocate(self, num_bytes: int) -> Chunk | None:
-        """Takes memory; None for a small allocation, which has no place of its own."""
-        self.bytes_in_use += num_bytes
-        self.peak_bytes = max(self.peak_bytes, self.bytes_in_use)
-        if num_bytes >= SMALL_BYTES:
-            return self._allocator.allocate(num_bytes)
-        self._small_bytes += num_bytes
-        self._peak_small_bytes = max(self._peak_small_bytes, self._small_bytes)
-        return None
-
-    def free(self, num_bytes: int, chunk: Chunk | None) -> None:
-        """Gives memory back."""
-        self.bytes_in_use -= num_bytes
-        if chunk is None:
-            self._small_bytes -= num_bytes
-        else:
-            self._allocator.release(chunk)
-
-
-class Buffer:
-    """The memory of a tensor, which several tensors may share.
+@dataclass(frozen=True)
+class StepValue:
+    """A value that a step makes; its views are the same value.
 
     Args:
-        memory: where it is.
-        num_bytes: its size.
-        maker: name of the operation that made it; empty for arguments and variables.
-        in_backward: whether that belongs to the backward pass.
-        is_given: whether it belongs to the caller, and takes no memory here.
+        shape: its shape; before it, the number of turns of the loop that keeps one for each turn.
+        item_bytes: bytes of an element.
+        layer, last_layer: positions, in the order of the forward pass, of the layer that makes it, and of the last one
+            whose forward pass reads it.
+        is_kept: whether the forward pass makes it and the backward pass reads it.
+        block: the number of its block of layers, if the backward pass recomputes and reads it; otherwise None.
     """
 
-    __slots__ = ("_chunk", "_memory", "in_backward", "is_given", "maker", "num_bytes", "references")
+    shape: tuple[int, ...]
+    item_bytes: int
+    layer: int
+    last_layer: int
+    is_kept: bool
+    block: int | None
 
-    def __init__(
-        self, memory: Memory, num_bytes: int, maker: str = "", *, in_backward: bool = False, is_given: bool = False
-    ) -> None:
-        self._memory, self.num_bytes, self.maker = memory, num_bytes, maker
-        self.in_backward, self.is_given, self.references = in_backward, is_given, 1
-        self._chunk = None if is_given else memory.allocate(num_bytes)
-
-    def add(self, count: int = 1) -> None:
-        """Takes references."""
-        self.references += count
-
-    def release(self) -> None:
-        """Gives back a reference; the last one frees the memory."""
-        self.references -= 1
-        if self.references == 0 and not self.is_given:
-            self._memory.free(self.num_bytes, self._chunk)
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * self.item_bytes
 
 
-class TensorList:
-    """A list of tensors, as loops keep them for the backward pass; it holds a reference to each."""
+@dataclass(frozen=True)
+class StepValues:
+    """The values of a step that was traced for a batch size.
 
-    __slots__ = ("items", "references")
+    Args:
+        values: in the order in which the graph has them.
+        num_operations: those of loops and branches included.
+        operand_bytes: the largest second operand of a matrix product.
+        num_unknown: operations whose shape depends on data, taken to be that of their largest input; and loops whose
+            number of turns does, taken to be 1.
+    """
 
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.items, self.references = list(items), 1
+    values: tuple[StepValue, ...]
+    num_operations: int
+    operand_bytes: int
+    num_unknown: int
 
-    def add(self, count: int = 1) -> None:
-        """Takes references."""
-        self.references += count
+    def is_like(self, other: StepValues) -> bool:
+        """Whether another trace has the same values, with shapes of the same ranks."""
+        forms = [[replace(one, shape=(0,) * len(one.shape)) for one in step.values] for step in (self, other)]
+        return forms[0] == forms[1]
 
-    def release(self) -> None:
-        """Gives back a reference; with the last one the list lets its tensors go."""
-        self.references -= 1
-        if self.references == 0:
-            for item in self.items:
-                if item is not None:
-                    item.release()
+    def toward(self, other: StepValues, part: float) -> StepValues:
+        """The values for another batch size: each dimension, since several may grow, on the line to another trace's.
 
-    def changeable(self) -> TensorList:
-        """This list if nobody else has it, otherwise a copy; with a reference for the caller."""
-        if self.references == 1:
-            self.add()
-            return self
-        for item in self.items:
-            if item is not None:
-                item.add()
-        return TensorList(self.items)
-
-
-class Variable:
-    """A handle: its value stays between steps, and reading it copies nothing."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self.value: Buffer | None = None
-
-    def add(self, count: int = 1) -> None:
-        """Handles take no memory."""
-
-    def release(self) -> None:
-        """Handles take no memory."""
-
-    def read(self, num_bytes: int) -> Buffer:
-        """Its value."""
-        if self.value is None:
-            self.value = Buffer(self._memory, num_bytes)
-        return self.value
-
-    def initialize(self, num_bytes: int) -> None:
-        """Makes its first value as an initializer does: a random tensor, scaled, shifted."""
-        parts = [Buffer(self._memory, num_bytes) for _ in range(2)]
-        self.read(num_bytes)
-        for part in parts:
-            part.release()
-
-    def assign(self, value: Buffer) -> None:
-        """Takes over the memory of a tensor, without a copy."""
-        value.add()
-        if self.value is not None:
-            self.value.release()
-        self.value = value
-
-    def update(self, num_bytes: int) -> None:
-        """Changes its value: in place, or in a copy while somebody still reads the old one."""
-        old = self.read(num_bytes)
-        if old.references > 1:
-            self.value = Buffer(self._memory, old.num_bytes)
-            old.release()
+        Args:
+            other: values that are like these, for another batch size.
+            part: 0 for these, 1 for the others; beyond, or between.
+        """
+        pairs = zip(self.values, other.values, strict=True)
+        return replace(self, values=tuple(replace(a, shape=_between(a.shape, b.shape, part)) for a, b in pairs))
 
 
-# The allocator from which TensorFlow takes the memory of tensors: best fit with coalescing, in regions that double.
-
-SMALL_BYTES = 256 * 1024
-_ROUNDED_TO = 256
-_FIRST_REGION_BYTES = 2 << 20
-_MAX_UNUSED_BYTES = 128 << 20
-_BETWEEN_REGIONS = 1 << 50  # regions are never adjacent
+def _between(small: tuple[int, ...], large: tuple[int, ...], part: float) -> tuple[int, ...]:
+    return tuple(max(0, round(a + (b - a) * part)) for a, b in zip(small, large, strict=True))
 
 
-class Chunk:
-    """A piece of a region, free or in use."""
-
-    __slots__ = ("is_free", "next", "num_bytes", "previous", "start")
-
-    def __init__(self, start: int, num_bytes: int) -> None:
-        self.start, self.num_bytes, self.is_free = start, num_bytes, False
-        self.previous: Chunk | None = None
-        self.next: Chunk | None = None
-
-
-class BestFitAllocator:
-    """Best fit with coalescing.
-
-    Attributes:
-        touched_bytes: memory that was in use at some time, which stays resident.
+def read_values(graph: Any) -> StepValues:
+    """Reads the values from the graph of a concrete `tf.function` that trains for a step.
 
     Example:
-        >>> allocator = BestFitAllocator()
-        >>> first, second = allocator.allocate(1 << 20), allocator.allocate(1 << 20)
-        >>> allocator.release(first)
-        >>> third = allocator.allocate(1 << 19)  # fits into the hole
-        >>> allocator.touched_bytes == 2 << 20
-        True
+        >>> step = tf.function(lambda a: tf.nn.relu(a @ a)).get_concrete_function(tf.ones((8, 8)))
+        >>> [value.num_bytes for value in read_values(step.graph).values]
+        [256, 256]
+    """
+    reader = _Reader(graph)
+    reader.read(graph, {tensor.ref(): _Found() for tensor in graph.inputs})
+    blocks: dict[_Found, int] = {}
+    return StepValues(
+        values=tuple(
+            StepValue(
+                shape=one.shape,
+                item_bytes=one.item_bytes,
+                layer=one.layer,
+                last_layer=one.last_layer,
+                is_kept=one.is_read_late and not one.is_late,
+                block=blocks.setdefault(one.first_of_block(), len(blocks)) if one.is_recomputed else None,
+            )
+            for one in reader.found
+        ),
+        num_operations=reader.num_operations,
+        operand_bytes=reader.operand_bytes,
+        num_unknown=len(reader.unknown),
+    )
+
+
+@dataclass(eq=False)
+class _Found:
+    """A value while a graph is read; one with default arguments takes no memory of its own.
+
+    Args:
+        items: what is kept as long as this: the items of a list; of a value that a loop carries, the one that each turn
+            makes.
+        is_late: whether it is of the backward pass, or of what follows.
+        is_gradient: whether the tape added its operation.
+        is_read_late: whether the backward pass reads it.
+        before: a value of the same block of recomputed values; None for the first one.
     """
 
-    def __init__(self) -> None:
-        self.touched_bytes = 0
-        self._free: list[tuple[int, int, Chunk]] = []
-        self._touched: list[tuple[int, int]] = []
-        self._region_bytes = _FIRST_REGION_BYTES
-        self._end = 0
+    shape: tuple[int, ...] = (0,)
+    item_bytes: int = 0
+    layer: int = 0
+    last_layer: int = 0
+    items: list[_Found] = field(default_factory=list)
+    is_late: bool = False
+    is_gradient: bool = False
+    is_read_late: bool = False
+    before: _Found | None = None
 
-    def allocate(self, num_bytes: int) -> Chunk:
-        """A chunk of at least so many bytes."""
-        rounded = -(-num_bytes // _ROUNDED_TO) * _ROUNDED_TO
-        index = bisect.bisect_left(self._free, (rounded, -1))
-        if index == len(self._free):
-            self._extend(rounded)
-            index = bisect.bisect_left(self._free, (rounded, -1))
-        chunk = self._free.pop(index)[2]
-        if chunk.num_bytes >= 2 * rounded or chunk.num_bytes - rounded >= _MAX_UNUSED_BYTES:
-            self._split(chunk, rounded)
-        chunk.is_free = False
-        self._touch(chunk.start, chunk.start + num_bytes)
-        return chunk
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.item_bytes
 
-    def release(self, chunk: Chunk) -> None:
-        """Frees a chunk, and joins it with free neighbors."""
-        if chunk.next is not None and chunk.next.is_free:
-            self._take_out(chunk.next)
-            self._absorb_next(chunk)
-        before = chunk.previous
-        if before is not None and before.is_free:
-            self._take_out(before)
-            self._absorb_next(before)
-            chunk = before
-        self._put(chunk)
+    @property
+    def is_recomputed(self) -> bool:
+        return self.is_read_late and self.is_late and not self.is_gradient
 
-    def _extend(self, num_bytes: int) -> None:
-        doubled = False
-        while num_bytes > self._region_bytes:
-            self._region_bytes, doubled = 2 * self._region_bytes, True
-        self._put(Chunk(self._end, self._region_bytes))
-        self._end += _BETWEEN_REGIONS
-        if not doubled:
-            self._region_bytes *= 2
+    def first_of_block(self) -> _Found:
+        """The same value for all that are computed from each other without a gradient's operation between them."""
+        one = self
+        while one.before is not None:
+            one = one.before
+        return one
 
-    def _split(self, chunk: Chunk, num_bytes: int) -> None:
-        rest = Chunk(chunk.start + num_bytes, chunk.num_bytes - num_bytes)
-        rest.previous, rest.next = chunk, chunk.next
-        if rest.next is not None:
-            rest.next.previous = rest
-        chunk.next, chunk.num_bytes = rest, num_bytes
-        self._put(rest)
+    def join(self, other: _Found) -> None:
+        """Notes that another value is computed from this one."""
+        first, other = self.first_of_block(), other.first_of_block()
+        if first is not other:
+            other.before = first
 
-    def _absorb_next(self, chunk: Chunk) -> None:
-        absorbed = chunk.next
-        if absorbed is not None:
-            chunk.num_bytes += absorbed.num_bytes
-            chunk.next = absorbed.next
-            if chunk.next is not None:
-                chunk.next.previous = chunk
+    def with_items(self) -> Iterator[_Found]:
+        """It, and all that it keeps."""
+        seen: set[_Found] = set()
+        waiting = [self]
+        while waiting:
+            one = waiting.pop()
+            if one not in seen:
+                seen.add(one)
+                waiting += one.items
+                yield one
 
-    def _put(self, chunk: Chunk) -> None:
-        chunk.is_free = True
-        bisect.insort(self._free, (chunk.num_bytes, chunk.start, chunk))
 
-    def _take_out(self, chunk: Chunk) -> None:
-        del self._free[bisect.bisect_left(self._free, (chunk.num_bytes, chunk.start))]
+class _Reader:
+    """Reads a graph and the functions that it calls, in the order in which operations can run."""
 
-    def _touch(self, start: int, stop: int) -> None:
-        """Adds an interval to those that were touched, and joins it with those that it meets."""
-        first = bisect.bisect_left(self._touched, (start,))
-        if first > 0 and self._touched[first - 1][1] >= start:
-            first -= 1
-        last = first
-        while last < len(self._touched) and self._touched[last][0] <= stop:
-            old_start, old_stop = self._touched[last]
-            self.touched_bytes -= old_stop - old_start
-            start, stop, last = min(start, old_start), max(stop, old_stop), last + 1
-        self._touched[first:last] = [(start, stop)]
-        self.touched_bytes += stop - start
+    def __init__(self, outer: Any) -> None:
+        self._outer, self._counts = outer, LoopCounts(outer)
+        self._layers: dict[str, int] = {}
+        self.found: list[_Found] = []
+        self.unknown: set[str] = set()
+        self.num_operations = self.operand_bytes = 0
+
+    def read(self, graph: Any, own: dict[Any, _Found], *, scope: str = "") -> None:
+        """Adds the values of a graph to those found, and to `own`, by tensor, which has those of its arguments."""
+        arguments = {tensor.op.name for tensor in graph.inputs}
+        for operation in _in_order(graph):
+            if operation.name not in arguments:
+                given = [own[tensor.ref()] for tensor in _inputs(operation)]
+                made = self._results(operation, given, f"{scope}{operation.name}")
+                own.update((tensor.ref(), value) for tensor, value in zip(operation.outputs, made, strict=False))
+
+    def _results(self, operation: Any, given: list[_Found], name: str) -> list[_Found]:
+        kind = operation.type
+        if kind == "IdentityN":
+            return given
+        if kind in CALLS:
+            called = function_graph(self._outer, operation.get_attr("f").name)
+            self._counts.enter_call(called, operation)
+            return self._of_function(called, given, name)
+        self.num_operations += 1
+        if kind in BRANCHES:
+            return self._of_branches(operation, given[1:], name)
+        if kind in LOOPS:
+            return self._of_loop(operation, given, name)
+        if "MatMul" in kind:
+            operand = operation.inputs[1]
+            self.operand_bytes = max(self.operand_bytes, math.prod(_known_shape(operand) or (0,)) * operand.dtype.size)
+        return self._of_operation(operation, given, name)
+
+    def _of_operation(self, operation: Any, given: list[_Found], name: str) -> list[_Found]:
+        kind, is_late = operation.type, any(one.is_late for one in given)  # recomputed values wait for a gradient
+        is_gradient = _GRADIENT_SCOPE in name or (is_late and kind == "AddN")  # sums of gradients have no scope
+        is_late = is_late or is_gradient
+        layer = 0 if is_late else self._layers.setdefault(get_layer(name), len(self._layers))
+        for one in given:
+            if is_late:
+                for value in one.with_items():
+                    value.is_read_late |= is_gradient or not value.is_late
+            else:
+                one.last_layer = max(one.last_layer, layer)
+        made: list[_Found] = []
+        for tensor in operation.outputs:
+            takes_memory = not (kind in _COUNTED_APART or _is_constant(operation)) and tensor.dtype not in (
+                tf.resource,
+                tf.variant,
+            )
+            shape = self._shape(tensor, operation, name) if takes_memory else (0,)
+            made.append(_Found(shape, _item_bytes(tensor), layer, layer, is_late=is_late, is_gradient=is_gradient))
+        if kind in _ITEM_ADDED:
+            (given if kind in _SAME_MEMORY else made)[0].items.append(given[_ITEM_ADDED[kind]])
+        if kind == "TensorListGetItem" and given[0].items:  # a slice of the tensor that was made a list
+            return given[0].items[:1]
+        shared = given[:1] if kind in _SAME_MEMORY and given else []
+        made = [*shared, *made[len(shared) :]]
+        self.found += [one for one in made[len(shared) :] if one.num_bytes]
+        if is_late and not is_gradient:
+            for one in (one for one in given if one.is_late and not one.is_gradient):
+                for other in made[len(shared) :]:
+                    one.join(other)
+        return made
+
+    def _of_function(self, graph: Any, given: list[_Found], name: str) -> list[_Found]:
+        own = {tensor.ref(): value for tensor, value in zip(graph.inputs, given, strict=True)}
+        self.read(graph, own, scope=f"{name}/")
+        return [own[tensor.ref()] for tensor in graph.outputs]
+
+    def _of_branches(self, operation: Any, given: list[_Found], name: str) -> list[_Found]:
+        """The results of the branch that takes most memory; the values of the others are left out."""
+        before, best = len(self.found), (-1, [], [])  # type: ignore[var-annotated]
+        for graph in self._counts.branches(operation):
+            results = self._of_function(graph, given, name)
+            found, self.found[before:] = self.found[before:], []
+            num_bytes = sum(one.num_bytes for one in found)
+            best = max(best, (num_bytes, found, results), key=lambda branch: branch[0])
+        self.found += best[1]
+        return best[2]
+
+    def _of_loop(self, operation: Any, given: list[_Found], name: str) -> list[_Found]:
+        """The results of a loop: items that its turns add to lists stay in memory, one for each turn."""
+        try:
+            turns = self._counts.turns(operation)
+        except WorkloadError:
+            self.unknown.add(name)
+            turns = 1
+        body = self._counts.enter(operation)[1]
+        before = len(self.found)
+        carried = [self._carried(one, tensor) for one, tensor in zip(given, body.inputs, strict=True)]
+        results = self._of_function(body, carried, name)
+        for argument, outer, result in zip(carried, given, results, strict=True):
+            if argument is not outer:
+                argument.items.append(result)
+        of_body = set(self.found[before:])
+        lists = (one for one, tensor in zip(given, body.inputs, strict=True) if tensor.dtype == tf.variant)
+        for value in {item for one in lists for item in one.with_items()} & of_body:
+            value.shape = (turns, *value.shape)
+        return results
+
+    def _carried(self, given: _Found, tensor: Any) -> _Found:
+        """What a loop's body takes: a handle or a list itself; for a tensor, its own or that of the turn before."""
+        return given if tensor.dtype in (tf.resource, tf.variant) else _Found(items=[given], is_late=given.is_late)
+
+    def _shape(self, tensor: Any, operation: Any, name: str) -> tuple[int, ...]:
+        """The shape of a tensor; if that depends on data, that of the operation's largest input."""
+        shape = _known_shape(tensor)
+        if shape is None:
+            self.unknown.add(name)
+            known = [_known_shape(one) or (0,) for one in operation.inputs]
+            shape = max(known, key=math.prod, default=(0,))
+        return shape
+
+
+def _known_shape(tensor: Any) -> tuple[int, ...] | None:
+    return tuple(tensor.shape.as_list()) if tensor.shape.is_fully_defined() else None
+
+
+def _item_bytes(tensor: Any) -> int:
+    return STRING_BYTES if tensor.dtype == tf.string else int(tensor.dtype.size or 0)
+
+
+def _is_constant(operation: Any) -> bool:
+    """Whether an operation makes a tensor of one value, which TensorFlow makes a constant if it is small."""
+    return operation.type == "Fill" and all(one.op.type == "Const" for one in operation.inputs)
+
+
+def _inputs(operation: Any) -> Sequence[Any]:
+    return () if _is_constant(operation) else operation.inputs
+
+
+def _in_order(graph: Any) -> Iterator[Any]:
+    """The operations that a graph needs, in the order of their creation, but after those that make their inputs.
+
+    A loop's lists are made after the loop.
+    """
+    needed = needed_operations(graph, _inputs)
+    before = {one: {*(tensor.op for tensor in _inputs(one)), *one.control_inputs} for one in needed}
+    done: set[Any] = set()
+    for operation in graph.get_operations():
+        waiting = [operation] if operation in before else []
+        while waiting:
+            missing = before[waiting[-1]] - done
+            if missing:
+                waiting += missing
+            elif (one := waiting.pop()) not in done:
+                done.add(one)
+                yield one
+
+
+def get_layer(name: str) -> str:
+    """The layer whose scope an operation is in: that of the outermost model.
+
+    Example:
+        >>> get_layer("sequential_1/dense_2_1/MatMul"), get_layer("Square")
+        ('sequential_1/dense_2_1', '')
+    """
+    parts = name.split("/")
+    return "/".join(parts[: min(2, len(parts) - 1)])

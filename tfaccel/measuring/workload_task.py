@@ -1,4 +1,7 @@
-"""A workload as a message to child processes: `make_task` in the parent, `load_task` in the child."""
+"""A workload as a message to child processes: `make_task` in the parent, `load_task` in the child.
+
+`get_cause` words the child's failure.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.data.given_data import DATASET
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import TfaccelError, WorkloadError, is_out_of_memory
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.workload import Workload
+
+OUT_OF_MEMORY = "Out of memory"  # how a cause begins that is a lack of memory
 
 
 def make_task(
@@ -64,8 +69,24 @@ def _check_data(workload: Workload) -> None:
             )
 
 
-def load_task(reference: Reference, options: dict[str, Any]) -> Workload:
-    """The workload that a parent refers to, made with these options."""
+def load_task(task: Mapping[str, Any]) -> Workload:
+    """The workload of a task of `make_task`, in the process that has received it."""
+    Origin(**task["origin"]).prepare()
+    reference, options = Reference(**task["workload"]), task["options"]
     if reference.kind in ("recipe", "import"):
         return as_workload(reference.import_path(), **options)
     return as_workload(reference.load(), **options)
+
+
+def get_cause(error: Exception) -> str:
+    """Why a plan could not be measured, in one line; it begins with `OUT_OF_MEMORY` if memory was short.
+
+    Example:
+        >>> get_cause(ValueError("two\\nlines")), get_cause(MemoryError())
+        ('ValueError: lines', 'Out of memory: MemoryError')
+    """
+    if isinstance(error, TfaccelError):
+        return str(error)
+    lines = [line.strip() for line in str(getattr(error, "message", error)).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300].rstrip(": ")
+    return f"{OUT_OF_MEMORY}: {text}" if isinstance(error, MemoryError) or is_out_of_memory(error) else text

@@ -43,7 +43,7 @@ def candidate_plans(
         hardware: the machine to plan for, this one (`detect_hardware()`) or another.
         workload: the workload to train.
         step_operations: floating-point operations of an optimizer step's matrix products and convolutions, as
-            `tfaccel.estimates.cost_of(workload).step.matrix_flops` counts them; None if unknown.
+            `tfaccel.estimates.get_cost(workload).step.matrix_flops` counts them; None if unknown.
         training_bytes: memory of training on one device, as `tfaccel.estimates.estimate_memory` estimates it; None if
             unknown. A model that does not fit on one of several GPUs is cut into stages.
         **fixed: plan fields with fixed values, which every returned plan has.

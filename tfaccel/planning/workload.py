@@ -91,7 +91,7 @@ class Workload:
             Large batches are copied to a GPU during the step before.
         bfloat16_on_cpu: recommends mixed_bfloat16 on CPUs that multiply in bfloat16 (AVX512_BF16, AMX). It pays if a
             step multiplies large matrices: from about 1e8 floating-point operations, as counted by
-            `tfaccel.estimates.cost_of`.
+            `tfaccel.estimates.get_cost`.
         data: an object with some of `train_data`, `validation_data`, `augment`, `augment_mixes_rows`, `raw_input`,
             `num_train_examples` and `example_bytes`, such as `tfaccel.data.Batches`; these then need not be given.
             None if they are.

@@ -21,7 +21,7 @@ from tfaccel.extras.estimates.estimate_scaling import StepFacts, step_facts
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.known_names import suggests_names
-from tfaccel.measuring.step_time import StepTime, measured_steps
+from tfaccel.measuring.candidate_child import StepTime, measured_steps
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.load_workload import as_workload

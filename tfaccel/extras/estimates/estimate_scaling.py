@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import PlanError, TfaccelError, WorkloadError
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.extras.estimates.interconnect import Interconnect
 from tfaccel.extras.estimates.loopback import loopback_interconnect
 from tfaccel.extras.estimates.scaling import ScalingEstimate, ScalingOptions, checked_replicas, scaling_rows
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.step_time import measured_steps
+from tfaccel.measuring.candidate_child import CandidateServers, measured_steps
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import check_seconds
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
-from tfaccel.planning.workload import Workload
-from tfaccel.processes.fork_server import ForkServer
 
 LIMIT_SECONDS = 120.0
 _SMALLER = 4  # how many times smaller the second batch is from which the fixed part of a step is found
 _SEED = 0
+_PROGRAM = "tfaccel.extras.estimates.step_facts_program"
 
 Progress = Callable[[str], None]
 
@@ -49,7 +43,7 @@ def estimate_scaling(
     """Predicts the speed, efficiency and cost of data-parallel training on more devices.
 
     The time of a step is that of one device, measured here, plus that of an all-reduce of the gradients in the
-    latency-bandwidth (alpha-beta) model; see `tfaccel.extras.estimates.all_reduce_cost`. Stragglers, slow input and
+    latency-bandwidth (alpha-beta) model; see `tfaccel.extras.estimates.interconnect`. Stragglers, slow input and
     congestion are not modelled: expect less than the prediction.
 
     Args:
@@ -173,10 +167,6 @@ def fixed_part(seconds: float, batch_size: int, smaller_seconds: float, smaller_
     return round(min(seconds, max(0.0, seconds - per_example * batch_size)), 12)
 
 
-_PROGRAM = "tfaccel.extras.estimates.estimate_scaling"
-_PRELOADED = (_PROGRAM, "tfaccel.costs.graph_costs", "tfaccel.training.run.session")
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepFacts:
     """What one training step computes and moves.
@@ -209,11 +199,12 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
     Raises:
         WorkloadError: if the model cannot be built, or that takes longer.
     """
-    folder = Path(tempfile.mkdtemp(prefix="tfaccel-"))
-    server = ForkServer(_PRELOADED, folder=folder, environment={"TF_CONFIG": None, "KERAS_BACKEND": "tensorflow"})
-    try:
+    size = plan.replica_batch_size
+    alone = Plan(strategy="none", devices=("CPU:0",), global_batch_size=size, dtype_policy=plan.dtype_policy)
+    with CandidateServers() as servers:
+        server = servers.of(alone)
         child = server.start("step-facts", _PROGRAM, [], {})
-        child.send({**task, "plan": plan.to_json()})
+        child.send({**task, "plan": alone.to_json()})
         try:
             answer = server.get_message(child, limit_seconds)
         except TimeoutError:
@@ -225,59 +216,3 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
         if "failed" in answer:
             raise WorkloadError(f"The model could not be built: {answer['failed']}")
         return StepFacts(**answer)
-    finally:
-        server.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def main(connection: Connection, arguments: list[str]) -> int:
-    """The child process; returns its exit status."""
-    from tfaccel.measuring.candidate_program import get_cause
-    from tfaccel.measuring.workload_task import load_task
-    from tfaccel.planning.reference import Origin, Reference
-
-    task = connection.recv()
-    try:
-        Origin(**task["origin"]).prepare()
-        workload = load_task(Reference(**task["workload"]), task["options"])
-        connection.send(_facts(workload, Plan.from_json(task["plan"]), seed=task["seed"]))
-    except Exception as error:
-        connection.send({"failed": get_cause(error)})
-        return 1
-    return 0
-
-
-def _facts(workload: Workload, given: Plan, *, seed: int) -> dict[str, Any]:
-    import keras
-    import tensorflow as tf
-
-    from tfaccel.training.run.session import built_model
-    from tfaccel.training.runtime import Runtime
-    from tfaccel.training.steps.engine import get_engine
-    from tfaccel.training.steps.marked_layers import train_step_cost, with_rows
-
-    size = given.replica_batch_size
-    plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=size, dtype_policy=given.dtype_policy)
-    with Runtime(plan, seed=seed):
-        batch = next(iter(workload.train_data(size, seed=seed, epoch=0)))
-        spec = with_rows(keras.tree.map_structure(tf.TensorSpec.from_tensor, batch), size)
-        model = built_model(workload, plan, spec)
-        facts: dict[str, Any] = {
-            "gradient_bytes": [math.prod(one.shape) * tf.as_dtype(one.dtype).size for one in model.trainable_variables],
-            "batch_bytes": sum(_batch_bytes(one) for one in keras.tree.flatten(spec)),
-        }
-        try:
-            cost = train_step_cost(get_engine(model), spec, rows=size)
-            facts |= {
-                "operations": cost.matrix_flops,
-                "num_kernels": cost.num_kernels,
-                "moved_bytes": cost.bytes_accessed,
-            }
-        except TfaccelError as error:
-            facts["uncounted"] = str(error)
-    return facts
-
-
-def _batch_bytes(spec: Any) -> int:
-    shape = [1 if size is None else size for size in spec.shape.as_list()]
-    return math.prod(shape) * spec.dtype.size

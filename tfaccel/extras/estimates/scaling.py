@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Literal
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import DataError, PlanError
-from tfaccel.extras.estimates.all_reduce_cost import ALGORITHMS, Algorithm, all_reduce_seconds, num_machines, num_packs
-from tfaccel.extras.estimates.interconnect import Interconnect
+from tfaccel.extras.estimates.interconnect import (
+    ALGORITHMS,
+    Algorithm,
+    Interconnect,
+    all_reduce_seconds,
+    num_machines,
+    num_packs,
+)
 from tfaccel.known_names import did_you_mean, suggests_names
 from tfaccel.planning.option_checks import listed
 from tfaccel.planning.step_of_one_device import StepOfOneDevice

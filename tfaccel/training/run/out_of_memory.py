@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.given_data import GivenDataset, GivenPyDataset
-from tfaccel.errors import OutOfMemoryError, WorkloadError
+from tfaccel.errors import OutOfMemoryError, WorkloadError, is_out_of_memory
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan, override_flag
@@ -28,8 +28,6 @@ from tfaccel.training.run.changed_run import why_epochs_differ
 from tfaccel.training.steps.model_parts import has_own_train_step, stepping_optimizers
 from tfaccel.training.steps.replicas import Replicas
 
-# TensorFlow also raises ResourceExhaustedError for a full disk, too many open files and long messages.
-_SHORT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate|allocating \d+ bytes", re.IGNORECASE)
 _DETAIL = re.compile(r"OOM when allocating tensor with shape\[[\d,]*\]")
 _REMEDIES = (
     "a smaller model, dtype_policy='mixed_bfloat16' or 'mixed_float16' (--dtype_policy), rematerialization=True "
@@ -55,19 +53,6 @@ class BatchTooLarge(Exception):
         super().__init__(detail)
         self.plan = plan
         self.detail = detail
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of TensorFlow means that memory is short, on the host or on a device.
-
-    Example:
-        >>> is_out_of_memory(tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor with shape[9]"))
-        True
-        >>> is_out_of_memory(tf.errors.ResourceExhaustedError(None, None, "model.keras; No space left on device"))
-        False
-    """
-    is_shortage = isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.InternalError)
-    return is_shortage and _SHORT_OF_MEMORY.search(str(error)) is not None
 
 
 @contextlib.contextmanager

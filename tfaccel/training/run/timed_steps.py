@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.costs.graph_costs import layer_seconds
 from tfaccel.costs.model_cost import StepCost
 from tfaccel.costs.private_graphs import trace_events
-from tfaccel.costs.trace_times import layer_seconds
 from tfaccel.data.feeds import Feed
 from tfaccel.hardware.gpu import GpuMeter, visible_gpu_ids
 from tfaccel.planning.plan import Plan

@@ -1,4 +1,4 @@
-"""`cost_of`: what a model computes, counted from its traced graph."""
+"""`get_cost`: what a model computes, counted from its traced graph."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import inspect
 import math
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from tfaccel.costs.model_cost import ModelCost
 from tfaccel.errors import WorkloadError
 from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.option_checks import check_counts
+from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.training.run.session import built_model
+from tfaccel.training.steps.engine import get_engine
+from tfaccel.training.steps.marked_layers import forward_cost, train_step_cost, with_rows
 
 
 @data_after_model
-def cost_of(
+def get_cost(
     workload: Any, x: Any = None, y: Any = None, *, replica_batch_size: int | None = None, **options: Any
 ) -> ModelCost:
     """Counts the operations and bytes of a forward pass and of a training step, overall and by layer.
@@ -44,7 +51,7 @@ def cost_of(
 
     Example:
         >>> import keras
-        >>> cost = cost_of(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), replica_batch_size=8)
+        >>> cost = get_cost(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), replica_batch_size=8)
         >>> cost.forward.matrix_flops, cost.num_parameters
         (64, 5)
     """
@@ -55,8 +62,8 @@ def cost_of(
         ignored = [*(["y"] if y is not None else []), *options]
         if ignored:
             raise WorkloadError(
-                f"Without data, cost_of takes a model and replica_batch_size. Received as well: {', '.join(ignored)}. "
-                "Leave them out, or give the data: cost_of(model, x, y, ...)."
+                f"Without data, get_cost takes a model and replica_batch_size. Received as well: {', '.join(ignored)}. "
+                "Leave them out, or give the data: get_cost(model, x, y, ...)."
             )
         return _without_data(workload, replica_batch_size or 32)
     made = given_workload(workload, x, y, **options)
@@ -64,13 +71,6 @@ def cost_of(
 
 
 def _with_data(workload: Workload, rows: int) -> ModelCost:
-    import keras
-
-    from tfaccel.planning.own_model import RebuiltModel
-    from tfaccel.training.run.session import built_model
-    from tfaccel.training.steps.engine import get_engine
-    from tfaccel.training.steps.marked_layers import forward_cost, train_step_cost, with_rows
-
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     policy = own.dtype_policy if own else keras.config.dtype_policy().name
     plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=rows, dtype_policy=policy)
@@ -82,19 +82,14 @@ def _with_data(workload: Workload, rows: int) -> ModelCost:
 
 
 def _without_data(model: Any, rows: int) -> ModelCost:
-    import keras
-    import tensorflow as tf
-
-    from tfaccel.training.steps.marked_layers import forward_cost
-
     inputs = None
     if isinstance(model, keras.Model) and model.built:
         inputs = getattr(model, "input", None)  # a sequential model has only `inputs`
         inputs = (getattr(model, "inputs", None) or [None])[0] if inputs is None else inputs
     if inputs is None:
         raise WorkloadError(
-            "cost_of takes a Keras model with known inputs (functional, or sequential with `keras.Input`), or a model "
-            f"with its data: cost_of(build_model, x, y, ...). Received: {model!r:.200} without data."
+            "get_cost takes a Keras model with known inputs (functional, or sequential with `keras.Input`), or a model "
+            f"with its data: get_cost(build_model, x, y, ...). Received: {model!r:.200} without data."
         )
     spec = keras.tree.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), inputs)
     forward = forward_cost(model, spec, rows=rows)

@@ -1,16 +1,15 @@
-"""`Window` and `Measurement`: raw times of one program, from which everything else is derived."""
+"""`Window` and `Measurement`: raw times of a program; and programs that are measured in turn, A B A B."""
 
 from __future__ import annotations
 
+import gc
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from tfaccel.measuring.report import relative_spread
 from tfaccel.records import Record
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +94,59 @@ class Measurement(Record):
         return relative_spread([window.wall_seconds for window in self.windows])
 
 
-def relative_spread(values: Sequence[float]) -> float:
-    """Interquartile range / median; 0 for a single value.
+class Program(Protocol):
+    """A program that trains, and can be rerun from the same initial state."""
+
+    name: str
+    num_steps: int
+
+    def warm_up(self) -> float:
+        """Traces and compiles, on the same batches in the same order in all programs; returns the final loss."""
+
+    def run(self) -> Window:
+        """Trains once from the initial state, timed."""
+
+
+def measure_interleaved(
+    programs: Sequence[Program], *, repetitions: int, progress: Callable[[str], None], num_discarded: int = 1
+) -> tuple[Measurement, ...]:
+    """Measures programs in turn; the warm-up and the first runs of each are discarded.
+
+    Args:
+        programs: the programs, in the order of their turns.
+        repetitions: number of windows of each that are kept.
+        num_discarded: number of runs of each that are discarded after the warm-up.
+        progress: called with a line before each run.
+
+    Raises:
+        ValueError: if `repetitions` is less than 1.
 
     Example:
-        >>> relative_spread([1.0, 2.0, 3.0, 4.0, 5.0])
-        0.6666666666666666
+        >>> class Sleeper:
+        ...     name, num_steps = "sleeper", 1
+        ...     def warm_up(self):
+        ...         return 0.5
+        ...     def run(self):
+        ...         return Window(wall_seconds=1, cpu_seconds=0, epoch_seconds=(1,), tail_seconds=(0,), loss=0.5)
+        >>> [measurement] = measure_interleaved([Sleeper()], repetitions=3, progress=lambda text: None)
+        >>> len(measurement.windows)
+        3
     """
-    if len(values) < 2:
-        return 0.0
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / median
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be at least 1. Received: repetitions={repetitions}.")
+    losses = []
+    for program in programs:
+        progress(f"{program.name}, warm-up")
+        losses.append(program.warm_up())
+        for _ in range(num_discarded):
+            program.run()
+    windows: list[list[Window]] = [[] for _ in programs]
+    for repetition in range(repetitions):
+        for program, found in zip(programs, windows, strict=True):
+            progress(f"{program.name}, {repetition + 1} of {repetitions}")
+            gc.collect()
+            found.append(program.run())
+    return tuple(
+        Measurement(name=program.name, num_steps=program.num_steps, windows=tuple(found), warm_up_loss=loss)
+        for program, found, loss in zip(programs, windows, losses, strict=True)
+    )
