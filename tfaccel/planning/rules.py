@@ -109,7 +109,7 @@ def fused_kernels(case: Case) -> list[Choice]:
         lowest = min(gpu.compute_capability or (0, 0) for gpu in case.accelerators)
         if case["dtype_policy"] != "float32" and lowest >= _FLASH_CAPABILITY:
             reason = "Attention in one kernel of cuDNN, which writes no scores to memory; XLA fuses the rest."
-            return [Choice(True, reason), Choice(False, "Keras's own attention; XLA fuses operations by itself.")]
+            return [Choice(True, reason)]
         return [Choice(False, "XLA fuses operations by itself.")]
     if case["jit_compile"] or case.kind == "TPU":
         return [Choice(False, "XLA fuses operations by itself.")]
