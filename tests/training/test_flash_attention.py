@@ -1,4 +1,4 @@
-"""Attention by cuDNN's flash kernel under XLA. No GPU is needed: the kernel's call is looked at, and its place taken."""
+"""Attention by cuDNN's flash kernel under XLA. No GPU is needed: its call is looked at, and its place taken."""
 
 import keras
 import numpy as np
