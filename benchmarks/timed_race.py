@@ -11,6 +11,7 @@ from tfaccel.measuring.candidate_child import CandidateFailed, TimedChild
 from tfaccel.measuring.report import CandidateWindow, relative_spread
 
 _MIN_STEPS = 2
+_NUM_WARM_UPS = 2
 _LONG_SECONDS = 1.0
 
 
@@ -96,8 +97,11 @@ def race(
         num_rounds = 0
     else:
         for name, first in first_windows.items():
-            num_steps[name] = max(_MIN_STEPS, round(window_seconds * first.num_steps / first.seconds))
-            ran(name, num_steps[name])
+            last: CandidateWindow | None = first
+            for _ in range(_NUM_WARM_UPS):  # the first windows may still compile or capture
+                if last is not None:
+                    num_steps[name] = max(_MIN_STEPS, round(window_seconds * last.num_steps / last.seconds))
+                    last = ran(name, num_steps[name])
     names = list(programs)
     for turn in range(num_rounds):
         progress(f"round {turn + 1} of {num_rounds}")

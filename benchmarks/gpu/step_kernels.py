@@ -13,24 +13,22 @@ from tfaccel.benchmarks.gpu.tasks import workload
 from tfaccel.benchmarks.gpu.trial import in_new_process
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
-from tfaccel.training.private.private_start import pin_host_memory
 
 _WARM_UP_STEPS, _TRACED_STEPS = 8, 4
 _NUM_KERNELS = 40
 _SMALL_GAP_SECONDS = 1e-4  # between two kernels of a step; longer ones are waits for the host
 
 
-def kernels(run: StepRun, task: str, *, pins_memory: bool = False) -> None:
+def kernels(run: StepRun, task: str) -> None:
     """Traces some steps with the plan of the rules: the times of kernels, of gaps between them, and of copies.
 
     Args:
         run, task: the step, and the task.
-        pins_memory: let TensorFlow allocate the host's tensors in pinned memory.
     """
     options = {"task": task, "is_tiny": run.is_rehearsal}
     plan = default_plan(run.hardware, workload(**options), **run.one_device)
     run.record("plan", plan.to_json())
-    arguments = {"plan": plan.to_json(), "options": options, "pins_memory": pins_memory}
+    arguments = {"plan": plan.to_json(), "options": options}
     found = in_new_process(f"{__name__}:traced", arguments, limit_seconds=run.seconds_left)
     run.record("trace", found)
     for part in ("step", "busy", "short_gaps", "long_gaps", "copies"):
@@ -38,7 +36,7 @@ def kernels(run: StepRun, task: str, *, pins_memory: bool = False) -> None:
         run.figure(f"{task}, traced", text, [1e3 * found[f"{part}_seconds"]])
 
 
-def traced(plan: dict[str, Any], options: dict[str, Any], pins_memory: bool) -> dict[str, Any]:
+def traced(plan: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Trains some steps under TensorFlow's profiler; runs in a process of its own."""
     import tensorflow as tf
 
@@ -46,8 +44,6 @@ def traced(plan: dict[str, Any], options: dict[str, Any], pins_memory: bool) -> 
     from tfaccel.training.run.timed_steps import TimedSteps
     from tfaccel.training.runtime import Runtime
 
-    if pins_memory:
-        pin_host_memory()
     given = Plan.from_json(plan)
     plane = GPU_PLANE if given.devices[0].startswith("GPU") else CPU_PLANE
     with Runtime(given, seed=0) as runtime, tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:

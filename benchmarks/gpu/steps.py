@@ -71,14 +71,6 @@ _LATER = (
         for task in ("transformer", "mlp")
         for policy in ("mixed_bfloat16", "mixed_float16", "float32")
     ),
-    _step(
-        "kernels_resnet_pinned",
-        "the same with the host's tensors in pinned memory",
-        "step_kernels:kernels",
-        60,
-        task="resnet",
-        pins_memory=True,
-    ),
     _step("precision", "16-bit policies with XLA: speed and loss", "step_precision:policies", 110, compiles=True),
     _step("precision_no_xla", "the same without XLA", "step_precision:policies", 80, compiles=False),
     _step("float8", "mixed_bfloat16 quantized to float8", "step_precision:float8", 110),

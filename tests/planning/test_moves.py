@@ -2,7 +2,9 @@
 
 import pytest
 
+from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Device, Hardware
+from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.moves import moves
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
@@ -114,10 +116,25 @@ def test_moves_that_contradict_the_best_plan_are_left_out():
 
 @pytest.mark.parametrize("hardware", [Hardware(), GPU])
 def test_fused_kernels_are_measured_in_place_of_xla(hardware):
-    [move] = [move for move in moves(hardware, DIGITS, {}) if move.axis == "kernels"]
+    found = [move for move in moves(hardware, DIGITS, {}) if move.axis == "kernels"]
     plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, jit_compile=True)
-    changed = move.applied_to(plan)
+    changed = found[0].applied_to(plan)
     assert (changed.fused_kernels, changed.jit_compile) == (True, False)
+    on_gpu = hardware is GPU
     assert get_values("fused_kernels", hardware, jit_compile=False) == [True]
-    assert get_values("fused_kernels", hardware, jit_compile=True) == []
+    assert get_values("fused_kernels", hardware, jit_compile=True) == [False] * on_gpu
     assert get_values("fused_kernels", hardware, fused_kernels=False) == []
+
+
+def test_attention_in_one_kernel_and_xla_can_both_be_left_out_on_a_gpu():
+    first = default_plan(GPU, DIGITS)
+    assert (first.fused_kernels, first.jit_compile, first.dtype_policy) == (True, True, "mixed_bfloat16")
+    found = [move.applied_to(first) for move in moves(GPU, DIGITS, {}) if move.axis in ("kernels", "XLA")]
+    assert sorted((plan.fused_kernels, plan.jit_compile) for plan in found) == [
+        (False, False),
+        (False, True),
+        (True, False),
+    ]
+    assert not default_plan(GPU, DIGITS, dtype_policy="float32").fused_kernels
+    with pytest.raises(PlanError, match="or on GPUs"):
+        Plan(strategy="none", devices=("CPU:0",), global_batch_size=8, jit_compile=True, fused_kernels=True)

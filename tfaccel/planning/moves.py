@@ -85,6 +85,8 @@ def get_fields(axis: str) -> tuple[str, ...]:
 
 
 _FUSED = Move("kernels", (("jit_compile", False), ("fused_kernels", True)))
+_OF_KERAS = Move("kernels", (("fused_kernels", False),))
+_WITHOUT_XLA = Move("XLA", (("jit_compile", False), ("fused_kernels", False)))
 
 
 def moves(
@@ -116,6 +118,7 @@ def moves(
     found = [move for plan in plans[1:] for move in _between(plans[0], plan)]
     first = plans[0]
     further = [*_onednn_moves(first, hardware), _FUSED, *_thread_moves(first, hardware)]
+    further += [_OF_KERAS, _WITHOUT_XLA] if first.jit_compile and first.fused_kernels else []
     further += [*_memory_moves(first, allocators), *_graph_moves(first, hardware)]
     further += batch_moves(first) if tune_batch else []
     order = list(AXES)

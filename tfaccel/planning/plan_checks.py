@@ -238,9 +238,10 @@ def _check_tpu(plan: Plan) -> None:
 
 
 def _check_kernels(plan: Plan) -> None:
-    if plan.fused_kernels and (plan.jit_compile or plan.strategy == "tpu"):
+    is_on_gpus = all(device.startswith("GPU") for device in plan.devices)
+    if plan.fused_kernels and (plan.strategy == "tpu" or (plan.jit_compile and not is_on_gpus)):
         raise PlanError(
-            "XLA fuses operations by itself, so `fused_kernels` is for training without XLA. "
+            "XLA fuses operations by itself, so `fused_kernels` is for training without XLA, or on GPUs. "
             f"Received: fused_kernels=True, jit_compile={plan.jit_compile}, strategy={plan.strategy!r}. "
             "Use fused_kernels=False" + (", or jit_compile=False." if plan.jit_compile else ".")
         )

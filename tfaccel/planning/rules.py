@@ -14,6 +14,7 @@ _CPU_BFLOAT16_FEATURES = ("AMX_BF16", "AVX512_BF16")
 _LARGE_STEP = 100_000_000
 # The pack size in the examples of tf.distribute.
 PACK_BYTES = 50 * 2**20
+_FLASH_CAPABILITY = (8, 0)  # of cuDNN's kernel for attention
 PREFETCHED_BATCH_BYTES = 4 << 20  # on an H100, 77 MB took 10 ms, a third of a step of ResNet-50
 # The reason of a choice that `tfaccel.training.run.augmentation_place` makes later.
 AUGMENT_ON_UNMEASURED = "Initial choice; training measures host and device when it starts."
@@ -103,7 +104,13 @@ def jit_compile(case: Case) -> list[Choice]:
 
 @_rule
 def fused_kernels(case: Case) -> list[Choice]:
-    """Off."""
+    """On under XLA on GPUs that have a kernel for attention in 16 bits; off elsewhere."""
+    if case["jit_compile"] and case.kind == "GPU":
+        lowest = min(gpu.compute_capability or (0, 0) for gpu in case.accelerators)
+        if case["dtype_policy"] != "float32" and lowest >= _FLASH_CAPABILITY:
+            reason = "Attention in one kernel of cuDNN, which writes no scores to memory; XLA fuses the rest."
+            return [Choice(True, reason)]
+        return [Choice(False, "XLA fuses operations by itself.")]
     if case["jit_compile"] or case.kind == "TPU":
         return [Choice(False, "XLA fuses operations by itself.")]
     return [Choice(False, "Keras's own operations, to the last bit; `tfaccel find-fastest` measures fused kernels.")]

@@ -2,7 +2,7 @@
 
 The user's layers and optimizers keep their classes, weights and files: only the graph is another one. Each kernel
 computes the same function as Keras, with other rounding. A layer or an optimizer whose class overrides Keras's
-computation is left alone, and so is what XLA compiles: it fuses by itself.
+computation is left alone, and so is what XLA compiles: it fuses by itself. Only attention is replaced there, on GPUs.
 
 * `Dense` and `EinsumDense` are one matrix product: Keras's einsum multiplies a batch of matrices, and the gradient of a
   kernel is one matrix per example, and then their sum. The gradient of their biases is another: TensorFlow sums it in
@@ -30,6 +30,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.hardware.detect import detect_hardware
+from tfaccel.training.kernels.flash_attention import flash_kernel
 from tfaccel.training.kernels.optimizer_updates import fused_update
 from tfaccel.training.kernels.recurrent import fused_gru, fused_lstm
 from tfaccel.training.private import private_api, private_layers
@@ -354,3 +355,8 @@ def fused_kernels(model: keras.Model) -> contextlib.AbstractContextManager[None]
     layers = ((layer, kernel(layer)) for layer in private_api.all_layers(model) for kernel in LAYER_KERNELS)
     optimizers = ((one, fused_update(one)) for one in map(inner_optimizer, get_optimizers(model).values()))
     return attributes_of_each(itertools.chain(layers, optimizers))
+
+
+def kernels_in_xla(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """While tracing a training step that XLA compiles for GPUs: attention is one kernel where it can be."""
+    return attributes_of_each((layer, flash_kernel(layer)) for layer in private_api.all_layers(model))

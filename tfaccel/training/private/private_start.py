@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 from tfaccel.tested_versions import private_part
@@ -28,16 +27,3 @@ def uses_onednn() -> bool:
     from tensorflow.python.util import _pywrap_util_port
 
     return bool(private_part(_pywrap_util_port, "IsMklEnabled", package="tensorflow")())
-
-
-def pin_host_memory() -> None:
-    """Sets TensorFlow 1's `force_gpu_compatible` before TensorFlow 2 starts, which has no function for it."""
-    context: Any = importlib.import_module("tensorflow.python.eager.context").context()
-    compute = private_part(context, "_compute_gpu_options", package="tensorflow")
-
-    def pinned() -> Any:
-        options = compute()
-        options.force_gpu_compatible = True
-        return options
-
-    context._compute_gpu_options = pinned

@@ -23,6 +23,7 @@ from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_layers import patched
 
 GROUPS_PER_STRATEGY = 1000
+_MODULE_VERSION = 5  # of TensorFlow's XlaCallModule: the first that takes StableHLO
 
 logger = logging.getLogger("tfaccel")
 
@@ -146,6 +147,20 @@ def parse_saved_model(content: bytes) -> Any:
     from tensorflow.core.protobuf import saved_model_pb2
 
     return saved_model_pb2.SavedModel.FromString(content)
+
+
+def xla_module(module: str, operands: Sequence[tf.Tensor], results: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    """Calls the function `main` of a StableHLO module, which XLA compiles for NVIDIA GPUs.
+
+    Args:
+        module: as text.
+        operands, results: the arguments, and the shapes and dtypes of what is returned.
+    """
+    from tensorflow.compiler.tf2xla.python import xla
+
+    call = private_part(xla, "call_module", package="tensorflow")
+    shapes, dtypes = [one.shape for one in results], [one.dtype for one in results]
+    return list(call(operands, version=_MODULE_VERSION, module=module, Sout=shapes, Tout=dtypes, platforms=("CUDA",)))
 
 
 def functions_inlined(where: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:

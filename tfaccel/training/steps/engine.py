@@ -22,7 +22,7 @@ from tfaccel.errors import PlanError
 from tfaccel.planning.option_checks import NOT_ON_TPUS
 from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
-from tfaccel.training.kernels.fused_kernels import fused_kernels
+from tfaccel.training.kernels.fused_kernels import fused_kernels, kernels_in_xla
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.proof.step_checks import StepChecks
 from tfaccel.training.stages.micro_batches import make_together
@@ -77,7 +77,7 @@ class EngineOptions:
         whole_step: run the whole step on each replica, including the optimizer update. Always on for TPUs.
         single_steps: run one optimizer step per graph call, unless the model's `steps_per_execution` is greater than 1.
         batches_per_step: batches per optimizer step; callbacks with batch hooks are called once per optimizer step.
-        fused_kernels: train with fused kernels where XLA does not compile; see `tfaccel.training.kernels`.
+        fused_kernels: train with fused kernels: where XLA compiles, for attention only; see `tfaccel.training.kernels`.
         times_input: measure the time that training steps wait for their batches.
         rematerialization: recompute activations in the backward pass; see `recomputed_blocks`.
         pipeline_stages: number of stages that the model is cut into; see `StagedModel`.
@@ -202,10 +202,10 @@ class Engine:
         staged = () if self.stages is None or on_one_device else (self.stages.traced,)
         if not trains:
             return (*staged, host_lookups)
-        fuses = self.options.fused_kernels and not (self.model.jit_compile or self.on_tpu)
+        fuses = self.options.fused_kernels and not self.on_tpu
         return (
             staged
-            + (fused_kernels,) * fuses
+            + (kernels_in_xla if self.model.jit_compile else fused_kernels,) * fuses
             + (partial(row_updates, replicas=self.replicas),) * (self.options.embedding_updates != "keras")
             + (updated_in_float32,) * (self.options.optimizer_slots_dtype != FLOAT32)
             + (recomputed_blocks,) * self.options.rematerialization

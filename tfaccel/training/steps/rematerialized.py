@@ -33,7 +33,10 @@ from tfaccel.training.steps.overrides import attributes_of_each
 logger = logging.getLogger("tfaccel")
 
 _ASSIGN = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-_HARMLESS = ("Assert", "ReadVariableOp", "ResourceGather", "VarIsInitializedOp", "VarHandleOp", "VariableShape")
+_HARMLESS = (
+    *("Assert", "ReadVariableOp", "ResourceGather", "VarIsInitializedOp", "VarHandleOp", "VariableShape"),
+    "XlaCallModule",  # a pure function: attention
+)
 _HINT = "Use rematerialization=False, or `keras.remat` in the model where it fits."
 _said: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 

@@ -25,6 +25,7 @@ from tfaccel.training.steps.tracing import TraceStates
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
 
+STEPS_PER_FLAG = 4  # on GPUs, every so many steps the host is told whether the losses are finite
 # Called before each graph call with the kind of step, and what it keeps that no checkpoint holds ("" if nothing).
 OnUnsavedState = Callable[[str, str], None]
 
@@ -177,9 +178,7 @@ class StepGraphs:
         may_leave = leaves_out or (self._replicas.num_workers == 1 and not self._is_on_tpu)
         watch_loss = self._watch_loss and may_leave
         on_gpu = self._replicas.are_gpus
-        # A GPU would stand still while the host reads whether a step's loss is finite before it launches the next one.
-        # The flag of the step before is read there instead, which is ready by then.
-        num_flags = 2 if on_gpu and watch_loss and not leaves_out else 1
+        is_ahead = on_gpu and watch_loss and not leaves_out
         times_input = self._times_input and (watch_loss or leaves_out or not on_gpu)
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
@@ -199,7 +198,7 @@ class StepGraphs:
                 if times_input:
                     with tf.device("/CPU:0"):
                         waited = (waited[0] + clock.waited(state, finite),)
-                flags = (*flags[1:], finite)
+                flags = self._flags_ahead(step, flags, finite) if is_ahead else (finite,)
                 return step + 1, state, (as_tensors(own_logs) if keep_logs else ()), flags, waited, bad
 
             def go_on(step: tf.Tensor, state: Any, logs: Any, flags: Any, *others: Any) -> tf.Tensor:
@@ -210,7 +209,7 @@ class StepGraphs:
             with tf.device("/CPU:0"):
                 waited = (tf.constant(0.0, tf.float64),) if times_input else ()
             bad = (tf.TensorArray(tf.bool, 0, dynamic_size=True, element_shape=()),) if leaves_out else ()
-            flags = (tf.constant(True),) * num_flags
+            flags = (tf.constant(True), tf.constant(True), tf.constant(0.0)) if is_ahead else (tf.constant(True),)
             variables = (tf.constant(0), batches.start(arguments), (), flags, waited, bad)
             if keep_logs or not loop:  # the first step determines the structure of the logs
                 variables = body(*variables)
@@ -218,9 +217,10 @@ class StepGraphs:
             if keep_logs and steps.noted_results.of_logs:
                 with self._replicas.strategy.scope():
                     logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
-            finite = tf.reduce_all(flags) if watch_loss else tf.constant(True)
-            if num_flags > 1:  # one more step has run after the first whose loss is not finite
-                done -= tf.cast(~flags[0], tf.int32)
+            finite = flags[0] if watch_loss else tf.constant(True)
+            if is_ahead:  # a few more steps have run after the first whose loss is not finite
+                num_finite = tf.cast(flags[-1], tf.int32)
+                finite, done = tf.equal(num_finite, done), tf.minimum(num_finite + 1, done)
             bad = tuple(of_steps.stack() for of_steps in bad)
             return done, state, logs, metric_results(self._model, self._replicas), finite, waited, bad
 
@@ -248,6 +248,26 @@ class StepGraphs:
             return outputs, state
 
         return predict
+
+    def _flags_ahead(self, step: tf.Tensor, flags: tuple[tf.Tensor, ...], finite: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """What a loop on a GPU knows of its losses: two flags on the host, and the number of finite losses.
+
+        A GPU stands still while the host waits for a flag before it launches the next step, and a copy to the host
+        waits for all that has been launched before it. So a flag is copied every few steps, and read a few later.
+
+        Args:
+            step: the step, from 0.
+            flags: before it: the flag that the loop reads, the one that is being copied, and the number, which stays on
+                the GPU. A loss that is not finite remains so until the epoch ends.
+            finite: whether its loss is finite.
+        """
+        read, copied, num_finite = flags
+        with tf.device("/CPU:0"):
+            is_due = tf.equal(step % STEPS_PER_FLAG, STEPS_PER_FLAG - 1)
+            read, copied = tf.cond(is_due, lambda: (copied, tf.identity(finite)), lambda: (read, copied))
+        with tf.device(self._replicas.devices[0] or None):
+            num_finite += tf.cast(finite, tf.float32)  # exact up to 16 million steps
+        return read, copied, num_finite
 
     def _steps_are_finite(self) -> tf.Tensor:
         """Whether the step that was just traced kept its batch; the same on all workers."""
