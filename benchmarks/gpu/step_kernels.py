@@ -1,12 +1,15 @@
-"""A step of the GPU suite about what the GPU does while a step trains: its kernels, and when it stands still."""
+"""Steps of the GPU suite about what the GPU does while a step trains: its kernels, and when it stands still."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tfaccel.benchmarks.gpu.step import StepRun
 from tfaccel.benchmarks.gpu.tasks import workload
@@ -16,6 +19,7 @@ from tfaccel.planning.plan import Plan
 
 _WARM_UP_STEPS, _TRACED_STEPS = 8, 4
 _NUM_KERNELS = 40
+_NUM_TIMED, _NUM_PAIRS = 50, 3  # calls, which the device runs one after the other, and pairs of them
 _SMALL_GAP_SECONDS = 1e-4  # between two kernels of a step; longer ones are waits for the host
 
 
@@ -56,6 +60,48 @@ def traced(plan: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         steps.close()
     step_seconds = statistics.median(one.seconds / one.num_steps for one in untraced)
     return {"step_seconds": step_seconds, **summary(events, num_steps=_TRACED_STEPS)}
+
+
+def attention(run: StepRun) -> None:
+    """Attention with its gradients, by cuDNN's flash kernel and by Keras, with XLA: times, and how they differ.
+
+    A rehearsal computes both by Keras's.
+    """
+    shapes = [[2, 16, 2, 16]] if run.is_rehearsal else [[16, 512, 12, 64], [4, 2048, 12, 64]]
+    for shape in shapes:
+        arguments = {"shape": shape, "has_kernel": not run.is_rehearsal}
+        found = in_new_process(f"{__name__}:timed_attention", arguments, limit_seconds=run.seconds_left)
+        run.record("x".join(map(str, shape)), found)
+        name = f"attention of {shape[1]} tokens, batch {shape[0]}"
+        run.figure(name, "seconds of Keras's / of the flash kernel", found["ratios"])
+        run.figure(name, "largest difference, of the largest value", [found["difference"]], at_most=0.02)
+
+
+def timed_attention(shape: list[int], has_kernel: bool) -> dict[str, Any]:
+    """Times both, in turn; runs in a process of its own."""
+    import tensorflow as tf
+
+    from tfaccel.training.kernels.flash_attention import attention_and_gradients
+
+    random = np.random.default_rng(0)
+    given = [tf.constant(random.normal(size=shape), tf.bfloat16) for _ in range(4)]
+    compute = tf.function(attention_and_gradients, jit_compile=True)
+
+    def run(is_flash: bool, number: int) -> tuple[float, list[np.ndarray]]:
+        began = time.perf_counter()
+        for _ in range(number):
+            found = compute(*given, is_causal=False, is_flash=is_flash)
+        values = [np.asarray(tf.cast(one, tf.float32)) for one in found]  # waits for the device
+        return time.perf_counter() - began, values
+
+    (_, keras), (_, flash) = (run(is_flash, 1) for is_flash in (False, has_kernel))
+    pairs = [(run(False, _NUM_TIMED)[0], run(has_kernel, _NUM_TIMED)[0]) for _ in range(_NUM_PAIRS)]
+    differences = [np.abs(one - other).max() / np.abs(other).max() for one, other in zip(flash, keras, strict=True)]
+    return {
+        "ratios": [one / other for one, other in pairs],
+        "milliseconds": [[1e3 * one / _NUM_TIMED for one in pair] for pair in pairs],
+        "difference": float(max(differences)),
+    }
 
 
 def summary(events: Iterable[tuple[str, str, float, float]], *, num_steps: int) -> dict[str, Any]:

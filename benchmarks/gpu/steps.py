@@ -20,6 +20,7 @@ def _step(name: str, about: str, function: str, expected_seconds: float, **argum
 _FIRST = (
     _step("doctor", "whether every device computes correctly", "step_machine:doctor", 50),
     _step("parity", "parity with plain Keras on one device, and mirrored on two", "step_machine:parity", 95),
+    _step("attention", "attention: cuDNN's flash kernel / Keras's", "step_kernels:attention", 30),
     _step(
         "transformer_rules",
         "Transformer: plan of the rules / Model.fit, PyTorch",

@@ -31,7 +31,7 @@ def test_xla_is_asked_for_the_kernel_in_its_layouts(monkeypatch, rows, is_causal
 
     monkeypatch.setattr(flash, "xla_module", for_cpus)
     both_ways = tf.function(
-        lambda *given: flash._both_ways(*given, is_causal=is_causal, is_flash=True), jit_compile=True
+        lambda *given: flash.attention_and_gradients(*given, is_causal=is_causal, is_flash=True), jit_compile=True
     )
     text = both_ways.experimental_get_compiler_ir(*rows)(stage="hlo")
     calls = [line for line in text.splitlines() if "custom_call_target" in line]

@@ -218,7 +218,7 @@ def flash_works(dtype: tf.DType, size: int, is_causal: bool) -> bool:
     with tf.init_scope(), tf.device(_GPU):
         given = [tf.constant(random.normal(size=(2, 64, 2, size)), dtype) for _ in range(4)]
         try:
-            run = tf.function(_both_ways, jit_compile=True)
+            run = tf.function(attention_and_gradients, jit_compile=True)
             found = [np.asarray(tf.cast(one, tf.float32)) for one in run(*given, is_causal=is_causal, is_flash=True)]
             wide = [tf.cast(one, tf.float32) for one in given]
             expected = [np.asarray(one) for one in run(*wide, is_causal=is_causal, is_flash=False)]
@@ -233,16 +233,11 @@ def flash_works(dtype: tf.DType, size: int, is_causal: bool) -> bool:
     return True
 
 
-def _both_ways(
+def attention_and_gradients(
     query: tf.Tensor, key: tf.Tensor, value: tf.Tensor, upstream: tf.Tensor, *, is_causal: bool, is_flash: bool
 ) -> list[tf.Tensor]:
-    """Attention and its gradients with respect to query, key and value."""
+    """Attention by the flash kernel or by Keras, and its gradients with respect to query, key and value."""
     scale = query.shape[-1] ** -0.5
-    if is_flash:
-        found = flash_attention(query, key, value, scale=scale, is_causal=is_causal)
-    else:
-        scores = tf.einsum("bqhs,bkhs->bhqk", query, key) * scale
-        causal = tf.linalg.band_part(tf.ones(scores.shape[2:], tf.bool), -1, 0)
-        shares = tf.nn.softmax(tf.where(causal, scores, scores.dtype.min) if is_causal else scores)
-        found = tf.einsum("bhqk,bkhs->bqhs", shares, value)
+    attend = flash_attention if is_flash else keras.ops.dot_product_attention
+    found = attend(query, key, value, scale=scale, is_causal=is_causal)
     return [found, *tf.gradients(found, [query, key, value], upstream)]
