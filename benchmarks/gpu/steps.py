@@ -20,7 +20,6 @@ def _step(name: str, about: str, function: str, expected_seconds: float, **argum
 _FIRST = (
     _step("doctor", "whether every device computes correctly", "step_machine:doctor", 50),
     _step("parity", "parity with plain Keras on one device, and mirrored on two", "step_machine:parity", 95),
-    _step("attention", "attention: cuDNN's flash kernel / Keras's", "step_kernels:attention", 30),
     _step(
         "transformer_rules",
         "Transformer: plan of the rules / Model.fit, PyTorch",
@@ -45,6 +44,7 @@ _FIRST = (
         tasks={"transformer": 0.45, "resnet": None},
     ),
     _step("mlp_fit", "32-wide MLP: tfaccel.fit / Model.fit", "step_figures:fit_with_defaults", 60),
+    _step("attention", "attention: cuDNN's flash kernel / Keras's", "step_kernels:attention", 30),
     *(
         _step(f"kernels_{task}", f"what the GPU does in a step: {task}", "step_kernels:kernels", 60, task=task)
         for task in ("transformer", "resnet")
