@@ -15,8 +15,8 @@ from absl import flags
 from tfaccel.errors import TfaccelError, printable
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
-from tfaccel.planning.compile_arguments import OTHER_NAMES
 from tfaccel.planning.option_checks import MAX_COUNT
+from tfaccel.planning.plan_checks import OTHER_NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console

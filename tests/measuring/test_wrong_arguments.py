@@ -122,3 +122,5 @@ def test_an_argument_that_a_search_does_not_take_has_the_right_one():
         tfaccel.search(WORKLOAD, run_dir="nowhere", max_trails=3)
     with pytest.raises(SearchError, match=r"A search has no option 'on_rows'\. Did you mean 'on_row'\?"):
         tfaccel.search(WORKLOAD, run_dir="nowhere", on_rows=print)
+    with pytest.raises(SearchError, match=r"A search has no option 'trials'\. Did you mean 'max_trials'\?"):
+        tfaccel.search(WORKLOAD, trials=3)

@@ -16,7 +16,6 @@ CPU = {"devices": ("CPU:0",), "global_batch_size": 8}
         (lambda: tfaccel.options.MeasureOptions(max_candidate=3), "Did you mean 'max_candidates'"),
         (lambda: tfaccel.Workload("a", build_modl=object), "Did you mean 'build_model'"),
         (lambda: tfaccel.export("run", "out", format="onnx"), "Did you mean 'formats'"),
-        (lambda: tfaccel.search("image_classification", trials=3), "Did you mean 'max_trials'"),
         (lambda: tfaccel.report("run", outptu="a.html"), "Did you mean 'output'"),
         (lambda: tfaccel.serving.ServeOptions(prot=8501), "Did you mean 'port'"),
         (lambda: tfaccel.load_run(rundir="run"), "Did you mean 'run_dir'"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from tfaccel.compressing.variant import LayerCost, VariantResult, as_json
+from tfaccel.records import Record, to_plain
 from tfaccel.short_repr import short_repr
 
 # Medians that differ by less than this fraction count as equal: two runs of the same file do.
@@ -40,7 +41,7 @@ HEADINGS = (
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class CompressResult:
+class CompressResult(Record):
     """Every variant of a model compared with the float model.
 
     The smallest variant whose metric is worse by at most `max_metric_drop` wins, if it saves `MIN_SAVING` of the float
@@ -63,6 +64,8 @@ class CompressResult:
         >>> CompressResult(metric="accuracy", results=(), held_out="").winner is None
         True
     """
+
+    _ignores_others = True
 
     metric: str
     lower_is_better: bool = False
@@ -183,18 +186,8 @@ class CompressResult:
             "fastest": None if fastest is None else fastest.variant.name,
             "summary": self.summary(),
             "results": [self._row(result) for result in self.results],
-            "sensitivity": [cost.to_json() for cost in self.sensitivity],
+            "sensitivity": to_plain(self.sensitivity),
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The result that `to_json` gave; derived values are recomputed."""
-        known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
-        names = VariantResult.__dataclass_fields__
-        rows = [{name: value for name, value in row.items() if name in names} for row in data["results"]]
-        known["results"] = tuple(map(VariantResult.from_json, rows))
-        known["sensitivity"] = tuple(LayerCost.from_json(cost) for cost in data["sensitivity"])
-        return cls(**known)
 
     def _of_winner(self, best: VariantResult) -> str:
         of_float = self.float_result(best)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import CompressionError
+from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
 
 LITERT_SUFFIX = ".tflite"
@@ -16,7 +17,7 @@ KERAS_SUFFIX = ".keras"
 
 
 def as_json(value: Any) -> Any:
-    """The result of `asdict` as JSON values; NaN and infinity become None.
+    """A nested value as JSON values; NaN and infinity become None.
 
     Example:
         >>> as_json({"losses": (0.5, math.nan)})
@@ -29,23 +30,18 @@ def as_json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Record:
-    """A dataclass that becomes JSON values and comes back."""
+class FiniteRecord(Record):
+    """A record that becomes JSON values that every reader takes."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; NaN and infinity become None."""
-        found: dict[str, Any] = as_json(asdict(self))  # type: ignore[call-overload]
+        found: dict[str, Any] = as_json(super().to_json())
         return found
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
-        return cls(**data)
 
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Variant(Record):
+class Variant(FiniteRecord):
     """One smaller version of a model (or the float model, as the reference), as a file.
 
     Args:
@@ -93,12 +89,12 @@ class Variant(Record):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The variant that `to_json` gave."""
-        return cls(**{**data, "metrics": _with_nan(data["metrics"])})
+        return super().from_json({**data, "metrics": _with_nan(data["metrics"])})
 
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class Latency(Record):
+class Latency(FiniteRecord):
     """The latency of one example.
 
     Attributes:
@@ -116,7 +112,7 @@ class Latency(Record):
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class DropInterval(Record):
+class DropInterval(FiniteRecord):
     """Confidence interval of the drop of a metric on examples from the same distribution.
 
     The float model and the variant are evaluated on the same examples (a paired comparison).
@@ -142,12 +138,12 @@ class DropInterval(Record):
         """The interval that `to_json` gave."""
         low, high = data["low"], data["high"]
         bounds = {"low": -math.inf if low is None else low, "high": math.inf if high is None else high}
-        return cls(**{**data, **bounds})
+        return super().from_json({**data, **bounds})
 
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class LayerCost(Record):
+class LayerCost(FiniteRecord):
     """The metric drop with one layer alone in int8.
 
     Attributes:
@@ -169,7 +165,7 @@ class LayerCost(Record):
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
-class VariantResult(Record):
+class VariantResult(FiniteRecord):
     """The measurements of one variant, or the cause of its failure.
 
     Attributes:
@@ -190,6 +186,8 @@ class VariantResult(Record):
         >>> VariantResult.from_json(failed.to_json()) == failed
         True
     """
+
+    _ignores_others = True
 
     variant: Variant
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -214,12 +212,8 @@ class VariantResult(Record):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The result that `to_json` gave."""
-        fields = {**data, "metrics": _with_nan(data["metrics"]), "variant": Variant.from_json(data["variant"])}
-        fields["latencies"] = tuple(Latency.from_json(one) for one in data["latencies"])
-        fields["agreement"] = math.nan if data["agreement"] is None else data["agreement"]
-        if data.get("drop_interval") is not None:
-            fields["drop_interval"] = DropInterval.from_json(data["drop_interval"])
-        return cls(**fields)
+        agreement = math.nan if data["agreement"] is None else data["agreement"]
+        return super().from_json({**data, "metrics": _with_nan(data["metrics"]), "agreement": agreement})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VariantResult) and self.to_json() == other.to_json()

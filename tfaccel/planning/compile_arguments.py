@@ -17,6 +17,7 @@ from tfaccel.errors import WorkloadError
 from tfaccel.known_names import check_names, did_you_mean
 from tfaccel.planning.own_model import COMPILE_ARGUMENTS, OF_THE_PLAN, Deferred, RebuiltModel, is_model
 from tfaccel.planning.plan import plan_field_names
+from tfaccel.planning.plan_checks import OTHER_NAMES
 from tfaccel.planning.private_models import given_compile_arguments
 
 _Arguments = ParamSpec("_Arguments")
@@ -30,14 +31,6 @@ _OF_FIT = {
     "validation_batch_size": "Validation uses the batch size of training, or that of its own dataset.",
     "validation_freq": "Validation comes after each epoch.",
     "verbose": "It is an argument of tfaccel.train.",
-}
-# Names that other libraries have for fields of a plan.
-OTHER_NAMES = {
-    **dict.fromkeys(("precision", "mixed_precision", "dtype"), "dtype_policy"),
-    **dict.fromkeys(("distribution", "distribute", "distribute_strategy", "distribution_strategy"), "strategy"),
-    "xla": "jit_compile",
-    **dict.fromkeys(("gpus", "num_gpus", "device", "accelerator"), "devices"),
-    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulation_steps"),
 }
 _VALUES = {
     "dtype_policy": "mixed_bfloat16",

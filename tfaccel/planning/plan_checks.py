@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 EVERYDAY, EXPERT, EXPERIMENTAL = "everyday", "expert", "experimental"
 LEVELS = (EVERYDAY, EXPERT, EXPERIMENTAL)
 LEFT_TO_TENSORFLOW = "to leave it to TensorFlow"
+# Names that other libraries have for fields of a plan.
+OTHER_NAMES = {
+    **dict.fromkeys(("precision", "mixed_precision", "dtype"), "dtype_policy"),
+    **dict.fromkeys(("distribution", "distribute", "distribute_strategy", "distribution_strategy"), "strategy"),
+    "xla": "jit_compile",
+    **dict.fromkeys(("gpus", "num_gpus", "device", "accelerator"), "devices"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulation_steps"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

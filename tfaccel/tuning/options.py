@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from importlib.util import find_spec
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from tfaccel.errors import SearchError, VersionError
 from tfaccel.known_names import check_names, did_you_mean
@@ -67,7 +68,8 @@ def _option(default: Any, takes: Callable[[Any], bool], wanted: str, **of_flag: 
 
 
 def _choice(default: str, choices: tuple[str, ...]) -> Any:
-    return _option(default, choices.__contains__, f"one of {', '.join(choices)}", choices=choices)
+    wanted = f"one of {', '.join(choices)}"
+    return _option(default, lambda value: isinstance(value, str) and value in choices, wanted, choices=choices)
 
 
 def _count(default: int | None, *, least: int = 1) -> Any:
@@ -223,17 +225,13 @@ class SearchOptions:
         return self.algorithm in OPTUNA_ALGORITHMS
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], *, known: Collection[str] = ()) -> Self:
+    def of(cls, options: Mapping[str, Any]) -> Self:
         """Creates options from a dictionary; None for the algorithm or for a dictionary stands for the default.
 
         Raises:
-            SearchError: for an unknown name; suggests the closest of those that are `known`, or else of the options.
+            SearchError: for an unknown name; suggests the closest one.
         """
-        for name in options:
-            if name in _ELSEWHERE:
-                raise SearchError(f"A search has no option {name!r}. {_ELSEWHERE[name]}")
-        known = known or [one.name for one in fields(cls)]
-        check_names(options, known, SearchError, "A search has no option {!r}.")
+        _check_names(options, [one.name for one in fields(cls)])
         filled = ("algorithm", *OBJECTS)
         return cls(**{name: value for name, value in options.items() if value is not None or name not in filled})
 
@@ -248,8 +246,19 @@ class SearchOptions:
         return {**own, "objective": list(self.objective) if isinstance(self.objective, tuple) else self.objective}
 
 
+def _check_names(names: Iterable[str], known: Collection[str]) -> None:
+    """Raises SearchError for an unknown name; says what stands in place of an argument of Keras Tuner."""
+    for name in names:
+        if name in _ELSEWHERE:
+            raise SearchError(f"A search has no option {name!r}. {_ELSEWHERE[name]}")
+    check_names(names, known, SearchError, "A search has no option {!r}.")
+
+
 def takes_search_options(function: _Searches) -> _Searches:
-    """A decorator: the signature of a function shows the fields of `SearchOptions` in front of its `**options`."""
+    """A decorator: the signature of a function shows the fields of `SearchOptions` in front of its `**options`.
+
+    An unknown name is a SearchError, also in a call that lacks another argument.
+    """
     signature = inspect.signature(function)
     *own, others = signature.parameters.values()
     options = [
@@ -261,8 +270,16 @@ def takes_search_options(function: _Searches) -> _Searches:
         )
         for one in fields(SearchOptions)
     ]
-    function.__signature__ = signature.replace(parameters=[*own, *options, others])  # type: ignore[attr-defined]
-    return function
+    parameters = [*own, *options, others]
+    known = [one.name for one in parameters if one is not others]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _check_names(kwargs, known)
+        return function(*args, **kwargs)
+
+    checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return cast(_Searches, checked)
 
 
 def check_keras_tuner() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import math
 import os
@@ -125,7 +124,7 @@ def search(
     source = SearchSource.of(workload, space, tuner=tuner, training=training)
     if options.get("algorithm") is None:
         options["algorithm"] = _like_keras_tuner(tuner or space)
-    chosen = SearchOptions.of(options, known=inspect.signature(search).parameters)
+    chosen = SearchOptions.of(options)
     if isinstance(workload, str) and ":" not in workload:
         own = dict(chosen.workload_options)  # report a wrong name or value right away
         batch_size = own.pop("global_batch_size", None) or chosen.plan_fields.get("global_batch_size")
