@@ -260,6 +260,33 @@ def test_what_is_right_is_not_refused(make, caplog):
     assert "training: 2 replicas = 1 device" in caplog.text
 
 
+class MixesRows(keras.layers.Layer):
+    def call(self, x):
+        return x * (1.0 + keras.ops.mean(x))
+
+
+@pytest.mark.parametrize("kind", ["plain", "draws", "mixes rows"])
+def test_gradients_that_overflow_on_one_replica_only_are_compared_with_a_lower_loss_scale(kind, caplog):
+    """The sum over all rows is finite in 16 bits, and that over the first replica's is not."""
+    caplog.set_level("INFO", logger="tfaccel")
+    keras.utils.set_random_seed(0)
+    with scope_of(2):
+        dense = keras.layers.Dense(1, use_bias=False, dtype="mixed_float16")
+        others = {"plain": [], "draws": [keras.layers.Dropout(1e-6)], "mixes rows": [MixesRows()]}
+        model = keras.Sequential([keras.Input((1,)), dense, *others[kind]])
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**16)
+        model.compile(optimizer, loss=lambda y, prediction: prediction[:, 0])
+    x, before = np.array([[3.0], [-2.0]], "float32"), model.get_weights()[0]
+    if kind == "mixes rows":
+        with pytest.raises(CoupledRowsError, match="mixes the rows"):
+            fit(model, x, x, batch_size=2, verbose=0)
+        return
+    fit(model, x, x, batch_size=2, verbose=0)
+    assert "training: 2 replicas = 1 device" in caplog.text
+    assert keras.ops.convert_to_numpy(model.optimizer.dynamic_scale) == 2.0**15
+    np.testing.assert_array_equal(model.get_weights()[0], before)
+
+
 class Traced(OwnModel):
     """Counts in Python how often it is traced."""
 

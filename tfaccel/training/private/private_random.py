@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import random
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private.private_layers import patch_lock, patched
+from tfaccel.training.private.private_tensorflow import in_trace, same_trace
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes
 
 _NAME = "global_seed_generator"
@@ -67,11 +67,12 @@ def same_generator_in_all_threads() -> Iterator[None]:
     from keras.src.random import seed_generator
 
     generator = _generator()
-    private_part(seed_generator, _NAME)
+    original = private_part(seed_generator, _NAME)
     if generator is None:
         yield
         return
-    with patched(seed_generator, **{_NAME: lambda: generator}):
+    own = in_trace(same_trace(), lambda: generator, original)
+    with patched(seed_generator, **{_NAME: own}):
         yield
 
 
@@ -86,9 +87,11 @@ def noting_stateful_random(
     """
     from tensorflow.python.framework import random_seed
 
-    original = private_part(random_seed, "get_seed")
+    original, traces = private_part(random_seed, "get_seed"), same_trace()
 
     def get_seed(op_seed: int | None) -> tuple[Any, Any]:
+        if not traces():
+            return original(op_seed)
         used.append(True)
         graph_seed, seed = original(op_seed)
         offset = replica_of_thread() * SEED_STRIDE
@@ -109,9 +112,11 @@ def refusing_unseeded_random(
     from keras.src.random import seed_generator
     from tensorflow.python.framework import random_seed
 
+    traces = same_trace()
+
     def guarded(module: Any, name: str) -> dict[str, Callable[..., Any]]:
         original = private_part(module, name)
-        return {name: lambda *args, **kwargs: refuse() if when() else original(*args, **kwargs)}
+        return {name: lambda *args, **kwargs: refuse() if traces() and when() else original(*args, **kwargs)}
 
     with (
         patch_lock,
@@ -150,13 +155,13 @@ def still_random(used: list[bool], *, when: Callable[[], bool] = lambda: True) -
 def _still_python(module: Any, kind: type, used: list[bool]) -> dict[str, Callable[..., Any]]:
     """The functions of a module, each of which draws what a new generator of the kind draws first.
 
-    In other threads only while tracing: those that prepare data draw what they would.
+    Threads that prepare data draw what they would.
     """
-    owner = threading.get_ident()
+    traces = same_trace()
 
     def still(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != owner and tf.executing_eagerly():
+            if not traces():
                 return original(*args, **kwargs)
             used.append(True)
             return getattr(kind(0), name)(*args, **kwargs)
@@ -168,10 +173,10 @@ def _still_python(module: Any, kind: type, used: list[bool]) -> dict[str, Callab
 
 
 def _still(original: Callable[..., Any], used: list[bool], when: Callable[[], bool]) -> Callable[..., Any]:
-    constants, signature = _CONSTANTS[original.__name__], inspect.signature(original)
+    constants, signature, traces = _CONSTANTS[original.__name__], inspect.signature(original), same_trace()
 
     def draw(*args: Any, **kwargs: Any) -> Any:
-        if not when():
+        if not (traces() and when()):
             return original(*args, **kwargs)
         used.append(True)
         bound = signature.bind(*args, **kwargs)

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -310,3 +311,26 @@ def _other_variables(graph: Any, saved: Iterable[tf.Variable]) -> Iterator[tuple
         variable = None if id(outer) in known else variables.get(id(outer))
         if variable is not None and not getattr(variable, SCRATCH, False):
             yield variable, any(handle is one for user in handle.consumers() for one in accesses(user)[1])
+
+
+def same_trace() -> Callable[[], bool]:
+    """A function that says whether the thread that calls it is this one, or traces for this one.
+
+    What is replaced while tracing is replaced in the whole process. A strategy traces its replicas in threads of their
+    own, inside the graph of the thread that runs them; a thread that prepares data has graphs of its own.
+    """
+    thread, graph = threading.get_ident(), _outermost_graph()
+    return lambda: threading.get_ident() == thread or _outermost_graph() is graph
+
+
+def in_trace(traces: Callable[[], bool], replaced: Callable[..., Any], original: Callable[..., Any]) -> Any:
+    """A function that calls `replaced` where `traces()` holds, which `same_trace` returned, and else `original`."""
+    return lambda *args, **kwargs: (replaced if traces() else original)(*args, **kwargs)
+
+
+def _outermost_graph() -> tf.Graph:
+    """The graph around all that this thread is tracing; each thread begins with one of its own."""
+    graph = tf.compat.v1.get_default_graph()
+    while (outer := getattr(graph, "outer_graph", None)) is not None:
+        graph = outer
+    return graph

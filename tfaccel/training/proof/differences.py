@@ -231,6 +231,11 @@ def difference(
     return differs, float(distance[far if differs else ~far].max(initial=0.0)) / size
 
 
+def kind_of(name: str, *, is_trained: bool = False) -> str:
+    """Variables that are measured by the same step: all weights, all first moments, ..."""
+    return "weight" if is_trained else name.rpartition("/")[2].rpartition("_")[2]
+
+
 class MetricDifference:
     """The metrics of a model before and after a step.
 
@@ -241,7 +246,7 @@ class MetricDifference:
         names: the names of all its metrics, also those that only layers and losses refer to.
         variables: what their states are made of.
         names_of_results: those of their results in logs.
-        begun: whether they held rows before the step.
+        begun: whether they held rows before the step, on any worker.
         differing: the metrics that differed in the last step.
     """
 
@@ -259,33 +264,40 @@ class MetricDifference:
         self.differing: list[keras.metrics.Metric] = []
         self._ratios: dict[int, float] = {}  # of what one device and all replicas have added to the count of a mean
         self._before = State([])
+        self._of_all: dict[int, list[list[np.ndarray]]] = {}  # over all replicas, before the step and after it
 
     def begin(self, before: State) -> None:
         """Takes note of the state before a step, which holds all of the model's variables."""
         with self._replicas.local(self._model.metrics_variables, 0):
             self.names_of_results = set(flat_logs(self._model.get_metrics_result()))
         self._before = before
+
+    def end(self, after: State) -> None:
+        """Takes note of the state of all replicas after the step. Every worker must call it, once for a step."""
         states = [self._before[one] for metric in self._metrics for one in self._components(metric)]
         numbers = [state for state in states if state.dtype.kind == "f" and np.isfinite(state).all()]
-        self.begun = any(state.any() for state in numbers)
+        has_rows = np.array(any(state.any() for state in numbers), np.int64)
+        compared = [m for m in self._metrics if not (merges_itself(m) or any(v.dtype == "string" for v in m.variables))]
+        alike, added = ([m for m in compared if (m in GATHERED) == is_alike] for is_alike in (True, False))
+        local = [[self._state(metric, state) for state in (self._before, after)] for metric in added]
+        has_rows, *totals = self._replicas.sum_arrays_over_workers([has_rows, *tf.nest.flatten(local)])
+        self.begun = bool(has_rows)
+        self._of_all = dict(zip(map(id, added), tf.nest.pack_sequence_as(local, totals), strict=True))
+        self._of_all |= {id(one): [self._state(one, state) for state in (self._before, after)] for one in alike}
 
-    def of_step(self, many: State, one: State, tolerance: Tolerance) -> Iterator[tuple[str, float]]:
-        """Yields the names of the metrics that differ, and by how much.
+    def of_step(self, one: State, tolerance: Tolerance) -> Iterator[tuple[str, float]]:
+        """Yields the names of the metrics that differ, and by how much; see `end`.
 
         Args:
-            many: the state of all replicas after the step.
             one: the state after a step of one device, which holds it in the components of the first replica.
         """
         self.differing = []
-        for metric in self._metrics:
-            if merges_itself(metric) or any(v.dtype == "string" for v in metric.variables):
-                continue
+        for metric in (one for one in self._metrics if id(one) in self._of_all):
             before = [np.asarray(self._before[v]) for v in self._replicas.components(metric.variables, 0)]
             of_one = [np.asarray(one[v]) for v in self._replicas.components(metric.variables, 0)]
-            of_all = self._state_of_all(metric, many)
+            start, of_all = self._of_all[id(metric)]
             largest = max((float(np.abs(v).max(initial=0.0)) for v in before if np.isfinite(v).all()), default=0.0)
             if self.begun and metric not in GATHERED:
-                start = self._state_of_all(metric, self._before)
                 of_all = [value - first for value, first in zip(of_all, start, strict=True)]
                 of_one = [value - first for value, first in zip(of_one, before, strict=True)]
             if isinstance(metric, keras.metrics.Mean):  # a scalar of each replica counts as one value
@@ -302,13 +314,16 @@ class MetricDifference:
                     break
 
     def gather(self) -> list[keras.metrics.Metric]:
-        """Lets every replica update the metrics that differed with the rows of all; returns them.
+        """Lets every replica update the metrics that differed on any worker with the rows of all; returns them.
 
         Not those of losses. Call it with the state from before the step.
         """
-        found = [one for one in self.differing if one not in GATHERED and id(one) not in self._of_losses]
+        known = {id(metric) for metric in self.differing}
+        counts = self._replicas.sum_over_workers([int(id(metric) in known) for metric in self._metrics])
+        differing = [metric for metric, count in zip(self._metrics, counts, strict=True) if count]
+        found = [one for one in differing if one not in GATHERED and id(one) not in self._of_losses]
         for metric in found:
-            summed = self._state_of_all(metric, self._before) if self.begun else []
+            summed = self._of_all[id(metric)][0] if self.begun else []
             GATHERED.add(metric)
             for i in range(len(self._replicas.devices) if self.begun else 0):
                 for variable, total in zip(self._replicas.components(metric.variables, i), summed, strict=True):
@@ -319,13 +334,11 @@ class MetricDifference:
         local = range(len(self._replicas.devices))
         return [one for i in local for one in self._replicas.components(metric.variables, i)]
 
-    def _state_of_all(self, metric: keras.metrics.Metric, state: State) -> list[np.ndarray]:
-        """The state over all replicas: the sum of theirs, or the first one's of a gathered metric."""
-        is_alike = metric in GATHERED
-        local = range(1 if is_alike else len(self._replicas.devices))
+    def _state(self, metric: keras.metrics.Metric, state: State) -> list[np.ndarray]:
+        """The state over this worker's replicas: the sum of theirs, or the first one's of a gathered metric."""
+        local = range(1 if metric in GATHERED else len(self._replicas.devices))
         parts = [[np.asarray(state[v]) for v in self._replicas.components(metric.variables, i)] for i in local]
-        sums = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
-        return sums if is_alike else self._replicas.sum_arrays_over_workers(sums)
+        return [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
 
     def _results(self, metric: keras.metrics.Metric, state: list[np.ndarray]) -> list[Any]:
         kept = State(self._replicas.components(metric.variables, 0))

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import inspect
 import random
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_tensorflow import captures_replaced, unoptimized_calls
+from tfaccel.training.private.private_tensorflow import captures_replaced, in_trace, same_trace, unoptimized_calls
 from tfaccel.training.runtime import background_thread
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.merged_metrics import metrics_in
@@ -85,6 +86,8 @@ class CallsPython(Exception):
 def without_side_effects(model: keras.Model) -> Iterator[None]:
     """While tracing a step once more: what its Python code prints, writes and keeps is not seen twice.
 
+    Other threads, such as the one that prepares the data of the next epoch, print and call what they like.
+
     Raises:
         CallsPython: within the block, where the step calls a Python function at each run.
     """
@@ -92,14 +95,16 @@ def without_side_effects(model: keras.Model) -> Iterator[None]:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise CallsPython(CALLS_PYTHON)
 
+    traces = same_trace()
     quiet: dict[str, Callable[..., Any]] = dict.fromkeys(("py_function", "numpy_function"), refuse)
     quiet["print"] = lambda *args, **kwargs: None
+    record_if = in_trace(traces, lambda condition: contextlib.nullcontext(), tf.summary.record_if)
     numbers, of_numpy = random.getstate(), np.random.get_state()
     with (
-        contextlib.redirect_stdout(None),
-        instance_attributes(tf, quiet),
+        _quiet_output(traces),
+        instance_attributes(tf, {name: in_trace(traces, one, getattr(tf, name)) for name, one in quiet.items()}),
         tf.summary.record_if(False),
-        instance_attributes(tf.summary, {"record_if": lambda condition: contextlib.nullcontext()}),
+        instance_attributes(tf.summary, {"record_if": record_if}),
         _kept_attributes(model),
     ):
         try:
@@ -107,6 +112,29 @@ def without_side_effects(model: keras.Model) -> Iterator[None]:
         finally:
             random.setstate(numbers)
             np.random.set_state(of_numpy)
+
+
+class _Output:
+    """Standard output, to which nothing is written where `is_quiet()` holds."""
+
+    def __init__(self, output: Any, is_quiet: Callable[[], bool]) -> None:
+        self._output, self.is_quiet = output, is_quiet
+
+    def write(self, text: str) -> int:
+        return len(text) if self.is_quiet() else self._output.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output, name)
+
+
+@contextlib.contextmanager
+def _quiet_output(traces: Callable[[], bool]) -> Iterator[None]:
+    output = _Output(sys.stdout, traces)
+    with contextlib.redirect_stdout(None if sys.stdout is None else output):
+        try:
+            yield
+        finally:
+            output.is_quiet = lambda: False  # others may keep it
 
 
 @contextlib.contextmanager

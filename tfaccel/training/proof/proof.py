@@ -6,8 +6,9 @@ The refusal says what differs, what couples the rows, and what can be done.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -16,10 +17,12 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import still_random
-from tfaccel.training.proof.one_device import State, in_inference_mode, some_rows, without_side_effects
+from tfaccel.training.proof.one_device import CALLS_PYTHON, State, in_inference_mode, some_rows, without_side_effects
 from tfaccel.training.steps.merged_metrics import metrics_in
 from tfaccel.training.steps.model_parts import get_variables, has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import attributes_of_each, keeps_methods, replaces
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.step_graphs import flat_logs
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -207,3 +210,52 @@ class Proof:
             f"{what}: {self.num_replicas} replicas {equal} 1 device on a step of {rows}: "
             f"{self.num_variables} variables, largest difference {self.largest:.0e}{found}"
         )
+
+
+_ON_ANOTHER_WORKER = "it could not on another worker"
+
+
+def agreed_way(failure: str, is_apart: bool, replicas: Replicas) -> tuple[str, bool]:
+    """Why no worker can compare a step, and how they compare it: all alike, for they wait for each other meanwhile."""
+    apart, failed = replicas.sum_over_workers([int(is_apart), int(bool(failure))])
+    if replicas.num_workers > 1 and (failed or apart not in (0, replicas.num_workers)):
+        return failure or _ON_ANOTHER_WORKER, False
+    return failure, is_apart
+
+
+def agreed(
+    proof: Proof, names: Sequence[str], flags: Sequence[bool], replicas: Replicas
+) -> tuple[Proof, Sequence[bool]]:
+    """What has been shown on any worker: the same on all of them, which go on in the same way.
+
+    Args:
+        proof: what was shown on this one.
+        names: of what is compared on all workers; other logs and outputs are named as on the chief.
+        flags: whatever else was found.
+        replicas: the replicas.
+    """
+    if replicas.num_workers == 1:
+        return proof, flags
+    others = [name for name in proof.differing if name not in names]
+    asked = [proof.failure, others, *flags, *(name in proof.differing for name in names)]
+    failed, differs, *counts = replicas.sum_over_workers([int(bool(one)) for one in asked])
+    differing = [name for name, count in zip(names, counts[len(flags) :], strict=True) if count]
+    if differs:
+        differing += json.loads(replicas.bytes_of_chief(json.dumps(others).encode())) or ["log of another worker"]
+    failure = proof.failure or (_ON_ANOTHER_WORKER if failed else "")
+    found = replace(proof, failure=failure, differing=() if failure else tuple(differing))
+    return found, [bool(count) for count in counts[: len(flags)]]
+
+
+def in_one_line(error: Exception) -> str:
+    """Why a step could not be compared."""
+    if CALLS_PYTHON in str(error):  # Keras adds the layer that was called
+        return CALLS_PYTHON
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+def as_arrays(results: Any) -> Any:
+    """Logs with nested ones merged in, or outputs, as arrays; other than dense tensors stay as they are."""
+    if isinstance(results, dict) and any(isinstance(value, dict) for value in results.values()):
+        results = flat_logs(results)
+    return keras.tree.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, results)

@@ -217,7 +217,9 @@ class StepChecks:
             self._steps[kind] = known = self._function(kind), made
             return made
         step = known[1]
-        if self.proofs[kind].failure or step.num_bytes > _MAX_BYTES or not step.has_rows_for_all(step.get_rows(data)):
+        if self.proofs[kind].failure or not step.has_rows_for_all(step.get_rows(data)):
+            return None
+        if any(self._engine.replicas.sum_over_workers([int(step.num_bytes > _MAX_BYTES)])):  # of slots, say
             return None
         if not step.has_shapes(step.get_rows(data)):
             if step.has_fewer_rows or self._shapes.get(kind, 0) == _MAX_SHAPES:

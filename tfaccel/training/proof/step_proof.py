@@ -11,7 +11,8 @@ rows with that replica's seeds and moving statistics (`ReplicaLayers`).
 A step of its own, after which all is put back, is compared instead (`is_apart`) where that is not possible: random
 numbers are then constants, the same on all replicas and on one device; BatchNormalization over a replica's own rows is
 in inference mode; and where slots or embeddings are not on every replica as Keras has them, both ways take a step of
-plain gradient descent.
+plain gradient descent. Where rounding decides whether 16-bit gradients overflow, so that a loss scale skips the step in
+one of the two ways, that scale is lower.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from tfaccel.training.proof.differences import (
     difference,
     is_noise,
     is_rounded,
+    kind_of,
     size_of_step,
     without_multiple,
 )
 from tfaccel.training.proof.one_device import (
-    CALLS_PYTHON,
     DetachedStep,
     ReplicaLayers,
     State,
@@ -61,9 +62,10 @@ from tfaccel.training.proof.one_device import (
     reversed_rows,
     without_side_effects,
 )
-from tfaccel.training.proof.proof import Proof
+from tfaccel.training.proof.proof import Proof, agreed, agreed_way, as_arrays, in_one_line
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
+from tfaccel.training.steps.loss_scaling import get_scales, lower_scales
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
     averages_and_steps,
@@ -76,12 +78,13 @@ from tfaccel.training.steps.model_parts import (
 )
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replica_state import average_drifting, seed_variables
-from tfaccel.training.steps.step_graphs import as_tensors, flat_logs, get_logs, metric_results
+from tfaccel.training.steps.step_graphs import as_tensors, get_logs, metric_results
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
 
 _BATCHES = IteratorBatches()
+_MAX_LOWERED = 6  # how often the loss scale is lowered if gradients overflow in one of the two ways
 
 
 class StepProof:
@@ -112,7 +115,7 @@ class StepProof:
         self._accumulated: dict[int, np.ndarray] = {}
         self._of_one: Future[tuple[Any, State]] = Future()
         self._of_one.set_exception(RuntimeError("begin() was not called"))
-        self._failure = ""
+        self._failure, self._one_overflows = "", False
         self._noted: set[str] = set()
         self._on_shares: ReplicaLayers | None = None
         if kind == "train" and self._replicas.num_workers == 1 and not self._is_plain:
@@ -125,7 +128,8 @@ class StepProof:
         try:
             self._trace()
         except Exception as error:  # the step itself may fail, and says so when it is really run
-            self._failure = _in_one_line(error)
+            self._failure = in_one_line(error)
+        self._failure, self.is_apart = agreed_way(self._failure, self.is_apart, self._replicas)
 
     def _trace(self) -> None:
         runs_on_shares = True
@@ -193,10 +197,11 @@ class StepProof:
         after = State(self._variables)
         self._noted = set(self._engine.get_steps(self._kind).noted_results.of_logs)
         if not self.is_apart:
-            found = self._agreed(lambda: self._compared(data, _as_arrays(results), after))
-            if not (found.differing and self._on_shares):
+            found = self._agreed(data, lambda: (as_arrays(results), after))
+            if not (self._one_overflows or (found.differing and self._on_shares)):
                 return found
-            self._trace_apart()  # tells more of rounding: rows in another order give what they gave
+            if self._on_shares:
+                self._trace_apart()  # tells more of rounding: rows in another order give what they gave
         try:
             self.put_back()
             self.trace_replicas()
@@ -209,9 +214,15 @@ class StepProof:
         before = State(self._variables)
         try:
             average_drifting(self._model, self._replicas)  # else layers in inference mode would use a replica's own
-            self.begin(data)
-            self.wait()
-            return self._agreed(lambda: self._compared(data, *self._ran_by_all(data)))
+            for _ in range(_MAX_LOWERED + 1):
+                self.begin(data)
+                self.wait()
+                found = self._agreed(data, lambda: self._ran_by_all(data))
+                if not self._one_overflows:
+                    break
+                self.put_back()
+                lower_scales(self._model, self._replicas)
+            return found
         finally:
             before.put_back()
             self._before = before
@@ -282,7 +293,7 @@ class StepProof:
         """The results and the state after a step of all replicas, apart from the engine's."""
         self.put_back()
         with unoptimized_calls():
-            results = _as_arrays(self._step_of_all(data))
+            results = as_arrays(self._step_of_all(data))
         return results, State(self._variables)
 
     # --- Variables ----------------------------------------------------------------------------------------------------
@@ -318,29 +329,36 @@ class StepProof:
 
     # --- Comparing ----------------------------------------------------------------------------------------------------
 
-    def _agreed(self, compare: Callable[[], Proof]) -> Proof:
-        """What a comparison has shown on any worker, so that all of them go on in the same way."""
+    def _agreed(self, data: Any, run: Callable[[], tuple[Any, State]]) -> Proof:
+        """What comparing the results and the state that `run` returns has shown on any worker."""
+        self._one_overflows = self.is_too_large = False
+        if self._failure:
+            return self._proof(failure=self._failure)
         try:
-            proof = self._proof(failure=self._failure) if self._failure else compare()
+            proof = self._compared(data, *self._ended(run))
         except Exception as error:
-            proof = self._proof(failure=_in_one_line(error))
+            proof = self._proof(failure=in_one_line(error))
             self.is_too_large = isinstance(error, tf.errors.ResourceExhaustedError)
-        if self._replicas.num_workers == 1:
-            return proof
         names = [*(name for name, *_ in self._compared_variables()), *(f"log {one}" for one in self.metrics.names)]
-        others = any(name not in names for name in proof.differing)
-        flags = [bool(proof.failure), self.is_too_large, others, *(name in proof.differing for name in names)]
-        failed, too_large, differs, *counts = self._replicas.sum_over_workers([int(flag) for flag in flags])
-        self.is_too_large = bool(too_large)
-        differing = tuple(name for name, count in zip(names, counts, strict=True) if count)
-        if differs:
-            differing += tuple(name for name in proof.differing if name not in names) or ("log of another worker",)
-        failure = proof.failure or ("it could not on another worker" if failed else "")
-        return replace(proof, failure=failure, differing=() if failure else differing)
+        flags = self.is_too_large, self._one_overflows
+        proof, (self.is_too_large, self._one_overflows) = agreed(proof, names, flags, self._replicas)
+        return proof
+
+    def _ended(self, run: Callable[[], tuple[Any, State]]) -> tuple[Any, State]:
+        """What `run` returns; all workers sum the states of metrics, whatever it raises on one of them."""
+        after = self._before
+        try:
+            results, after = run()
+        finally:
+            if self._kind != "predict":
+                self.metrics.end(after)
+        return results, after
 
     def _compared(self, data: Any, results: Any, many: State) -> Proof:
         """Compares results and state of all replicas with what one device makes of the step."""
         own, one = self._of_one.result()
+        scales = self._replicas.components(get_scales(self._model), 0)
+        self._one_overflows = any(bool(many[scale] != one[scale]) for scale in scales)
         variables = self._differences(many, one, one)
         shares = None if self.is_apart else self._on_shares or None
         draws = shares is not None and shares.draws  # a row at another place would be given other random numbers
@@ -349,7 +367,7 @@ class StepProof:
             variables = self._differences(many, one, self._step_of_one(rows, self._before, self._accumulated)[1])
         found = {name: relative for name, (differs, relative) in variables.items() if differs}
         for name, relative in self._differing_results(
-            results, _as_arrays(own), many, one, Tolerance.of_model(self._model)
+            results, as_arrays(own), many, one, Tolerance.of_model(self._model)
         ):
             found[name] = max(relative, found.get(name, 0.0))
         return self._proof(
@@ -365,7 +383,7 @@ class StepProof:
         slots = {slot.path for optimizer in get_optimizers(self._model).values() for slot in optimizer.variables}
         trained, numbers = self._trained, {name for name, first, *_ in compared if not first.shape.rank}
         counts = numbers - trained - slots  # numbers that a step counts or adapts: each is of its own kind
-        kinds = [name if name in counts else _kind(name, is_trained=name in trained) for name, *_ in compared]
+        kinds = [name if name in counts else kind_of(name, is_trained=name in trained) for name, *_ in compared]
         largest: dict[str, float] = {}  # the largest step of a kind: of all first moments, say
         for kind, (_, first, *_) in zip(kinds, compared, strict=True):
             largest[kind] = max(size_of_step(self._before[first], one[first]), largest.get(kind, 0.0))
@@ -406,7 +424,7 @@ class StepProof:
         followers = {id(slot) for optimizer in optimizers for slot in averages_and_steps(optimizer)}
         slots = (slot for optimizer in optimizers for slot in optimizer.variables if id(slot) not in followers)
         for slot in slots:
-            word, place = _kind(slot.name), self._replicas.components([slot], 0)[0]
+            word, place = kind_of(slot.name), self._replicas.components([slot], 0)[0]
             owner = path.replace("/", "_").removesuffix("_average").removesuffix("_momentum")
             if owner.endswith(slot.name.removesuffix(f"_{word}")) and word in largest:
                 found.append((word, np.asarray(one[place], np.float64) - self._before[place], largest[word]))
@@ -426,7 +444,7 @@ class StepProof:
             differs, relative = tolerance.of_log(results[name], own[name])
             if differs:
                 yield f"log {name}", relative
-        for name, relative in self.metrics.of_step(many, one, tolerance):
+        for name, relative in self.metrics.of_step(one, tolerance):
             yield f"log {name}", relative
 
     def _results_of_metrics(self, logs: Any) -> set[str]:
@@ -472,21 +490,3 @@ class StepProof:
 
     def _proof(self, **fields: Any) -> Proof:
         return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, draws=bool(self._drawn), **fields)
-
-
-def _kind(name: str, *, is_trained: bool = False) -> str:
-    """Variables that are measured by the same step: all weights, all first moments, ..."""
-    return "weight" if is_trained else name.rpartition("/")[2].rpartition("_")[2]
-
-
-def _in_one_line(error: Exception) -> str:
-    if CALLS_PYTHON in str(error):  # Keras adds the layer that was called
-        return CALLS_PYTHON
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-
-
-def _as_arrays(results: Any) -> Any:
-    """Logs with nested ones merged in, or outputs, as arrays; other than dense tensors stay as they are."""
-    if isinstance(results, dict) and any(isinstance(value, dict) for value in results.values()):
-        results = flat_logs(results)
-    return keras.tree.map_structure(lambda one: one.numpy() if isinstance(one, tf.Tensor) else one, results)

@@ -17,11 +17,25 @@ from tfaccel.training.steps.global_batch import current_share
 from tfaccel.training.steps.gradients import is_bad
 from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
 from tfaccel.training.steps.overrides import left_by_user
+from tfaccel.training.steps.replicas import Replicas
 
 
 def has_loss_scale(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether an optimizer scales the loss, and checks gradients itself."""
     return inner_optimizer(optimizer) is not optimizer
+
+
+def get_scales(model: keras.Model) -> list[keras.Variable]:
+    """The factors of a model's `LossScaleOptimizer`s that are built."""
+    scales = [getattr(one, "dynamic_scale", None) for one in get_optimizers(model).values() if has_loss_scale(one)]
+    return [scale for scale in scales if scale is not None]
+
+
+def lower_scales(model: keras.Model, replicas: Replicas) -> None:
+    """Divides these factors by 16, on each replica of this worker."""
+    for replica in range(len(replicas.devices)):
+        for scale in replicas.components(get_scales(model), replica):
+            scale.assign(scale / 16)
 
 
 def weighted_scale_loss(optimizer: keras.optimizers.Optimizer, *, notes_bad: bool = False) -> Callable[[Any], Any]:

@@ -108,7 +108,7 @@ class OneReplica:
 
                     attributes = {"apply": self._local_apply(optimizer, build)}
                     stack.enter_context(instance_attributes(optimizer, attributes))
-                return get_step()(data)
+                return keras.tree.map_structure(_as_value, get_step()(data))
 
         return graph_function(run, jit_compile=True, reduce_retracing=True) if self._jit_compile else run
 
@@ -129,6 +129,11 @@ class OneReplica:
                 left_by_user(optimizer, "apply")(gradients, trainable)
 
         return apply
+
+
+def _as_value(result: Any) -> Any:
+    """The value of a variable that a metric returns as its result: elsewhere it stands for those of all replicas."""
+    return tf.convert_to_tensor(result.value) if isinstance(result, keras.Variable) else result
 
 
 def _have_values(variables: list[keras.Variable]) -> bool:
