@@ -29,6 +29,19 @@ def calls_python():
     return tf.numpy_function(lambda: np.float32(1), [], tf.float32)
 
 
+def on_replicas(strategy, function, error):
+    """Traces a function on each replica, which must raise an error there."""
+
+    def refused():
+        with pytest.raises(error):
+            function()
+        seen.append(True)
+
+    seen = []
+    traced(lambda: strategy.run(refused))()
+    assert seen == [True, True]
+
+
 @pytest.fixture
 def other_thread():
     with ThreadPoolExecutor(1) as pool:
@@ -48,16 +61,14 @@ def model():
 def test_only_the_step_that_is_traced_may_not_call_python(model, strategy, other_thread):
     numbers = tf.data.Dataset.range(2)
 
-    def on_replicas():
-        return strategy.run(calls_python)
-
     def nested():
-        return tf.map_fn(lambda _: tf.function(calls_python)(), tf.zeros(2))
+        return tf.while_loop(lambda i: i < 2, lambda i: tf.cast(tf.function(calls_python)(), "int32"), [0])
 
     with without_side_effects(model):
-        for step in (calls_python, nested, on_replicas, lambda: numbers.map(lambda _: calls_python())):
+        for step in (calls_python, nested, lambda: numbers.map(lambda _: calls_python())):
             with pytest.raises(CallsPython):
                 traced(step)()
+        on_replicas(strategy, calls_python, CallsPython)
         with pytest.raises(CallsPython):
             calls_python()
         assert other_thread(lambda: list(numbers.map(lambda _: calls_python()))) == [1, 1]
@@ -104,9 +115,9 @@ def test_only_the_step_that_is_traced_is_refused_or_noted(strategy, other_thread
         assert len(noted) == 2
     with refusing_unseeded_random(refuse):
         other_thread(traced(draws))
-        for step in (draws, lambda: strategy.run(draws)):
-            with pytest.raises(LookupError):
-                traced(step)()
+        on_replicas(strategy, draws, LookupError)
+        with pytest.raises(LookupError):
+            traced(draws)()
 
 
 def test_only_the_replicas_have_the_generator_of_their_thread(strategy, other_thread):
