@@ -89,7 +89,8 @@ def test_error_of_a_replica_that_is_cancelled_again_and_again_is_raised(logical_
                 raise tf.errors.CancelledError(None, None, "Function was cancelled before it was started")
 
     monkeypatch.setattr(recovery, "TrainSession", Cancelled)
-    run = SimpleNamespace(workload=work, directory=RunDir(tmp_path / "run", {}), runtime=None, epochs=1)
+    runtime, directory = SimpleNamespace(seed_generators=lambda: None), RunDir(tmp_path / "run", {})
+    run = SimpleNamespace(workload=work, directory=directory, runtime=runtime, epochs=1)
     with pytest.raises(tf.errors.CancelledError, match="before it was started"):
         recovery.train_until_done(run, plan)
     assert len(attempts) == 3

@@ -50,7 +50,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tfaccel import detect_hardware, train
 from tfaccel.planning.machine_ceilings import MachineCeilings, keep_ceilings
-from tfaccel.training.run.recovery import TrainSession
+from tfaccel.training.run import recovery
 from train_workload import plan, workload
 
 folder = Path(sys.argv[1])
@@ -76,10 +76,10 @@ keep_ceilings(detect_hardware(), flat, replace(ceilings, disturbed=("float32",))
 said = []
 logging.getLogger("tfaccel").setLevel("INFO")
 logging.getLogger("tfaccel").addFilter(lambda record: said.append(record.getMessage()) or True)
-own = TrainSession._engine_options
-TrainSession._engine_options = lambda session: replace(own(session), times_input=False)
+own = recovery.engine_options
+recovery.engine_options = lambda plan: replace(own(plan), times_input=False)
 found["untimed"] = run("untimed", epochs=2)
-TrainSession._engine_options = own
+recovery.engine_options = own
 found["said"] = said[:]
 keep_ceilings(detect_hardware(), flat, ceilings)
 found["slow"] = run("slow", replace(work, train_data=slow), profile="8:9")
