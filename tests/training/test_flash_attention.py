@@ -47,6 +47,34 @@ def test_xla_is_asked_for_the_kernel_in_its_layouts(monkeypatch, rows, is_causal
         assert f'"dimensions": ["{BATCH}", "{HEADS}", "{LENGTH}", "{LENGTH}"]' in call
 
 
+def test_gradients_of_gradients_are_those_of_keras(monkeypatch):
+    def on_cpus(target, operands, results, config):
+        query, key, value, *others = operands
+        found = plain(query, key, value, scale=0.25)
+        if "Backward" in target:
+            return [tf.stop_gradient(one) for one in tf.gradients(found, [query, key, value], others[1])]
+        return [found, tf.zeros(results[1].shape)]
+
+    monkeypatch.setattr(flash, "_call", on_cpus)
+    monkeypatch.setattr(flash, "_config", lambda *given, **options: "")
+    random = np.random.default_rng(0)
+    rows = [tf.constant(random.normal(size=(BATCH, LENGTH, HEADS, SIZE)), tf.float32) for _ in range(3)]
+
+    @tf.function(autograph=False)
+    def penalty(attend, *rows):
+        with tf.GradientTape() as outer:
+            outer.watch(rows)
+            with tf.GradientTape() as inner:
+                inner.watch(rows)
+                loss = tf.reduce_sum(attend(*rows, scale=0.25) ** 2)
+            norm = tf.add_n([tf.reduce_sum(one**2) for one in inner.gradient(loss, rows)])
+        return [loss, norm, *outer.gradient(norm, rows)]
+
+    expected = penalty(plain, *rows)
+    for one, other in zip(penalty(flash.flash_attention, *rows), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("error, works", [(0.0, True), (0.1, False)])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_kernel_is_tried_while_a_step_is_traced(monkeypatch, caplog, error, works, is_causal):

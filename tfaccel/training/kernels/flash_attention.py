@@ -87,7 +87,7 @@ def flash_attention(
         is_causal: whether a query may only use keys up to its own position.
 
     Returns:
-        Shape `(batch, queries, heads, size)`. The softmax is computed in float32.
+        Shape `(batch, queries, heads, size)`. The softmax is computed in float32. Gradients of gradients are Keras's.
     """
     batch, queries, heads, size = query.shape
     keys = key.shape[1]
@@ -102,8 +102,20 @@ def flash_attention(
         found, log_sums = _call(_FORWARD, (query, key, value), (rows, sums), config(_FORWARD_PRODUCTS))
 
         def gradients(upstream: tf.Tensor) -> list[tf.Tensor]:
+            return backward(query, key, value, upstream)
+
+        @tf.custom_gradient
+        def backward(query: Any, key: Any, value: Any, upstream: Any) -> tuple[list[tf.Tensor], Any]:
             given = (query, key, value, log_sums, tf.cast(upstream, query.dtype), found)
-            return _call(_BACKWARD, given, (rows, columns, columns), config(_BACKWARD_PRODUCTS))
+            results = _call(_BACKWARD, given, (rows, columns, columns), config(_BACKWARD_PRODUCTS))
+
+            def of_gradients(*upstreams: tf.Tensor) -> list[tf.Tensor]:  # as for a gradient penalty; by Keras
+                same = keras.ops.dot_product_attention(query, key, value, scale=scale, is_causal=is_causal)
+                firsts = tf.gradients(same, [query, key, value], upstream)
+                given = [query, key, value, upstream]  # the last one may depend on the others: these are partial
+                return list(tf.gradients(firsts, given, list(upstreams), stop_gradients=given))
+
+            return results, of_gradients
 
         return found, gradients
 
@@ -218,7 +230,7 @@ def flash_works(dtype: tf.DType, size: int, is_causal: bool) -> bool:
     with tf.init_scope(), tf.device(_GPU):
         given = [tf.constant(random.normal(size=(2, 64, 2, size)), dtype) for _ in range(4)]
         try:
-            run = tf.function(attention_and_gradients, jit_compile=True)
+            run = tf.function(attention_and_gradients, jit_compile=True, autograph=False)
             found = [np.asarray(tf.cast(one, tf.float32)) for one in run(*given, is_causal=is_causal, is_flash=True)]
             wide = [tf.cast(one, tf.float32) for one in given]
             expected = [np.asarray(one) for one in run(*wide, is_causal=is_causal, is_flash=False)]
