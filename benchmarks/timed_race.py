@@ -11,7 +11,7 @@ from tfaccel.measuring.candidate_child import CandidateFailed, TimedChild
 from tfaccel.measuring.report import CandidateWindow, relative_spread
 
 _MIN_STEPS = 2
-_NUM_WARM_UPS = 2
+_MAX_WARM_UPS = 3
 _LONG_SECONDS = 1.0
 
 
@@ -98,10 +98,13 @@ def race(
     else:
         for name, first in first_windows.items():
             last: CandidateWindow | None = first
-            for _ in range(_NUM_WARM_UPS):  # the first windows may still compile or capture
-                if last is not None:
-                    num_steps[name] = max(_MIN_STEPS, round(window_seconds * last.num_steps / last.seconds))
-                    last = ran(name, num_steps[name])
+            for _ in range(_MAX_WARM_UPS):
+                if last is None:
+                    break
+                num_steps[name] = max(_MIN_STEPS, round(window_seconds * last.num_steps / last.seconds))
+                last = ran(name, num_steps[name])
+                if last is not None and last.seconds > window_seconds / 2:  # else the one before still compiled
+                    break
     names = list(programs)
     for turn in range(num_rounds):
         progress(f"round {turn + 1} of {num_rounds}")

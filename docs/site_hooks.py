@@ -73,6 +73,20 @@ class Docstrings(griffe.Extension):
         if obj.docstring is not None:
             obj.docstring.value = as_griffe_reads(obj.docstring.value)
 
+    def on_class_instance(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Makes a class with the decorator `noun` a dataclass, which it is for type checkers."""
+        for decorator in cls.decorators:
+            if re.match(r"noun\b", str(decorator.value)):
+                cls.decorators.append(griffe.Decorator(_dataclass(str(decorator.value)), lineno=None, endlineno=None))
+                return
+
+
+def _dataclass(noun: str) -> griffe.Expr:
+    """The decorator `dataclass` with the arguments that a `noun` has."""
+    module = griffe.ExprName("dataclasses")
+    function = griffe.ExprAttribute([module, griffe.ExprName("dataclass", parent=module)])
+    return griffe.ExprCall(function, [griffe.ExprKeyword("kw_only", str("kw_only=False" not in noun))])
+
 
 def as_griffe_reads(text: str) -> str:
     """A docstring with `Examples:` and its content indented, and one entry for each argument."""

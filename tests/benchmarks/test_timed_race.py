@@ -33,6 +33,17 @@ def test_programs_take_turns():
     assert slow.windows == [2, 4, 4, 4, 4]
 
 
+def test_a_program_that_still_compiles_warms_up_again():
+    class Compiling(Program):
+        def window(self, num_steps):
+            found = super().window(num_steps)
+            return found if len(self.windows) > 1 else CandidateWindow(seconds=30.0, num_steps=num_steps, loss=1.0)
+
+    program = Compiling(0.1)
+    raced(program=program)
+    assert program.windows == [2, 2, 10, 10, 10, 10]
+
+
 @pytest.mark.parametrize(
     ("step_seconds", "num_windows"),
     [
