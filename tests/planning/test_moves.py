@@ -15,7 +15,7 @@ GPU = Hardware(devices=(Device(kind="GPU", index=0, compute_capability=(9, 0)),)
 
 def get_values(field, hardware, **fixed):
     found = moves(hardware, DIGITS, fixed)
-    changes = [dict(move.changes) for move in found if move.axis != "XLA" or field == "jit_compile"]
+    changes = [dict(move.changes) for move in found if move.axis not in ("XLA", "precision") or field == "jit_compile"]
     return [change[field] for change in changes if field in change]
 
 
@@ -129,6 +129,13 @@ def test_fused_kernels_are_measured_in_place_of_xla(hardware):
 def test_attention_in_one_kernel_and_xla_can_both_be_left_out_on_a_gpu():
     first = default_plan(GPU, DIGITS)
     assert (first.fused_kernels, first.jit_compile, first.dtype_policy) == (True, True, "mixed_bfloat16")
+    precision = [move.applied_to(first) for move in moves(GPU, DIGITS, {}) if move.axis == "precision"]
+    assert [(plan.dtype_policy, plan.fused_kernels) for plan in precision] == [
+        ("mixed_float16", True),
+        ("float32", False),
+    ]
+    two = Hardware(devices=(*GPU.devices, Device(kind="GPU", index=1, compute_capability=(9, 0))))
+    assert not default_plan(two, DIGITS).fused_kernels
     found = [move.applied_to(first) for move in moves(GPU, DIGITS, {}) if move.axis in ("kernels", "XLA")]
     assert sorted((plan.fused_kernels, plan.jit_compile) for plan in found) == [
         (False, False),

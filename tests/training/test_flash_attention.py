@@ -87,7 +87,7 @@ def test_the_kernel_is_tried_while_a_step_is_traced(monkeypatch, caplog, error, 
     def step(values):
         with tf.GradientTape() as tape:
             tape.watch(values)
-            found.append(flash.flash_works.__wrapped__(tf.bfloat16, SIZE, is_causal))
+            found.append(flash.flash_works.__wrapped__(tf.bfloat16, (LENGTH, SIZE, LENGTH + 3), is_causal))
             loss = tf.reduce_sum(values**2)
         return tape.gradient(loss, values)
 
@@ -97,7 +97,7 @@ def test_the_kernel_is_tried_while_a_step_is_traced(monkeypatch, caplog, error, 
 
 
 def test_without_a_gpu_it_does_not_work():
-    assert not flash.flash_works(tf.bfloat16, SIZE, False)
+    assert not flash.flash_works(tf.bfloat16, (LENGTH, SIZE, LENGTH), False)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,7 @@ def test_without_a_gpu_it_does_not_work():
         ("dropout", 0),
         ("float32", 0),
         ("two axes", 0),
+        ("first of two axes", 0),
         ("odd size", 0),
         ("unknown rows", 0),
         ("subclass", 0),
@@ -129,11 +130,12 @@ def test_only_attention_that_the_kernel_computes_is_replaced(monkeypatch, case, 
     monkeypatch.setattr(flash, "flash_attention", counted)
     monkeypatch.setattr(flash, "flash_works", lambda *given: True)
     policy = "float32" if case == "float32" else "mixed_bfloat16"
-    options = {"dropout": 0.5} if case == "dropout" else {"attention_axes": (1, 2)} if case == "two axes" else {}
-    size = 12 if case == "odd size" else SIZE
+    axes = (1, 2) if case == "two axes" else (1,)
+    options = {"dropout": 0.5} if case == "dropout" else {"attention_axes": axes} if "axes" in case else {}
+    size, heads = 12 if case == "odd size" else SIZE, 8 if case == "first of two axes" else HEADS
     kind = OwnAttention if case == "subclass" else keras.layers.MultiHeadAttention
-    layer = kind(HEADS, size, dtype=policy, **options)
-    shape = (LENGTH, 3, 5) if case == "two axes" else (LENGTH, 5)
+    layer = kind(heads, size, dtype=policy, **options)
+    shape = (LENGTH, 3, 5) if "axes" in case else (LENGTH, 5)
     rows = tf.random.normal((BATCH, *shape))
     given = {
         "causal": {"use_causal_mask": True},

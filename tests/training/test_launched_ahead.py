@@ -47,6 +47,42 @@ def test_the_step_is_named_and_a_few_more_have_run(monkeypatch, broken_row):
         assert num_updates == min(told if on_gpu else step, NUM_ROWS // BATCH_SIZE)
 
 
+def test_what_decides_whether_the_loop_goes_on_is_on_the_host(monkeypatch):
+    """A copy from the GPU would wait for all steps that were launched."""
+    from tfaccel.training.steps.step_graphs import StepGraphs
+
+    graphs, own = [], StepGraphs.__init__
+    monkeypatch.setattr(
+        StepGraphs, "__init__", lambda made, *given, **more: graphs.append(made) or own(made, *given, **more)
+    )
+    trained(monkeypatch, on_gpu=True)
+    [graph] = [graph for made in graphs for graph in made._graphs.values()]
+    [loop] = [operation for operation in graph.get_operations() if operation.type == "While"]
+    condition = graph.as_graph_def().library.function
+    nodes = next(f for f in condition if f.signature.name == loop.get_attr("cond").name).node_def
+    decisive = [node for node in nodes if node.op in ("LogicalAnd", "Less")]
+    assert len(decisive) >= 2
+    assert all(node.device.endswith("CPU:0") for node in decisive)
+    flags = [tensor.op for tensor in loop.inputs if tensor.dtype == "bool"]
+    assert len(flags) == 2
+    assert all(operation.device.endswith("CPU:0") for operation in flags)
+
+
+def test_a_total_that_begins_anew_in_each_step_names_the_step(monkeypatch):
+    import keras
+
+    class Anew(keras.Sequential):
+        def train_step(self, data):
+            self.reset_metrics()
+            return super().train_step(data)
+
+    monkeypatch.setattr(keras, "Sequential", Anew)
+    for on_gpu in (False, True):
+        error, _, num_updates, _ = trained(monkeypatch, on_gpu=on_gpu, broken_row=9, steps_per_execution=20)
+        assert "at step 3 of epoch 1" in error
+        assert num_updates == (8 if on_gpu else 3)
+
+
 def test_finite_losses_are_the_same(monkeypatch):
     found = [trained(monkeypatch, on_gpu=on_gpu, epochs=3) for on_gpu in (False, True)]
     assert found[0][:3] == found[1][:3]

@@ -85,7 +85,7 @@ def estimate_here(
         accumulation_steps=plan.accumulation_steps,
         sum_duplicate_indices=plan.sum_duplicate_indices,
         embedding_updates=plan.embedding_updates,
-        fused_kernels=plan.fused_kernels,
+        fused_kernels=plan.fused_kernels and not plan.jit_compile,
         rematerialization=plan.rematerialization,
     )
     with Runtime(alone, seed=0):

@@ -86,7 +86,6 @@ def get_fields(axis: str) -> tuple[str, ...]:
 
 _FUSED = Move("kernels", (("jit_compile", False), ("fused_kernels", True)))
 _OF_KERAS = Move("kernels", (("fused_kernels", False),))
-_WITHOUT_XLA = Move("XLA", (("jit_compile", False), ("fused_kernels", False)))
 
 
 def moves(
@@ -118,7 +117,7 @@ def moves(
     found = [move for plan in plans[1:] for move in _between(plans[0], plan)]
     first = plans[0]
     further = [*_onednn_moves(first, hardware), _FUSED, *_thread_moves(first, hardware)]
-    further += [_OF_KERAS, _WITHOUT_XLA] if first.jit_compile and first.fused_kernels else []
+    further += [_OF_KERAS] if first.jit_compile and first.fused_kernels else []
     further += [*_memory_moves(first, allocators), *_graph_moves(first, hardware)]
     further += batch_moves(first) if tune_batch else []
     order = list(AXES)
@@ -149,8 +148,11 @@ def _is_doubtful(move: Move, is_small: bool) -> bool:
 
 def _between(first: Plan, other: Plan) -> Iterator[Move]:
     """The move from one plan to another, if it lies on one axis."""
+    loses_kernels = first.jit_compile and first.fused_kernels and not other.fused_kernels
     for axis, names in AXES.items():
         changes = tuple((name, getattr(other, name)) for name in names if getattr(other, name) != getattr(first, name))
+        if changes and loses_kernels and "fused_kernels" not in names:  # they follow from precision and XLA
+            changes += (("fused_kernels", False),)
         if changes and Move(axis, changes).applied_to(first) == other:
             yield Move(axis, changes)
             return

@@ -109,7 +109,7 @@ class Plan(Record):
         augment_on: where a workload's `augment` runs: "host" (in the input pipeline, ahead of training) or "device" (at
             the start of each step, on the replica's device).
         fused_kernels: train with fused kernels in place of Keras's elementwise operations; the functions are the same,
-            the rounding is not. Under XLA, which fuses by itself, only on GPUs, where attention becomes one kernel.
+            the rounding is not. Under XLA, which fuses by itself, only on one GPU, where attention becomes one kernel.
         rematerialization: recompute the activations of layers in the backward pass instead of keeping them: less
             memory, a longer step, the same numbers.
         tpu: the TPU's name or address, "local" for the TPU of this machine; None under other strategies.

@@ -107,7 +107,8 @@ def fused_kernels(case: Case) -> list[Choice]:
     """On under XLA on GPUs that have a kernel for attention in 16 bits; off elsewhere."""
     if case["jit_compile"] and case.kind == "GPU":
         lowest = min(gpu.compute_capability or (0, 0) for gpu in case.accelerators)
-        if case["dtype_policy"] != "float32" and lowest >= _FLASH_CAPABILITY:
+        is_one = case.num_replicas == case.num_stages == 1
+        if is_one and case["dtype_policy"] != "float32" and lowest >= _FLASH_CAPABILITY:
             reason = "Attention in one kernel of cuDNN, which writes no scores to memory; XLA fuses the rest."
             return [Choice(True, reason)]
         return [Choice(False, "XLA fuses operations by itself.")]

@@ -124,7 +124,7 @@ def fit(
         check_rows: with several replicas, run the first step and some later ones on one device, too, and compare; what
             couples the rows of a batch differs, since each replica sees only its own. False leaves this out.
         on_nonfinite: what to do when the loss becomes NaN or infinite. None goes on, as Keras does; "stop" raises
-            `NonFiniteLossError` at that step (on a GPU, the next step may have run too); "skip" leaves out batches
+            `NonFiniteLossError` at that step (on a GPU, up to seven more may have run); "skip" leaves out batches
             whose loss or gradients are not finite, as if they were not in the data, and logs their number in each
             epoch.
         **own: arguments of the model's own `fit`, if it has one with others than Keras's.

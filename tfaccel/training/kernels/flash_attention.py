@@ -22,6 +22,7 @@ from tfaccel.training.private.private_tensorflow import xla_module
 
 DTYPES = (tf.bfloat16, tf.float16)
 _SIZE_STEP, _MAX_SIZE = 8, 128
+_MAX_TRIED = 1024
 _FORWARD, _BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
 _TOLERANCE = 0.02  # of the largest value: 16-bit rounding
 _GPU = "GPU:0"
@@ -53,10 +54,12 @@ def flash_kernel(layer: keras.layers.Layer) -> dict[str, Any]:
         return {}
 
     def compute(query: Any, key: Any, value: Any, **given: Any) -> Any:
-        is_causal, size = bool(given.get("use_causal_mask")), query.shape[-1]
+        is_causal = bool(given.get("use_causal_mask"))
         is_plain = given.get("attention_mask") is None and not given.get("return_attention_scores")
         fits = is_plain and private_layers.attends_over(layer, axes=(1,)) and takes_flash(query, key, value)
-        if not (fits and flash_works(query.dtype, size, is_causal)):
+        if query.shape.rank == 4 and query.shape[0] is None and query.dtype in DTYPES:
+            _LOG.info("Keras's attention is used in %r: its kernel needs batches of one size.", layer.name)
+        if not (fits and flash_works(query.dtype, (*query.shape[1::2], key.shape[1]), is_causal)):
             return private_layers.keras_attention(layer, query, key, value, **given)
         scale = private_layers.attention_scale(layer)
         return flash_attention(query, key, value, scale=scale, is_causal=is_causal), None
@@ -67,7 +70,7 @@ def flash_kernel(layer: keras.layers.Layer) -> dict[str, Any]:
 def takes_flash(query: tf.Tensor, key: tf.Tensor, value: tf.Tensor) -> bool:
     """Whether the kernel computes attention of these tensors: 16-bit, known shapes, heads of at most 128 values."""
     shapes = [one.shape for one in (query, key, value)]
-    is_known = all(shape.is_fully_defined() for shape in shapes)
+    is_known = all(shape.rank == 4 and shape.is_fully_defined() for shape in shapes)
     if not is_known or query.dtype not in DTYPES or {key.dtype, value.dtype} != {query.dtype}:
         return False
     size = shapes[0][3]
@@ -217,18 +220,27 @@ def _config(
 
 
 @functools.cache
-def flash_works(dtype: tf.DType, size: int, is_causal: bool) -> bool:
-    """Whether the GPU computes small attention and its gradients with the kernel as without it; tried, and remembered.
+def flash_works(dtype: tf.DType, lengths: tuple[int, int, int], is_causal: bool) -> bool:
+    """Whether the GPU computes attention and its gradients with the kernel as without it; tried, and remembered.
+
+    Args:
+        dtype: of query, key and value.
+        lengths: the number of queries, the size of a head, and the number of keys. Longer sequences than 1,024 are
+            tried with as many positions in their last block of 64.
+        is_causal: whether a query may only use keys up to its own position.
 
     Example:
-        >>> flash_works(tf.bfloat16, 64, False)  # without an NVIDIA GPU
+        >>> flash_works(tf.bfloat16, (512, 64, 512), False)  # without an NVIDIA GPU
         False
     """
     if not tf.config.list_logical_devices("GPU"):
         return False
     random = np.random.default_rng(0)
     with tf.init_scope(), tf.device(_GPU):
-        given = [tf.constant(random.normal(size=(2, 64, 2, size)), dtype) for _ in range(4)]
+        queries, size, keys = lengths
+        rows, columns = (length if length <= _MAX_TRIED else _MAX_TRIED + length % 64 for length in (queries, keys))
+        sizes = [(2, length, 2, size) for length in (rows, columns, columns, rows)]
+        given = [tf.constant(random.normal(size=one), dtype) for one in sizes]
         try:
             run = tf.function(attention_and_gradients, jit_compile=True, autograph=False)
             found = [np.asarray(tf.cast(one, tf.float32)) for one in run(*given, is_causal=is_causal, is_flash=True)]

@@ -3,8 +3,8 @@
 A step and the fetch of the next batch run in parallel. The wait is the time from the end of the step until the next
 batch is there. On a CPU the step has ended when all its operations with side effects have: the assignments of weights,
 metrics and optimizer variables. On a GPU, operations are only launched at that time; there the time counts from when
-the loss is known on the host, which needs no synchronization that the check for finite losses does not need anyway. The
-GPU may then still compute gradients, so this is an upper bound, which `Utilization` limits to the GPU's idle time.
+the loss is known on the host, for which no step waits. The GPU may then still compute gradients, or later steps, so
+this is an estimate, which `Utilization` limits to the GPU's idle time.
 
 Only operations without outputs and calls of functions are waited for. A control dependency on any other operation would
 keep Grappler from fusing it, and change the last bits of the results.
@@ -49,11 +49,12 @@ class InputClock:
         """
         if not state:  # batches of arrays are always there
             return tf.constant(0.0, tf.float64)
+        there = tf.nest.flatten(state[0], expand_composites=True)  # to look into it would copy a batch from a GPU
         with tf.device("/CPU:0"):
             ends: list[Any] = [tf.identity(finite)] if self._on_gpu else self._ends
             with tf.control_dependencies(ends):
                 ended = tf.timestamp()
-            with tf.control_dependencies([ended, state[0].has_value()]):
+            with tf.control_dependencies([ended, *there]):
                 return tf.timestamp() - ended
 
 

@@ -28,7 +28,7 @@ from tfaccel.training.proof.step_checks import StepChecks
 from tfaccel.training.stages.micro_batches import make_together
 from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.steps.clocks import ReduceClock
-from tfaccel.training.steps.embeddings import host_lookups, prepare_tables, row_updates
+from tfaccel.training.steps.embeddings import host_lookups, prepare_tables, row_updates, tables_on_host
 from tfaccel.training.steps.gradient_update import GradientUpdate, UpdateInStep
 from tfaccel.training.steps.gradients import densify, summed_rows
 from tfaccel.training.steps.left_out import LeftOutCount
@@ -77,7 +77,8 @@ class EngineOptions:
         whole_step: run the whole step on each replica, including the optimizer update. Always on for TPUs.
         single_steps: run one optimizer step per graph call, unless the model's `steps_per_execution` is greater than 1.
         batches_per_step: batches per optimizer step; callbacks with batch hooks are called once per optimizer step.
-        fused_kernels: train with fused kernels: where XLA compiles, for attention only; see `tfaccel.training.kernels`.
+        fused_kernels: train with fused kernels; where XLA compiles, for attention on one GPU only; see
+            `tfaccel.training.kernels`.
         times_input: measure the time that training steps wait for their batches.
         rematerialization: recompute activations in the backward pass; see `recomputed_blocks`.
         pipeline_stages: number of stages that the model is cut into; see `StagedModel`.
@@ -202,10 +203,13 @@ class Engine:
         staged = () if self.stages is None or on_one_device else (self.stages.traced,)
         if not trains:
             return (*staged, host_lookups)
-        fuses = self.options.fused_kernels and not self.on_tpu
+        kernels: tuple[Any, ...] = (fused_kernels,) * (not self.on_tpu)
+        if self.model.jit_compile:  # as one function on one GPU; XLA compiles less of other steps
+            is_whole = self.replicas.num_replicas == 1 and self.has_state_of_keras and not tables_on_host(self.model)
+            kernels = (kernels_in_xla,) * (is_whole and self.replicas.are_gpus)
         return (
             staged
-            + (kernels_in_xla if self.model.jit_compile else fused_kernels,) * fuses
+            + kernels * self.options.fused_kernels
             + (partial(row_updates, replicas=self.replicas),) * (self.options.embedding_updates != "keras")
             + (updated_in_float32,) * (self.options.optimizer_slots_dtype != FLOAT32)
             + (recomputed_blocks,) * self.options.rematerialization

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
@@ -179,6 +180,8 @@ class StepGraphs:
         watch_loss = self._watch_loss and may_leave
         on_gpu = self._replicas.are_gpus
         is_ahead = on_gpu and watch_loss and not leaves_out
+        # A loop's variables are where their first values are; what decides whether it goes on must not be on a GPU.
+        on_host: Any = partial(tf.device, "/CPU:0") if on_gpu else contextlib.nullcontext
         times_input = self._times_input and (watch_loss or leaves_out or not on_gpu)
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
@@ -203,14 +206,19 @@ class StepGraphs:
 
             def go_on(step: tf.Tensor, state: Any, logs: Any, flags: Any, *others: Any) -> tf.Tensor:
                 del logs, others
-                more = (step < num_steps) & batches.has_next(state)
-                return more & flags[0] if watch_loss else more
+                has_next = batches.has_next(state)  # where the batch is
+                with on_host():
+                    more = (step < num_steps) & has_next
+                    return more & flags[0] if watch_loss else more
 
             with tf.device("/CPU:0"):
                 waited = (tf.constant(0.0, tf.float64),) if times_input else ()
             bad = (tf.TensorArray(tf.bool, 0, dynamic_size=True, element_shape=()),) if leaves_out else ()
-            flags = (tf.constant(True), tf.constant(True), tf.constant(0.0)) if is_ahead else (tf.constant(True),)
-            variables = (tf.constant(0), batches.start(arguments), (), flags, waited, bad)
+            with on_host():
+                first = tf.constant(0)
+                flags: tuple[tf.Tensor, ...] = (tf.constant(True),)
+                flags = (*flags, tf.constant(True), *self._no_losses()) if is_ahead else flags
+            variables = (first, batches.start(arguments), (), flags, waited, bad)
             if keep_logs or not loop:  # the first step determines the structure of the logs
                 variables = body(*variables)
             done, state, logs, flags, waited, bad = tf.while_loop(go_on, body, variables) if loop else variables
@@ -249,25 +257,31 @@ class StepGraphs:
 
         return predict
 
+    def _no_losses(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Before the first step: 1.0 as long as all losses are finite, and the number of steps until then."""
+        with tf.device(self._replicas.devices[0] or None):
+            return tf.constant(1.0), tf.constant(0.0)
+
     def _flags_ahead(self, step: tf.Tensor, flags: tuple[tf.Tensor, ...], finite: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """What a loop on a GPU knows of its losses: two flags on the host, and the number of finite losses.
+        """What a loop on a GPU knows of its losses: two flags on the host, and two numbers that stay on the GPU.
 
         A GPU stands still while the host waits for a flag before it launches the next step, and a copy to the host
         waits for all that has been launched before it. So a flag is copied every few steps, and read a few later.
 
         Args:
             step: the step, from 0.
-            flags: before it: the flag that the loop reads, the one that is being copied, and the number, which stays on
-                the GPU. A loss that is not finite remains so until the epoch ends.
+            flags: before it: the flag that the loop reads, the one that is being copied, and what `_no_losses` returns.
             finite: whether its loss is finite.
         """
-        read, copied, num_finite = flags
+        read, copied, all_finite, num_finite = flags
+        with tf.device(self._replicas.devices[0] or None):
+            all_finite *= tf.cast(finite, tf.float32)
+            num_finite += all_finite  # exact up to 16 million steps
+            finite = all_finite > 0
         with tf.device("/CPU:0"):
             is_due = tf.equal(step % STEPS_PER_FLAG, STEPS_PER_FLAG - 1)
             read, copied = tf.cond(is_due, lambda: (copied, tf.identity(finite)), lambda: (read, copied))
-        with tf.device(self._replicas.devices[0] or None):
-            num_finite += tf.cast(finite, tf.float32)  # exact up to 16 million steps
-        return read, copied, num_finite
+        return read, copied, all_finite, num_finite
 
     def _steps_are_finite(self) -> tf.Tensor:
         """Whether the step that was just traced kept its batch; the same on all workers."""
