@@ -139,16 +139,12 @@ def _call(target: str, operands: Sequence[tf.Tensor], results: Sequence[tf.Tenso
     ] + ["tensor<0xui8>"]
     returned = [_mlir(one.shape, one.dtype) for one in results]
     names = [f"%a{number}" for number in range(len(operands))]
-    lines, values = [], []
-    for number, is_rows in enumerate(swapped):
-        value = f"%k#{number}"
-        if is_rows:
-            lines.append(
-                f"  %r{number} = stablehlo.transpose {value}, dims = [0, 2, 1, 3] : "
-                f"({written[number]}) -> {returned[number]}"
-            )
-            value = f"%r{number}"
-        values.append(value)
+    values = [f"%r{number}" if is_rows else f"%k#{number}" for number, is_rows in enumerate(swapped)]
+    lines = [
+        f"  %r{i} = stablehlo.transpose %k#{i}, dims = [0, 2, 1, 3] : ({written[i]}) -> {returned[i]}"
+        for i, is_rows in enumerate(swapped)
+        if is_rows
+    ]
     arguments = ", ".join(f"{name}: {one}" for name, one in zip(names, given, strict=True))
     operand_layouts = ", ".join(_layout(range(len(one.shape))[::-1]) for one in operands)
     result_layouts = ", ".join([*(_layout((3, 1, 2, 0) if one else (2, 1, 0)) for one in swapped), _layout((0,))])

@@ -180,7 +180,7 @@ class StepGraphs:
         watch_loss = self._watch_loss and may_leave
         on_gpu = self._replicas.are_gpus
         is_ahead = on_gpu and watch_loss and not leaves_out
-        # A loop's variables are where their first values are; what decides whether it goes on must not be on a GPU.
+        # A loop's variables are where their first values are. A GPU must not hold what decides whether it goes on.
         on_host: Any = partial(tf.device, "/CPU:0") if on_gpu else contextlib.nullcontext
         times_input = self._times_input and (watch_loss or leaves_out or not on_gpu)
 
@@ -215,20 +215,14 @@ class StepGraphs:
                 waited = (tf.constant(0.0, tf.float64),) if times_input else ()
             bad = (tf.TensorArray(tf.bool, 0, dynamic_size=True, element_shape=()),) if leaves_out else ()
             with on_host():
-                first = tf.constant(0)
-                flags: tuple[tf.Tensor, ...] = (tf.constant(True),)
-                flags = (*flags, tf.constant(True), *self._no_losses()) if is_ahead else flags
-            variables = (first, batches.start(arguments), (), flags, waited, bad)
+                variables = (tf.constant(0), batches.start(arguments), (), self._first_flags(is_ahead), waited, bad)
             if keep_logs or not loop:  # the first step determines the structure of the logs
                 variables = body(*variables)
             done, state, logs, flags, waited, bad = tf.while_loop(go_on, body, variables) if loop else variables
             if keep_logs and steps.noted_results.of_logs:
                 with self._replicas.strategy.scope():
                     logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
-            finite = flags[0] if watch_loss else tf.constant(True)
-            if is_ahead:  # a few more steps have run after the first whose loss is not finite
-                num_finite = tf.cast(flags[-1], tf.int32)
-                finite, done = tf.equal(num_finite, done), tf.minimum(num_finite + 1, done)
+            finite, done = _finite_and_done(flags if watch_loss else (tf.constant(True),), done)
             bad = tuple(of_steps.stack() for of_steps in bad)
             return done, state, logs, metric_results(self._model, self._replicas), finite, waited, bad
 
@@ -257,10 +251,13 @@ class StepGraphs:
 
         return predict
 
-    def _no_losses(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Before the first step: 1.0 as long as all losses are finite, and the number of steps until then."""
+    def _first_flags(self, is_ahead: bool) -> tuple[tf.Tensor, ...]:
+        """What a loop knows of its losses before the first step; see `_flags_ahead`."""
+        if not is_ahead:
+            return (tf.constant(True),)
         with tf.device(self._replicas.devices[0] or None):
-            return tf.constant(1.0), tf.constant(0.0)
+            numbers = tf.constant(1.0), tf.constant(0.0)
+        return (tf.constant(True), tf.constant(True), *numbers)
 
     def _flags_ahead(self, step: tf.Tensor, flags: tuple[tf.Tensor, ...], finite: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """What a loop on a GPU knows of its losses: two flags on the host, and two numbers that stay on the GPU.
@@ -270,7 +267,8 @@ class StepGraphs:
 
         Args:
             step: the step, from 0.
-            flags: before it: the flag that the loop reads, the one that is being copied, and what `_no_losses` returns.
+            flags: before it: the flag that the loop reads, the one that is being copied, 1.0 as long as all losses are
+                finite, and the number of steps until then.
             finite: whether its loss is finite.
         """
         read, copied, all_finite, num_finite = flags
@@ -292,6 +290,14 @@ class StepGraphs:
         total = private_api.loss_tracker(self._model).total
         local = self._replicas.strategy.experimental_local_results(private_api.tf_variable(total))
         return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
+
+
+def _finite_and_done(flags: tuple[tf.Tensor, ...], done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Whether all losses are finite, and the number of steps up to the first that is not: a few more may have run."""
+    if len(flags) == 1:
+        return flags[0], done
+    num_finite = tf.cast(flags[-1], tf.int32)
+    return tf.equal(num_finite, done), tf.minimum(num_finite + 1, done)
 
 
 def metric_results(model: keras.Model, replicas: Replicas) -> dict[str, tf.Tensor]:
