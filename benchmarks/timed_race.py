@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from tfaccel.measuring.candidate_child import CandidateFailed, TimedChild
-from tfaccel.measuring.report import CandidateWindow, relative_spread
+from tfaccel.measuring.report import relative_spread
+from tfaccel.training.run.performance import TimedWindow
 
 _MIN_STEPS = 2
 _MAX_WARM_UPS = 3
@@ -26,7 +27,7 @@ class Timing:
     """
 
     global_batch_size: int
-    windows: tuple[CandidateWindow, ...] = ()
+    windows: tuple[TimedWindow, ...] = ()
     failure: str = ""
 
     @property
@@ -51,7 +52,7 @@ class Timing:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The timing from its `to_json` data."""
-        return cls(**{**data, "windows": tuple(CandidateWindow(**window) for window in data["windows"])})
+        return cls(**{**data, "windows": tuple(TimedWindow(**window) for window in data["windows"])})
 
 
 def race(
@@ -77,11 +78,11 @@ def race(
             its speed, there are no rounds, and these windows are the result.
     """
     num_steps: dict[str, int] = {}
-    first_windows: dict[str, CandidateWindow] = {}
-    windows: dict[str, list[CandidateWindow]] = {name: [] for name in programs}
+    first_windows: dict[str, TimedWindow] = {}
+    windows: dict[str, list[TimedWindow]] = {name: [] for name in programs}
     failures: dict[str, str] = {}
 
-    def ran(name: str, count: int) -> CandidateWindow | None:
+    def ran(name: str, count: int) -> TimedWindow | None:
         try:
             return programs[name].window(count)
         except CandidateFailed as error:
@@ -97,7 +98,7 @@ def race(
         num_rounds = 0
     else:
         for name, first in first_windows.items():
-            last: CandidateWindow | None = first
+            last: TimedWindow | None = first
             for _ in range(_MAX_WARM_UPS):
                 if last is None:
                     break
@@ -119,7 +120,7 @@ def race(
     }
 
 
-def _are_slow_but_one(windows: Collection[CandidateWindow], min_speed: float) -> bool:
+def _are_slow_but_one(windows: Collection[TimedWindow], min_speed: float) -> bool:
     """Whether all but the fastest have less than `min_speed` of its speed, in long windows of equally many steps."""
     fastest = min((one.seconds for one in windows), default=0.0)
     slow = [one for one in windows if one.seconds > _LONG_SECONDS and one.seconds * min_speed > fastest]
@@ -130,7 +131,7 @@ def ratios(of: Timing, to: Timing) -> tuple[float, ...]:
     """Throughput of one program / throughput of another, round by round.
 
     Example:
-        >>> windows = [CandidateWindow(seconds=seconds, num_steps=4, loss=0.0) for seconds in (1, 2)]
+        >>> windows = [TimedWindow(seconds=seconds, num_steps=4, loss=0.0) for seconds in (1, 2)]
         >>> fast, slow = (Timing(global_batch_size=8, windows=(window,)) for window in windows)
         >>> ratios(fast, slow)
         (2.0,)

@@ -11,9 +11,10 @@ from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.timed_race import Timing
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.plan_search import MeasureOptions
-from tfaccel.measuring.report import Candidate, CandidateWindow
+from tfaccel.measuring.report import Candidate
 from tfaccel.planning.moves import moves
 from tfaccel.planning.plan import Plan
+from tfaccel.training.run.performance import TimedWindow
 
 HARDWARE = Hardware(num_usable_cores=2, cpu_features=("AVX2", "AVX512F", "AVX512_BF16"))
 REFERENCE = Plan(strategy="none", devices=("CPU:0",), global_batch_size=128)
@@ -49,7 +50,7 @@ def test_onednn_is_combined_where_it_is_off_by_default():
 
 
 def window(seconds):
-    return CandidateWindow(seconds=seconds, num_steps=4, loss=1.0)
+    return TimedWindow(seconds=seconds, num_steps=4, loss=1.0)
 
 
 def timing(*seconds, failure=""):

@@ -10,7 +10,7 @@ from tfaccel.benchmarks.peers_suite import peers_figures, run_peers_suite
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.benchmarks.timed_race import Timing
 from tfaccel.errors import TfaccelError
-from tfaccel.measuring.report import CandidateWindow
+from tfaccel.training.run.performance import TimedWindow
 
 OPTIONS = SuiteOptions(repetitions=1, progress=lambda text: None)
 
@@ -45,7 +45,7 @@ def test_missing_peers_that_were_asked_for_are_an_error(nothing_installed):
 
 
 def timing(*seconds):
-    windows = tuple(CandidateWindow(seconds=one, num_steps=4, loss=1.0) for one in seconds)
+    windows = tuple(TimedWindow(seconds=one, num_steps=4, loss=1.0) for one in seconds)
     return Timing(global_batch_size=128, windows=windows).to_json()
 
 

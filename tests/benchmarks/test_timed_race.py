@@ -4,7 +4,7 @@ import pytest
 
 from tfaccel.benchmarks.timed_race import race, ratios
 from tfaccel.measuring.candidate_child import CandidateFailed
-from tfaccel.measuring.report import CandidateWindow
+from tfaccel.training.run.performance import TimedWindow
 
 
 class Program:
@@ -17,7 +17,7 @@ class Program:
         if len(self.windows) == self.num_windows:
             raise CandidateFailed("It was killed.", None, kind="crash")
         self.windows.append(num_steps)
-        return CandidateWindow(seconds=num_steps * self.step_seconds, num_steps=num_steps, loss=1.0)
+        return TimedWindow(seconds=num_steps * self.step_seconds, num_steps=num_steps, loss=1.0)
 
 
 def raced(min_speed=0.0, **programs):
@@ -37,7 +37,7 @@ def test_a_program_that_still_compiles_warms_up_again():
     class Compiling(Program):
         def window(self, num_steps):
             found = super().window(num_steps)
-            return found if len(self.windows) > 1 else CandidateWindow(seconds=30.0, num_steps=num_steps, loss=1.0)
+            return found if len(self.windows) > 1 else TimedWindow(seconds=30.0, num_steps=num_steps, loss=1.0)
 
     program = Compiling(0.1)
     raced(program=program)

@@ -11,10 +11,11 @@ from tfaccel.compressing.variant import Latency, Variant, VariantResult
 from tfaccel.costs.model_cost import LayerCost, StepCost
 from tfaccel.files import write_json, write_json_lines
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.measuring.report import FIRST_PLAN, Candidate, CandidateWindow, Report
+from tfaccel.measuring.report import FIRST_PLAN, Candidate, Report
 from tfaccel.measuring.roofline import Roofline
 from tfaccel.planning.machine_ceilings import MachineCeilings
 from tfaccel.planning.plan import Plan
+from tfaccel.training.run.performance import TimedWindow
 from tfaccel.training.run.result import TrainResult
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.search_result import SearchResult, TrialRow
@@ -75,7 +76,7 @@ def result(path, recipe, columns):
 
 def autotune_report(workload="digits"):
     def candidate(axis, seconds, **fields):
-        windows = tuple(CandidateWindow(seconds=one, num_steps=10, loss=1.0) for one in seconds)
+        windows = tuple(TimedWindow(seconds=one, num_steps=10, loss=1.0) for one in seconds)
         plan = fields.pop("plan", Plan(strategy="none", devices=("CPU:0",), global_batch_size=32))
         return Candidate(plan=plan, axis=axis, windows=windows, first_step_seconds=1.0, peak_bytes=2**28, **fields)
 

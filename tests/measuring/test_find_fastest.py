@@ -10,8 +10,9 @@ from fastest_search import finder
 
 from tfaccel.errors import PlanError
 from tfaccel.measuring.duel import departure
-from tfaccel.measuring.report import Candidate, CandidateWindow, MeasureOptions, Report
+from tfaccel.measuring.report import Candidate, MeasureOptions, Report
 from tfaccel.planning.plan import Plan
+from tfaccel.training.run.performance import TimedWindow
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def test_a_plan_that_runs_out_of_memory_is_measured_with_recomputed_activations(
 
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
-WINDOW = CandidateWindow(seconds=0.5, num_steps=10, loss=1.0)
+WINDOW = TimedWindow(seconds=0.5, num_steps=10, loss=1.0)
 
 
 def test_report_survives_json():

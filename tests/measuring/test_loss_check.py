@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tfaccel.measuring.duel import first_losses
-from tfaccel.measuring.report import CandidateWindow
+from tfaccel.training.run.performance import TimedWindow
 
 
 class Child:
@@ -20,9 +20,7 @@ class Child:
     def warm_up(self, num_steps):
         losses = [self.losses.pop(0) for _ in range(num_steps)]
         self.windows.append(num_steps)
-        return CandidateWindow(
-            seconds=num_steps * self.step_seconds, num_steps=num_steps, loss=sum(losses) / len(losses)
-        )
+        return TimedWindow(seconds=num_steps * self.step_seconds, num_steps=num_steps, loss=sum(losses) / len(losses))
 
 
 FALLING = [1.0 - 0.01 * step for step in range(32)]

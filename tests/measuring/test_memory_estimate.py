@@ -6,8 +6,9 @@ from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.hardware import Device, Hardware
 from tfaccel.measuring.batch_report import BatchReport, BatchTrial
 from tfaccel.measuring.memory_estimate import BatchMemory, MemoryEstimate, ways_to_save
-from tfaccel.measuring.report import Candidate, CandidateWindow
+from tfaccel.measuring.report import Candidate
 from tfaccel.planning.plan import Plan
+from tfaccel.training.run.performance import TimedWindow
 
 PLAN = Plan(strategy="none", devices=("CPU:0",), global_batch_size=256)
 PARAMETERS = 128 * 512 + 512 + 512 * 10 + 10
@@ -68,7 +69,7 @@ def test_what_each_plan_field_saves():
 def test_the_fastest_batch_is_recommended():
     def trial(size, seconds, *, fits=True):
         plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=size)
-        windows = (CandidateWindow(seconds=seconds, num_steps=1, loss=0.0),)
+        windows = (TimedWindow(seconds=seconds, num_steps=1, loss=0.0),)
         return BatchTrial(candidate=Candidate(plan=plan, axis="batch", windows=windows), fits=fits)
 
     trials = (trial(8, 2.0), trial(16, 2.0), trial(32, 3.99), trial(64, 0.1, fits=False))

@@ -17,11 +17,12 @@ from typing import Any, Literal, Self
 
 from tfaccel.costs.model_cost import StepCost
 from tfaccel.errors import PlanError
-from tfaccel.measuring.report import Candidate, CandidateWindow, relative_spread
+from tfaccel.measuring.report import Candidate, relative_spread
 from tfaccel.measuring.workload_task import OUT_OF_MEMORY
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
 from tfaccel.processes.fork_server import ForkServer
+from tfaccel.training.run.performance import TimedWindow
 
 FailureKind = Literal["memory", "time", "loss", "other"]
 _ABORTED_WITHOUT_MEMORY = re.compile(r"std::bad_alloc|Unable to allocate|Cannot allocate memory|\bOOM\b")
@@ -68,7 +69,7 @@ class TimedChild:
     ) -> None:
         self.built: dict[str, Any] = {}
         self.peak_bytes: int | None = None
-        self.last_window: CandidateWindow | None = None
+        self.last_window: TimedWindow | None = None
         self._server = server
         self._has_orders = False
         self.limit_seconds = limit_seconds
@@ -80,7 +81,7 @@ class TimedChild:
         self._child.send(num_steps)
         self._has_orders = True
 
-    def build(self, num_steps: int) -> CandidateWindow:
+    def build(self, num_steps: int) -> TimedWindow:
         """Waits for the model and runs the first steps, which trace and compile; returns them.
 
         Raises:
@@ -89,7 +90,7 @@ class TimedChild:
         self.built = self._answer("build the model")
         return self._window(num_steps, "run its first steps")
 
-    def warm_up(self, num_steps: int) -> CandidateWindow:
+    def warm_up(self, num_steps: int) -> TimedWindow:
         """Runs a window that does not count.
 
         Raises:
@@ -97,7 +98,7 @@ class TimedChild:
         """
         return self._window(num_steps, "run its steps")
 
-    def probe(self, num_steps: int) -> CandidateWindow:
+    def probe(self, num_steps: int) -> TimedWindow:
         """Runs a window that does not count, after those whose losses are compared.
 
         Raises:
@@ -108,7 +109,7 @@ class TimedChild:
             raise CandidateFailed("Its loss is not finite in later steps.", self, kind="loss")
         return window
 
-    def window(self, num_steps: int) -> CandidateWindow:
+    def window(self, num_steps: int) -> TimedWindow:
         """Runs a window that counts.
 
         Raises:
@@ -125,14 +126,14 @@ class TimedChild:
                 while self._server.get_message(self._child, _END_SECONDS) is not None:
                     pass
 
-    def _window(self, num_steps: int, doing: str) -> CandidateWindow:
+    def _window(self, num_steps: int, doing: str) -> TimedWindow:
         if not self._has_orders:
             self._child.send(num_steps)
         self._has_orders = False
         answer = self._answer(doing)
         self.peak_bytes = answer["peak_bytes"]
-        fields = CandidateWindow.__dataclass_fields__
-        self.last_window = CandidateWindow(**{name: value for name, value in answer.items() if name in fields})
+        fields = TimedWindow.__dataclass_fields__
+        self.last_window = TimedWindow(**{name: value for name, value in answer.items() if name in fields})
         return self.last_window
 
     def _answer(self, doing: str) -> dict[str, Any]:
@@ -196,7 +197,7 @@ class CandidateChild(TimedChild):
         task = {**task, "plan": plan.to_json(), "marks_layers": marks_layers}
         super().__init__(server, PROGRAM, task, name=f"candidate-{axis}", limit_seconds=limit_seconds)
 
-    def build(self, num_steps: int) -> CandidateWindow:
+    def build(self, num_steps: int) -> TimedWindow:
         """See `TimedChild`."""
         began = time.monotonic()
         first = super().build(num_steps)
@@ -205,7 +206,7 @@ class CandidateChild(TimedChild):
         self.candidate = replace(self.candidate, build_seconds=self.built["seconds"], first_step_seconds=first.seconds)
         return first
 
-    def window(self, num_steps: int) -> CandidateWindow:
+    def window(self, num_steps: int) -> TimedWindow:
         """See `TimedChild`; the candidate keeps the window."""
         window = super().window(num_steps)
         self.candidate = replace(self.candidate, windows=(*self.candidate.windows, window))
@@ -252,7 +253,7 @@ class CandidateChild(TimedChild):
         self.end()
         return self.candidate
 
-    def _window(self, num_steps: int, doing: str) -> CandidateWindow:
+    def _window(self, num_steps: int, doing: str) -> TimedWindow:
         window = super()._window(num_steps, doing)
         self.candidate = replace(self.candidate, peak_bytes=self.peak_bytes)
         return window

@@ -11,8 +11,9 @@ import time
 from dataclasses import dataclass, replace
 
 from tfaccel.measuring.candidate_child import CandidateChild
-from tfaccel.measuring.report import CandidateWindow, relative_spread
+from tfaccel.measuring.report import relative_spread
 from tfaccel.planning.plan import Plan
+from tfaccel.training.run.performance import TimedWindow
 
 WINDOW_SECONDS = 0.3
 MIN_GAIN = 0.02  # smaller gains are not worth a less simple plan
@@ -137,7 +138,7 @@ def steps_of_window(child: CandidateChild) -> int:
     return max(1, round(WINDOW_SECONDS * probe.num_steps / probe.seconds))
 
 
-def _run_probe(child: CandidateChild) -> CandidateWindow:
+def _run_probe(child: CandidateChild) -> TimedWindow:
     """A window that does not count, of `_PROBE_SECONDS` or more: its last one, or further ones of more steps each."""
     probe = child.last_window or child.probe(CHECKED_STEPS)
     while probe.seconds < _PROBE_SECONDS:
@@ -146,7 +147,7 @@ def _run_probe(child: CandidateChild) -> CandidateWindow:
     return probe
 
 
-def get_rate(window: CandidateWindow, plan: Plan) -> float:
+def get_rate(window: TimedWindow, plan: Plan) -> float:
     """Examples per second."""
     return window.num_steps * plan.global_batch_size / window.seconds
 

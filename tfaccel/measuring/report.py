@@ -14,32 +14,11 @@ from tfaccel.planning.option_checks import check_seed
 from tfaccel.planning.plan import Plan
 from tfaccel.records import Record, SavedRecord
 from tfaccel.short_repr import short_repr
+from tfaccel.training.run.performance import TimedWindow
 
 FIRST_PLAN, REFERENCE = "first plan", "reference"  # axes of candidates that no move led to
 NO_MOVE_LEFT = "No further move is left."
 HEADINGS = ("plan", "examples/s", "speed", "spread", "first steps", "memory", "outcome")
-
-
-@short_repr
-@dataclass(frozen=True, kw_only=True)
-class CandidateWindow:
-    """Some training steps in a row, timed.
-
-    Args:
-        seconds: wall time of all of them, the wait for their batches included.
-        num_steps: how many.
-        loss: their mean training loss.
-        waited_seconds: how long the steps waited for their batches; None if unknown.
-        cpu_seconds: CPU time of the process, all threads; None if unknown.
-        gpu_utilization: the fraction of the time in which the GPUs computed something; None if unknown.
-    """
-
-    seconds: float
-    num_steps: int
-    loss: float
-    waited_seconds: float | None = None
-    cpu_seconds: float | None = None
-    gpu_utilization: float | None = None
 
 
 @short_repr
@@ -63,7 +42,7 @@ class Candidate(Record):
         rejection: why it was not chosen though it could be measured; empty for a plan that was.
 
     Example:
-        >>> window = CandidateWindow(seconds=0.5, num_steps=10, loss=1.0)
+        >>> window = TimedWindow(seconds=0.5, num_steps=10, loss=1.0)
         >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
         >>> Candidate(plan=plan, axis="first plan", windows=(window,)).examples_per_second
         640.0
@@ -73,7 +52,7 @@ class Candidate(Record):
     axis: str
     build_seconds: float | None = None
     first_step_seconds: float | None = None
-    windows: tuple[CandidateWindow, ...] = ()
+    windows: tuple[TimedWindow, ...] = ()
     speedup: float | None = None
     peak_bytes: int | None = None
     step_operations: int | None = None

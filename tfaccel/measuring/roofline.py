@@ -14,7 +14,6 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
 from tfaccel.measuring.ceilings import known_or_measured
 from tfaccel.measuring.duel import CHECKED_STEPS, WINDOW_SECONDS
-from tfaccel.measuring.report import CandidateWindow
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.cache import keep_roofline
 from tfaccel.planning.candidates import taken_fields
@@ -27,7 +26,7 @@ from tfaccel.planning.plan_cache import chosen_plan, plan_key
 from tfaccel.planning.workload import Workload
 from tfaccel.records import SavedRecord
 from tfaccel.short_repr import short_repr
-from tfaccel.training.run.performance import INPUT_BOUND_FROM
+from tfaccel.training.run.performance import INPUT_BOUND_FROM, TimedWindow
 
 EXPLAINED_FROM = 0.5  # fraction of the step time that arithmetic and memory must explain to be what bounds it
 LAYER_HEADINGS = ("layer", "GFLOP", "MB", "FLOP/byte", "bound by", "least time", "time", "of the limit")
@@ -137,7 +136,7 @@ def _measured(
     )
 
 
-def _mean(windows: list[CandidateWindow], value: Callable[[CandidateWindow], float | None]) -> float | None:
+def _mean(windows: list[TimedWindow], value: Callable[[TimedWindow], float | None]) -> float | None:
     """The mean over the windows, weighted by their time; None if it is unknown for one."""
     found = [(value(window), window.seconds) for window in windows]
     if any(one is None for one, _ in found):

@@ -26,7 +26,7 @@ _MAX_TRIED = 1024
 _FORWARD, _BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
 _TOLERANCE = 0.02  # of the largest value: 16-bit rounding
 _GPU = "GPU:0"
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger("tfaccel")
 
 # The operands of each product of matrices: axes that are summed over, and axes of batch and head.
 # `rows` is (batch, position, head, size), `pairs` is (batch, head, query, key).
@@ -57,8 +57,8 @@ def flash_kernel(layer: keras.layers.Layer) -> dict[str, Any]:
         is_causal = bool(given.get("use_causal_mask"))
         is_plain = given.get("attention_mask") is None and not given.get("return_attention_scores")
         fits = is_plain and private_layers.attends_over(layer, axes=(1,)) and takes_flash(query, key, value)
-        if query.shape.rank == 4 and query.shape[0] is None and query.dtype in DTYPES:
-            _LOG.info("Keras's attention is used in %r: its kernel needs batches of one size.", layer.name)
+        if is_plain and query.shape.rank == 4 and query.shape[0] is None and query.dtype in DTYPES:
+            logger.info("Keras's attention is used in %r: its kernel needs batches of one size.", layer.name)
         if not (fits and flash_works(query.dtype, (*query.shape[1::2], key.shape[1]), is_causal)):
             return private_layers.keras_attention(layer, query, key, value, **given)
         scale = private_layers.attention_scale(layer)
@@ -243,12 +243,12 @@ def flash_works(dtype: tf.DType, lengths: tuple[int, int, int], is_causal: bool)
             wide = [tf.cast(one, tf.float32) for one in given]
             expected = [np.asarray(one) for one in run(*wide, is_causal=is_causal, is_flash=False)]
         except tf.errors.OpError as error:
-            _LOG.warning("cuDNN's flash attention does not work here, so Keras's is used: %s", str(error)[:300])
+            logger.warning("cuDNN's flash attention does not work here, so Keras's is used: %s", str(error)[:300])
             return False
     for one, other in zip(found, expected, strict=True):
         difference = float(np.abs(one - other).max() / np.abs(other).max())
         if not difference < _TOLERANCE:
-            _LOG.warning("cuDNN's flash attention differs by %.2g here, so Keras's is used.", difference)
+            logger.warning("cuDNN's flash attention differs by %.2g here, so Keras's is used.", difference)
             return False
     return True
 

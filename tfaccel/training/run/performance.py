@@ -1,4 +1,4 @@
-"""The nouns `Performance`, `Bottleneck`, `WorkerTimes` and `Straggler`: how fast a run was, and why."""
+"""The nouns `TimedWindow`, `Performance`, `Bottleneck`, `WorkerTimes` and `Straggler`: how fast a run was, and why."""
 
 from __future__ import annotations
 
@@ -37,6 +37,28 @@ _HELP = {
     "input": "look at its disk and network, and at what else reads or uses its CPU cores",
     "compute": "look at what else runs on it, its cores, clock and cooling",
 }
+
+
+@short_repr
+@dataclass(frozen=True, kw_only=True)
+class TimedWindow:
+    """Some training steps in a row, timed.
+
+    Args:
+        seconds: wall time of all of them, the wait for their batches included.
+        num_steps: how many.
+        loss: their mean training loss.
+        waited_seconds: how long the steps waited for their batches; None if unknown.
+        cpu_seconds: CPU time of the process, all threads; None if unknown.
+        gpu_utilization: the fraction of the time in which the GPUs computed something; None if unknown.
+    """
+
+    seconds: float
+    num_steps: int
+    loss: float
+    waited_seconds: float | None = None
+    cpu_seconds: float | None = None
+    gpu_utilization: float | None = None
 
 
 @short_repr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.proof.micro_batches import what_depends_on_micro_batches
 from tfaccel.training.run.changed_run import why_epochs_differ
+from tfaccel.training.run.performance import TimedWindow
 from tfaccel.training.run.session import Session, engine_options
 from tfaccel.training.steps.marked_layers import layer_names, optimizer_names, train_step_cost
 from tfaccel.training.steps.windows import WindowLength
@@ -27,25 +28,6 @@ from tfaccel.training.steps.windows import WindowLength
 _MANY_EPOCHS = 1000
 # All operations; by default, those that TensorFlow thinks to be cheap are left out.
 _TRACED = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3, python_tracer_level=0)
-
-
-@dataclass(frozen=True)
-class TimedWindow:
-    """Some training steps in a row.
-
-    Args:
-        seconds: wall time of all of them, the wait for their batches included.
-        loss: their mean training loss.
-        waited_seconds: how long the steps waited for their batches; None if unknown.
-        gpu_utilization: the fraction of the time in which the GPUs computed something; None if unknown.
-    """
-
-    seconds: float
-    num_steps: int
-    loss: float
-    waited_seconds: float | None = None
-    cpu_seconds: float | None = None
-    gpu_utilization: float | None = None
 
 
 class TimedSteps:
