@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from replica_models import X, assert_equal, batches, trained
+from replica_models import X, assert_equal, batches, scope_of, trained
 
 from tfaccel.errors import PlanError
 from tfaccel.training.evaluate import evaluate
@@ -129,6 +129,23 @@ def test_random_numbers_are_kerass_and_follow_no_window():
     assert fit(DrawsRandom(), batches(X), **arguments).history == wanted[0]
     trained(DrawsRandom, 2, batches(X), callbacks=[of_two])
     assert len(np.unique(of_two.seen)) == np.size(of_two.seen)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_keras_seed_generator_that_a_failed_trace_has_left_without_a_value_is_made_again(num_replicas):
+    @tf.function
+    def failing():
+        keras.random.normal((2,))
+        raise RuntimeError
+
+    keras.backend.clear_session()
+    with pytest.raises(RuntimeError):
+        failing()
+    with scope_of(num_replicas):
+        model = DrawsRandom()
+    kept = Keep()
+    fit(model, batches(X), shuffle=False, verbose=0, callbacks=[kept])
+    assert len({shared for _, shared in kept.seen}) == len(kept.seen) == 3
 
 
 def test_a_sequential_of_batches_of_fixed_size_is_split_over_replicas():

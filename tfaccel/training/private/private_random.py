@@ -30,9 +30,17 @@ _shuffled = dict.fromkeys(("random_shuffle", "stateless_shuffle"), lambda given:
 
 
 def _generator() -> keras.random.SeedGenerator | None:
+    """The generator; one whose state has no value is removed.
+
+    Keras makes it while it traces a `tf.function`. If that raises an error, the state is never initialized.
+    """
     from keras.src.backend.common import global_state
 
-    return private_part(global_state, "get_global_attribute")(_NAME)
+    found = private_part(global_state, "get_global_attribute")(_NAME)
+    if found is not None and tf.executing_eagerly() and not found.state._value.is_initialized():
+        found = None
+        private_part(global_state, "set_global_attribute")(_NAME, None)
+    return found
 
 
 def global_seed_state() -> keras.Variable | None:
