@@ -267,7 +267,7 @@ class Engine:
         Args:
             feed: the batches; at least one must be left.
             loop: False runs one step, in a graph without a loop.
-            traced: called when the steps are traced, before they run.
+            traced: called when the steps are traced and optimized, before they run.
         """
         check_same_data(self.replicas, feed)
         made = self._kind(kind)
@@ -281,6 +281,7 @@ class Engine:
             if self.on_unsaved_state is not None:
                 self.on_unsaved_state(kind, made.unsaved_state(function))
             if traced is not None:
+                made.optimize(function, arguments)
                 traced()
             done, state, own_logs, results, finite, waited, bad = function(*given)
         num_done = int(done)

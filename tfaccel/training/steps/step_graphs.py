@@ -92,6 +92,7 @@ class StepGraphs:
         self.has_one_graph = False
         self._model, self._kind, self._replicas = engine.model, kind, engine.replicas
         self._unsaved: dict[Callable[..., Any], str] = {}
+        self._runs_no_step: set[Callable[..., Any]] = set()  # if it is asked for 0 steps
         self._graphs: dict[Callable[..., Any], tf.Graph] = {}
         self._traced_in = engine.contexts(trains=trains)
         self._is_on_tpu = engine.on_tpu
@@ -124,7 +125,18 @@ class StepGraphs:
             self.has_one_graph = True
             return self.function(feed, loop, arguments)
         self.functions[key] = function
+        is_one_by_one = self.together is None or self.together.number == 1
+        if loop and is_one_by_one and not (predicts or self.run_eagerly or has_own_logs(self._model, self._kind)):
+            self._runs_no_step.add(function)
         return function
+
+    def optimize(self, function: Callable[..., Any], arguments: Any) -> None:
+        """Lets TensorFlow optimize a graph and create its kernels, if a call can do so that runs no step.
+
+        Several workers would have to begin such a call together.
+        """
+        if function in self._runs_no_step and self._replicas.num_workers == 1 and not self._is_on_tpu:
+            function(arguments, tf.constant(0))
 
     def unsaved_state(self, function: Callable[..., Any]) -> str:
         """What a graph keeps from step to step that no checkpoint holds; "" if nothing is known."""
