@@ -309,3 +309,22 @@ def test_python_code_of_a_step_is_seen_as_often_as_without_the_proof():
         return model._times, model.flag, model.names, float(model.numbers[0]), model.nested["times"], dict(traced)
 
     assert seen() == seen(check_rows=False)
+
+
+def test_what_other_kernels_round_is_not_refused(caplog):
+    """XLA rounds what a layer gives otherwise than TensorFlow's kernels, which moves some ReLU over its bend."""
+    caplog.set_level("INFO", logger="tfaccel")
+    images = np.random.default_rng(0).normal(size=(16, 32, 32, 3)).astype("float32")
+    keras.utils.set_random_seed(0)
+    with scope_of(2):
+        model = keras.Sequential([keras.Input((32, 32, 3))])
+        for filters in (16, 16, 32, 32, 64, 64):
+            model.add(keras.layers.Conv2D(filters, 3, padding="same"))
+            model.add(keras.layers.LayerNormalization())
+            model.add(keras.layers.ReLU())
+        model.add(keras.layers.GlobalAveragePooling2D())
+        model.add(keras.layers.Dense(10))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=True)
+    fit(model, images, np.arange(16) % 10, batch_size=16, verbose=0)
+    assert "training: 2 replicas = 1 device" in caplog.text

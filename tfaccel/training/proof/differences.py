@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -13,11 +13,13 @@ import tensorflow as tf
 from tfaccel.training.private.private_layers import loss_trackers
 from tfaccel.training.proof.one_device import State
 from tfaccel.training.steps.merged_metrics import GATHERED, get_result, merges_itself, metrics_in
-from tfaccel.training.steps.model_parts import unlisted_metrics
+from tfaccel.training.steps.model_parts import averages_and_steps, get_optimizers, unlisted_metrics
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_graphs import flat_logs
 
 _SPREADS = 50.0  # differences of more than so many times the rounding that was seen are not rounding
+_NEARBY = 2.0**-20  # by which weights are moved to see what rounding in other kernels may do: 8 times that of float32
+_SPREADS_NEARBY = 8.0  # the same for what that has changed
 _MAX_ROUNDING = 1e-2  # of the largest step; what the order of the rows moves by more is not only rounding
 _EPSILON = 2e-6  # of the value itself
 _NOISY_ELEMENTS = 4.0
@@ -35,12 +37,14 @@ class Tolerance:
         of_value: relative to a log's value.
         scale: the largest step of variables of the same kind; what is nothing beside it is rounding.
         nothing: relative to that step.
+        spreads: differences of more than so many times the rounding that was seen are not rounding.
     """
 
     of_step: float
     of_value: float
     scale: float = 0.0
     nothing: float = 1e-5
+    spreads: float = _SPREADS
 
     @classmethod
     def of_model(cls, model: keras.Model) -> Tolerance:
@@ -51,6 +55,11 @@ class Tolerance:
         if tf.config.list_logical_devices("GPU"):
             return cls(2e-2, 1e-2)
         return cls(5e-4, 1e-4)
+
+    @property
+    def of_nearby(self) -> Tolerance:
+        """The tolerance where the rounding that was seen is what weights have changed that were moved by `_NEARBY`."""
+        return replace(self, spreads=_SPREADS_NEARBY)
 
     def of_rounding(self, step: float, value: float) -> float:
         """What rounding alone may make two values of a variable differ by.
@@ -129,6 +138,40 @@ def _where_finite(one: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...
     return tuple(np.where(finite, value, 0.0) for value in values)
 
 
+def nearby(before: State, variables: list[tf.Variable]) -> dict[int, np.ndarray]:
+    """Values beside those of a state, by the ids of their variables: each is moved by `_NEARBY` of it, up or down."""
+    signs, found = np.random.default_rng(0), {}
+    for variable in variables:
+        value = before[variable]
+        if value.dtype in (np.float32, np.float64):
+            found[id(variable)] = value * (1 + _NEARBY * signs.choice([-1, 1], value.shape)).astype(value.dtype)
+    return found
+
+
+def get_slots(
+    model: keras.Model, replicas: Replicas, path: str, before: State, one: State, largest: dict[str, float]
+) -> list[tuple[str, np.ndarray, float]]:
+    """The slots of a weight, or of its average, as `is_noise` takes them.
+
+    Args:
+        model: the model.
+        replicas: its replicas.
+        path: of the weight.
+        before: the state before a step.
+        one: the state after it on one device.
+        largest: kind of a variable -> the largest step of that kind.
+    """
+    found, optimizers = [], get_optimizers(model).values()
+    followers = {id(slot) for optimizer in optimizers for slot in averages_and_steps(optimizer)}
+    slots = (slot for optimizer in optimizers for slot in optimizer.variables if id(slot) not in followers)
+    for slot in slots:
+        word, place = kind_of(slot.name), replicas.components([slot], 0)[0]
+        owner = path.replace("/", "_").removesuffix("_average").removesuffix("_momentum")
+        if owner.endswith(slot.name.removesuffix(f"_{word}")) and word in largest:
+            found.append((word, np.asarray(one[place], np.float64) - before[place], largest[word]))
+    return found
+
+
 def is_noise(slots: list[tuple[str, np.ndarray, float]], tolerance: Tolerance) -> Any:
     """Where the gradient that an optimizer has seen is nothing beside the others', so that all of it may be rounding.
 
@@ -190,7 +233,7 @@ def difference(
     Args:
         before: its value before the step.
         one: after the step on one device.
-        again: after the step on one device, with the rows in another order.
+        again: after the step on one device, which was rounded otherwise: the rows were in another order, say.
         many: after the step on several replicas.
         has_slots: whether an optimizer moves it, with slots of its own.
 
@@ -221,7 +264,7 @@ def difference(
     step, rounding = float(np.abs(one - before).max()), np.abs(again - one)
     distance, value = np.where(noise, 0.0, np.abs(many - one)), float(np.abs(one).max())
     floor = tolerance.of_rounding(step, value)
-    allowed = max(floor, min(_SPREADS * float(rounding.max()), _MAX_ROUNDING * max(step, tolerance.scale)))
+    allowed = max(floor, min(tolerance.spreads * float(rounding.max()), _MAX_ROUNDING * max(step, tolerance.scale)))
     size = max(step, tolerance.scale, value, 1e-12)
     far = distance > allowed
     differs = bool(far.any())
