@@ -5,6 +5,7 @@ tfaccel env --json > machine.json     # `tfaccel plan --hardware=machine.json` p
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -12,6 +13,7 @@ from absl import flags
 
 from tfaccel.hardware.environment import describe_environment
 from tfaccel.hardware.machine import Machine
+from tfaccel.planning.compilation_cache import describe_cache
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags
 
@@ -25,7 +27,7 @@ def run(argv: list[str]) -> int:
 
 
 def _main(values: flags.FlagValues) -> int:
-    data = describe_environment(Machine.here())
+    data = describe_environment(Machine.here()) | {"compilation_cache": describe_cache(os.environ)}
     print(json.dumps(data, indent=2) if values.json else as_text(data))
     return 0
 
@@ -38,11 +40,20 @@ def as_text(data: dict[str, Any]) -> str:
     rows += [("CUDA packages", ", ".join(f"{n} {v}" for n, v in data["cuda_packages"].items()) or "none")]
     rows += [("Keras backend", f"{backend['name']} (from {backend['source']})")]
     rows += _hardware_rows(data["hardware"]) if data["hardware"] else []
+    rows.append(("compiled programs", _cache_text(data["compilation_cache"])))
     rows += [("problem", text) for text in data["problems"]]
     rows += [(name, "(set)" if value is None else value) for name, value in data["environment"].items()]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}" for name, value in rows]
     return "\n".join(["Please copy this text into your report.", "", *lines])
+
+
+def _cache_text(cache: dict[str, Any] | None) -> str:
+    if cache is None:
+        return "not kept"
+    size, limit = (f"{num_bytes / 2**20:.0f}" for num_bytes in (cache["bytes"], cache["max_bytes"]))
+    used = f"{cache['loaded']} times loaded, {cache['compiled']} times compiled here"
+    return f"{cache['programs']} in {cache['directory']}, {size} of at most {limit} MiB; {used}"
 
 
 def _hardware_rows(hardware: dict[str, Any]) -> list[tuple[str, str]]:

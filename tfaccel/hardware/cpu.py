@@ -25,13 +25,16 @@ def cpu_model(machine: Machine) -> str:
     return (model or "").strip("\0\n ") or "unknown"
 
 
-def cpu_features(machine: Machine) -> tuple[str, ...]:
-    """The relevant instruction sets that every core supports, such as "AVX512_BF16"."""
+def cpu_flags(machine: Machine) -> tuple[str, ...]:
+    """All that every core supports, as Linux names it, such as "avx512_bf16"."""
     blocks = [block.get("flags") or block.get("Features") for block in _cpuinfo(machine)]
     flags = [set(text.split()) for text in blocks if text]
-    if not flags:
-        return ()
-    return tuple(sorted(_FEATURES & {name.upper() for name in set.intersection(*flags)}))
+    return tuple(sorted(set.intersection(*flags))) if flags else ()
+
+
+def cpu_features(machine: Machine) -> tuple[str, ...]:
+    """The relevant instruction sets that every core supports, such as "AVX512_BF16"."""
+    return tuple(sorted(_FEATURES & {name.upper() for name in cpu_flags(machine)}))
 
 
 def num_physical_cores(machine: Machine) -> int:

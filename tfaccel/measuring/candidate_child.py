@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import shutil
 import signal
@@ -20,7 +21,7 @@ from tfaccel.errors import PlanError
 from tfaccel.measuring.report import Candidate, relative_spread
 from tfaccel.measuring.workload_task import OUT_OF_MEMORY
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_environment import get_environment
+from tfaccel.planning.plan_environment import get_environment, with_flags_of
 from tfaccel.processes.fork_server import ForkServer
 from tfaccel.training.run.performance import TimedWindow
 
@@ -284,7 +285,7 @@ class CandidateServers:
 
     def of(self, plan: Plan) -> ForkServer:
         """The server for a plan's environment. A new one loads TensorFlow in the background."""
-        variables, key = get_environment(plan), _get_key(plan)
+        variables, key = with_flags_of(os.environ, get_environment(plan)), _get_key(plan)
         if key not in self._servers:
             folder = self.folder / f"server_{len(self._servers)}"
             folder.mkdir()

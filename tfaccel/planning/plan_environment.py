@@ -15,6 +15,7 @@ from tfaccel.planning.plan import SETTINGS, Plan
 
 # Variables that the dynamic linker and the C library read when a process starts.
 READ_AT_START = ("LD_PRELOAD", "GLIBC_TUNABLES")
+XLA_FLAGS = "TF_XLA_FLAGS"
 # Allocator -> the library that holds it, and Debian's package.
 _LIBRARIES: Mapping[str, tuple[str, str]] = {
     "jemalloc": ("jemalloc", "libjemalloc2"),
@@ -41,7 +42,7 @@ def get_environment(plan: Plan) -> dict[str, str]:
     if plan.onednn is not None:
         variables["TF_ENABLE_ONEDNN_OPTS"] = str(int(plan.onednn))
     if plan.xla_auto_clustering and plan.devices[0].startswith("CPU"):
-        variables["TF_XLA_FLAGS"] = "--tf_xla_cpu_global_jit"
+        variables[XLA_FLAGS] = "--tf_xla_cpu_global_jit"
     if plan.gpu_thread_mode is not None:
         variables["TF_GPU_THREAD_MODE"] = plan.gpu_thread_mode
     if plan.memory_allocator == _HUGE_PAGES:
@@ -49,6 +50,14 @@ def get_environment(plan: Plan) -> dict[str, str]:
     elif plan.memory_allocator is not None:
         variables["LD_PRELOAD"] = _library(plan.memory_allocator)
     return variables
+
+
+def with_flags_of(environ: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a plan, whose XLA flags follow those that the environment has already."""
+    given, own = environ.get(XLA_FLAGS, ""), variables.get(XLA_FLAGS)
+    if own is None or own in given.split():
+        return dict(variables) if own is None else {**variables, XLA_FLAGS: given}
+    return {**variables, XLA_FLAGS: f"{given} {own}".strip()}
 
 
 @functools.cache

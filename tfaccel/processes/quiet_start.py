@@ -11,12 +11,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _NOTES = (
     "oneDNN custom operations are on.",
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
     "Could not find cuda drivers on your machine, GPU will not be used.",
+)
+# What TensorFlow says of each compiled program that it loads: it tries to read it as text first, and takes hints to the
+# compiler for features of the processor.
+NOTES_OF_CACHE = (
+    "Error parsing text-format tensorflow.XlaSerializedCacheEntry",
+    "+prefer-no-gather is not supported",
+    "+prefer-no-scatter is not supported",
 )
 _NO_GPU = "failed call to cuInit"  # an error if GPUs are wanted
 _SECONDS = 5.0
@@ -34,12 +41,22 @@ def without_notes(*, wants_gpus: bool) -> Iterator[None]:
     Args:
         wants_gpus: whether a GPU will be used; errors about starting it are then shown.
     """
-    grep = shutil.which("grep")
-    if grep is None or ("tensorflow" in sys.modules and _filtered):
+    if "tensorflow" in sys.modules and _filtered:
         yield
         return
     _filtered.append(True)
-    patterns = [part for note in (*_NOTES, *(() if wants_gpus else (_NO_GPU,))) for part in ("-e", note)]
+    with without_lines((*_NOTES, *(() if wants_gpus else (_NO_GPU,)))):
+        yield
+
+
+@contextlib.contextmanager
+def without_lines(parts: Sequence[str]) -> Iterator[None]:
+    """Within the block, removes the lines on standard error that have one of these parts."""
+    grep = shutil.which("grep")
+    if grep is None:
+        yield
+        return
+    patterns = [argument for part in parts for argument in ("-e", part)]
     command = [grep, "--text", "--line-buffered", "--invert-match", "--fixed-strings", *patterns]
     with contextlib.ExitStack() as stack:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -9,10 +10,11 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,12 +25,13 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.cluster import tf_config
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.known_names import suggests_names
+from tfaccel.planning.compilation_cache import CompilationCache
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
-from tfaccel.planning.plan_environment import READ_AT_START, get_environment
+from tfaccel.planning.plan_environment import READ_AT_START, XLA_FLAGS, get_environment, with_flags_of
 from tfaccel.processes.launched import serve_launcher
-from tfaccel.processes.quiet_start import without_notes
-from tfaccel.training.private.private_start import swap_name_counters, uses_onednn
+from tfaccel.processes.quiet_start import NOTES_OF_CACHE, without_lines, without_notes
+from tfaccel.training.private.private_start import has_started, swap_name_counters, uses_onednn
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -40,11 +43,12 @@ logger = logging.getLogger("tfaccel")
 # Plan field -> the variables that it sets.
 _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "onednn": ("TF_ENABLE_ONEDNN_OPTS",),
-    "xla_auto_clustering": ("TF_XLA_FLAGS",),
+    "xla_auto_clustering": (XLA_FLAGS,),
     "gpu_thread_mode": ("TF_GPU_THREAD_MODE",),
     "memory_allocator": READ_AT_START,
 }
 _loaded_with: dict[str, str] = {}
+_programs: list[tuple[CompilationCache, Thread]] = []  # the cache of this process, and what fills it
 
 
 @suggests_names
@@ -194,8 +198,10 @@ class Runtime:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
             if not self._wants_gpus:
                 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-            os.environ.update(variables)
+            os.environ.update(with_flags_of(os.environ, variables))
             note_loaded(variables)
+        if not self._wants_gpus and self.plan.strategy != "tpu":
+            keep_compiled_programs()
         if self.plan.num_workers > 1 and self._cluster is not None and "TF_CONFIG" not in os.environ:
             os.environ["TF_CONFIG"] = json.dumps(tf_config(self._cluster))
 
@@ -321,6 +327,32 @@ class JaxRuntime:
         import keras
 
         keras.config.set_dtype_policy(self._dtype_policy)
+
+
+def keep_compiled_programs() -> None:
+    """Lets XLA keep what it compiles for later processes, unless TensorFlow has started; see `compilation_cache`."""
+    if _programs or ("tensorflow" in sys.modules and has_started()):
+        return
+    cache = CompilationCache.open(os.environ)
+    if cache is not None:
+        os.environ[XLA_FLAGS] = cache.flags(os.environ)
+        filling = Thread(target=cache.fill, name="tfaccel-compilation-cache", daemon=True)
+        filling.start()
+        _programs.append((cache, filling))
+        atexit.register(cache.close)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """A block in which XLA may compile programs, or load them: what it compiles is kept."""
+    if not _programs:
+        yield
+        return
+    cache, filling = _programs[0]
+    filling.join()
+    with without_lines(NOTES_OF_CACHE):
+        yield
+    cache.keep()
 
 
 def note_loaded(variables: Mapping[str, str]) -> None:

@@ -27,3 +27,10 @@ def uses_onednn() -> bool:
     from tensorflow.python.util import _pywrap_util_port
 
     return bool(private_part(_pywrap_util_port, "IsMklEnabled", package="tensorflow")())
+
+
+def has_started() -> bool:
+    """Whether the loaded TensorFlow has run an operation, or has been asked for its devices."""
+    from tensorflow.python.eager import context
+
+    return bool(private_part(context, "context", package="tensorflow")()._initialized)

@@ -25,6 +25,7 @@ from tfaccel.processes.launched import serve_launcher
 from tfaccel.training.kernels.fused_kernels import fused_kernels, kernels_in_xla
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.proof.step_checks import StepChecks
+from tfaccel.training.runtime import compiling
 from tfaccel.training.stages.micro_batches import make_together
 from tfaccel.training.stages.staged_model import staged_model
 from tfaccel.training.steps.clocks import ReduceClock
@@ -283,7 +284,8 @@ class Engine:
             if traced is not None:
                 made.optimize(function, arguments)
                 traced()
-            done, state, own_logs, results, finite, waited, bad = function(*given)
+            with self._compiling(len(made.functions) > num_graphs):
+                done, state, own_logs, results, finite, waited, bad = function(*given)
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
         call_feed.finished(num_done, state)
@@ -306,12 +308,19 @@ class Engine:
         call_feed = with_fixed_shapes(feed) if made.steps.takes_fixed_shapes else feed
         arguments, _ = call_feed.arguments(1)
         with clear_errors(self.replicas.num_replicas):
+            num_graphs = len(made.functions)
             function = made.function(call_feed, False, (arguments,))
             if traced is not None:
                 traced()
-            outputs, state = function(arguments)
+            with self._compiling(len(made.functions) > num_graphs):
+                outputs, state = function(arguments)
         call_feed.finished(1, state)
         return outputs
+
+    def _compiling(self, is_new: bool) -> contextlib.AbstractContextManager[None]:
+        """Where a graph runs, which may be a new one."""
+        may_compile = bool(self.model.jit_compile) or bool(tf.config.optimizer.get_jit())
+        return compiling() if is_new and may_compile else contextlib.nullcontext()
 
     def forget_graphs(self) -> None:
         """Lets all steps be traced again."""

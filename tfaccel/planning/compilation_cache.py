@@ -1,0 +1,219 @@
+"""XLA's compiled programs on disk: TensorFlow's persistent compilation cache, with what it lacks.
+
+TensorFlow loads a program whose computation is the one it would compile. It does not ask whether the file is whole, nor
+for which processor it was made: a damaged file ends training, and another processor's may crash. So there is a folder
+for each processor, version of TensorFlow and set of XLA flags, below `TFACCEL_CACHE` or ~/.cache/tfaccel, which only
+its owner may read. A program's name ends with its SHA-256, and one that differs is thrown away. Each process reads and
+writes a folder of its own with hard links to the programs, so that no other process changes it; what it has compiled is
+then kept for all. TensorFlow reads its flags when it starts, so they must be set before.
+
+TFACCEL_COMPILATION_CACHE=0 turns it off. Programs for GPUs and TPUs are not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shlex
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from tfaccel.files import write_json
+from tfaccel.hardware.cpu import cpu_flags, cpu_model
+from tfaccel.hardware.machine import Machine
+from tfaccel.planning.cache import cache_file, get_digest, read_from_cache
+from tfaccel.planning.plan_environment import XLA_FLAGS
+
+SWITCH = "TFACCEL_COMPILATION_CACHE"
+MAX_BYTES = 512 << 20  # of all programs; the oldest are thrown away
+_DIRECTORY_FLAG = "--tf_xla_persistent_cache_directory"
+_OURS = "--tf_xla_persistent_cache_prefix=tfaccel"
+_DEVICES = "--tf_xla_persistent_cache_device_types=CPU"
+_FOLDER, _PROCESS, _COUNTS = "compiled", "process-", "counts.json"
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-tpu")
+_LEFT_AFTER_SECONDS = 7 * 86_400  # a folder of a process on another machine
+_UNREAD_NS = 0
+
+
+class CompilationCache:
+    """The programs of one processor, version of TensorFlow and set of XLA flags, as one process uses them.
+
+    Args:
+        directory: where the programs of all processes are.
+
+    Attributes:
+        folder: where TensorFlow reads and writes those of this process.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        _make_private(directory.parent)
+        _make_private(directory)
+        self._remove_left_folders()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PROCESS}{socket.gethostname()}-{os.getpid()}-", dir=directory))
+        self._known: set[str] = set()
+        self._loaded: set[str] = set()
+
+    @classmethod
+    def open(cls, environ: Mapping[str, str]) -> Self | None:
+        """The cache for a process with these variables; None if it is off, or its folder cannot be used."""
+        directory = get_directory(environ)
+        if directory is None:
+            return None
+        try:
+            return cls(directory)
+        except OSError:
+            return None
+
+    def flags(self, environ: Mapping[str, str]) -> str:
+        """The value of `TF_XLA_FLAGS`: those of the environment, and those that name the folder."""
+        return shlex.join([*_other_flags(environ), f"{_DIRECTORY_FLAG}={self.folder}", _OURS, _DEVICES])
+
+    def fill(self) -> None:
+        """Gives this process all programs that are as they were written; throws away the others, and the oldest."""
+        room = MAX_BYTES
+        for program, size in _newest_first(self.directory.parent):
+            room -= size
+            is_own = program.parent == self.directory
+            with contextlib.suppress(OSError):
+                if room < 0 or (is_own and not _is_whole(program)):
+                    program.unlink()
+                elif is_own:
+                    self._link(program)
+
+    def _link(self, program: Path) -> None:
+        name = program.name.rpartition(".")[0]
+        if name in self._known:
+            return  # another process has compiled the same one
+        os.utime(program, ns=(_UNREAD_NS, program.stat().st_mtime_ns))
+        os.link(program, self.folder / name)
+        self._known.add(name)
+
+    def keep(self) -> None:
+        """Keeps for all processes what this one has compiled since the last call."""
+        compiled = 0
+        with contextlib.suppress(OSError):
+            for file in self.folder.glob("*.pb"):
+                if file.name not in self._known:
+                    self._known.add(file.name)
+                    os.link(file, self.directory / f"{file.name}.{_sha256(file)}")
+                    compiled += 1
+                    self._loaded.add(file.name)  # by the process that has compiled it
+            loaded = self._just_loaded()
+            if compiled or loaded:
+                self._count(compiled, loaded)
+
+    def _just_loaded(self) -> int:
+        """How many programs TensorFlow has loaded since the last call: their files have been read."""
+        found = 0
+        for file in self.folder.glob("*.pb"):
+            if file.name not in self._loaded and file.stat().st_atime_ns > _UNREAD_NS:
+                self._loaded.add(file.name)
+                os.utime(file, ns=(_UNREAD_NS, time.time_ns()))  # the newest from now on
+                found += 1
+        return found
+
+    def _count(self, compiled: int, loaded: int) -> None:
+        counts = _read_counts(self.directory)
+        counts["compiled"] += compiled
+        counts["loaded"] += loaded
+        write_json(self.directory / _COUNTS, counts)
+
+    def close(self) -> None:
+        """`keep`, and removes this process's folder."""
+        self.keep()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _remove_left_folders(self) -> None:
+        """Removes the folders of processes that have ended without `close`."""
+        for folder in self.directory.glob(f"{_PROCESS}*"):
+            host, process, _ = folder.name.removeprefix(_PROCESS).rsplit("-", 2)
+            with contextlib.suppress(OSError, ValueError):
+                ended = not Path(f"/proc/{int(process)}").exists() if host == socket.gethostname() else False
+                if ended or time.time() - folder.stat().st_mtime > _LEFT_AFTER_SECONDS:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def get_directory(environ: Mapping[str, str]) -> Path | None:
+    """Where the programs of this machine are; None if the cache is off, or the user has set TensorFlow's own."""
+    if environ.get(SWITCH) == "0" or (
+        _DIRECTORY_FLAG in environ.get(XLA_FLAGS, "") and _OURS not in environ[XLA_FLAGS]
+    ):
+        return None
+    machine = Machine.here()
+    versions = [machine.package_version(name) for name in _PACKAGES]
+    parts = [cpu_model(machine), cpu_flags(machine), versions, environ.get("XLA_FLAGS", ""), *_other_flags(environ)]
+    return cache_file(_FOLDER, get_digest(parts))
+
+
+def describe_cache(environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """The place of the cache, its size, and how often it was used, as JSON values; None if it is off."""
+    directory = get_directory(environ)
+    if directory is None:
+        return None
+    programs = list(_newest_first(directory.parent))
+    counts = _read_counts(directory)
+    return {
+        "directory": str(directory.parent).replace(str(Path.home()), "~"),
+        "programs": len(programs),
+        "bytes": sum(size for _, size in programs),
+        "max_bytes": MAX_BYTES,
+        **counts,
+    }
+
+
+def _other_flags(environ: Mapping[str, str]) -> list[str]:
+    """The XLA flags of the environment, without those of a cache that a parent process has set."""
+    flags = shlex.split(environ.get(XLA_FLAGS, ""))
+    if _OURS not in flags:
+        return flags
+    return [flag for flag in flags if flag not in (_OURS, _DEVICES) and not flag.startswith(f"{_DIRECTORY_FLAG}=")]
+
+
+def _make_private(directory: Path) -> None:
+    """Makes a folder that only its owner may read.
+
+    Raises:
+        PermissionError: if it is another user's, since programs are machine code.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{directory} belongs to another user")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        directory.chmod(0o700)
+
+
+def _newest_first(parent: Path) -> Iterator[tuple[Path, int]]:
+    """All programs with their sizes in bytes, the one that was used last first."""
+    found = []
+    for program in parent.glob("*/*.pb.*"):
+        with contextlib.suppress(OSError):
+            status = program.lstat()
+            found.append((status.st_mtime_ns, program, status.st_size))
+    return ((program, size) for _, program, size in sorted(found, reverse=True))
+
+
+def _is_whole(program: Path) -> bool:
+    """Whether a file is as it was when its name was given to it."""
+    return not program.is_symlink() and program.name.rpartition(".")[2] == _sha256(program)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _read_counts(directory: Path) -> dict[str, int]:
+    def read(counts: Any) -> dict[str, int]:
+        return {name: int(counts[name]) for name in ("loaded", "compiled")}
+
+    found = read_from_cache(directory / _COUNTS, read, "The counts of compiled programs in {} are ignored")
+    return found or {"loaded": 0, "compiled": 0}
