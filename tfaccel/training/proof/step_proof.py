@@ -48,6 +48,7 @@ from tfaccel.training.proof.differences import (
     is_rounded,
     kind_of,
     size_of_step,
+    slots_of_slices,
     without_multiple,
 )
 from tfaccel.training.proof.one_device import (
@@ -391,8 +392,11 @@ class StepProof:
         weights: list[tf.Variable] = []  # that do not differ by more than rounding
         found: dict[str, tuple[bool, float]] = {}
         tolerance = Tolerance.of_model(self._model)
+        of_slices = slots_of_slices(self._engine.get_steps("train").own_rows if self._kind == "train" else ())
         for kind, (name, first, copies, has_slots) in zip(kinds, compared, strict=True):
             scaled = replace(tolerance, scale=largest[kind])
+            if name in of_slices:
+                scaled = scaled.of_slices(size_of_step(self._before[first], one[first]))
             found.setdefault(name, (False, 0.0))  # several may have one name
             for copy in copies:
                 base = copy if id(copy) in own else first
