@@ -148,16 +148,41 @@ INDICES = {
     "name", ["last size", *[pytest.param(n, marks=pytest.mark.slow) for n in INDICES if n != "last size"]]
 )
 @pytest.mark.parametrize("num_replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_position_embeddings_are_those_of_one_device_however_they_are_written(name, num_replicas):
+@pytest.mark.parametrize("epsilon", [1e-7, 1.0])  # beside a large one, the weights hardly show what the slots do
+def test_position_embeddings_are_those_of_one_device_however_they_are_written(name, num_replicas, epsilon):
     """One device has one gradient for each position; those of the replicas are summed, not listed one by one."""
 
     def make():
         model = keras.Sequential([Positions(INDICES[name]), layers.Dense(10)])
-        model.compile(keras.optimizers.Adam(0.05), CROSS_ENTROPY)
+        model.compile(keras.optimizers.Adam(0.05, epsilon=epsilon), CROSS_ENTROPY)
         return model
 
     data = tf.data.Dataset.from_tensor_slices((TOKENS, TOKENS)).batch(8)
     assert_equal(trained(make, num_replicas, data), trained(make, 0, data))
+
+
+class SmallPositions(Positions):
+    def call(self, x):
+        embedded = self.tokens(x)
+        return embedded + 1e-3 * self.positions(self._indices(x, embedded, self.order.value))
+
+
+def test_small_gradients_of_positions_are_summed_though_a_large_epsilon_hides_them():
+    """Beside the gradients of the other weights, the squares of theirs are nothing."""
+    data, slots = tf.data.Dataset.from_tensor_slices((TOKENS, TOKENS)).batch(8), []
+    for num_replicas in (0, 2):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        with scope_of(num_replicas):
+            model = keras.Sequential([SmallPositions(INDICES["a variable"]), layers.Dense(10)])
+            model.compile(keras.optimizers.Adam(0.05, epsilon=1.0), CROSS_ENTROPY)
+        run = fit if num_replicas else keras.Model.fit
+        run(model, data, epochs=2, shuffle=False, verbose=0)
+        slots.append({v.path: v.numpy() for v in model.optimizer.variables if "positions" in v.path})
+    one, many = slots
+    assert [name for name in one if "velocity" in name]
+    for name, value in one.items():
+        np.testing.assert_allclose(many[name], value, rtol=1e-3, atol=1e-4 * np.abs(value).max())
 
 
 class CountsEvaluatedRows(CountsRows):

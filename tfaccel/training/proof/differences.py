@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.training.private.private_layers import loss_trackers
+from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.proof.one_device import State
 from tfaccel.training.steps.merged_metrics import GATHERED, get_result, merges_itself, metrics_in
-from tfaccel.training.steps.model_parts import averages_and_steps, get_optimizers, unlisted_metrics
+from tfaccel.training.steps.model_parts import averages_and_steps, get_optimizers, inner_optimizer, unlisted_metrics
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_graphs import flat_logs
 
@@ -24,6 +25,9 @@ _MAX_ROUNDING = 1e-2  # of the largest step; what the order of the rows moves by
 _EPSILON = 2e-6  # of the value itself
 _NOISY_ELEMENTS = 4.0
 _MAX_TOGETHER = 0.02  # of the step, of all elements of a weight that has slots
+
+_SMALLEST_OF_SLICES = 1e-7  # of the largest step: squares of gradients that may be rounding are smaller
+_MAX_OF_SLICES = 1e-3  # where numbers are rounded more, small gradients tell nothing
 
 _ROUNDING = 1e-6  # of what a metric has added up so far
 
@@ -70,6 +74,14 @@ class Tolerance:
         """
         return self.nothing * self.scale + self.of_step * step + _EPSILON * value
 
+    def of_slices(self, step: float) -> Tolerance:
+        """That of a slot which slices of a gradient move: its own step counts, however far those of others have moved.
+
+        A large `epsilon` hides in the weight what a slot of small gradients shows.
+        """
+        is_small = step > _SMALLEST_OF_SLICES * self.scale and self.of_step < _MAX_OF_SLICES
+        return replace(self, scale=step) if is_small else self
+
     def of_output(self, many: Any, one: Any) -> tuple[bool, float]:
         """Whether two outputs differ, and by how much; other than dense values are not compared."""
         if not (isinstance(many, np.ndarray) and isinstance(one, np.ndarray)):
@@ -91,6 +103,12 @@ class Tolerance:
         size = max(float(np.abs(one).max(initial=0.0)), 1e-3)
         distance = float(np.abs(many - one).max(initial=0.0)) / size
         return distance > self.of_value, distance
+
+
+def slots_of_slices(own_rows: Iterable[tuple[Any, keras.Variable]]) -> set[str]:
+    """The paths of the slots of weights whose sparse gradients have rows of each replica's own."""
+    slots = (get_every_slot(inner_optimizer(optimizer), variable) for optimizer, variable in own_rows)
+    return {slot.path for found in slots for slot in found}
 
 
 def is_rounded(values: np.ndarray) -> bool:

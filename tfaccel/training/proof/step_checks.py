@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfaccel.data.feeds import Feed, IteratorFeed
 from tfaccel.errors import CoupledRowsError
+from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.proof.one_device import get_num_rows, get_specs
 from tfaccel.training.proof.proof import Proof, make_refusal
 from tfaccel.training.proof.step_proof import StepProof
@@ -27,7 +28,12 @@ from tfaccel.training.steps.gather_rows import LOSS_GATHERED, can_gather, has_ow
 from tfaccel.training.steps.global_batch import VALUES_KEPT
 from tfaccel.training.steps.gradient_update import EACH_ROW_ONCE, SAME_ROWS, take_rows_as
 from tfaccel.training.steps.merged_metrics import GATHERED
-from tfaccel.training.steps.model_parts import has_own_test_step, has_own_train_step, moved_by_gradients
+from tfaccel.training.steps.model_parts import (
+    has_own_test_step,
+    has_own_train_step,
+    inner_optimizer,
+    moved_by_gradients,
+)
 from tfaccel.training.steps.overrides import instance_attributes, keeps_methods
 from tfaccel.training.steps.step_graphs import WindowResult
 
@@ -370,9 +376,16 @@ class StepChecks:
         logger.info(GATHERS_LOSS, type(model).__name__)
 
     def _merge_rows(self, kind: str, step: StepProof, data: Any, found: Proof, rows: str = SAME_ROWS) -> bool:
-        """Takes sparse gradients that differ to be of the same rows on all replicas, or to have each row once."""
+        """Takes sparse gradients that differ to be of the same rows on all replicas, or to have each row once.
+
+        A weight may differ by less than what may be rounding, where a large `epsilon` hides what its slots show.
+        """
         del kind, step, data
-        merged = [(one, variable) for one, variable in self._own_rows if variable.path in found.differing]
+        merged = [
+            (one, variable)
+            for one, variable in self._own_rows
+            if any(v.path in found.differing for v in (variable, *get_every_slot(inner_optimizer(one), variable)))
+        ]
         for optimizer, variable in merged:
             take_rows_as(optimizer, variable, rows)
             self._undone.append(partial(take_rows_as, optimizer, variable, None))

@@ -50,6 +50,7 @@ from tfaccel.training.proof.differences import (
     kind_of,
     nearby,
     size_of_step,
+    slots_of_slices,
     without_multiple,
 )
 from tfaccel.training.proof.one_device import (
@@ -411,8 +412,11 @@ class StepProof:
         own = {id(one) for one in self._on_shares.components} if self._on_shares and not self.is_apart else set()
         weights: list[tf.Variable] = []  # that do not differ by more than rounding
         found: dict[str, tuple[bool, float]] = {}
+        of_slices = slots_of_slices(self._engine.get_steps("train").own_rows if self._kind == "train" else ())
         for kind, (name, first, copies, has_slots) in zip(kinds, compared, strict=True):
             scaled = replace(tolerance, scale=largest[kind])
+            if name in of_slices:
+                scaled = scaled.of_slices(size_of_step(self._before[first], one[first]))
             found.setdefault(name, (False, 0.0))  # several may have one name
             for copy in copies:
                 base = copy if id(copy) in own else first
