@@ -462,13 +462,13 @@ class StepProof:
     def _compared_variables(self) -> Iterator[tuple[str, tf.Variable, list[tf.Variable], bool]]:
         """Name, the component of one device, the components of all replicas, and whether an optimizer has slots for it.
 
-        Seeds, the states of stateful layers, and what each replica accumulates are its own.
+        Seeds, the states of metrics and of stateful layers, and what each replica accumulates are its own.
         """
         optimizers = get_optimizers(self._model).values()
         own = [v for one in optimizers for v in (*accumulators_by_replica(one), *get_seeds(one))]
+        weights = {id(one) for one in self._model.weights}  # a metric may assign one of them
         own += [
-            *self._model.metrics_variables,
-            *self.metrics.variables,
+            *(one for one in (*self._model.metrics_variables, *self.metrics.variables) if id(one) not in weights),
             *seed_variables(self._model),
             *untracked_variables(self._model),
         ]
