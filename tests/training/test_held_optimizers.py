@@ -1,4 +1,4 @@
-"""Optimizers that call the `apply` of another one, such as a lookahead, on several replicas."""
+"""Optimizers that call the `apply` of another one, or whose parts keep variables of their own, on several replicas."""
 
 import keras
 import numpy as np
@@ -57,3 +57,40 @@ def test_an_optimizer_that_calls_another_trains_alike_on_several_replicas():
         found, own_steps = trained(num_replicas, outside=outside)
         assert_equal(found, wanted)
         assert own_steps == steps == 9
+
+
+class Decays(keras.optimizers.schedules.LearningRateSchedule):
+    """Counts its steps itself."""
+
+    def __init__(self):
+        self.steps = tf.Variable(0.0, trainable=False)
+
+    def __call__(self, step):
+        return 0.1 / self.steps.assign_add(1.0)
+
+    def get_config(self):
+        return {}
+
+
+class Tightens(keras.constraints.Constraint):
+    """Allows less after each step."""
+
+    def __init__(self):
+        self.bound = tf.Variable(1.0, trainable=False)
+
+    def __call__(self, weight):
+        return keras.ops.clip(weight, -1.0, self.bound.assign(0.8 * self.bound))
+
+
+@pytest.mark.parametrize("num_replicas", [0, 2])
+def test_variables_of_schedules_and_constraints_move_once_a_step(num_replicas):
+    results = []
+    for number, by in ((0, keras.Model.fit), (num_replicas, fit)):
+        keras.utils.set_random_seed(0)
+        with scope_of(number):
+            constraint, schedule = Tightens(), Decays()
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, kernel_constraint=constraint)])
+            model.compile(keras.optimizers.SGD(schedule), "mse")
+        history = by(model, X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+        results.append((history, [np.asarray(variable) for variable in model.trainable_variables]))
+    assert_equal(results[1], results[0])

@@ -79,6 +79,8 @@ def test_the_scope_of_another_strategy_is_refused():
     model = made(2)
     with tf.distribute.OneDeviceStrategy("CPU:0").scope(), pytest.raises(PlanError, match="Received: a call inside"):
         fit(model, X, Y, **OPTIONS)
+    with scope_of(2), pytest.raises(PlanError, match="inside the scope of another MirroredStrategy"):
+        fit(model, X, Y, **OPTIONS)
 
 
 @pytest.mark.parametrize("num_replicas", [0, 2])

@@ -156,6 +156,9 @@ def test_own_methods_with_arguments_of_their_own(num_replicas):
     assert evaluate(model, pair=(X, Y), verbose=0) == pytest.approx(wanted.evaluate(pair=(X, Y), verbose=0))
     guesses = [run(conditions={"x": X}, verbose=0) for run in (wanted.predict, partial(predict, model))]
     np.testing.assert_allclose(guesses[0], guesses[1], rtol=1e-5)
+    runs = wanted.fit, partial(fit, model)
+    logs = [run((X, Y), 0.5, **OPTIONS).history["loss"] for run in runs]  # by their places
+    assert logs[1] == pytest.approx(logs[0])
 
 
 @pytest.mark.parametrize("num_replicas", [0, 2])

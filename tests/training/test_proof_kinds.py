@@ -154,9 +154,31 @@ class HasTwoOfOneName(OwnModel):
         self.steps.assign_add(1.0)
 
 
+class NotesTheLargest(keras.metrics.MeanAbsoluteError):
+    """A metric that also assigns a weight of the model."""
+
+    def __init__(self, largest):
+        super().__init__()
+        self.largest = largest
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(keras.ops.max(y_pred))
+        return super().update_state(y_true, y_pred, sample_weight)
+
+
+class IsNotedByAMetric(OwnModel):
+    def keep(self):
+        self.largest = self.add_weight(shape=(), initializer="zeros", trainable=False, name="largest")
+        self.metric = NotesTheLargest(self.largest)
+
+    def after(self, x):
+        self.metric.update_state(x[:, :3], self.net(x))
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
+        (IsNotedByAMetric, "largest is assigned"),
         (CountsInATable, "lookup table 0"),
         (WritesAText, "^Variable is assigned"),
         (CountsTwice, "row_count"),

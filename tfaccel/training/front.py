@@ -100,6 +100,8 @@ def on_engine(
                 settle(model, given, False)
                 ours = {key: given.pop(key) for key in of_tfaccel if key in given}
                 own = {key: one for key, one in given.items() if key not in of_keras or not is_default(key, one)}
+                places = dict(zip(of_keras[: len(args)], _names_of_places(getattr(model, name)), strict=False))
+                own = {places.get(key, key): one for key, one in own.items()}
                 return call_own_method(model, name, own, methods_on_engine(name, ours))
 
         def is_default(key: str, value: Any) -> bool:
@@ -109,6 +111,12 @@ def on_engine(
         return checks_types(WorkloadError)(method)
 
     return decorate
+
+
+def _names_of_places(method: Callable[..., Any]) -> list[str]:
+    """The names of a method's positional arguments: a model's own may have others than Keras's."""
+    every = inspect.signature(method).parameters.values()
+    return [one.name for one in every if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
 
 def methods_on_engine(name: str, options: dict[str, Any]) -> dict[str, Callable[..., Any]]:

@@ -18,6 +18,7 @@ from tfaccel.training.private.private_workers import broadcast_at_once
 from tfaccel.training.steps.embeddings import slots_on_host
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_test_step, has_own_train_step
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, replaces
+from tfaccel.training.steps.python_numbers import numbers_not_used_up
 from tfaccel.training.steps.replica_state import move_into_scope
 from tfaccel.training.steps.step_errors import fixed_rows, raise_missing_row, rows_of_replica
 
@@ -117,7 +118,9 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
 
     if not _is_built(model):
         optimizers = get_optimizers(model).values()
-        with attributes_of_each((one, {"apply": noting(one)}) for one in optimizers), _no_gradients():
+        makes_seeds = not all(layer.built for layer in all_layers(model))  # those of weights are not drawn again
+        numbers = contextlib.nullcontext() if makes_seeds else numbers_not_used_up()
+        with attributes_of_each((one, {"apply": noting(one)}) for one in optimizers), _no_gradients(), numbers:
             try:
                 _compute_output_spec(step, specs)
             except Exception as error:

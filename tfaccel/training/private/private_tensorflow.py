@@ -103,6 +103,19 @@ def without_recording() -> contextlib.AbstractContextManager[None]:
     return context
 
 
+def update_context(replica: int) -> contextlib.AbstractContextManager[None]:
+    """A context in which distributed variables are those of one local replica, as within `strategy.extended.update`.
+
+    What an optimizer's schedule or constraint assigns to a variable of its own then changes that replica's only.
+    """
+    from tensorflow.python.distribute import distribute_lib
+
+    context: contextlib.AbstractContextManager[None] = private_part(
+        distribute_lib, "UpdateContext", package="tensorflow"
+    )(replica)
+    return context
+
+
 def operations_of_xla() -> frozenset[str] | None:
     """The names of the TensorFlow operations that XLA can compile; None if this TensorFlow build does not list them.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.merged_metrics import metrics_in
 from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes
+from tfaccel.training.steps.python_numbers import numbers_not_used_up
 from tfaccel.training.steps.replicas import Replicas, split_rows
 
 _MAX_SIZE = 100_000  # of a list or an array that the code of a step may change while it is traced
@@ -99,19 +99,15 @@ def without_side_effects(model: keras.Model) -> Iterator[None]:
     quiet: dict[str, Callable[..., Any]] = dict.fromkeys(("py_function", "numpy_function"), refuse)
     quiet["print"] = lambda *args, **kwargs: None
     record_if = in_trace(traces, lambda condition: contextlib.nullcontext(), tf.summary.record_if)
-    numbers, of_numpy = random.getstate(), np.random.get_state()
     with (
         _quiet_output(traces),
         instance_attributes(tf, {name: in_trace(traces, one, getattr(tf, name)) for name, one in quiet.items()}),
         tf.summary.record_if(False),
         instance_attributes(tf.summary, {"record_if": record_if}),
         _kept_attributes(model),
+        numbers_not_used_up(),
     ):
-        try:
-            yield
-        finally:
-            random.setstate(numbers)
-            np.random.set_state(of_numpy)
+        yield
 
 
 class _Output:

@@ -298,8 +298,6 @@ class StepProof:
             results = as_arrays(self._step_of_all(data))
         return results, State(self._variables)
 
-    # --- Variables ----------------------------------------------------------------------------------------------------
-
     @cached_property
     def _of_model(self) -> list[keras.Variable]:
         return get_variables(self._model)
@@ -425,11 +423,8 @@ class StepProof:
                 values = self._before[base], one[base], again[base]
                 result = difference(*values, many[copy], scaled, has_slots=has_slots)
                 if result[0]:  # by more than what rounding of other variables explains?
-                    noise = (
-                        is_noise(get_slots(self._model, self._replicas, name, self._before, one, largest), tolerance)
-                        if has_slots
-                        else False
-                    )
+                    near = get_slots(self._model, self._replicas, name, self._before, one, largest) if has_slots else []
+                    noise = is_noise(near, tolerance)
                     value = many[copy]
                     if name not in trained | slots:
                         rounded = [np.asarray(many[one_of], np.float64) - one[one_of] for one_of in weights]
@@ -478,12 +473,13 @@ class StepProof:
     def _compared_variables(self) -> Iterator[tuple[str, tf.Variable, list[tf.Variable], bool]]:
         """Name, the component of one device, the components of all replicas, and whether an optimizer has slots for it.
 
-        Seeds, the states of stateful layers, and what each replica accumulates are its own.
+        Seeds, the states of metrics and of stateful layers, and what each replica accumulates are its own.
         """
         optimizers = get_optimizers(self._model).values()
         own = [v for one in optimizers for v in (*accumulators_by_replica(one), *get_seeds(one))]
-        own += [*self._model.metrics_variables, *self.metrics.variables, *untracked_variables(self._model)]
-        own += seed_variables(self._model)
+        weights = {id(one) for one in self._model.weights}  # a metric may assign one of them
+        own += [one for one in (*self._model.metrics_variables, *self.metrics.variables) if id(one) not in weights]
+        own += [*untracked_variables(self._model), *seed_variables(self._model)]
         if self._is_plain:
             own += [v for one in optimizers for v in one.variables]
         left_out = {id(variable) for variable in own}

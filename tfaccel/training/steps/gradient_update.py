@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
+from tfaccel.training.private.private_tensorflow import update_context
 from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.global_batch import current_share, gradient_weight
 from tfaccel.training.steps.gradients import (
@@ -48,6 +49,7 @@ from tfaccel.training.steps.loss_scaling import (
 from tfaccel.training.steps.model_parts import has_own_train_step, inner_optimizer, unlisted_variables
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.placed_slots import HostUpdate, PlacedSlots
+from tfaccel.training.steps.python_numbers import numbers_kept
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import HOST, REPLICATED
 from tfaccel.training.steps.tracing import is_same_on_all_replicas
@@ -319,6 +321,8 @@ class GradientUpdate:
                     private_api.single_device_optimizer(self.optimizer),
                     self._slots.owned_by(replica),
                     same_numbers_on_all(self.replicas.num_replicas),
+                    update_context(replica),
+                    numbers_kept() if replica + 1 < len(self.replicas.devices) else contextlib.nullcontext(),
                 ):
                     apply(list(local), variables)
 

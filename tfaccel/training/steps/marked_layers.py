@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfaccel.costs.graph_costs import graph_costs, layer_scope
@@ -16,6 +14,7 @@ from tfaccel.data.feeds import IteratorBatches
 from tfaccel.training.private import private_api
 from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import attributes_of_each
+from tfaccel.training.steps.python_numbers import numbers_not_used_up
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -57,13 +56,8 @@ def with_rows(batch_spec: Any, rows: int) -> Any:
 
 
 def _traced(model: keras.Model, function: Any, spec: Any) -> Any:
-    states = random.getstate(), np.random.get_state()
-    try:
-        with layers_marked(model):
-            return tf.function(function, autograph=False).get_concrete_function(spec).graph
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+    with numbers_not_used_up(), layers_marked(model):
+        return tf.function(function, autograph=False).get_concrete_function(spec).graph
 
 
 def _counted(model: keras.Model, graph: Any, *, updates: bool = True) -> StepCost:

@@ -166,10 +166,11 @@ def get_replicas(model: keras.Model) -> Replicas:
     replicas = Replicas(model.distribute_strategy)
     strategy = replicas.strategy
     if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not strategy:
+        active = _get_name(tf.distribute.get_strategy())
         raise PlanError(
             f"The model was built under {_get_name(strategy)}. Received: a call inside the scope of "
-            f"{_get_name(tf.distribute.get_strategy())}. Call tfaccel outside of any scope, which it needs no "
-            "more than Keras does once the model is built, or build the model inside this scope."
+            f"{'another ' * (_get_name(strategy) == active)}{active}. Call tfaccel outside of any scope, which it "
+            "needs no more than Keras does once the model is built, or build the model inside this scope."
         )
     on_host = tables_on_host(model)  # once for all replicas, which share them
     weights = [one for one in model.weights if id(one) not in on_host]

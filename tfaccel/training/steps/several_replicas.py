@@ -48,6 +48,7 @@ from tfaccel.training.steps.model_parts import (
     has_own_train_step,
 )
 from tfaccel.training.steps.overrides import attributes_of_each
+from tfaccel.training.steps.python_numbers import numbers_kept
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.step_on_rows import StepOnRows
 from tfaccel.training.steps.xla import Compiled
@@ -279,5 +280,6 @@ class SeveralReplicas:
             counts = tf.stack(share.counted) if share.counted else tf.zeros([0])
             return zero_if_borrowed(counts, row_weight)
 
-        counts = self.rows.run(batches, batch, count, if_empty="borrow")
+        with numbers_kept():
+            counts = self.rows.run(batches, batch, count, if_empty="borrow")
         return None if counted_by_first == [0] else all_reduce(self.replicas, [counts])[0]

@@ -182,7 +182,7 @@ class StepGraphs:
         steps = self.steps
         if loop and self.together is not None and self.together.number > 1:
             return self._window_of_micro_batches(batches, self.together)
-        step_fn = steps.train if self._kind == "train" else steps.test
+        step_fn = self.states.with_same_numbers(steps.train if self._kind == "train" else steps.test)
         keep_logs = has_own_logs(self._model, self._kind)
         # A single worker must not leave the loop on its own, so several workers check the loss at the window's end.
         # On a TPU too: reading the loss would stop the cores at every step.
@@ -253,10 +253,11 @@ class StepGraphs:
         return window
 
     def _predict_graph(self, batches: GraphBatches) -> Callable[..., Any]:
+        step_fn = self.states.with_same_numbers(self.steps.predict)
 
         def predict(arguments: Any) -> Any:
             batch, state = batches.fetch(arguments, batches.start(arguments), tf.constant(0))
-            outputs = self.steps.predict(batches, batch)
+            outputs = step_fn(batches, batch)
             if self._replicas.num_replicas > 1:
                 outputs = self._replicas.concatenate(outputs)
             return outputs, state

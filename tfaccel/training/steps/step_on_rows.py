@@ -29,6 +29,7 @@ from tfaccel.training.private.private_random import same_generator_in_all_thread
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.gradients import empty_gradient
 from tfaccel.training.steps.merged_metrics import GATHERED, metrics_in
+from tfaccel.training.steps.python_numbers import same_numbers_on_replicas
 from tfaccel.training.steps.replica_state import drifting_variables, kept_if
 from tfaccel.training.steps.replicas import Replicas, split_rows
 
@@ -98,7 +99,7 @@ class StepOnRows:
         self.inside_branch = skips and not (isinstance(num_rows, int) and num_rows >= num_replicas)
         try:
             with same_generator_in_all_threads():
-                return self._replicas.strategy.run(on_replica, args=(denominators,))
+                return self._replicas.strategy.run(same_numbers_on_replicas(on_replica), args=(denominators,))
         finally:
             self.inside_branch = False
 
@@ -194,7 +195,7 @@ class FixedShares(StepOnRows):
             with kept_if(tf.equal(weight, 0.0), state):
                 return step(augment(data), weight, None)
 
-        return self._replicas.strategy.run(on_replica, args=(weights, of_leaf))
+        return self._replicas.strategy.run(same_numbers_on_replicas(on_replica), args=(weights, of_leaf))
 
     def checked(self, batches: GraphBatches, batch: Any) -> Any:
         """The batch; `run` checks its rows."""

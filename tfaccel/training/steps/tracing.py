@@ -18,6 +18,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_api import all_layers
 from tfaccel.training.private.private_layers import merge_calls
 from tfaccel.training.steps.overrides import instance_attributes
+from tfaccel.training.steps.python_numbers import PythonNumbers
 
 _MISSING = object()
 _BATCH, _STATE = "batch", "state"
@@ -61,20 +62,32 @@ class TraceStates:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._states: list[tuple[Any, TraceState]] = []
+        self._states: list[tuple[Any, TraceState, PythonNumbers]] = []
+        self._numbers: PythonNumbers | None = None  # of the graph being traced
 
     @contextlib.contextmanager
     def tracing(self, specs: Any) -> Iterator[None]:
         """While tracing a graph for given specs: restores the model's state from when Keras would have traced it."""
-        for known, state in self._states:
+        for known, state, numbers in self._states:
             if _is_covered(specs, known):
-                with state.put_back(self._model):
+                with state.put_back(self._model), instance_attributes(self, {"_numbers": numbers}):
                     yield
                 return
-        yield
-        for known, _ in self._states:
+        numbers = PythonNumbers()
+        with instance_attributes(self, {"_numbers": numbers}):
+            yield
+        for known, *_ in self._states:
             specs = _common(specs, known)
-        self._states.append((specs, TraceState(self._model)))  # tracing has built all layers
+        self._states.append((specs, TraceState(self._model), numbers))  # tracing has built all layers
+
+    def with_same_numbers(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step whose Python code draws the same numbers whenever it is traced; without a graph, new ones."""
+
+        def traced(*args: Any) -> Any:
+            with (PythonNumbers() if self._numbers is None else self._numbers).drawn_again():
+                return step(*args)
+
+        return traced
 
 
 def _is_covered(specs: Any, known: Any) -> bool:
