@@ -51,6 +51,14 @@ def test_resumed_run_keeps_its_plan(tmp_path):
     assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto") == MEASURED
 
 
+def test_a_resumed_run_does_not_hide_that_another_batch_size_is_asked_for(tmp_path):
+    RULES.save(tmp_path / "plan.json")
+    other = dataclasses.replace(WORKLOAD, global_batch_size=32)
+    assert plan_of_run(MACHINE, other, tmp_path, resume="auto").global_batch_size == 32
+    default_plan(MACHINE, WORKLOAD, global_batch_size=16).save(tmp_path / "plan.json")  # set by the user at first
+    assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="auto").global_batch_size == 16
+
+
 def test_fewer_workers_than_were_asked_for_keep_the_global_batch_of_all(tmp_path, monkeypatch):
     monkeypatch.setenv("TFACCEL_LAUNCH_WORKERS", "3")
     assert plan_of_run(MACHINE, WORKLOAD, tmp_path, resume="never").global_batch_size == 63

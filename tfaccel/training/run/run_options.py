@@ -57,6 +57,7 @@ def plan_and_origin(
         if saved is not None:
             places = [(plan.strategy, plan.devices, plan.num_workers) for plan in (saved, rules)]
             fits = all(getattr(saved, name) == value for name, value in fixed.items())
+            fits &= not _recommends_another_batch(saved, rules)
             if fits and places[0] == places[1]:
                 return saved, f"the run's own, {file}"
             return rules, f"by rules; that of the run, {file}, has other devices or settings than those asked for"
@@ -70,6 +71,12 @@ def plan_and_origin(
     else:
         return default_plan(hardware, workload, **fixed), "by rules; --autotune measures"
     return (plan if can_restart else without_unavailable(plan, fixed)), origin
+
+
+def _recommends_another_batch(saved: Plan, rules: Plan) -> bool:
+    """Whether the batch size of a saved plan was chosen for the same reason as another one now."""
+    why = [dict(plan.reasons).get("global_batch_size") for plan in (saved, rules)]
+    return saved.global_batch_size != rules.global_batch_size and why[0] == why[1]
 
 
 def _as_for_whole_group(hardware: Hardware, workload: Workload, fixed: dict[str, Any]) -> dict[str, Any]:
