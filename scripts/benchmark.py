@@ -38,8 +38,9 @@ ends bit-equal to one that was not disturbed; and the goodput of a ten-minute jo
 epoch; three minutes per repetition), `optimizer_state` (weights, bytes of slots, and memory and step time of two
 workers, with sharded slots and replicated ones; five minutes, and two per repetition), `stages` (pipeline stages on
 logical CPUs: weights, memory and placement of four kinds of models, and the time of an epoch; six minutes), `tables`
-(from a file to arrays to train on, with tfaccel and with pandas and scikit-learn; half a minute; needs pandas) and
-`proof` (what comparing the first step with one device's adds to the first call; six minutes per repetition).
+(from a file to arrays to train on, with tfaccel and with pandas and scikit-learn; half a minute; needs pandas),
+`proof` (what comparing the first step with one device's adds to the first call; six minutes per repetition) and
+`compilation` (the first call with XLA, with its compiled programs on disk and without; a minute per repetition).
 `gpu` is for machines with a GPU: see `tfaccel benchmark gpu --help`.
 `settings`, `choice` and `peers` write `--out` as they go, and a later call continues it.
 Run nothing else during measurements. Exit status 1 if a bound is missed.
@@ -56,6 +57,7 @@ from absl import flags
 
 from tfaccel.benchmarks.checkpoints_suite import CHECKPOINT_FIGURES, run_checkpoints_suite
 from tfaccel.benchmarks.choice_suite import CHOICE_FIGURES, run_choice_suite
+from tfaccel.benchmarks.compilation_suite import COMPILATION_FIGURES, run_compilation_suite
 from tfaccel.benchmarks.faults_suite import FAULT_FIGURES, run_faults_suite
 from tfaccel.benchmarks.optimizer_state_suite import OPTIMIZER_STATE_FIGURES, run_optimizer_state_suite
 from tfaccel.benchmarks.peers_suite import PEERS_FIGURES, run_peers_suite
@@ -82,7 +84,7 @@ GPU_SUITE = "gpu"
 SUITES = (
     *("engine", "recipes", "search", "samplers", "compress", "serve", "memory", "scaling"),
     *("settings", "choice", "peers", "workers", "faults", "checkpoints", "optimizer_state", "stages", "tables"),
-    "proof",
+    *("proof", "compilation"),
     GPU_SUITE,
 )
 _RUNS = {
@@ -91,6 +93,7 @@ _RUNS = {
     "stages": run_stages_suite,
     "tables": run_tables_suite,
     "proof": run_proof_suite,
+    "compilation": run_compilation_suite,
     "faults": run_faults_suite,
     "optimizer_state": run_optimizer_state_suite,
     "workers": run_workers_suite,
@@ -276,6 +279,7 @@ def chosen_figures(suite: str, names: list[str]) -> list[str]:
         "stages": STAGES_FIGURES,
         "tables": TABLES_FIGURES,
         "proof": PROOF_FIGURES,
+        "compilation": COMPILATION_FIGURES,
     }
     known = list(by_suite.get(suite) or (recipe.name for recipe in list_recipes()))
     if names == ["all"]:
