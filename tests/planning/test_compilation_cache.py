@@ -1,9 +1,12 @@
 """XLA's compiled programs on disk: what is damaged or foreign is not loaded; places, flags, limits and counts."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,12 +45,13 @@ def compiled(directory, content=b"program", name=NAME):
 def filled(directory):
     cache = CompilationCache(directory)
     cache.fill()
-    return {file.name: file.read_bytes() for file in cache.folder.iterdir()}
+    found = {file.name: file.read_bytes() for file in cache.folder.iterdir()}
+    cache.close()
+    return found
 
 
 def test_what_one_process_compiles_another_one_loads(directory):
     program = compiled(directory)
-    assert [path.name for path in directory.iterdir() if path.is_dir()] == []
     cache = CompilationCache(directory)
     cache.fill()
     assert (cache.folder / NAME).read_bytes() == b"program"
@@ -88,13 +92,29 @@ def test_the_oldest_are_thrown_away(directory, monkeypatch):
 
 def test_folders_of_processes_that_have_ended_are_removed(directory):
     code = "import sys; from pathlib import Path; from tfaccel.planning.compilation_cache import CompilationCache as C"
-    code += "; C(Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", code, str(directory)], check=True)
-    [left] = directory.glob("process-*")
+    code += "; print(C(Path(sys.argv[1])).folder)"
+    child = subprocess.run([sys.executable, "-c", code, str(directory)], check=True, capture_output=True, text=True)
+    left = Path(child.stdout.strip())
+    assert left.exists()
     own = CompilationCache(directory)
     assert not left.exists()
-    CompilationCache(directory)
+    CompilationCache(directory).close()
     assert own.folder.exists()
+    own.close()
+    assert not own.folder.exists()
+
+
+def test_a_full_disk_is_no_error(directory, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    cache = CompilationCache(directory)
+    (cache.folder / NAME).write_bytes(b"program")
+    monkeypatch.setattr(shutil, "copyfile", full)
+    cache.keep()
+    assert (cache.folder / NAME).read_bytes() == b"program"
+    assert [*directory.iterdir()] == []
+    cache.close()
 
 
 def test_the_folder_must_be_the_users(tmp_path, monkeypatch):
@@ -121,6 +141,8 @@ def test_places_and_flags(tmp_path, monkeypatch):
     assert child.directory == cache.directory != get_directory({})
     assert child.flags(flags) == flags["TF_XLA_FLAGS"].replace(str(cache.folder), str(child.folder))
     assert get_directory({"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}) != get_directory({})
+    for one in (cache, child):
+        one.close()
 
 
 def test_training_loads_what_was_compiled_and_nothing_damaged(run_python, tmp_path):

@@ -3,9 +3,11 @@
 TensorFlow loads a program whose computation is the one it would compile. It does not ask whether the file is whole, nor
 for which processor it was made: a damaged file ends training, and another processor's may crash. So there is a folder
 for each processor, version of TensorFlow and set of XLA flags, below `TFACCEL_CACHE` or ~/.cache/tfaccel, which only
-its owner may read. A program's name ends with its SHA-256, and one that differs is thrown away. Each process reads and
-writes a folder of its own with hard links to the programs, so that no other process changes it; what it has compiled is
-then kept for all. TensorFlow reads its flags when it starts, so they must be set before.
+its owner may read. A program's name ends with its SHA-256, and one that differs is thrown away.
+
+TensorFlow ends training, too, if it cannot write a program. So each process has a folder of its own in memory, with
+links to the programs on disk; what it has compiled is copied there, if there is room. TensorFlow reads its flags when
+it starts: they must be set before.
 
 TFACCEL_COMPILATION_CACHE=0 turns it off. Programs for GPUs and TPUs are not kept.
 """
@@ -13,6 +15,7 @@ TFACCEL_COMPILATION_CACHE=0 turns it off. Programs for GPUs and TPUs are not kep
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import shlex
@@ -25,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tfaccel.files import write_json
+from tfaccel.files import whole_file, write_json
 from tfaccel.hardware.cpu import cpu_flags, cpu_model
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.cache import cache_file, get_digest, read_from_cache
@@ -36,9 +39,9 @@ MAX_BYTES = 512 << 20  # of all programs; the oldest are thrown away
 _DIRECTORY_FLAG = "--tf_xla_persistent_cache_directory"
 _OURS = "--tf_xla_persistent_cache_prefix=tfaccel"
 _DEVICES = "--tf_xla_persistent_cache_device_types=CPU"
-_FOLDER, _PROCESS, _COUNTS = "compiled", "process-", "counts.json"
+_FOLDER, _COUNTS = "compiled", "counts.json"
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-tpu")
-_LEFT_AFTER_SECONDS = 7 * 86_400  # a folder of a process on another machine
+_ROOM_IN_MEMORY = 48 << 20
 _UNREAD_NS = 0
 
 
@@ -56,8 +59,9 @@ class CompilationCache:
         self.directory = directory
         _make_private(directory.parent)
         _make_private(directory)
-        self._remove_left_folders()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PROCESS}{socket.gethostname()}-{os.getpid()}-", dir=directory))
+        memory = _memory_folder()
+        _remove_left_folders(memory)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_own_prefix()}{os.getpid()}-", dir=memory))
         self._known: set[str] = set()
         self._loaded: set[str] = set()
 
@@ -93,22 +97,31 @@ class CompilationCache:
         if name in self._known:
             return  # another process has compiled the same one
         os.utime(program, ns=(_UNREAD_NS, program.stat().st_mtime_ns))
-        os.link(program, self.folder / name)
+        (self.folder / name).symlink_to(program)
         self._known.add(name)
 
     def keep(self) -> None:
-        """Keeps for all processes what this one has compiled since the last call."""
-        compiled = 0
+        """Keeps for all processes what this one has compiled since the last call, if there is room."""
         with contextlib.suppress(OSError):
-            for file in self.folder.glob("*.pb"):
-                if file.name not in self._known:
-                    self._known.add(file.name)
-                    os.link(file, self.directory / f"{file.name}.{_sha256(file)}")
-                    compiled += 1
-                    self._loaded.add(file.name)  # by the process that has compiled it
+            new = [file for file in self.folder.glob("*.pb") if not file.is_symlink() and file.name not in self._known]
+            self._known.update(file.name for file in new)
+            self._loaded.update(file.name for file in new)  # by the process that has compiled them
+            compiled = sum(self._copied(file) for file in new)
             loaded = self._just_loaded()
             if compiled or loaded:
                 self._count(compiled, loaded)
+
+    def _copied(self, file: Path) -> bool:
+        """Copies a program to the others, and puts a link in its place."""
+        program, link = self.directory / f"{file.name}.{_sha256(file)}", file.with_suffix(".link")
+        try:
+            with whole_file(program) as written:
+                shutil.copyfile(file, written)
+            link.symlink_to(program)
+            link.replace(file)
+        except OSError:
+            return False
+        return True
 
     def _just_loaded(self) -> int:
         """How many programs TensorFlow has loaded since the last call: their files have been read."""
@@ -131,14 +144,28 @@ class CompilationCache:
         self.keep()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _remove_left_folders(self) -> None:
-        """Removes the folders of processes that have ended without `close`."""
-        for folder in self.directory.glob(f"{_PROCESS}*"):
-            host, process, _ = folder.name.removeprefix(_PROCESS).rsplit("-", 2)
-            with contextlib.suppress(OSError, ValueError):
-                ended = not Path(f"/proc/{int(process)}").exists() if host == socket.gethostname() else False
-                if ended or time.time() - folder.stat().st_mtime > _LEFT_AFTER_SECONDS:
-                    shutil.rmtree(folder, ignore_errors=True)
+
+def _memory_folder() -> Path:
+    """Where folders of processes are made: in memory, if there is room for a few programs."""
+    memory = Path("/dev/shm")
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= _ROOM_IN_MEMORY
+    return memory if has_room else Path(tempfile.gettempdir())
+
+
+def _own_prefix() -> str:
+    return f"tfaccel-compiled-{os.getuid()}-{socket.gethostname()}-"
+
+
+def _remove_left_folders(parent: Path) -> None:
+    """Removes the folders of this user's processes that have ended without `close`."""
+    for folder in parent.glob(f"{glob.escape(_own_prefix())}*"):
+        with contextlib.suppress(OSError, ValueError):
+            if folder.lstat().st_uid != os.getuid():
+                continue
+            try:
+                os.kill(int(folder.name.removeprefix(_own_prefix()).split("-")[0]), 0)
+            except ProcessLookupError:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def get_directory(environ: Mapping[str, str]) -> Path | None:
