@@ -319,8 +319,8 @@ class Engine:
 
     def _compiling(self, is_new: bool) -> contextlib.AbstractContextManager[None]:
         """Where a graph runs, which may be a new one."""
-        may_compile = bool(self.model.jit_compile) or bool(tf.config.optimizer.get_jit())
-        return compiling() if is_new and may_compile else contextlib.nullcontext()
+        compiles = is_new and (self.model.jit_compile or tf.config.optimizer.get_jit())
+        return compiling() if compiles else contextlib.nullcontext()
 
     def forget_graphs(self) -> None:
         """Lets all steps be traced again."""
