@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfaccel.benchmarks.figure import Figure
 from tfaccel.benchmarks.gpu.trial import in_new_process
@@ -14,6 +14,9 @@ from tfaccel.benchmarks.report import Report
 from tfaccel.benchmarks.suite_options import SuiteOptions
 from tfaccel.planning.cache import CACHE_VARIABLE
 from tfaccel.planning.compilation_cache import SWITCH
+
+if TYPE_CHECKING:
+    import keras
 
 REPLICAS: Mapping[str, int] = {"one_device": 1, "two_replicas": 2}
 COMPILATION_FIGURES = tuple(REPLICAS)
@@ -67,6 +70,22 @@ def _measured(name: str, folder: str, options: SuiteOptions) -> dict[str, list[d
     return found
 
 
+def six_convolutions() -> keras.Model:
+    """A network for images of 32 x 32 x 3 and ten classes, compiled for XLA."""
+    import keras
+
+    model = keras.Sequential([keras.Input((32, 32, 3))])
+    for filters in _FILTERS:
+        model.add(keras.layers.Conv2D(filters, 3, padding="same"))
+        model.add(keras.layers.LayerNormalization())
+        model.add(keras.layers.ReLU())
+    model.add(keras.layers.GlobalAveragePooling2D())
+    model.add(keras.layers.Dense(10))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=True)
+    return model
+
+
 def first_call(num_replicas: int) -> dict[str, float]:
     """Trains two steps with XLA; runs in a process of its own. Returns its times in seconds, and the loss."""
     from tfaccel.planning.plan import Plan
@@ -81,21 +100,12 @@ def first_call(num_replicas: int) -> dict[str, float]:
         jit_compile=True,
     )
     with Runtime(plan, seed=0) as runtime:
-        import keras
         import numpy as np
 
         from tfaccel.training.fit import fit
 
         with runtime.strategy.scope():
-            model = keras.Sequential([keras.Input((32, 32, 3))])
-            for filters in _FILTERS:
-                model.add(keras.layers.Conv2D(filters, 3, padding="same"))
-                model.add(keras.layers.LayerNormalization())
-                model.add(keras.layers.ReLU())
-            model.add(keras.layers.GlobalAveragePooling2D())
-            model.add(keras.layers.Dense(10))
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=True)
+            model = six_convolutions()
         x = np.random.default_rng(0).normal(size=(2 * _BATCH_SIZE, 32, 32, 3)).astype("float32")
         y = np.arange(2 * _BATCH_SIZE) % 10
         wall, processor = time.perf_counter(), time.process_time()

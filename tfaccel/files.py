@@ -1,8 +1,9 @@
-"""Atomic file writes: under a temporary name, then renamed."""
+"""Atomic file writes, under a temporary name, then renamed; and the digest of a file."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import uuid
@@ -31,6 +32,12 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def get_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def folder_beside(path: Path) -> Path:

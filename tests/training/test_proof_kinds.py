@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from replica_models import scope_of
 
+from tfaccel.benchmarks.compilation_suite import six_convolutions
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.fit import fit
 from tfaccel.training.proof.differences import Tolerance, difference, is_noise, without_multiple
@@ -339,14 +340,6 @@ def test_what_other_kernels_round_is_not_refused(caplog):
     images = np.random.default_rng(0).normal(size=(16, 32, 32, 3)).astype("float32")
     keras.utils.set_random_seed(0)
     with scope_of(2):
-        model = keras.Sequential([keras.Input((32, 32, 3))])
-        for filters in (16, 16, 32, 32, 64, 64):
-            model.add(keras.layers.Conv2D(filters, 3, padding="same"))
-            model.add(keras.layers.LayerNormalization())
-            model.add(keras.layers.ReLU())
-        model.add(keras.layers.GlobalAveragePooling2D())
-        model.add(keras.layers.Dense(10))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(1e-3), loss, jit_compile=True)
+        model = six_convolutions()
     fit(model, images, np.arange(16) % 10, batch_size=16, verbose=0)
     assert "training: 2 replicas = 1 device" in caplog.text

@@ -13,7 +13,6 @@ of 4 and 8.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +23,7 @@ import keras
 
 from tfaccel.argument_types import checks_types
 from tfaccel.errors import CompressionError, WorkloadError
+from tfaccel.files import get_sha256
 from tfaccel.keras_file import check_no_code
 from tfaccel.keras_file.private_load_model import load_model
 from tfaccel.known_names import suggests_names
@@ -90,7 +90,7 @@ def distill(
         factor = arguments.get("loss_weights")
         return {**arguments, "loss_weights": (1.0 - alpha) * (1.0 if factor is None else float(factor))}
 
-    options = {"teacher_sha256": _digest(path), "distill_temperature": temperature, "distill_alpha": alpha}
+    options = {"teacher_sha256": get_sha256(path), "distill_temperature": temperature, "distill_alpha": alpha}
     return replace(
         workload, build_model=build_model, compile_args=compile_args, options={**workload.options, **options}
     )
@@ -201,8 +201,3 @@ def _make_logits(model: keras.Model) -> Callable[[Any], Any]:
     if not is_softmax:
         return lambda outputs: outputs
     return lambda outputs: keras.ops.log(keras.ops.maximum(keras.ops.cast(outputs, "float32"), _MIN_PROBABILITY))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

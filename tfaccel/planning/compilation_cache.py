@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import os
 import shlex
 import shutil
@@ -28,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tfaccel.files import whole_file, write_json
+from tfaccel.files import get_sha256, whole_file, write_json
 from tfaccel.hardware.cpu import cpu_flags, cpu_model
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.cache import cache_file, get_digest, read_from_cache
@@ -62,8 +61,8 @@ class CompilationCache:
         memory = _memory_folder()
         _remove_left_folders(memory)
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_own_prefix()}{os.getpid()}-", dir=memory))
-        self._known: set[str] = set()
-        self._loaded: set[str] = set()
+        self._is_filled = False
+        self._used: set[str] = set()  # what this process has compiled, or was seen to load
 
     @classmethod
     def open(cls, environ: Mapping[str, str]) -> Self | None:
@@ -81,8 +80,10 @@ class CompilationCache:
         return shlex.join([*_other_flags(environ), f"{_DIRECTORY_FLAG}={self.folder}", _OURS, _DEVICES])
 
     def fill(self) -> None:
-        """Gives this process all programs that are as they were written; throws away the others, and the oldest."""
-        room = MAX_BYTES
+        """Gives this process, once, all programs that are as they were written; throws away others, and the oldest."""
+        if self._is_filled:
+            return
+        self._is_filled, room = True, MAX_BYTES
         for program, size in _newest_first(self.directory.parent):
             room -= size
             is_own = program.parent == self.directory
@@ -93,19 +94,16 @@ class CompilationCache:
                     self._link(program)
 
     def _link(self, program: Path) -> None:
-        name = program.name.rpartition(".")[0]
-        if name in self._known:
-            return  # another process has compiled the same one
-        os.utime(program, ns=(_UNREAD_NS, program.stat().st_mtime_ns))
-        (self.folder / name).symlink_to(program)
-        self._known.add(name)
+        link = self.folder / program.name.rpartition(".")[0]
+        if not link.is_symlink():  # else another process has compiled the same one later
+            os.utime(program, ns=(_UNREAD_NS, program.stat().st_mtime_ns))
+            link.symlink_to(program)
 
     def keep(self) -> None:
         """Keeps for all processes what this one has compiled since the last call, if there is room."""
         with contextlib.suppress(OSError):
-            new = [file for file in self.folder.glob("*.pb") if not file.is_symlink() and file.name not in self._known]
-            self._known.update(file.name for file in new)
-            self._loaded.update(file.name for file in new)  # by the process that has compiled them
+            new = [file for file in self._unused() if not file.is_symlink()]
+            self._used.update(file.name for file in new)
             compiled = sum(self._copied(file) for file in new)
             loaded = self._just_loaded()
             if compiled or loaded:
@@ -113,7 +111,7 @@ class CompilationCache:
 
     def _copied(self, file: Path) -> bool:
         """Copies a program to the others, and puts a link in its place."""
-        program, link = self.directory / f"{file.name}.{_sha256(file)}", file.with_suffix(".link")
+        program, link = self.directory / f"{file.name}.{get_sha256(file)}", file.with_suffix(".link")
         try:
             with whole_file(program) as written:
                 shutil.copyfile(file, written)
@@ -126,12 +124,15 @@ class CompilationCache:
     def _just_loaded(self) -> int:
         """How many programs TensorFlow has loaded since the last call: their files have been read."""
         found = 0
-        for file in self.folder.glob("*.pb"):
-            if file.name not in self._loaded and file.stat().st_atime_ns > _UNREAD_NS:
-                self._loaded.add(file.name)
+        for file in self._unused():
+            if file.stat().st_atime_ns > _UNREAD_NS:
+                self._used.add(file.name)
                 os.utime(file, ns=(_UNREAD_NS, time.time_ns()))  # the newest from now on
                 found += 1
         return found
+
+    def _unused(self) -> list[Path]:
+        return [file for file in self.folder.glob("*.pb") if file.name not in self._used]
 
     def _count(self, compiled: int, loaded: int) -> None:
         counts = _read_counts(self.directory)
@@ -230,12 +231,7 @@ def _newest_first(parent: Path) -> Iterator[tuple[Path, int]]:
 
 def _is_whole(program: Path) -> bool:
     """Whether a file is as it was when its name was given to it."""
-    return not program.is_symlink() and program.name.rpartition(".")[2] == _sha256(program)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+    return not program.is_symlink() and program.name.rpartition(".")[2] == get_sha256(program)
 
 
 def _read_counts(directory: Path) -> dict[str, int]:

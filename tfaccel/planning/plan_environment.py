@@ -54,10 +54,10 @@ def get_environment(plan: Plan) -> dict[str, str]:
 
 def with_flags_of(environ: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
     """Variables of a plan, whose XLA flags follow those that the environment has already."""
-    given, own = environ.get(XLA_FLAGS, ""), variables.get(XLA_FLAGS)
-    if own is None or own in given.split():
-        return dict(variables) if own is None else {**variables, XLA_FLAGS: given}
-    return {**variables, XLA_FLAGS: f"{given} {own}".strip()}
+    if XLA_FLAGS not in variables:
+        return dict(variables)
+    given, own = environ.get(XLA_FLAGS, ""), variables[XLA_FLAGS]
+    return {**variables, XLA_FLAGS: given if own in given.split() else f"{given} {own}".strip()}
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from pathlib import Path, PurePath
 from typing import Any, Self
 
 from tfaccel.errors import TfaccelError, WorkloadError
+from tfaccel.files import get_sha256
 from tfaccel.planning.load_workload import RECIPES_PACKAGE, import_named, is_import_path
 from tfaccel.planning.own_model import Deferred, is_model, pickled_with
 from tfaccel.planning.workload import Workload
@@ -446,6 +447,6 @@ def _file_digest(module: str) -> str:
     if file is None or _is_library(module):
         return ""
     try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        return get_sha256(Path(file))
     except OSError:
         return ""

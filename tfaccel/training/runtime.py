@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -48,7 +47,7 @@ _VARIABLES: Mapping[str, tuple[str, ...]] = {
     "memory_allocator": READ_AT_START,
 }
 _loaded_with: dict[str, str] = {}
-_programs: list[tuple[CompilationCache, Thread]] = []  # the cache of this process, and what fills it
+_programs: list[CompilationCache] = []  # that of this process, if it has one
 
 
 @suggests_names
@@ -336,9 +335,7 @@ def keep_compiled_programs() -> None:
     cache = CompilationCache.open(os.environ)
     if cache is not None:
         os.environ[XLA_FLAGS] = cache.flags(os.environ)
-        filling = Thread(target=cache.fill, name="tfaccel-compilation-cache", daemon=True)
-        filling.start()
-        _programs.append((cache, filling))
+        _programs.append(cache)
         atexit.register(cache.close)
 
 
@@ -348,11 +345,10 @@ def compiling() -> Iterator[None]:
     if not _programs:
         yield
         return
-    cache, filling = _programs[0]
-    filling.join()
+    _programs[0].fill()
     with without_lines(NOTES_OF_CACHE):
         yield
-    cache.keep()
+    _programs[0].keep()
 
 
 def note_loaded(variables: Mapping[str, str]) -> None:
