@@ -49,6 +49,16 @@ _FIRST = (
         _step(f"kernels_{task}", f"what the GPU does in a step: {task}", "step_kernels:kernels", 60, task=task)
         for task in ("transformer", "resnet")
     ),
+    *(
+        _step(
+            f"first_call_{task}",
+            f"{task}: the first call, with and without kept programs",
+            "step_compilation:first_call",
+            100,
+            task=task,
+        )
+        for task in ("transformer", "resnet")
+    ),
     _step("env", "the machine and the installation", "step_machine:environment", 5),
 )
 _LATER = (

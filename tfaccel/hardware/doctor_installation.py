@@ -25,6 +25,7 @@ from tfaccel.hardware.doctor import (
     version_pair,
 )
 from tfaccel.hardware.environment import keras_backend, uses_legacy_keras
+from tfaccel.hardware.gpu import CUDA_12_LIBRARIES
 from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import LIBTPU_END, find_tpus, install_command, tpu_wheel_version
@@ -38,16 +39,6 @@ KERAS_REQUIREMENT = "keras>=3.15,<3.16"
 BFLOAT16_CAPABILITY = (8, 0)
 _KERNEL = re.compile(r"(sm|compute)_(\d+)(\d)")
 DRIVER_LIBRARY = "libcuda.so.1"
-# The libraries that TensorFlow for CUDA 12 needs, and the package that provides each.
-CUDA_12_LIBRARIES = {
-    "libcudart.so.12": "nvidia-cuda-runtime-cu12",
-    "libcublas.so.12": "nvidia-cublas-cu12",
-    "libcublasLt.so.12": "nvidia-cublas-cu12",
-    "libcufft.so.11": "nvidia-cufft-cu12",
-    "libcusolver.so.11": "nvidia-cusolver-cu12",
-    "libcusparse.so.12": "nvidia-cusparse-cu12",
-    "libcudnn.so.9": "nvidia-cudnn-cu12",
-}
 # The oldest driver for CUDA 12. See https://docs.nvidia.com/deploy/cuda-compatibility/.
 CUDA_12_DRIVER = (525, 60)
 CheckFunction = Callable[[Examination], Iterable[Check]]

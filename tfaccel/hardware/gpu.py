@@ -12,6 +12,16 @@ from typing import Any
 from tfaccel.hardware.hardware import Device
 from tfaccel.hardware.machine import Machine
 
+# The libraries that TensorFlow for CUDA 12 needs, and the package that provides each.
+CUDA_12_LIBRARIES = {
+    "libcudart.so.12": "nvidia-cuda-runtime-cu12",
+    "libcublas.so.12": "nvidia-cublas-cu12",
+    "libcublasLt.so.12": "nvidia-cublas-cu12",
+    "libcufft.so.11": "nvidia-cufft-cu12",
+    "libcusolver.so.11": "nvidia-cusolver-cu12",
+    "libcusparse.so.12": "nvidia-cusparse-cu12",
+    "libcudnn.so.9": "nvidia-cudnn-cu12",
+}
 _QUERY = ("uuid", "name", "memory.total", "driver_version", "compute_cap")
 _MIN_INTERVAL_SECONDS = 0.5  # the driver averages over about as long
 

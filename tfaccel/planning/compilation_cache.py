@@ -3,13 +3,14 @@
 TensorFlow loads a program whose computation is the one it would compile. It does not ask whether the file is whole, nor
 for which processor it was made: a damaged file ends training, and another processor's may crash. So there is a folder
 for each processor, version of TensorFlow and set of XLA flags, below `TFACCEL_CACHE` or ~/.cache/tfaccel, which only
-its owner may read. A program's name ends with its SHA-256, and one that differs is thrown away.
+its owner may read. Programs for GPUs name kernels of CUDA's libraries, chosen by timing: there is a folder for each
+driver, model of GPU and set of libraries. A program's name ends with its SHA-256, and one that differs is thrown away.
 
 TensorFlow ends training, too, if it cannot write a program. So each process has a folder of its own in memory, with
 links to the programs on disk; what it has compiled is copied there, if there is room. TensorFlow reads its flags when
 it starts: they must be set before.
 
-TFACCEL_COMPILATION_CACHE=0 turns it off. Programs for GPUs and TPUs are not kept.
+TFACCEL_COMPILATION_CACHE=0 turns it off. Programs for TPUs are not kept.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, Self
 
 from tfaccel.files import get_sha256, whole_file, write_json
 from tfaccel.hardware.cpu import cpu_flags, cpu_model
+from tfaccel.hardware.gpu import CUDA_12_LIBRARIES, driver_gpus
 from tfaccel.hardware.machine import Machine
 from tfaccel.planning.cache import cache_file, get_digest, read_from_cache
 from tfaccel.planning.plan_environment import XLA_FLAGS
@@ -37,11 +39,12 @@ SWITCH = "TFACCEL_COMPILATION_CACHE"
 MAX_BYTES = 512 << 20  # of all programs; the oldest are thrown away
 _DIRECTORY_FLAG = "--tf_xla_persistent_cache_directory"
 _OURS = "--tf_xla_persistent_cache_prefix=tfaccel"
-_DEVICES = "--tf_xla_persistent_cache_device_types=CPU"
+_DEVICES_FLAG = "--tf_xla_persistent_cache_device_types"
 _FOLDER, _COUNTS = "compiled", "counts.json"
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tensorflow-tpu")
 _ROOM_IN_MEMORY = 48 << 20
 _UNREAD_NS = 0
+_SYSTEM_FOLDERS = ("/usr/local/cuda/lib64", "/usr/lib/x86_64-linux-gnu")
 
 
 class CompilationCache:
@@ -49,13 +52,15 @@ class CompilationCache:
 
     Args:
         directory: where the programs of all processes are.
+        kind: of the devices, "CPU" or "GPU".
 
     Attributes:
         folder: where TensorFlow reads and writes those of this process.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kind: str = "CPU") -> None:
         self.directory = directory
+        self._kind = kind
         _make_private(directory.parent)
         _make_private(directory)
         memory = _memory_folder()
@@ -65,19 +70,20 @@ class CompilationCache:
         self._used: set[str] = set()  # what this process has compiled, or was seen to load
 
     @classmethod
-    def open(cls, environ: Mapping[str, str]) -> Self | None:
+    def open(cls, environ: Mapping[str, str], *, kind: str = "CPU") -> Self | None:
         """The cache for a process with these variables; None if it is off, or its folder cannot be used."""
-        directory = get_directory(environ)
+        directory = get_directory(environ, kind=kind)
         if directory is None:
             return None
         try:
-            return cls(directory)
+            return cls(directory, kind)
         except OSError:
             return None
 
     def flags(self, environ: Mapping[str, str]) -> str:
         """The value of `TF_XLA_FLAGS`: those of the environment, and those that name the folder."""
-        return shlex.join([*_other_flags(environ), f"{_DIRECTORY_FLAG}={self.folder}", _OURS, _DEVICES])
+        own = (f"{_DIRECTORY_FLAG}={self.folder}", _OURS, f"{_DEVICES_FLAG}={self._kind}")
+        return shlex.join([*_other_flags(environ), *own])
 
     def fill(self) -> None:
         """Gives this process, once, all programs that are as they were written; throws away others, and the oldest."""
@@ -169,7 +175,7 @@ def _remove_left_folders(parent: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def get_directory(environ: Mapping[str, str]) -> Path | None:
+def get_directory(environ: Mapping[str, str], *, kind: str = "CPU") -> Path | None:
     """Where the programs of this machine are; None if the cache is off, or the user has set TensorFlow's own."""
     if environ.get(SWITCH) == "0" or (
         _DIRECTORY_FLAG in environ.get(XLA_FLAGS, "") and _OURS not in environ[XLA_FLAGS]
@@ -178,7 +184,21 @@ def get_directory(environ: Mapping[str, str]) -> Path | None:
     machine = Machine.here()
     versions = [machine.package_version(name) for name in _PACKAGES]
     parts = [cpu_model(machine), cpu_flags(machine), versions, environ.get("XLA_FLAGS", ""), *_other_flags(environ)]
+    if kind == "GPU":
+        gpus = {(gpu.device.model, gpu.device.driver_version) for gpu in driver_gpus(machine)}
+        parts += [sorted(map(str, gpus)), machine.package_versions("nvidia"), _cuda_libraries(environ)]
     return cache_file(_FOLDER, get_digest(parts))
+
+
+def _cuda_libraries(environ: Mapping[str, str]) -> list[str]:
+    """The files of the CUDA libraries that are found before those of packages, with their sizes."""
+    found = []
+    for folder in (*environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_SYSTEM_FOLDERS):
+        for name in CUDA_12_LIBRARIES if folder else ():
+            with contextlib.suppress(OSError):
+                file = Path(folder, name).resolve(strict=True)
+                found.append(f"{file.name} {file.stat().st_size}")
+    return found
 
 
 def describe_cache(environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -202,7 +222,7 @@ def _other_flags(environ: Mapping[str, str]) -> list[str]:
     flags = shlex.split(environ.get(XLA_FLAGS, ""))
     if _OURS not in flags:
         return flags
-    return [flag for flag in flags if flag not in (_OURS, _DEVICES) and not flag.startswith(f"{_DIRECTORY_FLAG}=")]
+    return [flag for flag in flags if flag != _OURS and flag.partition("=")[0] not in (_DIRECTORY_FLAG, _DEVICES_FLAG)]
 
 
 def _make_private(directory: Path) -> None:

@@ -199,8 +199,8 @@ class Runtime:
                 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
             os.environ.update(with_flags_of(os.environ, variables))
             note_loaded(variables)
-        if not self._wants_gpus and self.plan.strategy != "tpu":
-            keep_compiled_programs()
+        if self.plan.strategy != "tpu":
+            keep_compiled_programs("GPU" if self._wants_gpus else "CPU")
         if self.plan.num_workers > 1 and self._cluster is not None and "TF_CONFIG" not in os.environ:
             os.environ["TF_CONFIG"] = json.dumps(tf_config(self._cluster))
 
@@ -328,11 +328,11 @@ class JaxRuntime:
         keras.config.set_dtype_policy(self._dtype_policy)
 
 
-def keep_compiled_programs() -> None:
-    """Lets XLA keep what it compiles for later processes, unless TensorFlow has started; see `compilation_cache`."""
+def keep_compiled_programs(kind: str) -> None:
+    """Lets XLA keep what it compiles for devices of a kind, unless TensorFlow has started; see `compilation_cache`."""
     if _programs or ("tensorflow" in sys.modules and has_started()):
         return
-    cache = CompilationCache.open(os.environ)
+    cache = CompilationCache.open(os.environ, kind=kind)
     if cache is not None:
         os.environ[XLA_FLAGS] = cache.flags(os.environ)
         _programs.append(cache)
