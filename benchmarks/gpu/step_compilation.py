@@ -15,7 +15,7 @@ from tfaccel.planning.cache import CACHE_VARIABLE
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 
-_NUM_FILLED = 2
+_NUM_FILLED = 1
 _NUM_STEPS = 4
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from tfaccel.benchmarks.gpu.trial import in_new_process
 from tfaccel.planning.candidates import default_plan
 from tfaccel.planning.plan import Plan
 
-_WARM_UP_STEPS, _TRACED_STEPS = 8, 4
-_NUM_KERNELS = 40
-_NUM_TIMED, _NUM_PAIRS = 50, 3  # calls, which the device runs one after the other, and pairs of them
+_Kernel = tuple[float, float, str]  # start and end in seconds, name
+_WARM_UP_STEPS, _TRACED_STEPS = 8, 6
+_NUM_KERNELS, _NUM_GAPS = 40, 10
+_NUM_TIMED, _NUM_PAIRS = 20, 3  # calls, which the device runs one after the other, and pairs of them
+_NUM_CHAINED = 4  # attentions in a call, as in a model: launching one takes as long as its kernels
 _SMALL_GAP_SECONDS = 1e-4  # between two kernels of a step; longer ones are waits for the host
 
 
@@ -85,27 +87,40 @@ def timed_attention(shape: list[int], has_kernel: bool) -> dict[str, Any]:
 
     random = np.random.default_rng(0)
     given = [tf.constant(random.normal(size=shape), tf.bfloat16) for _ in range(4)]
-    compute = tf.function(attention_and_gradients, jit_compile=True)
 
-    def run(is_flash: bool, number: int) -> tuple[float, list[np.ndarray]]:
+    @tf.function(jit_compile=True, autograph=False)
+    def compute(query: Any, key: Any, value: Any, upstream: Any, *, is_flash: bool) -> list[Any]:
+        found: list[Any] = []
+        for _ in range(_NUM_CHAINED):
+            found = attention_and_gradients(query, key, value, upstream, is_causal=False, is_flash=is_flash)
+            query, upstream = found[0], found[1]
+        return found
+
+    def seconds(is_flash: bool) -> float:
         began = time.perf_counter()
-        for _ in range(number):
-            found = compute(*given, is_causal=False, is_flash=is_flash)
-        values = [np.asarray(tf.cast(one, tf.float32)) for one in found]  # waits for the device
-        return time.perf_counter() - began, values
+        for _ in range(_NUM_TIMED):
+            found = compute(*given, is_flash=is_flash)
+        float(found[0][0, 0, 0, 0])  # waits for the device
+        return time.perf_counter() - began
 
-    (_, keras), (_, flash) = (run(is_flash, 1) for is_flash in (False, has_kernel))
-    pairs = [(run(False, _NUM_TIMED)[0], run(has_kernel, _NUM_TIMED)[0]) for _ in range(_NUM_PAIRS)]
+    alone = tf.function(attention_and_gradients, jit_compile=True, autograph=False)
+    keras, flash = (
+        [np.asarray(tf.cast(one, tf.float32)) for one in alone(*given, is_causal=False, is_flash=is_flash)]
+        for is_flash in (False, has_kernel)
+    )
+    for is_flash in (False, has_kernel):
+        seconds(is_flash)  # the first ones compile
+    pairs = [(seconds(False), seconds(has_kernel)) for _ in range(_NUM_PAIRS)]
     differences = [np.abs(one - other).max() / np.abs(other).max() for one, other in zip(flash, keras, strict=True)]
     return {
         "ratios": [one / other for one, other in pairs],
-        "milliseconds": [[1e3 * one / _NUM_TIMED for one in pair] for pair in pairs],
+        "milliseconds": [[1e3 * one / _NUM_TIMED / _NUM_CHAINED for one in pair] for pair in pairs],
         "difference": float(max(differences)),
     }
 
 
 def summary(events: Iterable[tuple[str, str, float, float]], *, num_steps: int) -> dict[str, Any]:
-    """The time of each kernel, of gaps between kernels, and of copies between host and device, for one step.
+    """The time of each kernel, of gaps between two of them, and of copies between host and device, for one step.
 
     Args:
         events: stream, name, start and end of each kernel or copy, in seconds.
@@ -113,32 +128,54 @@ def summary(events: Iterable[tuple[str, str, float, float]], *, num_steps: int) 
 
     Example:
         >>> events = [("Stream #1(Compute)", "gemm", 0.0, 0.5), ("Stream #1(Compute)", "add", 0.75, 1.0)]
-        >>> found = summary([*events, ("Stream #2(MemcpyH2D)", "MemcpyH2D", 0.0, 0.5)], num_steps=1)
+        >>> events += [("Stream #1(Compute)", "gemm", 2.0, 2.5), ("Stream #2(MemcpyH2D)", "MemcpyH2D", 0.0, 0.5)]
+        >>> found = summary(events, num_steps=2)
         >>> found["busy_seconds"], found["long_gaps_seconds"], found["copies_seconds"], list(found["kernels"])
         (0.75, 0.25, 0.5, ['gemm', 'add'])
+        >>> found["gaps"]
+        {'gemm | add': {'seconds': 0.25, 'number': 1.0}}
     """
-    computing, copies = [], 0.0
+    computing: list[_Kernel] = []
+    copies: list[_Kernel] = []
     for stream, name, start, end in events:
-        if "Memcpy" in stream and "Compute" not in stream:
-            copies += end - start
-        else:
-            computing.append((start, end, name))
-    computing.sort()
+        is_copy = "Memcpy" in stream and "Compute" not in stream
+        (copies if is_copy else computing).append((start, end, name))
+    computing, num_steps = _whole_steps(sorted(computing), num_steps)
+    begin, stop = (computing[0][0], computing[-1][1]) if computing else (0.0, 0.0)
     kernels: dict[str, list[float]] = {}
-    gaps, last = [], computing[0][0] if computing else 0.0
+    gaps: dict[str, list[float]] = {}
+    last, before = begin, ""
     for start, end, name in computing:
         kernels.setdefault(name, []).append(end - start)
-        gaps.append(max(0.0, start - last))
-        last = max(last, end)
-    by_time = sorted(kernels, key=lambda name: -sum(kernels[name]))[:_NUM_KERNELS]
+        if start > last:
+            gaps.setdefault(f"{before} | {name}", []).append(start - last)
+        last, before = max(last, end), name
+    every = [gap for some in gaps.values() for gap in some]
     return {
         "busy_seconds": sum(sum(times) for times in kernels.values()) / num_steps,
-        "short_gaps_seconds": sum(gap for gap in gaps if gap < _SMALL_GAP_SECONDS) / num_steps,
-        "long_gaps_seconds": sum(gap for gap in gaps if gap >= _SMALL_GAP_SECONDS) / num_steps,
-        "copies_seconds": copies / num_steps,
+        "short_gaps_seconds": sum(gap for gap in every if gap < _SMALL_GAP_SECONDS) / num_steps,
+        "long_gaps_seconds": sum(gap for gap in every if gap >= _SMALL_GAP_SECONDS) / num_steps,
+        "copies_seconds": sum(end - start for start, end, _ in copies if begin <= start < stop) / num_steps,
         "num_kernels": len(computing) / num_steps,
-        "kernels": {
-            name: {"seconds": sum(kernels[name]) / num_steps, "number": len(kernels[name]) / num_steps}
-            for name in by_time
-        },
+        "kernels": _longest(kernels, _NUM_KERNELS, num_steps),
+        "gaps": _longest(gaps, _NUM_GAPS, num_steps),
     }
+
+
+def _whole_steps(kernels: list[_Kernel], num_steps: int) -> tuple[list[_Kernel], int]:
+    """The kernels from one step's first to that of the last step, and the number of steps between them.
+
+    Before the first step, and behind the last one, the GPU waits for the call of TensorFlow that holds them. All
+    kernels, if none runs once in each step.
+    """
+    starts: dict[str, list[int]] = {}
+    for place, (_, _, name) in enumerate(kernels):
+        starts.setdefault(name, []).append(place)
+    once = next((places for places in starts.values() if len(places) == num_steps > 1), None)
+    return (kernels, num_steps) if once is None else (kernels[once[0] : once[-1]], num_steps - 1)
+
+
+def _longest(times: Mapping[str, list[float]], number: int, num_steps: int) -> dict[str, dict[str, float]]:
+    """Name -> seconds and number in one step, of those that take longest."""
+    by_time = sorted(times, key=lambda name: -sum(times[name]))[:number]
+    return {name: {"seconds": sum(times[name]) / num_steps, "number": len(times[name]) / num_steps} for name in by_time}

@@ -25,7 +25,7 @@ BUDGET = {
     "measuring": 4_250,
     "models": 1_700,
     "ops": 50,
-    "planning": 5_150,
+    "planning": 5_200,
     "processes": 1_200,
     "reporting": 2_750,
     "training": 4_050,

@@ -28,6 +28,7 @@ _FAILS = 2  # the policy for pipelines with a state that cannot be saved
 _SECONDS_BETWEEN_LINES = 30.0
 _UNREADABLE = (tf.errors.OpError, ValueError, TypeError)
 
+HOST = "/CPU:0"
 _NUMPY = "MT19937"  # the only kind that NumPy's global generator has, unless a script replaces it
 
 _UNEVEN_ROWS = "The components of a batch have different numbers of rows"
@@ -43,9 +44,12 @@ class ArrayBatches:
     Attributes:
         has_partial_batch: the dataset ends with a smaller batch. Keras then sees an unknown number of rows in every
             batch, as from its own pipeline; its loss trackers depend on that.
+        device: where the arrays are. On a GPU, a step copies nothing from the host: TensorFlow copies a batch only
+            after all steps that were launched before, and the GPU stands still until the next step is launched.
     """
 
     has_partial_batch: bool
+    device: str = HOST
 
     def start(self, arguments: Any) -> Any:
         """The loop state before the first step, which is empty."""
@@ -65,7 +69,12 @@ class ArrayBatches:
     def fetch(self, arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
         """The global batch of one step, and the next loop state."""
         arrays, order, first = arguments
-        return (arrays, order[first + tf.cast(step, tf.int64)]), state
+        with tf.device(HOST):
+            begin = tf.stack([first + tf.cast(step, tf.int64), 0])
+        with tf.device(self.device):
+            num_rows = order.shape[1]
+            numbers = tf.slice(order, begin, [1, tf.shape(order)[1] if num_rows is None else num_rows])
+            return (arrays, tf.reshape(numbers, [-1 if num_rows is None else num_rows])), state
 
     def num_rows(self, batch: Any) -> int | tf.Tensor:
         """Rows of the global batch: an int where it is known while tracing."""
@@ -84,7 +93,7 @@ class ArrayBatches:
                 taken = tf.compat.v1.placeholder_with_default(taken, [None, *taken.shape[1:]])
             return taken
 
-        with tf.device("/CPU:0"):
+        with tf.device(self.device):
             wanted = numbers if start is None else numbers[start:stop]
             return keras.tree.map_structure(gather, arrays)
 
@@ -148,7 +157,7 @@ class IteratorBatches:
         if self.augment is not None and self.mixes_rows:
             return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), self.augment(batch))
         first, last = start - self.first_row, stop - self.first_row
-        with tf.device("/CPU:0"):
+        with tf.device(HOST):
             own = keras.tree.map_structure(lambda a: _slice_rows(a, first, last), batch)
         return own if self.augment is None else self.augment(own)
 

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.data.feeds import ArrayBatches, IteratorFeed, ResumedPlace, without_optionals
+from tfaccel.data.feeds import HOST, ArrayBatches, IteratorFeed, ResumedPlace, without_optionals
 from tfaccel.data.given_data import checksum_of_rows
 
 Place = dict[str, Any]  # where the next batch of a source is, as JSON values
@@ -33,6 +33,7 @@ class ArraySource:
         order: returns the row numbers of a pass (from 0), int64, shape (num_rows,); None for no shuffling.
         steps: steps of one epoch if an epoch is not a whole pass; the next epoch then continues the same pass.
         steps_per_execution: that of the compiled model; an epoch consists of whole executions, as in Keras.
+        device: where the arrays are kept, and the batches gathered.
     """
 
     dropped: Collection[int] = ()
@@ -45,8 +46,10 @@ class ArraySource:
         order: Callable[[int], np.ndarray] | None = None,
         steps: int | None = None,
         steps_per_execution: int = 1,
+        device: str = HOST,
     ) -> None:
-        self.arrays = arrays
+        self.arrays = arrays_on(device, arrays)
+        self.device = device
         self.global_batch_size = global_batch_size
         self.steps_per_epoch = steps
         self.steps_per_execution = steps_per_execution
@@ -114,6 +117,19 @@ def whole_executions(num_steps: int, steps_per_execution: int) -> int:
     return math.ceil(num_steps / steps_per_execution) * steps_per_execution
 
 
+def arrays_on(device: str, arrays: Any) -> Any:
+    """A nest of tensors in the memory of a device; the same ones where they are on the host and are to be there."""
+    if device == HOST:
+        return arrays
+    with tf.device(device):
+        return keras.tree.map_structure(lambda array: None if array is None else tf.identity(array), arrays)
+
+
+def _on_host(number: int) -> tf.Tensor:
+    with tf.device(HOST):
+        return tf.constant(number, tf.int64)
+
+
 class ArrayFeed:
     """One pass over an `ArraySource`, or the rest of it after `num_used` batches; or several epochs in memory."""
 
@@ -122,11 +138,11 @@ class ArrayFeed:
         self.num_used = num_used
         size = source.global_batch_size
         self._num_full = len(order) // size
-        with tf.device("/CPU:0"):
+        with tf.device(source.device):
             self._full = tf.constant(order[: self._num_full * size].reshape(self._num_full, size))
             self._last = tf.constant(order[self._num_full * size :].reshape(1, -1))
         self._end = self._num_full + (1 if self._last.shape[1] else 0)
-        self.batches = ArrayBatches(has_partial_batch=self._end > self._num_full)
+        self.batches = ArrayBatches(has_partial_batch=self._end > self._num_full, device=source.device)
         self.spec = source.batch_spec  # of any batch
         if not self.batches.has_partial_batch:
             self.spec = keras.tree.map_structure(
@@ -134,7 +150,7 @@ class ArrayFeed:
             )
 
     @classmethod
-    def of_rows(cls, arrays: Any, order: np.ndarray, global_batch_size: int) -> Self:
+    def of_rows(cls, arrays: Any, order: np.ndarray, global_batch_size: int, device: str = HOST) -> Self:
         """The batches of one or several consecutive epochs whose rows are in memory, so that no iterator or thread
         delays the next step.
 
@@ -142,13 +158,14 @@ class ArrayFeed:
             arrays: nest of tensors with one row for each example.
             order: the row numbers of the epochs, int64. Only one epoch may end with a smaller batch.
             global_batch_size: rows of each batch.
+            device: where the arrays are kept, and the batches gathered.
         """
-        return cls(ArraySource(arrays, global_batch_size=global_batch_size), order)
+        return cls(ArraySource(arrays, global_batch_size=global_batch_size, device=device), order)
 
     @classmethod
     def of_dataset(cls, dataset: tf.data.Dataset, global_batch_size: int) -> Self:
         """The epochs in a dataset of a known number of full, dense batches of equal shape. It is read at once."""
-        with tf.device("/CPU:0"):
+        with tf.device(HOST):
             batches = dataset.batch(int(dataset.cardinality())).get_single_element()
             rows = tf.nest.map_structure(lambda a: tf.reshape(a, [-1, *a.shape[2:]]), batches)
         return cls.of_rows(rows, np.arange(tf.nest.flatten(rows)[0].shape[0], dtype=np.int64), global_batch_size)
@@ -178,8 +195,8 @@ class ArrayFeed:
         """Arguments of the next graph call, and the maximum number of its steps (batches of equal size only)."""
         if self.num_used < self._num_full:
             count = min(num_steps, self._num_full - self.num_used, self._end - self.num_used)
-            return (self._source.arrays, self._full, tf.constant(self.num_used, tf.int64)), count
-        return (self._source.arrays, self._last, tf.constant(0, tf.int64)), 1
+            return (self._source.arrays, self._full, _on_host(self.num_used)), count
+        return (self._source.arrays, self._last, _on_host(0)), 1
 
     def peek(self) -> Any:
         """The next batch, as a nest of tensors, without using it."""

@@ -183,22 +183,19 @@ def get_directory(environ: Mapping[str, str], *, kind: str = "CPU") -> Path | No
         return None
     machine = Machine.here()
     versions = [machine.package_version(name) for name in _PACKAGES]
-    parts = [cpu_model(machine), cpu_flags(machine), versions, environ.get("XLA_FLAGS", ""), *_other_flags(environ)]
+    parts: list[Any] = [cpu_model(machine), cpu_flags(machine), versions, environ.get("XLA_FLAGS", "")]
     if kind == "GPU":
-        gpus = {(gpu.device.model, gpu.device.driver_version) for gpu in driver_gpus(machine)}
-        parts += [sorted(map(str, gpus)), machine.package_versions("nvidia"), _cuda_libraries(environ)]
+        gpus = {f"{gpu.device.model} {gpu.device.driver_version}" for gpu in driver_gpus(machine)}
+        parts += [*sorted(gpus), machine.package_versions("nvidia"), *_cuda_libraries(environ)]
+    parts += _other_flags(environ)
     return cache_file(_FOLDER, get_digest(parts))
 
 
 def _cuda_libraries(environ: Mapping[str, str]) -> list[str]:
-    """The files of the CUDA libraries that are found before those of packages, with their sizes."""
-    found = []
-    for folder in (*environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_SYSTEM_FOLDERS):
-        for name in CUDA_12_LIBRARIES if folder else ():
-            with contextlib.suppress(OSError):
-                file = Path(folder, name).resolve(strict=True)
-                found.append(f"{file.name} {file.stat().st_size}")
-    return found
+    """The files of CUDA libraries outside packages, with their sizes."""
+    folders = filter(None, (*environ.get("LD_LIBRARY_PATH", "").split(os.pathsep), *_SYSTEM_FOLDERS))
+    files = (Path(folder, name).resolve() for folder in folders for name in CUDA_12_LIBRARIES)
+    return [f"{file.name} {file.stat().st_size}" for file in files if file.exists()]
 
 
 def describe_cache(environ: Mapping[str, str]) -> dict[str, Any] | None:
@@ -207,13 +204,13 @@ def describe_cache(environ: Mapping[str, str]) -> dict[str, Any] | None:
     if directory is None:
         return None
     programs = list(_newest_first(directory.parent))
-    counts = _read_counts(directory)
+    counts = [_read_counts(one) for one in directory.parent.iterdir()] if directory.parent.is_dir() else []
     return {
         "directory": str(directory.parent).replace(str(Path.home()), "~"),
         "programs": len(programs),
         "bytes": sum(size for _, size in programs),
         "max_bytes": MAX_BYTES,
-        **counts,
+        **{name: sum(one[name] for one in counts) for name in ("loaded", "compiled")},
     }
 
 

@@ -264,7 +264,7 @@ def prefetch_to_device(case: Case) -> list[Choice]:
     """On for large batches on one GPU, which then does not wait for the copy; else a further candidate."""
     if case.kind != "GPU" or case.num_replicas > 1 or case.fixed.get("prefetch_batches") == 0:
         return [Choice(False, "It is for one replica on a GPU, with batches that are prepared ahead.")]
-    off = Choice(False, "Starting it takes some 40 ms of each epoch, and small batches are copied in no time.")
+    off = Choice(False, "Starting it takes some 40 ms of each epoch. Arrays that are small stay in GPU memory anyway.")
     batch_bytes = (case.workload.example_bytes or 0) * int(case["global_batch_size"])
     size = f"A batch of {batch_bytes / 1e6:,.0f} MB" if batch_bytes >= PREFETCHED_BATCH_BYTES else "The next batch"
     on = Choice(True, f"{size} is copied to the GPU during a step; a GPU would wait 1 ms for each 7 MB.")

@@ -314,7 +314,12 @@ def make_source(
     seed = others.get("order_seed")
     order = _order_of_rows(arrays, adapter.batch_size, shuffle, replicas, seed) if shuffle else None
     return ArraySource(
-        arrays, global_batch_size=adapter.batch_size, order=order, steps=steps, steps_per_execution=steps_per_execution
+        arrays,
+        global_batch_size=adapter.batch_size,
+        order=order,
+        steps=steps,
+        steps_per_execution=steps_per_execution,
+        device=replicas.device_of_arrays(arrays),
     )
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.epochs import Every, Shard, shard_rows
-from tfaccel.data.feeds import MAX_STATE_BYTES, IteratorBatches, IteratorFeed, ResumedPlace
+from tfaccel.data.feeds import HOST, MAX_STATE_BYTES, IteratorBatches, IteratorFeed, ResumedPlace
 from tfaccel.data.given_data import GivenArrays
 from tfaccel.data.private_pipelines import buffered_bytes, pipeline_classes
-from tfaccel.data.sources import ArrayFeed, IteratorSource, num_bytes_of_batch
+from tfaccel.data.sources import ArrayFeed, IteratorSource, arrays_on, num_bytes_of_batch
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.load_extra import load_extra
 from tfaccel.planning.plan import Plan
@@ -67,6 +67,7 @@ class WorkloadSource(IteratorSource):
     ) -> None:
         self._workload = workload
         self._plan = plan
+        self._replicas, self._device = replicas, HOST
         self._seed = seed
         self._epoch = start_epoch
         self._epochs = epochs
@@ -126,7 +127,7 @@ class WorkloadSource(IteratorSource):
         if self._arrays is not None:
             which = {"seed": self._seed, "epoch": epoch, "start_step": first_step, "num_epochs": joined}
             order = np.concatenate(self._arrays.row_numbers(self.batch_size, **which))
-            feed = ArrayFeed.of_rows(self._arrays.tensors, order, self.batch_size)
+            feed = ArrayFeed.of_rows(self._tensors, order, self.batch_size, self._device)
         elif joined == 1:
             is_first = self._first is not None
             return self._opened(self._first or self._get_parts(epoch), self._start if is_first else _BEGIN), 1
@@ -138,12 +139,20 @@ class WorkloadSource(IteratorSource):
 
     @functools.cached_property
     def _arrays(self) -> GivenArrays | None:
-        """The arrays that the steps gather their batches from: on CPUs, where no copy to a device can be prefetched."""
-        plan = self._plan
-        on_cpus = all(device.startswith("CPU") for device in plan.devices)
-        alone = self._augment is None and not self._shares_reading
-        data = self._workload.train_data
-        return data if type(data) is GivenArrays and on_cpus and alone else None
+        """The arrays that steps gather their batches from, where they run; None if batches are copied there."""
+        plan, data = self._plan, self._workload.train_data
+        if type(data) is not GivenArrays or self._augment is not None or self._shares_reading:
+            return None
+        if all(device.startswith("CPU") for device in plan.devices):
+            return data
+        if plan.prefetch_to_device or plan.embeddings_on == "host":  # ids are read on the host
+            return None
+        self._device = self._replicas.device_of_arrays(data.tensors)
+        return None if self._device == HOST else data
+
+    @functools.cached_property
+    def _tensors(self) -> Any:
+        return arrays_on(self._device, self._arrays.tensors) if self._arrays is not None else None
 
     @functools.cached_property
     def _num_joined_epochs(self) -> int:

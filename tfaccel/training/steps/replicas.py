@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,12 +12,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.feeds import HOST
 from tfaccel.errors import PlanError
+from tfaccel.hardware.detect import detect_hardware
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_tensorflow import keep_collectives_apart
 from tfaccel.training.steps.clocks import ReduceClock
 
 _NUMBERS_AT_ONCE = 1 << 24
+_ONLY_GPU = "/GPU:0"
+_GATHERED_ON_GPU = {"bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"}  # by TensorFlow's kernels
+_PARTS_OF_GPU = 32  # arrays of at most one part of its memory are kept there
 
 
 class Replicas:
@@ -52,6 +58,19 @@ class Replicas:
         if self.is_default:
             return bool(tf.config.list_logical_devices("GPU"))
         return "GPU" in self.devices[0]
+
+    def device_of_arrays(self, arrays: Any) -> str:
+        """Where batches are gathered from arrays in memory: on the GPU, if there is one and the arrays are small."""
+        kept = [array for array in keras.tree.flatten(arrays) if array is not None]
+        if (
+            self.num_replicas > 1
+            or not self.are_gpus
+            or any(array.dtype.name not in _GATHERED_ON_GPU for array in kept)
+        ):
+            return HOST
+        num_bytes = sum(array.dtype.size * array.shape.num_elements() for array in kept)
+        gpu = self.devices[0] or _ONLY_GPU
+        return gpu if num_bytes * _PARTS_OF_GPU <= _memory_bytes_of_gpu() else HOST
 
     def components(self, variables: Sequence[keras.Variable], replica: int) -> list[tf.Variable]:
         """The plain variables that a local replica (0, 1, …) holds of the given Keras variables."""
@@ -247,3 +266,13 @@ def split_rows(num_rows: Any, replica: Any, num_replicas: int) -> tuple[Any, Any
     start = (num_rows * replica + num_replicas - 1) // num_replicas
     stop = (num_rows * (replica + 1) + num_replicas - 1) // num_replicas
     return start, stop
+
+
+@functools.cache
+def _memory_bytes_of_gpu() -> int:
+    """The memory of the smallest GPU that this process may take; 0 if it is not known."""
+    sizes = [gpu.memory_bytes or 0 for gpu in detect_hardware().gpus]
+    for gpu in tf.config.list_physical_devices("GPU"):
+        limits = tf.config.get_logical_device_configuration(gpu) or ()
+        sizes += [one.memory_limit << 20 for one in limits if one.memory_limit]
+    return min(sizes, default=0)
