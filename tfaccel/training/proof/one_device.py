@@ -327,21 +327,22 @@ class ReplicaLayers:
     def on_shares(self, data: Any) -> contextlib.AbstractContextManager[None]:
         """While tracing a step of one device on a batch: the layers run on each replica's rows alone."""
         leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None and leaf.shape.rank]
-        num_rows = tf.shape(leaves[0])[0]
-        return attributes_of_each((layer, {"call": self._call(layer, num_rows)}) for layer in self._layers)
+        num_rows, number = tf.shape(leaves[0])[0], self._replicas.num_replicas
+        bounds = [split_rows(num_rows, replica, number) for replica in range(number)]
+        sizes = tf.stack([stop - start for start, stop in bounds])
+        return attributes_of_each((layer, {"call": self._call(layer, num_rows, sizes)}) for layer in self._layers)
 
-    def _call(self, layer: keras.layers.Layer, num_rows: tf.Tensor) -> Callable[..., Any]:
+    def _call(self, layer: keras.layers.Layer, num_rows: tf.Tensor, sizes: tf.Tensor) -> Callable[..., Any]:
         left, number = layer.call, self._replicas.num_replicas  # with what contexts outside have put in its place
         variables, components = self._variables[id(layer)], self._components[id(layer)]
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.runs:  # in a layer that is on its share already
                 return left(*args, **kwargs)
-            outputs = []
-            for replica in range(number):
-                some_args, some_kwargs = keras.tree.map_structure(
-                    lambda value, replica=replica: _share(value, num_rows, replica, number), (args, kwargs)
-                )
+            outputs, leaves = [], keras.tree.flatten((args, kwargs))
+            shares = [_shares(value, num_rows, sizes, number) for value in leaves]
+            for replica, some in enumerate(zip(*shares, strict=True)):
+                some_args, some_kwargs = keras.tree.pack_sequence_as((args, kwargs), list(some))
                 running = instance_attributes(self, {"runs": True})
                 with private_api.local_variables(variables, components[replica]), running:
                     outputs.append(left(*some_args, **some_kwargs))
@@ -378,13 +379,11 @@ def _get_state(layer: keras.layers.Layer) -> list[keras.Variable]:
     return list({id(one): one for one in (*seeds, *moving)}.values())
 
 
-def _share(value: Any, num_rows: tf.Tensor, replica: int, number: int) -> Any:
-    """A replica's part of a tensor with one or more entries for each row of the batch; anything else as it is."""
+def _shares(value: Any, num_rows: tf.Tensor, sizes: tf.Tensor, number: int) -> Sequence[Any]:
+    """Each replica's part of a tensor with one or more entries for each row of the batch; anything else as it is."""
     if not (isinstance(value, tf.Tensor) and value.shape.rank):
-        return value
-    times = tf.shape(value)[0] // num_rows
-    start, stop = split_rows(num_rows, replica, number)
-    return value[start * times : stop * times]
+        return [value] * number
+    return tf.split(value, sizes * (tf.shape(value)[0] // num_rows), num=number)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
