@@ -89,12 +89,13 @@ def test_batches_of_small_arrays_are_gathered_on_the_device(monkeypatch, rows):
     [loop] = [operation for operation in graph.get_operations() if operation.type == "While"]
     library = graph.as_graph_def().library.function
     nodes = next(f for f in library if f.signature.name == loop.get_attr("body").name).node_def
-    types = {"Slice": ("T", tf.int64), "GatherV2": ("Tparams", tf.float32)}
+    types = {"StridedSlice": ("T", tf.int64), "GatherV2": ("Tparams", tf.float32)}
     on_gpu = [node for node in nodes if node.op in types and node.attr[types[node.op][0]].type == types[node.op][1]]
-    assert [node.op for node in on_gpu] == ["Slice", "GatherV2", "GatherV2"]
+    assert [node.op for node in on_gpu] == ["StridedSlice", "GatherV2", "GatherV2"]
     assert all(node.device.endswith("CPU:1") for node in on_gpu)
-    [place] = [node for node in nodes if node.op == "Pack" and on_gpu[0].input[1].startswith(node.name)]
-    assert place.device.endswith("CPU:0")  # where the kernel reads it
+    places = [node for node in nodes if any(one.startswith(f"{node.name}:") for one in on_gpu[0].input[1:4])]
+    assert sorted(node.op for node in places) == ["Const", "Pack", "Pack"]
+    assert all(place.device.endswith("CPU:0") for place in places)  # where the kernel reads them
 
 
 def test_which_arrays_are_kept_on_a_gpu(monkeypatch):

@@ -69,12 +69,11 @@ class ArrayBatches:
     def fetch(self, arguments: Any, state: Any, step: tf.Tensor) -> tuple[Any, Any]:
         """The global batch of one step, and the next loop state."""
         arrays, order, first = arguments
-        with tf.device(HOST):
-            begin = tf.stack([first + tf.cast(step, tf.int64), 0])
+        with tf.device(HOST):  # where a GPU's kernel, too, reads what it takes
+            place = first + tf.cast(step, tf.int64)
+            taken = tf.stack([place]), tf.stack([place + 1]), tf.constant([1], tf.int64)  # begin, end and stride
         with tf.device(self.device):
-            num_rows = order.shape[1]
-            numbers = tf.slice(order, begin, [1, tf.shape(order)[1] if num_rows is None else num_rows])
-            return (arrays, tf.reshape(numbers, [-1 if num_rows is None else num_rows])), state
+            return (arrays, tf.strided_slice(order, *taken, shrink_axis_mask=1)), state
 
     def num_rows(self, batch: Any) -> int | tf.Tensor:
         """Rows of the global batch: an int where it is known while tracing."""

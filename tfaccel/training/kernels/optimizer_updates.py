@@ -54,7 +54,14 @@ def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         if isinstance(gradient, tf.IndexedSlices) or not is_exact:
             keras_step(gradient, variable, learning_rate)
         else:
-            kernel(optimizer, variable, tf.cast(gradient, dtype), tf.cast(learning_rate, dtype))
+            kernel(
+                optimizer, variable, tf.cast(gradient, dtype), rate_as(dtype, learning_rate, _handle(variable).device)
+            )
+
+    def rate_as(dtype: tf.DType, rate: Any, device: str) -> tf.Tensor:
+        if not isinstance(rate, keras.Variable):
+            return tf.cast(rate, dtype)
+        return private_api.once_per_apply(optimizer, (id(rate), dtype, device), lambda: tf.cast(rate, dtype))
 
     return {"update_step": update_step}
 
@@ -105,22 +112,23 @@ def _handle(variable: Any) -> Any:
 
 def _adam(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:
     momentum, velocity = private_slots.adam_slots(optimizer, variable)
-    step = tf.cast(optimizer.iterations + 1, gradient.dtype)
-    betas = (optimizer.beta_1, optimizer.beta_2)
-    power_1, power_2 = (tf.pow(tf.cast(beta, gradient.dtype), step) for beta in betas)  # rounds to float32, like Keras
-    beta_1, beta_2 = (tf.constant(beta, gradient.dtype) for beta in betas)
+    dtype, handle = gradient.dtype, _handle(variable)
+    numbers = private_api.once_per_apply(optimizer, (dtype, handle.device), lambda: _numbers_of_adam(optimizer, dtype))
     tf.raw_ops.ResourceApplyAdam(
-        var=_handle(variable),
-        m=_handle(momentum),
-        v=_handle(velocity),
-        beta1_power=power_1,
-        beta2_power=power_2,
-        lr=learning_rate,
-        beta1=beta_1,
-        beta2=beta_2,
-        epsilon=tf.constant(optimizer.epsilon, gradient.dtype),
-        grad=gradient,
+        var=handle, m=_handle(momentum), v=_handle(velocity), lr=learning_rate, grad=gradient, **numbers
     )
+
+
+def _numbers_of_adam(optimizer: Any, dtype: tf.DType) -> dict[str, tf.Tensor]:
+    step = tf.cast(optimizer.iterations + 1, dtype)
+    beta_1, beta_2 = (tf.constant(beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
+    return {
+        "beta1_power": tf.pow(beta_1, step),  # rounds to float32, like Keras
+        "beta2_power": tf.pow(beta_2, step),
+        "beta1": beta_1,
+        "beta2": beta_2,
+        "epsilon": tf.constant(optimizer.epsilon, dtype),
+    }
 
 
 def _momentum(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:

@@ -16,8 +16,10 @@ import keras
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part, warn_if_untested
+from tfaccel.training.private.private_tensorflow import outside_of_trace
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, keeps_methods, once_per_graph
 
+_SHARED = "_shared_by_updates"
 CACHED_EVALUATION = "_use_cached_eval_dataset"  # an argument that Keras's `fit` passes to `evaluate`
 PROFILER_FLAGS = ("_is_tracing", "_profiler_started")  # of TensorBoard: they hold for one process
 _SINGLE_DEVICE_METHODS = (
@@ -55,6 +57,25 @@ def runs_its_layers(layer: keras.layers.Layer) -> bool:
 
     kinds = (keras.Sequential, private_part(functional, "Functional"))
     return any(keeps_methods(layer, kind, "call") for kind in kinds)
+
+
+def compiled_parts(model: keras.Model) -> list[Any]:
+    """The compiled metrics and losses, which the first step builds."""
+    return [private_part(model, name) for name in ("_compile_metrics", "_compile_loss")]
+
+
+def compiled_parts_built(model: keras.Model) -> contextlib.AbstractContextManager[None]:
+    """While tracing: the variables of the compiled metrics and losses are created `outside_of_trace`."""
+
+    def build(part: Any) -> Callable[..., None]:
+        def built(*args: Any) -> None:
+            with outside_of_trace():
+                type(part).build(part, *args)
+
+        return built
+
+    unbuilt = [part for part in compiled_parts(model) if part is not None and not part.built]
+    return attributes_of_each((part, {"build": build(part)}) for part in unbuilt)
 
 
 def names_of_layers_that_add_losses(model: keras.Model) -> list[str]:
@@ -189,13 +210,26 @@ def _single_device_class(kind: type[keras.optimizers.Optimizer]) -> type[keras.o
 
 
 def one_learning_rate(optimizer: keras.optimizers.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """During one `apply`: computes the learning rate once per graph; Keras recomputes it for each variable.
+    """During one `apply`: computes the learning rate, and what updates share, once per graph; Keras, for each variable.
 
     TensorFlow removes the duplicates when a graph is first called. Avoiding them shortens that call, which is part of
     the published training time of the recipe `image_classification`.
     """
     rate, every = "_get_current_learning_rate", optimizers_in(optimizer)
-    return attributes_of_each((one, {rate: once_per_graph(private_part(one, rate))}) for one in every)
+    return attributes_of_each((one, {rate: once_per_graph(private_part(one, rate)), _SHARED: {}}) for one in every)
+
+
+def once_per_apply(optimizer: keras.optimizers.Optimizer, key: Any, compute: Callable[[], Any]) -> Any:
+    """What `compute()` returns; within `one_learning_rate`, the updates of all weights in one graph share it.
+
+    Args:
+        key: tells values of one optimizer apart.
+    """
+    shared: dict[Any, Any] = vars(optimizer).get(_SHARED, {})
+    key = (key, tf.compat.v1.get_default_graph())
+    if key not in shared:
+        shared[key] = compute()
+    return shared[key]
 
 
 def optimizers_in(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:

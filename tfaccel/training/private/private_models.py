@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfaccel.errors import DataError, PlanError
 from tfaccel.tested_versions import private_part
-from tfaccel.training.private.private_api import all_layers
+from tfaccel.training.private.private_api import all_layers, compiled_parts
 from tfaccel.training.private.private_layers import patched
 from tfaccel.training.private.private_random import distribute_global_seeds
 from tfaccel.training.private.private_workers import broadcast_at_once
@@ -150,9 +150,9 @@ def _no_gradients() -> contextlib.AbstractContextManager[None]:
 def _is_built(model: keras.Model) -> bool:
     """Whether all layers and the compiled metrics and losses of the model are built."""
     parts = [layer for layer in all_layers(model) if layer is not model]
-    parts += [private_part(model, name) for name in ("_compile_metrics", "_compile_loss")]
     has_call = replaces(model, keras.Model, "call")
-    return all(part is None or part.built for part in parts) and (model.built or not has_call)
+    built = all(part is None or part.built for part in (*parts, *compiled_parts(model)))
+    return built and (model.built or not has_call)
 
 
 def _compute_output_spec(function: Callable[[Any], Any], specs: Any) -> Any:

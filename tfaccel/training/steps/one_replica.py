@@ -99,6 +99,7 @@ class OneReplica:
                 variables = get_variables(self.model)
                 distributed = [private_api.tf_variable(v) for v in variables]
                 stack.enter_context(self.replicas.local(variables, 0))
+                stack.enter_context(private_api.compiled_parts_built(self.model))
                 for optimizer in get_optimizers(self.model).values():
                     stack.enter_context(private_api.single_device_optimizer(optimizer))
 
