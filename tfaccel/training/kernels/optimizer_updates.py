@@ -121,10 +121,12 @@ def _adam(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.
 
 def _numbers_of_adam(optimizer: Any, dtype: tf.DType) -> dict[str, tf.Tensor]:
     step = tf.cast(optimizer.iterations + 1, dtype)
-    beta_1, beta_2 = (tf.constant(beta, dtype) for beta in (optimizer.beta_1, optimizer.beta_2))
+    betas = (optimizer.beta_1, optimizer.beta_2)
+    power_1, power_2 = (tf.pow(tf.cast(beta, dtype), step) for beta in betas)  # rounds to float32, like Keras
+    beta_1, beta_2 = (tf.constant(beta, dtype) for beta in betas)
     return {
-        "beta1_power": tf.pow(beta_1, step),  # rounds to float32, like Keras
-        "beta2_power": tf.pow(beta_2, step),
+        "beta1_power": power_1,
+        "beta2_power": power_2,
         "beta1": beta_1,
         "beta2": beta_2,
         "epsilon": tf.constant(optimizer.epsilon, dtype),
@@ -165,8 +167,8 @@ class RowGradient:
         """
         raw, rows, places = tf.raw_ops, tf.cast(slices.indices, tf.int32), tf.range(tf.size(slices.indices))
         earlier = self._rows.read_value()
-        zeros = tf.zeros([tf.size(earlier), *self._dense.shape[1:]], self._dense.dtype)
-        cleared = raw.ResourceScatterUpdate(resource=self._dense.handle, indices=earlier, updates=zeros)
+        zero = tf.zeros([], self._dense.dtype)  # TensorFlow would take the number of rows from that of this step
+        cleared = raw.ResourceScatterUpdate(resource=self._dense.handle, indices=earlier, updates=zero)
         placed = raw.ResourceScatterUpdate(resource=self._places.handle, indices=rows, updates=places)
         with tf.control_dependencies([cleared, placed]):
             noted = self._rows.assign(rows)
