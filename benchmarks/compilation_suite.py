@@ -1,4 +1,4 @@
-"""The benchmark of the compilation cache: the first call of training with XLA, without the cache, empty and filled."""
+"""The benchmark of the first call of training: with XLA and its programs on disk or not; and of a small model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     import keras
 
 REPLICAS: Mapping[str, int] = {"one_device": 1, "two_replicas": 2}
-COMPILATION_FIGURES = tuple(REPLICAS)
+SMALL: Mapping[str, tuple[int, int | None, float]] = {  # epochs, steps of each, and what the speed must reach
+    "digits": (5, None, 2.5),
+    "ten_steps": (1, 10, 1.0),
+}
+COMPILATION_FIGURES = (*REPLICAS, *SMALL)
 _AT_MOST = {"one_device": 0.6, "two_replicas": 0.5}  # of the processor time without the cache
 _FILTERS = (16, 16, 32, 32, 64, 64)
 _BATCH_SIZE = 16
@@ -28,10 +32,22 @@ _LIMIT_SECONDS = 300.0
 
 
 def run_compilation_suite(names: Sequence[str], options: SuiteOptions) -> Report:
-    """Trains a network of six convolutions, in new processes: without the cache, and with a filled one, in turn."""
+    """Trains in new processes, in turn: six convolutions without and with programs on disk; digits with both `fit`s."""
     figures: list[Figure] = []
     raw: dict[str, Any] = {}
-    for name in names:
+    for name in filter(SMALL.__contains__, names):
+        raw[name] = _small_models(name, options)
+        pairs = list(zip(raw[name]["tfaccel.fit"], raw[name]["Model.fit"], strict=True))
+        figures.append(
+            Figure(
+                name=name,
+                quantity="speed of the whole first call, tfaccel.fit / Model.fit",
+                values=tuple(keras["seconds"] / ours["seconds"] for ours, keras in pairs),
+                at_least=SMALL[name][2],
+                loss_difference=max(abs(ours["loss"] - keras["loss"]) for ours, keras in pairs),
+            )
+        )
+    for name in filter(REPLICAS.__contains__, names):
         folder = tempfile.mkdtemp(prefix="tfaccel-")
         try:
             raw[name] = _measured(name, folder, options)
@@ -68,6 +84,37 @@ def _measured(name: str, folder: str, options: SuiteOptions) -> dict[str, list[d
         train("without", "0")
         train("filled", None)
     return found
+
+
+def _small_models(name: str, options: SuiteOptions) -> dict[str, list[dict[str, float]]]:
+    found: dict[str, list[dict[str, float]]] = {"tfaccel.fit": [], "Model.fit": []}
+    epochs, steps, _ = SMALL[name]
+    for _ in range(options.repetitions):
+        for way, results in found.items():
+            options.progress(f"{name}, {way}")
+            arguments = {"is_tfaccel": way == "tfaccel.fit", "epochs": epochs, "steps": steps}
+            function = f"{__name__}:small_first_call"
+            results.append(in_new_process(function, arguments, limit_seconds=_LIMIT_SECONDS))
+    return found
+
+
+def small_first_call(is_tfaccel: bool, epochs: int, steps: int | None) -> dict[str, float]:
+    """Trains the model of the README on digits; runs in a process of its own. Returns seconds, and the loss."""
+    import keras
+    from sklearn.datasets import load_digits
+
+    import tfaccel
+
+    keras.utils.set_random_seed(0)
+    x, y = load_digits(return_X_y=True)
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    options = {"epochs": epochs, "steps_per_epoch": steps, "shuffle": False, "verbose": 0}
+    fit = tfaccel.fit if is_tfaccel else keras.Model.fit
+    started = time.perf_counter()
+    history = fit(model, x, y, **options).history
+    return {"seconds": time.perf_counter() - started, "loss": history["loss"][-1]}
 
 
 def six_convolutions() -> keras.Model:

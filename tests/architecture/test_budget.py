@@ -30,7 +30,7 @@ BUDGET = {
     "reporting": 2_750,
     "training": 4_050,
     "training.kernels": 1_300,
-    "training.private": 2_300,
+    "training.private": 2_350,
     "training.proof": 2_350,
     "training.run": 6_100,
     "training.stages": 850,

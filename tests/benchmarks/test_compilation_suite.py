@@ -17,3 +17,11 @@ def test_one_device_is_measured():
         "without": 1,
         "filled": 1,
     }
+
+
+@pytest.mark.slow
+def test_a_small_model_is_compared_with_keras():
+    report = run_compilation_suite(["ten_steps"], SuiteOptions(repetitions=1, progress=lambda text: None))
+    [figure] = report.figures
+    assert figure.values[0] > 0
+    assert figure.loss_difference < figure.loss_tolerance

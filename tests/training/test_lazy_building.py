@@ -160,3 +160,29 @@ def test_a_sequential_of_batches_of_fixed_size_is_split_over_replicas():
         found.append(evaluate(model, X[:6], X[:6, :1], batch_size=6, verbose=0))  # and of another size
     assert found[2] == pytest.approx(found[0], rel=1e-6)
     assert found[3] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_a_step_that_creates_slots_and_metrics_is_traced_no_more_often_than_by_keras():
+    """TensorFlow traces a step once more if it creates variables."""
+    traces = []
+
+    class OwnStep(keras.Model):
+        def train_step(self, data):
+            traces.append(data)
+            x, y = data
+            with tf.GradientTape() as tape:
+                outputs = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=outputs)
+            weights = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return self.compute_metrics(x, y, outputs)
+
+    def num_traces(way):
+        traces.clear()
+        inputs = keras.Input((3,))
+        model = OwnStep(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("adam", "mse", metrics=["mae"])
+        way(model, np.ones((8, 3)), np.ones((8, 1)), batch_size=4, epochs=2, verbose=0)
+        return len(traces)
+
+    assert num_traces(fit) <= num_traces(keras.Model.fit) == 2

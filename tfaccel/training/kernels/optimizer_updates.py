@@ -120,17 +120,11 @@ def _adam(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.
 
 
 def _numbers_of_adam(optimizer: Any, dtype: tf.DType) -> dict[str, tf.Tensor]:
-    step = tf.cast(optimizer.iterations + 1, dtype)
-    betas = (optimizer.beta_1, optimizer.beta_2)
-    power_1, power_2 = (tf.pow(tf.cast(beta, dtype), step) for beta in betas)  # rounds to float32, like Keras
-    beta_1, beta_2 = (tf.constant(beta, dtype) for beta in betas)
-    return {
-        "beta1_power": power_1,
-        "beta2_power": power_2,
-        "beta1": beta_1,
-        "beta2": beta_2,
-        "epsilon": tf.constant(optimizer.epsilon, dtype),
-    }
+    step, betas = tf.cast(optimizer.iterations + 1, dtype), {"beta1": optimizer.beta_1, "beta2": optimizer.beta_2}
+    numbers = {
+        f"{name}_power": tf.pow(tf.cast(one, dtype), step) for name, one in betas.items()
+    }  # rounded like Keras's
+    return numbers | {name: tf.constant(one, dtype) for name, one in {**betas, "epsilon": optimizer.epsilon}.items()}
 
 
 def _momentum(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:

@@ -16,7 +16,6 @@ import keras
 import tensorflow as tf
 
 from tfaccel.tested_versions import private_part, warn_if_untested
-from tfaccel.training.private.private_tensorflow import outside_of_trace
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, keeps_methods, once_per_graph
 
 _SHARED = "_shared_by_updates"
@@ -57,6 +56,19 @@ def runs_its_layers(layer: keras.layers.Layer) -> bool:
 
     kinds = (keras.Sequential, private_part(functional, "Functional"))
     return any(keeps_methods(layer, kind, "call") for kind in kinds)
+
+
+@contextlib.contextmanager
+def outside_of_trace() -> Iterator[None]:
+    """Within the block, variables are created in eager mode, unseen by the `tf.function` that is being traced.
+
+    `tf.init_scope` leaves the function's graph, but not its notes: it would trace once more for each new variable.
+    """
+    from tensorflow.python.ops import resource_variable_ops
+
+    variable = private_part(resource_variable_ops, "ResourceVariable", package="tensorflow")
+    with tf.init_scope(), tf.variable_creator_scope(lambda next_creator, **given: variable(**given)):
+        yield
 
 
 def compiled_parts(model: keras.Model) -> list[Any]:

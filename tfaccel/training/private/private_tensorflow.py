@@ -103,19 +103,6 @@ def without_recording() -> contextlib.AbstractContextManager[None]:
     return context
 
 
-@contextlib.contextmanager
-def outside_of_trace() -> Iterator[None]:
-    """Within the block, variables are created in eager mode, unseen by the `tf.function` that is being traced.
-
-    `tf.init_scope` leaves the function's graph, but not its notes: it would trace once more for each new variable.
-    """
-    from tensorflow.python.ops import resource_variable_ops
-
-    variable = private_part(resource_variable_ops, "ResourceVariable", package="tensorflow")
-    with tf.init_scope(), tf.variable_creator_scope(lambda next_creator, **given: variable(**given)):
-        yield
-
-
 def update_context(replica: int) -> contextlib.AbstractContextManager[None]:
     """A context in which distributed variables are those of one local replica, as within `strategy.extended.update`.
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_tensorflow import outside_of_trace, update_context
+from tfaccel.training.private.private_tensorflow import update_context
 from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.global_batch import current_share, gradient_weight
 from tfaccel.training.steps.gradients import (
@@ -425,5 +425,5 @@ def build_optimizer(
 ) -> None:
     """Builds an optimizer outside the graph being traced, under the strategy of its model."""
     if not optimizer.built:
-        with outside_of_trace(), strategy.scope():
+        with private_api.outside_of_trace(), strategy.scope():
             optimizer.build(variables)
