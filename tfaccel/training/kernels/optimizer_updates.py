@@ -53,15 +53,11 @@ def fused_update(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
             gradient = _dense_gradient(optimizer, variable, gradient)
         if isinstance(gradient, tf.IndexedSlices) or not is_exact:
             keras_step(gradient, variable, learning_rate)
-        else:
-            kernel(
-                optimizer, variable, tf.cast(gradient, dtype), rate_as(dtype, learning_rate, _handle(variable).device)
-            )
-
-    def rate_as(dtype: tf.DType, rate: Any, device: str) -> tf.Tensor:
-        if not isinstance(rate, keras.Variable):
-            return tf.cast(rate, dtype)
-        return private_api.once_per_apply(optimizer, (id(rate), dtype, device), lambda: tf.cast(rate, dtype))
+            return
+        rate, key = learning_rate, (id(learning_rate), dtype, _handle(variable).device)
+        if isinstance(rate, keras.Variable):
+            rate = private_api.once_per_apply(optimizer, key, lambda: tf.cast(learning_rate, dtype))
+        kernel(optimizer, variable, tf.cast(gradient, dtype), tf.cast(rate, dtype))
 
     return {"update_step": update_step}
 
