@@ -20,7 +20,7 @@ BUDGET = {
     "hardware": 2_300,
     "html_report": 2_550,
     "keras_file": 350,
-    "launching": 900,
+    "launching": 950,
     "layers": 50,
     "measuring": 4_250,
     "models": 1_700,

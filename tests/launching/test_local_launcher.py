@@ -94,6 +94,26 @@ def test_one_worker_has_no_cluster(tmp_path, capfd):
     assert capfd.readouterr().out == "[0] None\n"
 
 
+def test_scripts_keep_what_xla_compiles(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path / "cache"))
+    code = """
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+import keras, numpy as np, tfaccel
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", jit_compile=True)
+tfaccel.fit(model, np.ones((8, 4)), np.ones((8, 1)), batch_size=4, verbose=0)
+"""
+    options = LaunchOptions(num_workers=1, shows_output=False)
+    counts = []
+    for number in range(2):
+        folder = tmp_path / f"logs{number}"
+        assert launch_local([sys.executable, "-c", code], options, hardware=Hardware(), folder=folder) == 0
+        [file] = (tmp_path / "cache").glob("compiled/*/counts.json")
+        counts.append(json.loads(file.read_text()))
+    assert counts[0]["loaded"] == 0 < counts[0]["compiled"] == counts[1]["loaded"] == counts[1]["compiled"]
+
+
 def test_restarts_are_limited(tmp_path):
     status, said = launched("sys.exit(138 if index else 0)", tmp_path, max_restarts=1)
     assert status == 138

@@ -145,6 +145,19 @@ def test_places_and_flags(tmp_path, monkeypatch):
         one.close()
 
 
+def test_a_process_uses_the_folder_that_its_launcher_has_made(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFACCEL_CACHE", str(tmp_path))
+    assert CompilationCache.given({}) is None
+    made = CompilationCache.open({}, kind="GPU")
+    flags = {"TF_XLA_FLAGS": made.flags({})}
+    found = CompilationCache.given(flags)
+    assert (found.folder, found.directory) == (made.folder, made.directory)
+    assert made.directory != get_directory({})  # of programs for CPUs
+    assert get_directory(flags, kind="GPU") == made.directory
+    made.close()
+    assert CompilationCache.given(flags) is None
+
+
 def test_training_loads_what_was_compiled_and_nothing_damaged(run_python, tmp_path):
     environment = {"TFACCEL_CACHE": str(tmp_path)}
 

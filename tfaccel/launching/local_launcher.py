@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import signal
 import threading
 import time
@@ -15,6 +16,8 @@ from pathlib import Path
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.local_worker import LaunchedWorker, LaunchOptions, WorkerPlace, found_command, worker_places
+from tfaccel.planning.compilation_cache import CompilationCache
+from tfaccel.planning.plan_environment import XLA_FLAGS
 from tfaccel.processes import heartbeat
 from tfaccel.processes.child import Environment
 from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, PERMANENT, RETRY, STARTED, can_be_retried
@@ -232,13 +235,17 @@ class Attempt:
         self._told: int | None = None
         self._killed = False
         self.workers: list[LaunchedWorker] = []
+        self._programs: list[CompilationCache] = []  # for scripts, which TensorFlow starts before they call tfaccel
         marks = {ATTEMPT: str(number), STARTED: started, **(_HIDDEN_GPUS if options.gpus_per_worker == 0 else {})}
         clusters: Sequence[Environment] = [{"TF_CONFIG": None}]
         if len(places) > 1:
             clusters = cluster_environments(len(places))
         try:
             for place, cluster in zip(places, clusters, strict=True):
-                environment = {**marks, **cluster}
+                programs = CompilationCache.open(os.environ, kind="GPU" if place.gpus else "CPU")
+                self._programs += [programs] if programs else []
+                flags = {XLA_FLAGS: programs.flags(os.environ)} if programs else {}
+                environment = {**marks, **cluster, **flags}
                 self.workers.append(
                     LaunchedWorker(command, place, environment=environment, folder=folder, shows=options.shows_output)
                 )
@@ -335,3 +342,5 @@ class Attempt:
     def _end(self) -> None:
         for worker in self.workers:
             worker.end()
+        for programs in self._programs:
+            programs.close()

@@ -53,19 +53,20 @@ class CompilationCache:
     Args:
         directory: where the programs of all processes are.
         kind: of the devices, "CPU" or "GPU".
+        folder: that of this process, if another one has made it.
 
     Attributes:
         folder: where TensorFlow reads and writes those of this process.
     """
 
-    def __init__(self, directory: Path, kind: str = "CPU") -> None:
+    def __init__(self, directory: Path, kind: str = "CPU", folder: Path | None = None) -> None:
         self.directory = directory
         self._kind = kind
         _make_private(directory.parent)
         _make_private(directory)
         memory = _memory_folder()
         _remove_left_folders(memory)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_own_prefix()}{os.getpid()}-", dir=memory))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix=f"{_own_prefix()}{os.getpid()}-", dir=memory))
         self._is_filled = False
         self._used: set[str] = set()  # what this process has compiled, or was seen to load
 
@@ -79,6 +80,16 @@ class CompilationCache:
             return cls(directory, kind)
         except OSError:
             return None
+
+    @classmethod
+    def given(cls, environ: Mapping[str, str]) -> Self | None:
+        """The cache whose flags the launcher of this process has set; None if it has not."""
+        flags = dict(flag.split("=", 1) for flag in shlex.split(environ.get(XLA_FLAGS, "")) if "=" in flag)
+        if _OURS.partition("=")[0] not in flags or not (folder := Path(flags.get(_DIRECTORY_FLAG, ""))).is_dir():
+            return None
+        kind = flags.get(_DEVICES_FLAG, "CPU")
+        directory = get_directory(environ, kind=kind)
+        return None if directory is None else cls(directory, kind, folder)
 
     def flags(self, environ: Mapping[str, str]) -> str:
         """The value of `TF_XLA_FLAGS`: those of the environment, and those that name the folder."""
@@ -111,7 +122,7 @@ class CompilationCache:
             new = [file for file in self._unused() if not file.is_symlink()]
             self._used.update(file.name for file in new)
             compiled = sum(self._copied(file) for file in new)
-            loaded = self._just_loaded()
+            loaded = self._just_loaded() if self._is_filled else 0  # else another process has made the links
             if compiled or loaded:
                 self._count(compiled, loaded)
 

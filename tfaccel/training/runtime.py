@@ -342,6 +342,8 @@ def keep_compiled_programs(kind: str) -> None:
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """A block in which XLA may compile programs, or load them: what it compiles is kept."""
+    if not _programs and (given := CompilationCache.given(os.environ)):
+        _programs.append(given)
     if not _programs:
         yield
         return
