@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from tfaccel.local_path import shown_path
 
 TEXT_SUFFIXES, ARRAY_SUFFIXES, JSON_LINES_SUFFIXES = (".txt",), (".npy", ".npz"), (".jsonl", ".ndjson")
 SKIP, FILL = UNKNOWN_VALUES = ("skip", "fill")
+_HALF = re.compile("[\ud800-\udfff]")  # of a character: JSON can hold it, UTF-8 cannot
 
 Line = tuple[int, Any]  # its number in a JSON lines file, starting at 1, and its value
 
@@ -211,6 +213,7 @@ def _table(table: Table, inputs: Mapping[str, Any], raw_input: RawInput | None, 
             )
     advice = "; this model takes a number in every field"
     array = np.stack([as_numbers(column, table.source, advice=advice) for column in table.columns], axis=1)
+    _check_held(array, spec, table.source)
     return Rows(names, arrays={name: array})
 
 
@@ -242,7 +245,24 @@ def _checked(array: np.ndarray, spec: Any, name: str) -> np.ndarray:
     )
     if not fits or array.dtype.kind not in "biuf":
         raise DataError(f"{name} must hold rows {_row(spec)}. Received: {array.dtype}, shape {array.shape}.")
+    _check_held(array, spec, name)
     return array
+
+
+def _check_held(array: np.ndarray, spec: Any, name: str) -> None:
+    """Raises DataError if the model's dtype has no value for a number: it would become another one."""
+    kind = np.dtype(spec.dtype.as_numpy_dtype)
+    if np.can_cast(array.dtype, kind):
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        held = array.astype(kind)
+        back = held.astype(array.dtype)
+    is_lost = np.isinf(held) & np.isfinite(array) if spec.dtype.is_floating else back != array
+    if spec.dtype.is_integer and array.dtype.kind in "iu":  # a number and what it wraps around to may be equal again
+        is_lost |= (held < 0) != (array < 0)
+    if is_lost.any():
+        first = array[is_lost][0]
+        raise DataError(f"{name} has {first:.10g}, which {spec.dtype.name}, the dtype of this input, cannot hold.")
 
 
 def json_lines(path: Path) -> list[Line]:
@@ -295,6 +315,8 @@ def texts_of_lines(path: Path, lines: Sequence[Line], column: str) -> tuple[str,
                 f"Line {number} of {path} must be a text, or an object with the text {column!r} (--text_column).{hint}"
                 f" Received: {value!r:.60}."
             )
+        if _HALF.search(text):
+            raise DataError(f"Line {number} of {path} has half of a character. Received: {value!r:.60}.")
         found.append(text)
     return tuple(found)
 
@@ -372,4 +394,5 @@ def _row_of_value(value: Any, spec: Any, place: str) -> np.ndarray:
     if not fits or row.dtype.kind not in kinds:
         shape = ", ".join("any" if size is None else str(size) for size in wanted)
         raise DataError(f"{place} must be {spec.dtype.name} of shape ({shape}). Received: {value!r:.60}.")
+    _check_held(row, spec, place)
     return row

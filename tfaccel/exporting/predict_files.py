@@ -184,7 +184,7 @@ def _csv_writer(file: Any) -> Callable[[dict[str, Any]], None]:
         if is_first:
             writer.writerow(flat)
             is_first = False
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in flat.values()])
+        writer.writerow([f"{value:.6g}" if type(value) is float else value for value in flat.values()])
 
     return write
 
@@ -196,11 +196,21 @@ def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= {f"p({name})": part for name, part in value.items()}
         elif isinstance(value, np.ndarray):
-            parts = [_text(part) if isinstance(part, bytes) else part for part in value.ravel().tolist()]
+            parts = [_text(part) if isinstance(part, bytes) else _shortest(part) for part in value.ravel()]
             flat |= {key if value.ndim == 0 else f"{key}_{place}": part for place, part in enumerate(parts)}
         else:
             flat[key] = value
     return flat
+
+
+def _shortest(number: Any) -> str:
+    """The shortest text that is read as this number of its dtype.
+
+    Example:
+        >>> [_shortest(np.float32(number)) for number in (0.1, 16777215, 15)]
+        ['0.1', '1.6777215e+07', '15']
+    """
+    return str(number).removesuffix(".0")
 
 
 def _text(value: Any) -> str:
