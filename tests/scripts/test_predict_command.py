@@ -92,6 +92,9 @@ def test_a_text_file_has_a_row_for_each_line(predict, runs, tmp_path):
         ("texts.txt:2", "no"),
         ("texts.txt:3", "yes"),
     ]
+    (tmp_path / "texts.txt").write_text("\ufeffgood\nbad", encoding="utf-16-le")
+    assert predict(f"--run_dir={runs}/texts", "--input=texts.txt", "--output=2.csv", "--encoding=utf-16-le")[0] == 0
+    assert [row["class"] for row in get_rows(tmp_path / "2.csv")] == ["yes", "no"]
 
 
 def test_texts_of_tables_are_those_of_training(predict, runs, tmp_path):
@@ -220,6 +223,12 @@ def test_saved_model_without_a_signature_is_named(predict, tmp_path, logical_dev
             ["--input=surrogate.jsonl", "--output=o.csv"],
             "Line 1 of surrogate.jsonl has half of a character. Received: 'a\\ud800'.",
         ),
+        (
+            "table",
+            ["--input=twice.jsonl", "--output=o.csv"],
+            "Line 1 of twice.jsonl cannot be read: 'age' is there",
+        ),
+        ("texts", ["--input=zero.txt", "--output=o.csv"], "zero.txt, line 2: it holds a zero byte. Fix the line."),
         ("numbers", ["--input=empty.jsonl", "--output=o.csv"], "empty.jsonl is empty."),
         (
             "numbers",
@@ -261,6 +270,8 @@ def test_bad_input_gets_one_line_and_leaves_nothing(predict, runs, tmp_path, run
     np.save(tmp_path / "huge.npy", np.full((1, 3), 1e300))
     (tmp_path / "huge.csv").write_text("a,b,c\n1,1e39,1\n")
     (tmp_path / "huge.jsonl").write_text("[1, 1e39, 1]\n")
+    (tmp_path / "twice.jsonl").write_text('{"age": 1, "kind": "cat", "age": 2}\n')
+    (tmp_path / "zero.txt").write_text("good\nb\0d\n")
     (tmp_path / "surrogate.jsonl").write_text('"a\\ud800"\n')
     np.save(tmp_path / "x.npy", np.zeros((2, 3)))
     np.savez(tmp_path / "two.npz", numbers=np.zeros((2, 1)), other=np.zeros((2, 1)))

@@ -18,8 +18,9 @@ from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
 from tfaccel.data.tables.encoding import find_gaps
-from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, get_codec, read_table
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, get_codec, read_table, text_damage
 from tfaccel.data.tables.table import Column, Table, clean_texts, number_text
+from tfaccel.data.texts.files import plain_lines
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import shown_path
@@ -158,12 +159,15 @@ def _folder(folder: Path, kind: str) -> Rows:
 
 def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
     try:
-        lines = path.read_text(encoding=get_codec(encoding)).split("\n")
+        lines = plain_lines(path.read_bytes().decode(get_codec(encoding))).split("\n")
     except (OSError, UnicodeError) as error:
         raise DataError(f"Cannot read {path} as a text in {encoding}: {error}. Give its --encoding.") from error
     found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise DataError(f"{path} holds no text.")
+    damaged = next((number for number, line in found if text_damage(line)), None)
+    if damaged is not None:
+        raise DataError(f"{path}, line {damaged}: {text_damage(lines[damaged - 1])}. Fix the line.")
     return found
 
 
@@ -287,11 +291,19 @@ def json_lines(path: Path) -> list[Line]:
     return found
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
 def _values(path: Path, lines: Sequence[str]) -> Iterator[Line]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield number, json.loads(line)
+                yield number, json.loads(line, object_pairs_hook=_object)
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"Line {number} of {path} is not valid JSON: {error.msg} (column {error.colno})."
