@@ -49,7 +49,8 @@ def test_names_that_are_not_utf_8_and_files_that_are_passed_over(predict, runs, 
     status, out, err = predict(f"--run_dir={runs}/images", "--input=photos", "--output=out.csv")
     assert "predict: Passed over in photos: 1 .webp. Files that end in .png" in err
     assert {row["input"] for row in get_rows(tmp_path / "out.csv")} == {r"photos/M\xfcller.png", "photos/Müller.png"}
-    assert "cannot predict photos/a.bmp: " in err
+    for name in ("a.bmp", "b.gif"):
+        assert f"cannot predict photos/{name}: the model takes gray images, and TensorFlow does not convert this" in err
     assert (status, out) == (1, "2 rows in out.csv (light: 2)\n")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES, check_image
+from tfaccel.data.raw_input import ImageInput, RawInput
 from tfaccel.data.texts.files import plain_lines
 from tfaccel.errors import DataError
 from tfaccel.exporting.file_rows import Rows
@@ -136,7 +137,7 @@ def _of_contents(predictor: Predictor, contents: Mapping[str, bytes], unreadable
     except tf.errors.InvalidArgumentError as error:
         if len(contents) == 1:
             ((name, content),) = contents.items()
-            unreadable[name] = _reason(content, name, error)
+            unreadable[name] = _reason(content, name, error, predictor.raw_input)
             return [], {}
     found = [_of_contents(predictor, {name: content}, unreadable) for name, content in contents.items()]
     read = [outputs for names, outputs in found if names]
@@ -144,12 +145,14 @@ def _of_contents(predictor: Predictor, contents: Mapping[str, bytes], unreadable
     return [name for names, _ in found for name in names], outputs
 
 
-def _reason(content: bytes, name: str, error: Any) -> str:
+def _reason(content: bytes, name: str, error: Any, raw_input: RawInput | None) -> str:
     """Why an input cannot be read; Pillow's messages about images are clearer than TensorFlow's."""
     try:
-        check_image(content, name)
+        header = check_image(content, name)
     except DataError as clear:
         return str(clear)
+    if isinstance(raw_input, ImageInput) and raw_input.num_channels == 1 and not header.is_grey:
+        return "the model takes gray images, and TensorFlow does not convert this one. Save it as a gray PNG image"
     return graph_error_reason(error)
 
 
