@@ -57,6 +57,20 @@ def test_other_numbers_keep_their_values_and_say_their_scale(read):
     assert images.pixel_scale == pytest.approx(x_train.std())
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x / 100 + 1e9, r"x_train in .* are around 1e\+09 and vary by 0\.\d+: float32, in which models take"),
+        (lambda x: x.astype(np.int64) + 2**30, r"x_train in .* are around 1\.07e\+09 and .* Subtract a constant from"),
+        (lambda x: x * 1e300, r"x_train in .* has the number .*e\+30\d, which float32 cannot hold\. Scale it\."),
+    ],
+)
+def test_numbers_that_float32_would_merge_are_refused(read, change, message):
+    usual = arrays()
+    with pytest.raises(DataError, match=message):
+        read(arrays(x_train=change(usual["x_train"]), x_test=change(usual["x_test"])))
+
+
 def test_bytes_beside_other_numbers_become_floats(read):
     train, test = read(arrays(x_train=arrays()["x_train"] * 1.5)).load()
     assert train.images.dtype == test.images.dtype == np.float32

@@ -42,14 +42,15 @@ def test_classes_are_the_folders_in_order_and_a_fifth_is_for_testing(tmp_path):
     assert read_image_set(tmp_path).load()[1].images == test.images
 
 
-def test_folders_train_and_test_are_the_split(tmp_path):
-    make_classes(tmp_path / "train", num_images=3)
-    make_classes(tmp_path / "test", num_images=2)
+@pytest.mark.parametrize(("first", "second"), [("train", "test"), ("Training", "Testing")])
+def test_folders_train_and_test_are_the_split(tmp_path, first, second):
+    make_classes(tmp_path / first, num_images=3)
+    make_classes(tmp_path / second, num_images=2)
     images = read_image_set(tmp_path)
     train, test = images.load()
     assert images.class_names == ("cat", "dog")
     assert (len(train.images), len(test.images)) == (6, 4)
-    assert all("/test/" in name for name in test.images)
+    assert all(f"/{second}/" in name for name in test.images)
 
 
 def test_other_files_are_passed_over(tmp_path):

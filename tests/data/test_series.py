@@ -155,6 +155,11 @@ def test_daylight_saving_ends_in_order(tmp_path):
             {},
             "has '2024-05-01', and the first",
         ),
+        (
+            {"t": lambda row: 17 * 10**17 + 100 * row, "x": int},
+            {},
+            "has '1700000000000000100' in row 2 below the header after '1700000000000000000', which are one number in",
+        ),
         ({"t": int, "x": lambda row: "a" if row == 7 else row}, {}, "Column 'x' of {path} holds numbers, but row 8"),
         ({"t": int, "x": lambda row: 17 * 10**11 + row}, {}, "are around 1.7e+12 and vary by 11.5: float32, in which"),
         (

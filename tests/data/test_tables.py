@@ -45,6 +45,25 @@ def test_encodings(tmp_path):
     assert read_table(path).names == ("stadt",)
 
 
+@pytest.mark.parametrize(
+    ("name", "header", "encoding", "names"),
+    [
+        ("t.csv", '"size, in m, or ft";a', "utf-8", ("size, in m, or ft", "a")),
+        ("t.csv", '"size,\nin m, or ""ft""";a', "utf-8", ('size,\nin m, or "ft"', "a")),
+        ("t.tsv", "name, first, last\tage", "utf-8", ("name, first, last", "age")),
+        ("t.tsv", "a,b", "utf-8", ("a", "b")),
+        ("t.csv", "\ufeffa,b", "utf-16-le", ("a", "b")),
+        ("t.csv", "\ufeffa,b", "utf-32-be", ("a", "b")),
+    ],
+)
+def test_headers_are_split_where_their_names_end(tmp_path, name, header, encoding, names):
+    delimiter = next(mark for mark in "\t;," if mark in header)
+    path = write(tmp_path / name, f"{header}\n1{delimiter}2\n", encoding)
+    table = read_table(path, encoding=encoding)
+    assert table.names == names
+    assert [column.values.tolist() for column in table.columns] == [["1"], ["2"]]
+
+
 def test_columns_without_names_are_called_by_their_place(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(",sales,\n2024-01-01,3,x\n2024-01-02,4,y\n")

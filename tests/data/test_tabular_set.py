@@ -284,6 +284,29 @@ def test_a_test_table_of_its_own():
         made(pets(), test_table=pets(kind=["cat", "dogs"] * 30))
 
 
+def test_categories_are_the_same_from_every_kind_of_file():
+    """A Parquet file has numbers and truth values, a CSV file their texts."""
+
+    def codes(train, test):
+        data = made(pets(color=train, weight=None), test_table=given(test), column_kinds={"color": "categorical"})
+        return data.test.inputs["categories"][:2, 0].tolist(), data.encoding.categorical[0].categories
+
+    def given(test):
+        table = pets(weight=None)
+        column = Column("color", test) if isinstance(test, np.ndarray) else text_column("color", test)
+        return Table("test", (column, *(one for one in table.columns if one.name != "color")))
+
+    truths, numbers = np.array([1.0, 0.0] * 30), np.array([3.0, 2.5] * 30)
+    assert codes(["True", "False"] * 30, truths) == ([3, 2], ("False", "True"))
+    assert codes(["3.0", "2.50"] * 30, numbers) == ([3, 2], ("2.50", "3.0"))
+    assert codes(["3", "2.5"] * 30, numbers) == ([3, 2], ("2.5", "3"))
+    assert codes(["003", "2.5"] * 30, numbers) == ([1, 3], ("003", "2.5"))
+    for train, test in (("3 2.5", "3.0 2.5"), ("True False", "TRUE False"), ("1 0", "True 0")):
+        first, other = train.split()[0], test.split()[0]
+        with pytest.raises(DataError, match=f"'color' of test has '{other}', and the training rows have '{first}', w"):
+            codes(train.split() * 30, test.split() * 30)
+
+
 @pytest.mark.parametrize(
     ("changed", "options", "message"),
     [

@@ -149,6 +149,35 @@ def test_labelled_texts_from_a_folder_and_from_a_file_are_the_same(tmp_path):
     assert (texts.class_names, len(texts.train_texts), sorted(texts.test_labels)) == (("a", "b"), 16, [0, 0, 1, 1])
 
 
+def test_folders_train_and_test_of_texts_are_the_split(tmp_path):
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    for part in ("Train", "TEST"):
+        for name in ("neg", "pos"):
+            write(f"{part}/{name}/1.txt", f"{part} {name}")
+    texts = read_labelled_texts(tmp_path)
+    assert texts.class_names == ("neg", "pos")
+    assert (texts.train_texts, texts.train_labels) == (("Train neg", "Train pos"), (0, 1))
+    assert (texts.test_texts, texts.test_labels) == (("TEST neg", "TEST pos"), (0, 1))
+    write("Train/unsup/1.txt", "of no class")
+    with pytest.raises(DataError, match=r"The class folder .*TEST/unsup holds no \.txt file\."):
+        read_labelled_texts(tmp_path)
+    (tmp_path / "Train").rename(tmp_path / "TEST" / "Train")
+    with pytest.raises(DataError, match=r"has a folder 'TEST' with classes, but no folder 'train'\. Add it\."):
+        read_labelled_texts(tmp_path)
+
+
+@pytest.mark.parametrize(("first", "second"), [("1", "1.0"), ("True", "true")])
+def test_classes_of_texts_are_spelled_in_one_way(tmp_path, first, second):
+    (tmp_path / "a.csv").write_text(f"text,label\na,{first}\nb,{second}\nc,0\nd,0\n")
+    with pytest.raises(
+        DataError, match=f"The column 'label' of .* has the classes '{first}' and '{second}', which are"
+    ):
+        read_labelled_texts(tmp_path / "a.csv")
+
+
 def test_labelled_texts_that_cannot_be_used_are_refused(tmp_path):
     def refused(message, path):
         with pytest.raises(DataError, match=re.escape(message)):

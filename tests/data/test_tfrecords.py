@@ -107,6 +107,7 @@ def damaged(path, change):
         (lambda content: content[: len(content) // 4 + 5], r"Record 1 .* the file ends inside of it\. Write or copy"),
         (lambda content: content.__setitem__(0, content[0] ^ 1), r"Record 0 .* the checksum of its length is wrong"),
         (lambda content: b"\x1f\x8b" + content, r"is compressed\. Write TFRecord files without compression\."),
+        (lambda content: b"\x78\x5e" + content, r"is compressed\. Write TFRecord files without compression\."),
         (lambda content: b"", r"\.tfrecord is empty \(0 bytes\)\. Write or copy the file again\."),
     ],
 )
@@ -184,6 +185,16 @@ def test_classes_may_be_numbers_or_names_alone(tmp_path):
             r"record 2 \(from 0\) of .* must have one image in 'image/encoded'",
         ),
         ([*pictures(2), *pictures(1, **{"image/class/text": "cow"})], "Every number of a class must have one text"),
+        (
+            pictures(4, **{"image/class/label": [0, 1]}),
+            r"record 0 .* has 2 classes in 'image/class/label'; an image must",
+        ),
+        (pictures(4, **{"image/class/text": ["cat", "dog"]}), r"record 0 .* has 2 classes in 'image/class/text'; an"),
+        (pictures(4, **{"image/class/text": b"caf\xe9"}), r"class in the record 0 .* is not UTF-8\. Received: b'caf"),
+        (
+            [{"image/encoded": png(0), f"image/class/{name}": value} for name, value in (("label", 0), ("text", "a"))],
+            "The class must be a number in every example, or a text in every one",
+        ),
         (pictures(1), "must have at least two classes. Received: cat"),
         (pictures(3), r"Class 'dog' of .* must have at least two, one to train on .* Received: 1\."),
         (

@@ -49,7 +49,8 @@ def test_names_that_are_not_utf_8_and_files_that_are_passed_over(predict, runs, 
     status, out, err = predict(f"--run_dir={runs}/images", "--input=photos", "--output=out.csv")
     assert "predict: Passed over in photos: 1 .webp. Files that end in .png" in err
     assert {row["input"] for row in get_rows(tmp_path / "out.csv")} == {r"photos/M\xfcller.png", "photos/Müller.png"}
-    assert "cannot predict photos/a.bmp: " in err
+    for name in ("a.bmp", "b.gif"):
+        assert f"cannot predict photos/{name}: the model takes gray images, and TensorFlow does not convert this" in err
     assert (status, out) == (1, "2 rows in out.csv (light: 2)\n")
 
 
@@ -92,6 +93,9 @@ def test_a_text_file_has_a_row_for_each_line(predict, runs, tmp_path):
         ("texts.txt:2", "no"),
         ("texts.txt:3", "yes"),
     ]
+    (tmp_path / "texts.txt").write_text("\ufeffgood\nbad", encoding="utf-16-le")
+    assert predict(f"--run_dir={runs}/texts", "--input=texts.txt", "--output=2.csv", "--encoding=utf-16-le")[0] == 0
+    assert [row["class"] for row in get_rows(tmp_path / "2.csv")] == ["yes", "no"]
 
 
 def test_texts_of_tables_are_those_of_training(predict, runs, tmp_path):
@@ -141,6 +145,9 @@ def test_numbers_without_classes_keep_the_names_of_the_outputs(predict, runs, tm
     (tmp_path / "rows.csv").write_text("a,b,c\n1,2,3\n4,5,6\n")
     assert predict(f"--run_dir={runs}/numbers", "--input=rows.csv", "--output=out.csv")[0] == 0
     assert get_rows(tmp_path / "out.csv")[1] == {"input": "1", "sum_0": "15", "sum_1": "15"}
+    (tmp_path / "rows.csv").write_text("a,b,c\n16777214,1,0\n0.1,0,0\n")
+    assert predict(f"--run_dir={runs}/numbers", "--input=rows.csv", "--output=out.csv")[0] == 0
+    assert [np.float32(row["sum_0"]) for row in get_rows(tmp_path / "out.csv")] == [16777215, np.float32(0.1)]
 
 
 def test_saved_model_predicts_as_its_run(predict, runs, tmp_path):
@@ -198,6 +205,31 @@ def test_saved_model_without_a_signature_is_named(predict, tmp_path, logical_dev
             ["--input=no.jsonl", "--output=o.csv"],
             "Line 2 of no.jsonl is not valid JSON: Expecting value (column 4",
         ),
+        (
+            "texts",
+            ["--input=wide.npy", "--output=o.csv"],
+            "words in wide.npy has 4294967297, which int32, the dtype of this input, cannot hold.",
+        ),
+        ("texts", ["--input=half.npy", "--output=o.csv"], "words in half.npy has 1.5, which int32, the dtype of this"),
+        ("texts", ["--input=nan.npy", "--output=o.csv"], "words in nan.npy has nan, which int32, the dtype of this"),
+        ("numbers", ["--input=huge.npy", "--output=o.csv"], "in huge.npy has 1e+300, which float32, the dtype of this"),
+        ("numbers", ["--input=huge.csv", "--output=o.csv"], "huge.csv has 1e+39, which float32, the dtype of this"),
+        (
+            "numbers",
+            ["--input=huge.jsonl", "--output=o.csv"],
+            "Line 1 of huge.jsonl: 'inputs' has 1e+39, which float32",
+        ),
+        (
+            "texts",
+            ["--input=surrogate.jsonl", "--output=o.csv"],
+            "Line 1 of surrogate.jsonl has half of a character. Received: 'a\\ud800'.",
+        ),
+        (
+            "table",
+            ["--input=twice.jsonl", "--output=o.csv"],
+            "Line 1 of twice.jsonl cannot be read: 'age' is there",
+        ),
+        ("texts", ["--input=zero.txt", "--output=o.csv"], "zero.txt, line 2: it holds a zero byte. Fix the line."),
         ("numbers", ["--input=empty.jsonl", "--output=o.csv"], "empty.jsonl is empty."),
         (
             "numbers",
@@ -233,6 +265,15 @@ def test_bad_input_gets_one_line_and_leaves_nothing(predict, runs, tmp_path, run
     (tmp_path / "short.jsonl").write_text("[1, 2, 3]\n[1, 2]\n")
     (tmp_path / "named.jsonl").write_text('{"txt": "good"}\n')
     np.save(tmp_path / "tokens.npy", np.array([[1, 2, 3, 4], [77, 2, 3, 4]]))
+    np.save(tmp_path / "wide.npy", np.full((1, 4), 2**32 + 1))
+    np.save(tmp_path / "half.npy", np.full((1, 4), 1.5))
+    np.save(tmp_path / "nan.npy", np.full((1, 4), np.nan))
+    np.save(tmp_path / "huge.npy", np.full((1, 3), 1e300))
+    (tmp_path / "huge.csv").write_text("a,b,c\n1,1e39,1\n")
+    (tmp_path / "huge.jsonl").write_text("[1, 1e39, 1]\n")
+    (tmp_path / "twice.jsonl").write_text('{"age": 1, "kind": "cat", "age": 2}\n')
+    (tmp_path / "zero.txt").write_text("good\nb\0d\n")
+    (tmp_path / "surrogate.jsonl").write_text('"a\\ud800"\n')
     np.save(tmp_path / "x.npy", np.zeros((2, 3)))
     np.savez(tmp_path / "two.npz", numbers=np.zeros((2, 1)), other=np.zeros((2, 1)))
     before = sorted(path.name for path in tmp_path.rglob("*"))

@@ -3,7 +3,7 @@
 import json
 
 CODE = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import keras, numpy as np, tfaccel
 
@@ -32,6 +32,18 @@ class Stops(keras.callbacks.Callback):
         if epoch == 1:
             raise tfaccel.errors.PlanError("in the second epoch")
 
+def alone():
+    workers = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
+    os.environ |= {"TF_CONFIG": json.dumps(workers), "TFACCEL_LAUNCH_ATTEMPT": "1"}
+    try:
+        tfaccel.train(build(), x, y, plan=plan, run_dir=folder / "alone", epochs=1, verbose=0)
+    except tfaccel.errors.PlanError as error:
+        found["alone"] = str(error)
+    finally:
+        del os.environ["TF_CONFIG"], os.environ["TFACCEL_LAUNCH_ATTEMPT"]
+    return (folder / "alone").exists()
+
+found["alone folder"] = alone()
 found["new folder"], found["empty folder"] = train("new"), train("there")
 found["begun"] = train("begun", "sgd", callbacks=[Stops()])
 print(json.dumps(found))
@@ -41,6 +53,8 @@ print(json.dumps(found))
 def test_a_refused_run_leaves_no_files(run_python, tmp_path):
     found = json.loads(run_python(CODE, str(tmp_path)).stdout.splitlines()[-1])
     assert found["new"] == found["there"] == "PlanError"
+    assert "one of 2 workers that `tfaccel launch` has started, but its plan trains in one process" in found["alone"]
+    assert not found["alone folder"]
     assert found["new folder"] is None
     assert found["empty folder"] == []
     assert {"config.json", "plan.json", "checkpoints"} <= set(found["begun"])

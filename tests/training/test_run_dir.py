@@ -242,6 +242,11 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path):
         {"epoch": 1, "loss": 1.0},
         {"epoch": 2, "loss": None},
     ]
+    run_dir.take_rows(run_dir.rows_before(3), num_epochs=3)
+    for content in ("", lines[0]):
+        (tmp_path / "run" / "metrics.jsonl").write_text(content)
+        with pytest.raises(RunDirError, match=r"metrics\.jsonl lacks the metrics of epoch [12], which was"):
+            run_dir.take_rows(run_dir.rows_before(3), num_epochs=3)
 
 
 def test_workers_that_are_not_the_chief_write_nothing(tmp_path):

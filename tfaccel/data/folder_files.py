@@ -10,6 +10,8 @@ from pathlib import Path
 from tfaccel.errors import DataError
 from tfaccel.local_path import is_utf8, shown_path
 
+_PARTS = (("train", "training"), ("test", "testing"))  # in any capitals
+
 
 def files_below(folder: Path, suffixes: Collection[str] | None = None) -> list[Path]:
     """The files in a folder and its sub-folders, sorted; without hidden ones.
@@ -93,6 +95,32 @@ def class_folders(folder: Path) -> list[Path]:
         if not is_utf8(entry):
             raise DataError(f"The name of the class folder {shown_path(entry)} is not UTF-8. Rename it.")
     return found
+
+
+def part_folders(folder: Path) -> list[Path]:
+    """The folders of the training and of the test part, such as `train` and `Test`; none if the folder has no parts.
+
+    Raises:
+        DataError: if there is only one of them, and it holds folders, as of classes.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as name:
+        ...     for part in ("Testing", "Training"):
+        ...         Path(name, part).mkdir()
+        ...     [part.name for part in part_folders(Path(name))]
+        ['Training', 'Testing']
+    """
+    found = {entry.name.lower(): entry for entry in reversed(class_folders(folder))}
+    present = [[found[name] for name in names if name in found][:1] for names in _PARTS]
+    if all(present):
+        return [part for (part,) in present]
+    for names, other in zip(present, reversed(_PARTS), strict=True):
+        if names and class_folders(names[0]):
+            raise DataError(
+                f"{folder} has a folder {names[0].name!r} with classes, but no folder {other[0]!r}. Add it."
+            )
+    return []
 
 
 def counted(files: Iterable[Path]) -> str:

@@ -23,7 +23,7 @@ from tfaccel.data.tables.column_kinds import (
     without_bad_values,
 )
 from tfaccel.data.tables.files import read_table
-from tfaccel.data.tables.table import Column, Table
+from tfaccel.data.tables.table import Column, Table, merged_integers
 from tfaccel.errors import DataError
 from tfaccel.short_repr import short_repr
 
@@ -247,6 +247,11 @@ def _times(column: Column, source: str) -> tuple[np.ndarray, np.ndarray]:
             raise DataError(
                 f"Column {column.name!r} of {source} must hold finite numbers or dates, not both, but row {row + 1} "
                 f"below the header has {text!r}, and the first one {texts[0]!r}. Fix the row."
+            )
+        if row and not offsets and merged_integers([texts[row - 1], text]) is not None:
+            raise DataError(
+                f"Column {column.name!r} of {source} has {text!r} in row {row + 1} below the header after "
+                f"{texts[row - 1]!r}, which are one number in float64. Subtract a constant from the column."
             )
         if row and not seconds[row] > seconds[row - 1]:
             raise DataError(

@@ -28,7 +28,7 @@ _CHECKSUM = struct.Struct("<I")
 _HEAD = _LENGTH.size + _CHECKSUM.size
 _NAME = re.compile(r".*\.tfrecords?(-\d+-of-\d+)?")
 _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)(.*)")
-_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # magic numbers of gzip and zlib
+_COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # magic numbers of gzip and zlib
 _MASK_DELTA = 0xA282EAD8
 
 Value = bytes | str | int | float

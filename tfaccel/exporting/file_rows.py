@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +18,16 @@ from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
 from tfaccel.data.tables.encoding import find_gaps
-from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, get_codec, read_table
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, get_codec, read_table, text_damage
 from tfaccel.data.tables.table import Column, Table, clean_texts, number_text
+from tfaccel.data.texts.files import plain_lines
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import shown_path
 
 TEXT_SUFFIXES, ARRAY_SUFFIXES, JSON_LINES_SUFFIXES = (".txt",), (".npy", ".npz"), (".jsonl", ".ndjson")
 SKIP, FILL = UNKNOWN_VALUES = ("skip", "fill")
+_HALF = re.compile("[\ud800-\udfff]")  # of a character: JSON can hold it, UTF-8 cannot
 
 Line = tuple[int, Any]  # its number in a JSON lines file, starting at 1, and its value
 
@@ -156,12 +159,15 @@ def _folder(folder: Path, kind: str) -> Rows:
 
 def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
     try:
-        lines = path.read_text(encoding=get_codec(encoding)).split("\n")
+        lines = plain_lines(path.read_bytes().decode(get_codec(encoding))).split("\n")
     except (OSError, UnicodeError) as error:
         raise DataError(f"Cannot read {path} as a text in {encoding}: {error}. Give its --encoding.") from error
     found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise DataError(f"{path} holds no text.")
+    damaged = next((number for number, line in found if text_damage(line)), None)
+    if damaged is not None:
+        raise DataError(f"{path}, line {damaged}: {text_damage(lines[damaged - 1])}. Fix the line.")
     return found
 
 
@@ -211,6 +217,7 @@ def _table(table: Table, inputs: Mapping[str, Any], raw_input: RawInput | None, 
             )
     advice = "; this model takes a number in every field"
     array = np.stack([as_numbers(column, table.source, advice=advice) for column in table.columns], axis=1)
+    _check_held(array, spec, table.source)
     return Rows(names, arrays={name: array})
 
 
@@ -242,7 +249,24 @@ def _checked(array: np.ndarray, spec: Any, name: str) -> np.ndarray:
     )
     if not fits or array.dtype.kind not in "biuf":
         raise DataError(f"{name} must hold rows {_row(spec)}. Received: {array.dtype}, shape {array.shape}.")
+    _check_held(array, spec, name)
     return array
+
+
+def _check_held(array: np.ndarray, spec: Any, name: str) -> None:
+    """Raises DataError if the model's dtype has no value for a number: it would become another one."""
+    kind = np.dtype(spec.dtype.as_numpy_dtype)
+    if np.can_cast(array.dtype, kind):
+        return
+    with np.errstate(over="ignore", invalid="ignore"):
+        held = array.astype(kind)
+        back = held.astype(array.dtype)
+    is_lost = np.isinf(held) & np.isfinite(array) if spec.dtype.is_floating else back != array
+    if spec.dtype.is_integer and array.dtype.kind in "iu":  # a number and what it wraps around to may be equal again
+        is_lost |= (held < 0) != (array < 0)
+    if is_lost.any():
+        first = array[is_lost][0]
+        raise DataError(f"{name} has {first:.10g}, which {spec.dtype.name}, the dtype of this input, cannot hold.")
 
 
 def json_lines(path: Path) -> list[Line]:
@@ -267,11 +291,19 @@ def json_lines(path: Path) -> list[Line]:
     return found
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
 def _values(path: Path, lines: Sequence[str]) -> Iterator[Line]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield number, json.loads(line)
+                yield number, json.loads(line, object_pairs_hook=_object)
             except json.JSONDecodeError as error:
                 raise DataError(
                     f"Line {number} of {path} is not valid JSON: {error.msg} (column {error.colno})."
@@ -295,6 +327,8 @@ def texts_of_lines(path: Path, lines: Sequence[Line], column: str) -> tuple[str,
                 f"Line {number} of {path} must be a text, or an object with the text {column!r} (--text_column).{hint}"
                 f" Received: {value!r:.60}."
             )
+        if _HALF.search(text):
+            raise DataError(f"Line {number} of {path} has half of a character. Received: {value!r:.60}.")
         found.append(text)
     return tuple(found)
 
@@ -372,4 +406,5 @@ def _row_of_value(value: Any, spec: Any, place: str) -> np.ndarray:
     if not fits or row.dtype.kind not in kinds:
         shape = ", ".join("any" if size is None else str(size) for size in wanted)
         raise DataError(f"{place} must be {spec.dtype.name} of shape ({shape}). Received: {value!r:.60}.")
+    _check_held(row, spec, place)
     return row

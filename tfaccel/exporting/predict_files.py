@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES, check_image
+from tfaccel.data.raw_input import ImageInput, RawInput
 from tfaccel.data.texts.files import plain_lines
 from tfaccel.errors import DataError
 from tfaccel.exporting.file_rows import Rows
@@ -136,7 +137,7 @@ def _of_contents(predictor: Predictor, contents: Mapping[str, bytes], unreadable
     except tf.errors.InvalidArgumentError as error:
         if len(contents) == 1:
             ((name, content),) = contents.items()
-            unreadable[name] = _reason(content, name, error)
+            unreadable[name] = _reason(content, name, error, predictor.raw_input)
             return [], {}
     found = [_of_contents(predictor, {name: content}, unreadable) for name, content in contents.items()]
     read = [outputs for names, outputs in found if names]
@@ -144,12 +145,14 @@ def _of_contents(predictor: Predictor, contents: Mapping[str, bytes], unreadable
     return [name for names, _ in found for name in names], outputs
 
 
-def _reason(content: bytes, name: str, error: Any) -> str:
+def _reason(content: bytes, name: str, error: Any, raw_input: RawInput | None) -> str:
     """Why an input cannot be read; Pillow's messages about images are clearer than TensorFlow's."""
     try:
-        check_image(content, name)
+        header = check_image(content, name)
     except DataError as clear:
         return str(clear)
+    if isinstance(raw_input, ImageInput) and raw_input.num_channels == 1 and not header.is_grey:
+        return "the model takes gray images, and TensorFlow does not convert this one. Save it as a gray PNG image"
     return graph_error_reason(error)
 
 
@@ -184,7 +187,7 @@ def _csv_writer(file: Any) -> Callable[[dict[str, Any]], None]:
         if is_first:
             writer.writerow(flat)
             is_first = False
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in flat.values()])
+        writer.writerow([f"{value:.6g}" if type(value) is float else value for value in flat.values()])
 
     return write
 
@@ -196,11 +199,21 @@ def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= {f"p({name})": part for name, part in value.items()}
         elif isinstance(value, np.ndarray):
-            parts = [_text(part) if isinstance(part, bytes) else part for part in value.ravel().tolist()]
+            parts = [_text(part) if isinstance(part, bytes) else _shortest(part) for part in value.ravel()]
             flat |= {key if value.ndim == 0 else f"{key}_{place}": part for place, part in enumerate(parts)}
         else:
             flat[key] = value
     return flat
+
+
+def _shortest(number: Any) -> str:
+    """The shortest text that is read as this number of its dtype.
+
+    Example:
+        >>> [_shortest(np.float32(number)) for number in (0.1, 16777215, 15)]
+        ['0.1', '1.6777215e+07', '15']
+    """
+    return str(number).removesuffix(".0")
 
 
 def _text(value: Any) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from tfaccel.errors import ClusterError, LaunchError, PlanError, RunDirError, WorkloadError
 from tfaccel.files import write_json
+from tfaccel.hardware.hardware import Cluster
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import taken_fields
@@ -29,7 +30,7 @@ from tfaccel.planning.plan_cache import plan_key
 from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
-from tfaccel.processes.launched import DONE, INTERRUPTED, RETRY, resume_in_attempt
+from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, RETRY, resume_in_attempt
 from tfaccel.training.run.result import (
     VERBOSE,
     ShownRun,
@@ -198,6 +199,7 @@ def train(
     if plan is None:
         plan, origin = plan_and_origin(hardware, workload, run_dir, resume=resume, **fixed)
         shown.plan(plan, origin)
+    _refuse_training_alone(plan, hardware.cluster)
     workload_key = plan_key(hardware, workload, {})
     scaling = scaling_of_run(workload, plan, learning_rate_scaling, scaling_warm_up)
     directory = RunDir(run_dir, {**config_of_run(workload, plan, scaling), **config}, resume=resume)
@@ -233,6 +235,16 @@ def train(
     _give_back(own, directory.model_file)
     shown.result(result)
     return result
+
+
+def _refuse_training_alone(plan: Plan, cluster: Cluster | None) -> None:
+    """Raises PlanError if a launcher has started this process as one of several workers, and the plan has only one."""
+    if os.environ.get(ATTEMPT) and cluster is not None and cluster.num_workers > 1 and plan.num_workers == 1:
+        raise PlanError(
+            f"This process is one of {cluster.num_workers} workers that `tfaccel launch` has started, but its plan "
+            f"trains in one process (strategy={plan.strategy!r}): each worker would train alone. Leave out the "
+            "strategy, use strategy='multi_worker_mirrored', or start one worker."
+        )
 
 
 def _check_options(

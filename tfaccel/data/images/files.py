@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.folder_files import class_folders, counted, files_below, passed_over
+from tfaccel.data.folder_files import class_folders, counted, files_below, part_folders, passed_over
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.images.image_set import (
     MAX_DEFAULT_IMAGE_SIZE,
@@ -23,6 +23,7 @@ from tfaccel.data.images.image_set import (
 from tfaccel.data.images.tfrecords import read_tfrecord_images
 from tfaccel.data.named_sets import HUGGING_FACE, TFDS, read_hugging_face_images, read_tfds_images
 from tfaccel.data.stored_arrays import read_arrays
+from tfaccel.data.tables.column_kinds import MAX_ERROR
 from tfaccel.data.tfrecord_files import find_tfrecords
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
@@ -84,18 +85,13 @@ def read_image_set(
 
 
 def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> ImageSet:
-    parts = [folder / name for name in ("train", "test")]
-    present = [part for part in parts if part.is_dir()]
-    if len(present) == 1 and class_folders(present[0]):
-        other = "test" if present[0].name == "train" else "train"
-        raise DataError(f"{folder} has a folder {present[0].name!r} with classes, but no folder {other!r}. Add it.")
-    is_split = len(present) == 2
-    first = present[0] if is_split else folder
+    parts = part_folders(folder) or [folder]
+    first = parts[0]
     classes = tuple(entry.name for entry in class_folders(first))
     if len(classes) < 2:
         found = f"one, {classes[0]!r}" if classes else "none"
         raise DataError(f"{first} must have one sub-folder for each class, at least two. Received: {found}.")
-    listed = [_list_files(part, classes) for part in (present if is_split else [folder])]
+    listed = [_list_files(part, classes) for part in parts]
     used = [Path(part.name(row)) for part in listed for row in range(len(part.labels))]
     others = passed_over(folder, used, IMAGE_SUFFIXES)
     if others:
@@ -148,7 +144,7 @@ def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: Ba
         bad_data: what to do with images that hold NaN or infinity. A damaged file is always an error.
 
     Raises:
-        DataError: if the file cannot be read, or an array has another form.
+        DataError: if the file cannot be read, an array has another form, or float32 is too coarse for its numbers.
 
     Example:
         >>> import tempfile
@@ -176,7 +172,7 @@ def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: Ba
     bad_data.finish(len(x_train) + len(x_test), "images")
     pixels_are_bytes = x_train.dtype == x_test.dtype == np.uint8
     if not pixels_are_bytes:
-        x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
+        x_train, x_test = _as_float32(x_train, f"x_train in {path}"), _as_float32(x_test, f"x_test in {path}")
     parts = ImageSplit(x_train, y_train), ImageSplit(x_test, y_test)
     longer_side = max(x_train.shape[1:3])
     scale = float(x_train.std(dtype=np.float64)) or 1.0  # all pixels may be equal
@@ -220,6 +216,25 @@ def _images(array: np.ndarray, name: str) -> np.ndarray:
     if array.dtype.kind in "ui" and array.min() >= 0 and array.max() <= 255:
         return array.astype(np.uint8, copy=False)
     return array
+
+
+def _as_float32(images: np.ndarray, name: str) -> np.ndarray:
+    """Images as float32, in which models take them."""
+    with np.errstate(over="ignore"):
+        single = images.astype(np.float32)
+    if np.can_cast(images.dtype, np.float32):
+        return single
+    if not np.isfinite(single).all():
+        raise DataError(
+            f"{name} has the number {images[~np.isfinite(single)][0]:g}, which float32 cannot hold. Scale it."
+        )
+    mean, deviation = images.mean(dtype=np.float64), images.std(dtype=np.float64)
+    if np.abs(images - single.astype(np.float64)).max() > MAX_ERROR * deviation > 0:
+        raise DataError(
+            f"The numbers of {name} are around {mean:.3g} and vary by {deviation:.3g}: float32, in which models take "
+            f"them, is too coarse for them. Subtract a constant from the images, such as {mean:.3g}."
+        )
+    return single
 
 
 def _finite(

@@ -169,7 +169,12 @@ def _label(index: RecordIndex, row: int, features: ImageFeatures) -> tuple[int |
     """The class in a record: an integer (or its text if there is none), and a text."""
     example = _example(index, row)
     images, labels, texts = (example.get(name, []) for name in (features.image, features.label, features.text))
-    text = texts[0].decode(errors="replace") if texts and isinstance(texts[0], bytes) else ""
+    if len(labels) > 1 or len(texts) > 1:
+        raise DataError(
+            f"The {index.name(row)} has {max(len(labels), len(texts))} classes in "
+            f"{(features.label if len(labels) > 1 else features.text)!r}; an image must have one."
+        )
+    text = _class_text(texts[0], index.name(row)) if texts and isinstance(texts[0], bytes) else ""
     label = labels[0] if labels else text
     if len(images) != 1 or not isinstance(images[0], bytes) or not isinstance(label, int | str) or label == "":
         raise DataError(
@@ -179,9 +184,18 @@ def _label(index: RecordIndex, row: int, features: ImageFeatures) -> tuple[int |
     return label, text
 
 
+def _class_text(content: bytes, name: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"The name of the class in the {name} is not UTF-8. Received: {content!r:.80}.") from error
+
+
 def _named(parts: list[list[tuple[int | str, str]]]) -> list[list[int | str]]:
     """The text of each example's class if all have one; otherwise its integer."""
     pairs = {pair for part in parts for pair in part}
+    if len({type(label) for label, _ in pairs}) > 1:
+        raise DataError("The class must be a number in every example, or a text in every one, in TFRecord files.")
     if not all(text for _, text in pairs):
         return [[label for label, _ in part] for part in parts]
     if not len({label for label, _ in pairs}) == len({text for _, text in pairs}) == len(pairs):

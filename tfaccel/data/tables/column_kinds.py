@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 import numpy as np
+import pyarrow
 from pyarrow import compute
 
 from tfaccel.data.bad_data import BadData
@@ -56,7 +57,7 @@ NUMBERS_ADVICE = "Write numbers with a decimal point, and without thousands sepa
 # A target with more classes than this, and few rows for each, is treated as numeric.
 _MAX_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10
 
-_MAX_ERROR = 1e-4  # as a fraction of how much numbers vary
+MAX_ERROR = 1e-4  # as a fraction of how much numbers vary
 _SMALLEST_TARGETS, _LARGEST_TARGETS = 1e-15, 1e15
 _SAMPLE = 10_000  # numbers of which quartiles are taken
 
@@ -321,12 +322,7 @@ def class_numbers(
         raise DataError(f"No row of {source} has a value in the target column {column.name!r}.")
     found = set(texts.tolist())
     is_number = not np.isnan(column.numbers[0]).any()
-    twice = _spelled_twice(found, is_number)
-    if twice is not None:
-        raise DataError(
-            f"The target column {column.name!r} of {source} has the classes {twice[0]!r} and {twice[1]!r}, which are "
-            "the same. Write it in one way."
-        )
+    check_spellings(found, f"The target column {column.name!r} of {source}")
     names = known or tuple(sorted(found, key=lambda text: (float(text) if is_number else 0.0, text)))
     unknown = sorted(found - set(names))
     if unknown:
@@ -353,9 +349,25 @@ def class_numbers(
     return names, numbers
 
 
-def _spelled_twice(classes: set[str], is_number: bool) -> tuple[str, str] | None:
-    """Two classes that are the same truth value or, if all are numbers, the same number; None if there are none."""
-    if not is_number:
+def check_spellings(classes: set[str], where: str) -> None:
+    """Raises DataError if two classes are the same truth value or, if all are numbers, the same number.
+
+    Example:
+        >>> check_spellings({"0", "1", "1.0"}, "The column 'y' of t.csv")
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.DataError: The column 'y' of t.csv has the classes '1' and '1.0', which are the same. Write it \
+in one way.
+    """
+    twice = _spelled_twice(classes)
+    if twice is not None:
+        raise DataError(
+            f"{where} has the classes {twice[0]!r} and {twice[1]!r}, which are the same. Write it in one way."
+        )
+
+
+def _spelled_twice(classes: set[str]) -> tuple[str, str] | None:
+    if len(numbers_of_texts(pyarrow.array(sorted(classes), pyarrow.string()))[1]):
         return spelled_twice(sorted(classes))
     first: dict[Decimal, str] = {}
     for text in sorted(classes):
@@ -424,7 +436,7 @@ def lost_in_float32(numbers: np.ndarray) -> tuple[int, bool]:
 
 
 def _is_coarse(errors: np.ndarray, spread: float) -> bool:
-    return bool(errors.max(initial=0.0) > _MAX_ERROR * spread > 0)
+    return bool(errors.max(initial=0.0) > MAX_ERROR * spread > 0)
 
 
 def check_float32(numbers: np.ndarray, name: str, source: str) -> int:

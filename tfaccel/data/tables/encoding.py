@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +23,9 @@ MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
 HASH_KEY = (0, 0)
 _START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
 _State = list[np.ndarray]
+
+_TRUTH_VALUES = {"true": "1", "false": "0"}
+_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 @short_repr
@@ -98,8 +103,26 @@ class CategoricalColumn:
             found = (hash_buckets(names, self.num_buckets) + NUM_SPECIAL_CODES).tolist()
         else:
             known = {name: code for code, name in enumerate(self.categories, NUM_SPECIAL_CODES)}
+            if not column.is_text:  # as a Parquet file has numbers and truth values: they have no spelling
+                values = by_value(self.categories)
+                names = [name if name in known else values.get(Decimal(name), name) for name in names]
             found = [known.get(name, OTHER_CODE) for name in names]
         return np.array([*found, MISSING_CODE], dtype=np.int32)[places]
+
+
+def by_value(texts: Iterable[str]) -> dict[Decimal, str]:
+    """Number -> the first text that is this number; truth values are 1 and 0. Texts such as 007 are names.
+
+    Example:
+        >>> by_value(["False", "TRUE", "2.50", "007", "red"])
+        {Decimal('0'): 'False', Decimal('1'): 'TRUE', Decimal('2.50'): '2.50'}
+    """
+    found: dict[Decimal, str] = {}
+    for text in texts:
+        number = _TRUTH_VALUES.get(text.lower(), text)
+        if _NUMBER.fullmatch(number):
+            found.setdefault(Decimal(number), text)
+    return found
 
 
 @short_repr

@@ -28,16 +28,20 @@ from tfaccel.data.tables.table import Column, Table, clean_texts
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
 
-CSV_SUFFIXES = (".csv", ".tsv")
+_TAB_SUFFIX = ".tsv"
+CSV_SUFFIXES = (".csv", _TAB_SUFFIX)
 PARQUET_SUFFIXES = (".parquet", ".pq")
 _INDEX = re.compile(r"__index_level_[0-9]+__")  # columns in which pandas keeps the index of a table
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 _DELIMITERS = ",;\t|"
 _MAX_FIELD_LENGTH = 2**24  # characters
+_MAX_HEADER_LENGTH = 2**16
 _SEPARATOR_LINE = re.compile(r'"?sep=([\t !#-/:-@\[-`{-~])"?')  # which Excel writes, and reads, before the header
 _BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
+_MARK = "\ufeff"  # which some programs put first
+_QUOTED = re.compile(r'"[^"]*"')
 Fields = tuple[list[str], list[pyarrow.StringArray], np.ndarray]
 
 KEEP_BYTES = "surrogateescape"  # how bytes that cannot be decoded become characters, which `text_damage` finds
@@ -54,11 +58,11 @@ def read_table(
     """The table in a CSV or Parquet file.
 
     A CSV file has a header; its delimiter is the comma, semicolon, tab or bar, whichever is most frequent in the
-    header, or the one in a first line such as `sep=;`. Empty fields, NA, N/A, #N/A, NaN, null and ? are missing values;
-    among numbers and dates, None is too. All columns of a CSV file are read as text, and so are all of a Parquet file
-    but floating-point numbers, booleans and durations (in seconds). The index that pandas writes to a Parquet file is
-    left out. A column without a name, such as the index that pandas writes, is named by
-    its position: column_1.
+    header (in a .tsv file, the tab if it is there), or the one in a first line such as `sep=;`. Empty fields, NA, N/A,
+    #N/A, NaN, null and ? are missing values; among numbers and dates, None is too. All columns of a CSV file are read
+    as text, and so are all of a Parquet file but floating-point numbers, booleans and durations (in seconds). The index
+    that pandas writes to a Parquet file is left out. A column without a name, such as the index that pandas writes, is
+    named by its position: column_1.
 
     Args:
         path: the file.
@@ -209,6 +213,7 @@ class _Text:
             raise DataError(
                 f"{path} is not written in {codec}: {error}. Say how it is encoded (--encoding)."
             ) from error
+        text = text.removeprefix(_MARK)  # as codecs whose name says the order of bytes keep it
         if "\r" in text:
             text = text.replace("\r\n", "\n").replace("\r", "\n")
         first = text.split("\n", 1)[0]
@@ -217,8 +222,7 @@ class _Text:
         separator = _SEPARATOR_LINE.fullmatch(first)
         if separator is not None:
             return cls(text[len(first) :], separator[1])  # The empty line that is left keeps the numbers of the others.
-        header = text.lstrip("\n").split("\n", 1)[0]
-        return cls(text, max(_DELIMITERS, key=header.count))
+        return cls(text, _delimiter(text.lstrip("\n"), path))
 
     def fields_by_arrow(self, path: Path) -> Fields | None:
         """The fields; None if a line is damaged, or may be."""
@@ -309,6 +313,22 @@ class _Text:
         if len(row) == len(names) + 1:
             advice += " If each row begins with its name, as R writes it, name that column in the header too."
         return f"it has {len(row)} fields, but the header has {len(names)}. Fix it.{advice}"
+
+
+def _delimiter(text: str, path: Path) -> str:
+    """The delimiter that is most frequent in a header outside of quoted names; in a .tsv file, the tab if it is there.
+
+    Example:
+        >>> _delimiter('"a, b, c";d', Path("t.csv")), _delimiter("a, b, c\\td", Path("t.tsv"))
+        (';', '\\t')
+    """
+    header = text.split("\n", 1)[0]
+    if header.count('"') % 2:  # a name goes on in the next line
+        header = _QUOTED.sub("", text[:_MAX_HEADER_LENGTH]).split("\n", 1)[0]
+    header = _QUOTED.sub("", header)
+    if path.suffix.lower() == _TAB_SUFFIX and "\t" in header:
+        return "\t"
+    return max(_DELIMITERS, key=header.count)
 
 
 def _are_well_formed(marks: np.ndarray, quotes: np.ndarray, delimiter: int) -> bool:

@@ -24,7 +24,7 @@ from tfaccel.data.tables.column_kinds import (
     order_of_dates,
     target_numbers,
 )
-from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding
+from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, TableEncoding, by_value
 from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
@@ -120,6 +120,8 @@ def make_tabular_set(
         test_rows = test_rows.rows(labelled)
         num_without += int(np.sum(~labelled))
     encoding, rare = _encoding(train_rows, columns, options, target, names)
+    if test_table is not None:
+        _check_spellings(encoding, train_rows, test_rows)
     weights = _class_weights(targets, len(names), options.class_weights) if classification else None
     counts = np.bincount(targets, minlength=len(names)).tolist() if classification else []
     report = TableReport(
@@ -216,6 +218,22 @@ def _with_numbers(table: Table, kinds: Mapping[str, str]) -> Table:
         dates = column.without_no_value() if kind == DATE else column
         columns.append(dates if numbers is None else Column(column.name, numbers))
     return Table(table.source, tuple(columns) or table.columns)
+
+
+def _check_spellings(encoding: TableEncoding, train_rows: Table, test_rows: Table) -> None:
+    """Raises DataError if test rows have a category of the training rows, but spell it in another way."""
+    for name in (column.name for column in encoding.categorical):
+        test = test_rows.column(name)
+        if not test.is_text:  # numbers have no spelling
+            continue
+        of_training = train_rows.column(name).codes[1].to_pylist()
+        values = by_value(of_training)
+        for value, text in by_value(set(test.codes[1].to_pylist()) - set(of_training)).items():
+            if value in values:
+                raise DataError(
+                    f"Column {name!r} of {test_rows.source} has {text!r}, and the training rows have "
+                    f"{values[value]!r}, which is the same. Write it in one way."
+                )
 
 
 def _encoding(

@@ -13,8 +13,9 @@ import numpy as np
 
 from tfaccel.data.bad_data import SKIP_ADVICE, BadData
 from tfaccel.data.class_labels import LabelledTexts, labelled_texts
-from tfaccel.data.folder_files import class_folders, files_below, passed_over
+from tfaccel.data.folder_files import class_folders, files_below, part_folders, passed_over
 from tfaccel.data.named_sets import read_hugging_face_texts, read_tfds_texts
+from tfaccel.data.tables.column_kinds import check_spellings
 from tfaccel.data.tables.files import KEEP_BYTES, read_table, text_damage
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
 from tfaccel.errors import DataError
@@ -235,8 +236,9 @@ def read_labelled_texts(
 ) -> LabelledTexts:
     """Texts from a table, from a folder with a sub-folder of `.txt` files for each class, or from a named dataset.
 
-    "tfds:NAME" is a dataset of TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfaccel.data.named_sets`
-    for their splits. From other sources a stratified fifth of the texts, always the same, is held out for testing.
+    A folder may have `train` and `test` instead, with a sub-folder for each class in both. "tfds:NAME" is a dataset of
+    TensorFlow Datasets, "hf:NAME" one of Hugging Face; see `tfaccel.data.named_sets` for their splits. Without a test
+    part, a stratified fifth of the texts, always the same, is held out for testing.
 
     Args:
         data_dir: the file or folder, or the name of the dataset.
@@ -257,33 +259,43 @@ def read_labelled_texts(
     if str(data_dir).startswith("hf:"):
         return read_hugging_face_texts(str(data_dir), **columns)
     if path.is_dir():
-        pairs = _read_folder(path, bad_data)
+        parts = _read_folder(path, bad_data)
     elif path.exists():
-        pairs = list(zip(*read_columns(path, (text_column, label_column), bad_data, encoding=encoding), strict=True))
+        read = read_columns(path, (text_column, label_column), bad_data, encoding=encoding)
+        parts = [list(zip(*read, strict=True))]
+        check_spellings({label for _, label in parts[0]}, f"The column {label_column!r} of {path}")
     else:
         raise DataError(f"There is no folder or file {path} (`data_dir`).")
-    names = tuple(sorted({label for _, label in pairs}))
+    names = tuple(sorted({label for part in parts for _, label in part}))
     if len(names) < 2:
         raise DataError(f"{path} must have at least two classes. Received one, {names[0]!r}.")
-    labels = np.array([names.index(label) for _, label in pairs])
-    return labelled_texts(names, [[text for text, _ in pairs]], [labels], str(path))
+    labels = [np.array([names.index(label) for _, label in part]) for part in parts]
+    return labelled_texts(names, [[text for text, _ in part] for part in parts], labels, str(path))
 
 
-def _read_folder(folder: Path, bad_data: BadData) -> list[tuple[str, str]]:
-    classes = class_folders(folder)
+def _read_folder(folder: Path, bad_data: BadData) -> list[list[tuple[str, str]]]:
+    """Pairs of a text and its class: of the folders of the training and the test part, or of all classes."""
+    folders = part_folders(folder) or [folder]
+    classes = [entry.name for entry in class_folders(folders[0])]
     if not classes:
-        raise DataError(f"{folder} must have one sub-folder of .txt files for each class. Received: none.")
-    pairs: list[tuple[str, str]] = []
+        raise DataError(f"{folders[0]} must have one sub-folder of .txt files for each class. Received: none.")
+    parts: list[list[tuple[str, str]]] = []
     used: list[Path] = []
-    for entry in classes:
-        files = files_below(entry, _SUFFIXES)
-        used += files
-        if not files:
-            raise DataError(f"The class folder {entry} holds no .txt file.")
-        texts = [bad_data.tried(partial(read_text, file), file) for file in files]
-        pairs += [(text, entry.name) for text in texts if text is not None]
+    for part in folders:
+        unknown = next((entry.name for entry in class_folders(part) if entry.name not in classes), None)
+        if unknown is not None:
+            raise DataError(f"{part} has the class {unknown!r}, which the training texts do not have.")
+        pairs: list[tuple[str, str]] = []
+        for name in classes:
+            files = files_below(part / name, _SUFFIXES) if (part / name).is_dir() else []
+            used += files
+            if not files:
+                raise DataError(f"The class folder {part / name} holds no .txt file.")
+            texts = [bad_data.tried(partial(read_text, file), file) for file in files]
+            pairs += [(text, name) for text in texts if text is not None]
+        parts.append(pairs)
     others = passed_over(folder, used, _SUFFIXES)
     if others:
         logger.warning(others)
-    bad_data.finish(len(pairs), "texts")
-    return pairs
+    bad_data.finish(sum(map(len, parts)), "texts")
+    return parts

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 
 from tfaccel.data.class_labels import are_unequal, balanced_weights
-from tfaccel.data.folder_files import class_folders, counted, files_below, unlisted
+from tfaccel.data.folder_files import class_folders, counted, files_below, part_folders, unlisted
 from tfaccel.errors import DataError
 from tfaccel.records import Record
 from tfaccel.short_repr import short_repr
@@ -345,9 +345,7 @@ def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFile
         ...     list_labelled_files(Path(name), (".txt",)).labels.tolist()
         ['cat']
     """
-    parts = {name: folder / name for name in ("train", "test") if (folder / name).is_dir()}
-    if len(parts) < 2:
-        parts = {"train": folder}
+    parts = dict(zip(_PARTS, part_folders(folder), strict=False)) or {"train": folder}
     paths: list[Path] = []
     where: list[str] = []
     labels: list[str] = []

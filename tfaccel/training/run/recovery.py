@@ -148,7 +148,8 @@ class TrainSession:
         left_out = json.loads(replicas.bytes_of_chief(json.dumps(self._run_dir.left_out()).encode()))
         self.dropped = positions(left_out, self.plan.accumulation_steps)
         self._is_longer = bool(json.loads(replicas.bytes_of_chief(json.dumps(self._run_dir.is_longer).encode())))
-        self._run_dir.take_rows(replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch)))
+        lines = replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch))
+        self._run_dir.take_rows(lines, num_epochs=self._restored[1]["epoch"] if self._restored else 0)
 
     @property
     def place(self) -> str:

@@ -31,7 +31,7 @@ from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
 
 logger = logging.getLogger("tfaccel")
 
-_LEFT_OUT_FILE, _RESULT_FILE = "left_out.json", "result.json"
+_LEFT_OUT_FILE, _METRICS_FILE, _RESULT_FILE = "left_out.json", "metrics.jsonl", "result.json"
 _EPOCHS = "epochs"
 _INPUTS_FILE, _NUM_ROWS, _MAX_BYTES = "example_inputs.npz", 4, 1 << 24
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -181,14 +181,28 @@ class RunDir:
 
     def rows_before(self, num_epochs: int) -> bytes:
         """The metrics of the first `num_epochs` epochs, as JSON lines; later ones will be trained again."""
-        file = self.path / "metrics.jsonl"
+        file = self.path / _METRICS_FILE
         with _named_if_unreadable(file):
             lines = file.read_text().splitlines() if self.resumes and num_epochs and file.exists() else []
             return b"".join(line.encode() + b"\n" for line in lines if json.loads(line)["epoch"] < num_epochs)
 
-    def take_rows(self, lines: bytes) -> None:
-        """Sets the metrics of the epochs trained before resuming."""
+    def take_rows(self, lines: bytes, *, num_epochs: int = 0) -> None:
+        """Sets the metrics of the epochs trained before resuming.
+
+        Args:
+            lines: as `rows_before` returns them.
+            num_epochs: how many epochs were trained.
+
+        Raises:
+            RunDirError: if the metrics of an epoch are missing.
+        """
         self.rows = [json.loads(line) for line in lines.splitlines()]
+        missing = min(set(range(num_epochs)) - {row["epoch"] for row in self.rows}, default=None)
+        if missing is not None:
+            raise RunDirError(
+                f"{self.path / _METRICS_FILE} lacks the metrics of epoch {missing + 1}, which was trained before the "
+                "newest checkpoint. Put back a copy of the file, or start over in a new run directory."
+            )
 
     def leave_out(self, epoch: int, step: int, accumulation_steps: int) -> None:
         """Notes the epoch and step, from 0, of a batch that is left out when the run goes on."""
@@ -227,7 +241,7 @@ class RunDir:
         self.check_held()
         self.rows.append(row)
         if self.writes:
-            write_json_lines(self.path / "metrics.jsonl", self.rows)
+            write_json_lines(self.path / _METRICS_FILE, self.rows)
 
     def result(self) -> dict[str, Any] | None:
         """The outcome of a complete run; None if it is not complete."""
