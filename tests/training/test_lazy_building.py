@@ -83,6 +83,10 @@ def test_numbers_are_kerass(name):
 
 
 class ReadsValues(WithoutCall):
+    def __init__(self):
+        super().__init__()
+        self.compile(keras.optimizers.Adam(0.05), run_eagerly=True)
+
     def train_step(self, data):
         self.encoder(data).numpy()
         return super().train_step(data)
@@ -91,6 +95,47 @@ class ReadsValues(WithoutCall):
 def test_a_step_that_cannot_be_traced_says_what_to_do():
     with pytest.raises(PlanError, match=r"ReadsValues.train_step could not be traced.*inside the strategy's scope"):
         trained(ReadsValues, 2, batches(X))
+
+
+class Fails(WithoutCall):
+    """Fails on any rows, after its layers are built."""
+
+    def train_step(self, data):
+        return super().train_step(self.decoder(self.encoder(data)) @ tf.ones((5, 3)))
+
+
+class ReadsNumbers(WithoutCall):
+    def train_step(self, data):
+        self.decoder(self.encoder(data))
+        return super().train_step(data * self.factor)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "match"), [(Fails, ValueError, "Dimensions must"), (ReadsNumbers, AttributeError, "'factor'")]
+)
+def test_a_step_that_fails_on_one_device_too_fails_alike(make, kind, match):
+    for number in (0, 2):
+        with pytest.raises(kind, match=match) as caught:
+            trained(make, number, batches(X))
+        assert not isinstance(caught.value, PlanError)
+
+
+class WatchesValues(WithoutCall):
+    """Watches the variables themselves, which have no handle outside of the replicas."""
+
+    def train_step(self, data):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            outputs = self.decoder(self.encoder(data))
+            tape.watch([weight.value for weight in self.trainable_weights])
+            loss = tf.reduce_mean((self.decoder(self.encoder(data)) - outputs + outputs - data) ** 2)
+        gradients = tape.gradient(loss, [weight.value for weight in self.trainable_weights])
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def test_a_step_that_watches_values_is_built():
+    assert_equal(trained(WatchesValues, 2, batches(X)), trained(WatchesValues, 0, batches(X)))
 
 
 class DrawsRandom(WithoutCall):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from replica_models import X, Y, scope_of
+from replica_models import X, Y, assert_equal, scope_of, trained
 from test_held_optimizers import Lookahead
 
 from tfaccel.errors import RunDirError
@@ -98,3 +98,51 @@ def test_optimizers_that_others_hold_are_restored(tmp_path):
     with pytest.raises(RuntimeError, match="stopped"):
         trained(stops=True)
     assert_same(trained(stops=False), wanted)
+
+
+class Growing(keras.regularizers.Regularizer):
+    """A penalty that grows whenever it is computed."""
+
+    def __init__(self):
+        self.number = tf.Variable(0.0, trainable=False)
+
+    def __call__(self, kernel):
+        self.number.assign_add(1.0)
+        return 0.01 * self.number * tf.reduce_sum(kernel**2)
+
+
+def with_growing_penalty(reduction):
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, kernel_regularizer=Growing())])
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction=reduction))
+    return model
+
+
+class Averages(keras.Model):
+    """Pulls its weights toward their moving averages, which TensorFlow keeps by variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.average = tf.train.ExponentialMovingAverage(0.9)
+        self(X[:1])
+        self.compile("sgd", "mse")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.average.apply([weight.value for weight in self.dense.weights])
+        for weight in self.dense.weights:
+            weight.assign((weight.value + self.average.average(weight.value)) / 2)
+        return logs
+
+
+def test_variables_outside_of_the_model_move_as_on_one_device():
+    weighted = {"sample_weight": np.linspace(0.5, 2.0, len(X))}
+    cases = [(lambda: with_growing_penalty("mean_with_sample_weight"), weighted, (2,))]
+    cases += [(lambda: with_growing_penalty("sum_over_batch_size"), {}, (2,)), (Averages, {}, (1, 2))]
+    for make, options, numbers in cases:
+        wanted = trained(make, 0, **options)
+        for number in numbers:
+            assert_equal(trained(make, number, **options), wanted)

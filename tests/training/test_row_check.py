@@ -278,3 +278,41 @@ def test_only_metrics_that_need_it_are_gathered():
 
     trained(make, 2, epochs=1)
     assert [metric.name for metric in kept[0].metrics[1].metrics if metric in GATHERED] == ["maximum"]
+
+
+class LargestRows(keras.metrics.Metric):
+    """Adds up the six largest of a batch's predictions: four rows have none."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.total.assign_add(ops.sum(ops.top_k(y_pred[:, 0], 6)[0]))
+
+    def result(self):
+        return self.total + 0.0
+
+
+def functional(loss, metrics):
+    x = keras.Input((6,))
+    model = keras.Model(x, keras.layers.Dense(1)(x))
+    model.compile("sgd", loss, metrics=metrics)
+    return model
+
+
+def mean_of_largest(y, y_pred):
+    return ops.mean(ops.top_k(ops.square(y - y_pred)[:, 0], 6)[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: functional("mse", [LargestRows()]),
+        sequential(metrics=[LargestRows, lambda: mean_of_largest]),
+        lambda: functional(mean_of_largest, [LargestRows()]),
+    ],
+)
+def test_metrics_and_losses_that_need_more_rows_than_a_replica_has_get_those_of_all(make):
+    data = (X[:16], Y[:16])
+    assert_equal(trained(make, 2, *data, validation_data=data), trained(make, 0, *data, validation_data=data))

@@ -153,13 +153,16 @@ def with_mask(value: Any, mask: Any) -> Any:
 def local_variables(variables: Sequence[keras.Variable], components: Sequence[tf.Variable]) -> Iterator[None]:
     """While tracing: makes each Keras variable refer to one replica's component of its distributed variable.
 
-    Keras code then reads and writes plain variables, exactly as on one device.
+    Keras code then reads and writes plain variables, exactly as on one device. What the code keeps by variable, such as
+    `tf.train.ExponentialMovingAverage`, it finds by a component, too.
     """
     saved = [variable._value for variable in variables]
+    known = [(one, value.ref) for one, value in zip(components, saved, strict=True) if one is not value]
     try:
         for variable, component in zip(variables, components, strict=True):
             variable._value = component
-        yield
+        with attributes_of_each((component, {"ref": ref}) for component, ref in known):
+            yield
     finally:
         for variable, value in zip(variables, saved, strict=True):
             variable._value = value

@@ -131,6 +131,12 @@ class _ReplacedLoss:
         return getattr(self._loss, name)
 
 
+def function_of_metric(metric: keras.metrics.Metric) -> Any:
+    """The function whose values a metric averages, or None."""
+    wraps = isinstance(metric, keras.metrics.MeanMetricWrapper)
+    return private_part(metric, "_fn") if wraps else None
+
+
 def compiled_loss(model: keras.Model, call: Callable[..., Any]) -> dict[str, Any]:
     """Attributes that make a model compute its compiled loss by `call(loss, y, y_pred, sample_weight)`."""
     name = "_compile_loss"

@@ -16,11 +16,20 @@ from tfaccel.training.private.private_layers import patched
 from tfaccel.training.private.private_random import distribute_global_seeds
 from tfaccel.training.private.private_workers import broadcast_at_once
 from tfaccel.training.steps.embeddings import slots_on_host
+from tfaccel.training.steps.gather_rows import has_own_loss
+from tfaccel.training.steps.merged_metrics import own_metrics
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_test_step, has_own_train_step
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, replaces
 from tfaccel.training.steps.python_numbers import numbers_not_used_up
 from tfaccel.training.steps.replica_state import move_into_scope
-from tfaccel.training.steps.step_errors import fixed_rows, raise_missing_row, rows_of_replica
+from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.step_errors import (
+    failure_of_one_device,
+    fixed_rows,
+    raise_missing_row,
+    rows_of_replica,
+    with_rows,
+)
 
 
 def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> None:
@@ -41,19 +50,18 @@ def build_model(model: keras.Model, batch_spec: Any, kind: str = "train") -> Non
     if num_replicas > 1:
         distribute_global_seeds(strategy)
     move_into_scope(model)
-    with strategy.scope(), broadcast_at_once(), slots_on_host(model):
-        try:
-            _build(model, _of_one_replica(model, batch_spec, num_replicas), kind)
-        except DataError:  # which names the cause already
-            raise
-        except Exception as error:
-            sizes = rows_of_replica(batch_spec, num_replicas)
-            if num_replicas == 1 or sizes is None or not _can_build(model, batch_spec, kind):
-                raise
-            cause = (
-                error.__cause__ if isinstance(error, PlanError) and isinstance(error.__cause__, Exception) else error
-            )
-            raise PlanError(fixed_rows(f"{type(model).__name__}.{kind}_step", sizes, cause)) from error
+    try:
+        with strategy.scope(), broadcast_at_once(), slots_on_host(model):
+            try:
+                _build(model, _of_one_replica(model, batch_spec, num_replicas), kind)
+            except Exception:
+                if not _has_parts_for_all_rows(model, kind) or not _can_build(model, _of_any_rows(batch_spec), kind):
+                    raise  # else steps may compute these parts from the rows of all replicas
+    except DataError:  # which names the cause already
+        raise
+    except Exception as error:
+        _raise_cause(model, batch_spec, kind, error)
+        raise
     move_into_scope(model)  # the metrics that Keras has just built
 
 
@@ -69,13 +77,46 @@ def _build(model: keras.Model, batch_spec: Any, kind: str) -> None:
         _build_as_keras(model, specs)
 
 
+def _has_parts_for_all_rows(model: keras.Model, kind: str) -> bool:
+    """Whether a loss or a metric of the user's may need more rows than one replica has."""
+    is_of_keras = {"train": not has_own_train_step(model), "test": not has_own_test_step(model)}.get(kind, False)
+    many = model.distribute_strategy.num_replicas_in_sync > 1
+    return many and is_of_keras and (has_own_loss(model) or bool(own_metrics(model)))
+
+
 def _can_build(model: keras.Model, batch_spec: Any, kind: str) -> bool:
-    """Whether a model that cannot be built on the rows of one replica can be on those of the whole batch."""
+    """Builds a model that cannot be built on the rows of one replica; whether that has worked."""
     try:
         _build(model, batch_spec, kind)
     except Exception:
         return False
     return True
+
+
+def _raise_cause(model: keras.Model, batch_spec: Any, kind: str, error: Exception) -> None:
+    """Raises what one device would, or PlanError for a fixed number of rows; else does nothing."""
+    replicas = Replicas(model.distribute_strategy)
+    of_one = failure_of_one_device(model, replicas, kind, batch_spec)
+    if of_one is not None:
+        if model.run_eagerly:  # then one device has values
+            return
+        raise of_one from None
+    sizes = rows_of_replica(batch_spec, replicas.num_replicas)
+    if replicas.num_replicas == 1 or sizes is None:
+        return
+    failure = failure_of_one_device(model, replicas, kind, with_rows(batch_spec, sizes[1]))
+    if failure is not None:
+        raise PlanError(fixed_rows(f"{type(model).__name__}.{kind}_step", sizes, failure)) from error
+
+
+def _of_any_rows(batch_spec: Any) -> Any:
+    """The specs of a batch of dense tensors with any number of rows."""
+
+    def of_any(spec: Any) -> Any:
+        is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_dense else spec
+
+    return keras.tree.map_structure(of_any, batch_spec)
 
 
 def _of_one_replica(model: keras.Model, batch_spec: Any, num_replicas: int) -> Any:
@@ -138,13 +179,13 @@ def _build_by_own_step(model: keras.Model, step: Callable[[Any], Any], specs: An
 
 
 def _no_gradients() -> contextlib.AbstractContextManager[None]:
-    """While tracing to build: makes tapes return zeros, since new variables do not have gradients yet."""
+    """While tracing to build: tapes watch nothing and return zeros, since new variables have no gradients yet."""
 
     def zeros(tape: tf.GradientTape, target: Any, sources: Any, *_: Any, **__: Any) -> Any:
         del tape, target
         return keras.tree.map_structure(lambda source: tf.zeros(tf.shape(source), source.dtype), sources)
 
-    return patched(tf.GradientTape, gradient=zeros)
+    return patched(tf.GradientTape, gradient=zeros, watch=lambda tape, tensor: None)
 
 
 def _is_built(model: keras.Model) -> bool:

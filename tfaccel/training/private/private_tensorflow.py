@@ -41,6 +41,7 @@ _CHANGES_A_TABLE = re.compile(r"LookupTable(Insert|Import|Remove)(V2)?")
 _TAKES_OR_WRITES = re.compile(
     r"IteratorGetNext(Sync|AsOptional)?|Queue(Enqueue|Dequeue)\w*|(Uns|S)tage|WriteFile|PrintV2|Write\w*Summary"
 )
+_WRITES_A_VARIABLE = re.compile(r"(assign(_add|_sub)?_variable_op|resource_scatter_(nd_)?[a-z]+)")
 SCRATCH = "tfaccel_scratch"  # an attribute of variables that a resumed run may begin anew
 _DRAWS = (
     "The {} draws random numbers from a state that no checkpoint holds ({}): call `keras.random` with a "
@@ -114,6 +115,24 @@ def update_context(replica: int) -> contextlib.AbstractContextManager[None]:
         distribute_lib, "UpdateContext", package="tensorflow"
     )(replica)
     return context
+
+
+def updates_of_copies() -> contextlib.AbstractContextManager[None]:
+    """While tracing one device outside of strategies: an update of a distributed variable updates each of its copies.
+
+    `tf.train.ExponentialMovingAverage`, for example, updates its averages so.
+    """
+    from tensorflow.python.distribute import distribute_lib, values
+
+    kind = private_part(distribute_lib, "_DefaultDistributionExtended", package="tensorflow")
+    original, distributed = private_part(kind, "_update", package="tensorflow"), values.DistributedVariable
+
+    def update(self: Any, variable: Any, *args: Any) -> Any:
+        copies = variable.values if isinstance(variable, distributed) else [variable]
+        results = [original(self, one, *args) for one in copies]
+        return results[0]
+
+    return patched(kind, _update=update)
 
 
 def operations_of_xla() -> frozenset[str] | None:
@@ -234,6 +253,36 @@ def captures_replaced(function: Any, captures: Mapping[int, tf.Tensor]) -> Itera
         yield
     finally:
         function.set_external_captures(before)
+
+
+@contextlib.contextmanager
+def writes_undone() -> Iterator[None]:
+    """While tracing: what the block writes to plain variables is taken back at its end."""
+    from tensorflow.python.ops import gen_resource_variable_ops as of_variables
+    from tensorflow.python.ops import gen_state_ops as of_slices
+
+    graph, traces = tf.compat.v1.get_default_graph(), same_trace()
+    before: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+
+    def writing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def write(handle: tf.Tensor, *args: Any, **kwargs: Any) -> Any:
+            value = next(reversed([one for one in (*args, *kwargs.values()) if isinstance(one, tf.Tensor)]), None)
+            if traces() and id(handle) not in before and value is not None:
+                outside = contextlib.nullcontext() if tf.executing_eagerly() else graph.as_default()  # of a condition
+                with outside, tf.device(handle.device):
+                    before[id(handle)] = handle, of_variables.read_variable_op(handle, value.dtype)
+            return original(handle, *args, **kwargs)
+
+        return write
+
+    with contextlib.ExitStack() as stack:
+        for module in (of_variables, of_slices):
+            names = [name for name in vars(module) if _WRITES_A_VARIABLE.fullmatch(name)]
+            stack.enter_context(patched(module, **{name: writing(getattr(module, name)) for name in names}))
+        yield
+    for handle, value in before.values():
+        with tf.device(handle.device):
+            of_variables.assign_variable_op(handle, value)
 
 
 def unsaved_state(graph: Any, saved: Iterable[tf.Variable] | None, *, what: str) -> str:

@@ -335,13 +335,10 @@ class MetricDifference:
 
     def end(self, after: State) -> None:
         """Takes note of the state of all replicas after the step. Every worker must call it, once for a step."""
-        states = [self._before[one] for metric in self._metrics for one in self._components(metric)]
-        numbers = [state for state in states if state.dtype.kind == "f" and np.isfinite(state).all()]
-        has_rows = np.array(any(state.any() for state in numbers), np.int64)
         compared = [m for m in self._metrics if not (merges_itself(m) or any(v.dtype == "string" for v in m.variables))]
         alike, added = ([m for m in compared if (m in GATHERED) == is_alike] for is_alike in (True, False))
         local = [[self._state(metric, state) for state in (self._before, after)] for metric in added]
-        has_rows, *totals = self._replicas.sum_arrays_over_workers([has_rows, *tf.nest.flatten(local)])
+        has_rows, *totals = self._replicas.sum_arrays_over_workers([self._has_rows(), *tf.nest.flatten(local)])
         self.begun = bool(has_rows)
         self._of_all = dict(zip(map(id, added), tf.nest.pack_sequence_as(local, totals), strict=True))
         self._of_all |= {id(one): [self._state(one, state) for state in (self._before, after)] for one in alike}
@@ -374,22 +371,28 @@ class MetricDifference:
                     yield metric.name, relative
                     break
 
-    def gather(self) -> list[keras.metrics.Metric]:
-        """Lets every replica update the metrics that differed on any worker with the rows of all; returns them.
-
-        Not those of losses. Call it with the state from before the step.
-        """
+    def differing_anywhere(self) -> list[keras.metrics.Metric]:
+        """The metrics that differed on any worker and can be updated with the rows of all; not those of losses."""
         known = {id(metric) for metric in self.differing}
         counts = self._replicas.sum_over_workers([int(id(metric) in known) for metric in self._metrics])
         differing = [metric for metric, count in zip(self._metrics, counts, strict=True) if count]
-        found = [one for one in differing if one not in GATHERED and id(one) not in self._of_losses]
-        for metric in found:
-            summed = self._of_all[id(metric)][0] if self.begun else []
-            GATHERED.add(metric)
-            for i in range(len(self._replicas.devices) if self.begun else 0):
+        return [one for one in differing if one not in GATHERED and id(one) not in self._of_losses]
+
+    def gather(self, metrics: list[keras.metrics.Metric]) -> None:
+        """Lets every replica update metrics with the rows of all. Call it with the state from before the step."""
+        parts = [self._state(metric, self._before) for metric in metrics]
+        has_rows, *totals = self._replicas.sum_arrays_over_workers([self._has_rows(), *tf.nest.flatten(parts)])
+        GATHERED.update(metrics)
+        for metric, summed in zip(metrics, tf.nest.pack_sequence_as(parts, totals), strict=True):
+            for i in range(len(self._replicas.devices) if has_rows else 0):
                 for variable, total in zip(self._replicas.components(metric.variables, i), summed, strict=True):
                     variable.assign(total * self._ratios.get(id(metric), 1.0))
-        return found
+
+    def _has_rows(self) -> np.ndarray:
+        """Whether the metrics held rows before the step."""
+        states = [self._before[one] for metric in self._metrics for one in self._components(metric)]
+        numbers = [state for state in states if state.dtype.kind == "f" and np.isfinite(state).all()]
+        return np.array(any(state.any() for state in numbers), np.int64)
 
     def _components(self, metric: keras.metrics.Metric) -> list[tf.Variable]:
         local = range(len(self._replicas.devices))

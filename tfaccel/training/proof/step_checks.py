@@ -27,7 +27,7 @@ from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gather_rows import LOSS_GATHERED, can_gather, has_own_loss
 from tfaccel.training.steps.global_batch import VALUES_KEPT
 from tfaccel.training.steps.gradient_update import EACH_ROW_ONCE, SAME_ROWS, take_rows_as
-from tfaccel.training.steps.merged_metrics import GATHERED
+from tfaccel.training.steps.merged_metrics import GATHERED, own_metrics
 from tfaccel.training.steps.model_parts import (
     has_own_test_step,
     has_own_train_step,
@@ -188,9 +188,9 @@ class StepChecks:
         return one_step(IteratorFeed(_only(data, feed.spec)))
 
     def _run_first(self, kind: str, step: StepProof, data: Any, feed: Feed, one_step: Callable[..., Any]) -> Any:
-        """What the engine's step returns; where a loss needs more rows than a replica has, it gets those of all."""
-        model = self._engine.model
-        if kind == "predict" or not has_own_loss(model) or not self._may_gather_loss(kind, data):
+        """What the engine's step returns; losses and metrics that need more rows than a replica has get all rows."""
+        changes = self._for_rows_of_all(kind, step, data)
+        if not changes:
             return one_step(feed, step.wait)
         is_plain = isinstance(feed, IteratorFeed) and feed.batches.augment is None
         # A step that fails while it runs has taken batches from its iterator.
@@ -198,21 +198,48 @@ class StepChecks:
         try:
             result = one_step(first, step.wait)
         except Exception as error:
-            step.wait()
-            self._set_gathers_loss()
-            step.put_back()
-            self._forget_graphs(kind, step)
-            first = feed
-            step.begin(data)
-            try:
-                result = one_step(feed, step.wait)
-            except Exception:
-                self._undone.pop()()
-                self._forget_graphs(kind, step)
-                raise error from error.__cause__
+            first, result = (
+                feed,
+                self._run_changed(kind, step, data, partial(one_step, feed, step.wait), changes, error),
+            )
         if first is not feed and isinstance(feed, IteratorFeed):
             feed.drop()
         return result
+
+    def _for_rows_of_all(self, kind: str, step: StepProof, data: Any) -> list[Callable[[], None]]:
+        """What may be computed from the rows of all replicas: the user's metrics, and the user's loss."""
+        model = self._engine.model
+        changes: list[Callable[[], None]] = []
+        if kind != "predict" and can_gather(data):
+            metrics = [metric for metric in own_metrics(model) if metric not in GATHERED]
+            changes += [partial(self._set_gathered, step, metrics)] * bool(metrics)
+            changes += [self._set_gathers_loss] * (has_own_loss(model) and self._may_gather_loss(kind, data))
+        return changes
+
+    def _run_changed(
+        self,
+        kind: str,
+        step: StepProof,
+        data: Any,
+        run: Callable[[], Any],
+        changes: list[Callable[[], None]],
+        error: Exception,
+    ) -> Any:
+        """What a step that has failed returns after one of the changes, or all of them."""
+        step.wait()
+        for tried in [[change] for change in changes] + [changes] * (len(changes) > 1):
+            num_undone = len(self._undone)
+            step.put_back()
+            for change in tried:
+                change()
+            self._forget_graphs(kind, step)
+            step.begin(data)
+            with contextlib.suppress(Exception):
+                return run()
+            step.wait()
+            self._undo(num_undone)
+            self._forget_graphs(kind, step)
+        raise error from error.__cause__
 
     def _step_for(self, kind: str, feed: Feed, data: Any) -> StepProof | None:
         """The step to compare on a batch, traced for the first one and for other shapes; None if it is not compared."""
@@ -342,13 +369,18 @@ class StepChecks:
         if not can_gather(data):
             return False
         step.put_back()
-        gathered = step.metrics.gather()
-        for metric in gathered:
-            self._undone.append(partial(GATHERED.discard, metric))
-            logger.info("Metric %s is not a sum over the rows: every replica updates it with all rows.", metric.name)
+        gathered = step.metrics.differing_anywhere()
+        self._set_gathered(step, gathered)
         if gathered:
             step.begin(data)
         return bool(gathered)
+
+    def _set_gathered(self, step: StepProof, metrics: list[keras.metrics.Metric]) -> None:
+        """Lets metrics be updated with the rows of all replicas; call it with the state from before the step."""
+        step.metrics.gather(metrics)
+        for metric in metrics:
+            self._undone.append(partial(GATHERED.discard, metric))
+            logger.info("Metric %s is not a sum over the rows: every replica updates it with all rows.", metric.name)
 
     def _gather_loss(self, kind: str, step: StepProof, data: Any, found: Proof, *, by_gradients: bool = False) -> bool:
         """Computes the compiled loss from the rows of all replicas, where it differs, or its gradients do."""

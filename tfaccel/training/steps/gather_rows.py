@@ -174,8 +174,11 @@ def gathered_loss(model: keras.Model) -> dict[str, Any]:
         return {}
 
     def loss_of_all(loss: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if current_share() is None:
+        share = current_share()
+        if share is None:
             return loss(y, y_pred, sample_weight)
+        if share.counting:  # as on one device, it has no denominators to count
+            return tf.zeros([])
         gathered = [gather_nest(value) for value in (y, y_pred, sample_weight)]
         with replica_share(None):  # what follows is a computation of one device
             return loss(*gathered)

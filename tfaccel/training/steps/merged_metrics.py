@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.training.private import private_api
+from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.steps.gather_rows import gather_nest
 from tfaccel.training.steps.global_batch import replica_share
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, left_by_user
@@ -35,6 +35,16 @@ def metrics_in(model: keras.Model) -> list[keras.metrics.Metric]:
             found[id(metric)] = metric
         stack = inner + stack
     return list(found.values())
+
+
+def own_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics that are not Keras's, or call a function that is not."""
+
+    def is_of_keras(metric: keras.metrics.Metric) -> bool:
+        parts = (type(metric), private_layers.function_of_metric(metric))
+        return all(part is None or part.__module__.startswith("keras.") for part in parts)
+
+    return [metric for metric in metrics_in(model) if not is_of_keras(metric)]
 
 
 def merges_itself(metric: keras.metrics.Metric) -> bool:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfaccel.data.feeds import GraphBatches
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
+from tfaccel.training.private.private_tensorflow import updates_of_copies
 from tfaccel.training.steps.gradient_update import build_optimizer, descend, is_plain
 from tfaccel.training.steps.gradients import CombineSlices
 from tfaccel.training.steps.left_out import OneReplicaGuard
@@ -100,6 +101,7 @@ class OneReplica:
                 distributed = [private_api.tf_variable(v) for v in variables]
                 stack.enter_context(self.replicas.local(variables, 0))
                 stack.enter_context(private_api.compiled_parts_built(self.model))
+                stack.enter_context(updates_of_copies())
                 for optimizer in get_optimizers(self.model).values():
                     stack.enter_context(private_api.single_device_optimizer(optimizer))
 

@@ -23,6 +23,7 @@ import tensorflow as tf
 from tfaccel.data.feeds import GraphBatches
 from tfaccel.graph_function import graph_function
 from tfaccel.training.private import private_api
+from tfaccel.training.private.private_tensorflow import writes_undone
 from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.batch_statistics import replica_statistics
 from tfaccel.training.steps.gather_rows import gathered_loss, summaries_of_all
@@ -280,6 +281,6 @@ class SeveralReplicas:
             counts = tf.stack(share.counted) if share.counted else tf.zeros([0])
             return zero_if_borrowed(counts, row_weight)
 
-        with numbers_kept():
+        with numbers_kept(), writes_undone():
             counts = self.rows.run(batches, batch, count, if_empty="borrow")
         return None if counted_by_first == [0] else all_reduce(self.replicas, [counts])[0]

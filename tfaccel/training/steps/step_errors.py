@@ -129,9 +129,9 @@ def fixed_rows_named(model: keras.Model, replicas: Replicas, kind: str, data: An
         raise
     except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError) as error:
         sizes = None if data is None or replicas.num_replicas == 1 else rows_of_replica(data, replicas.num_replicas)
-        if sizes is None or _failure(model, replicas, kind, _specs(data, sizes[0])) is not None:
+        if sizes is None or failure_of_one_device(model, replicas, kind, with_rows(data, sizes[0])) is not None:
             raise
-        failure = _failure(model, replicas, kind, _specs(data, sizes[1]))
+        failure = failure_of_one_device(model, replicas, kind, with_rows(data, sizes[1]))
         if failure is None:
             raise
         raise PlanError(fixed_rows(f"{type(model).__name__}.{kind}_step", sizes, failure)) from error
@@ -168,7 +168,9 @@ def rows_of_replica(data: Any, num_replicas: int) -> tuple[int, int] | None:
     return num_rows, stop - start
 
 
-def _specs(data: Any, num_rows: int) -> Any:
+def with_rows(data: Any, num_rows: int) -> Any:
+    """The specs of dense data with another number of rows."""
+
     def of(leaf: Any) -> Any:
         return (
             None if leaf is None else tf.TensorSpec([num_rows, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
@@ -177,10 +179,10 @@ def _specs(data: Any, num_rows: int) -> Any:
     return keras.tree.map_structure(of, data)
 
 
-def _failure(model: keras.Model, replicas: Replicas, kind: str, specs: Any) -> Exception | None:
+def failure_of_one_device(model: keras.Model, replicas: Replicas, kind: str, specs: Any) -> Exception | None:
     """What tracing a step on one device raises; nothing is run."""
     one = OneReplica(model, replicas, jit_compile=False)
-    step = one.train if kind == "train" else one.test
+    step = getattr(one, kind)
     try:
         tf.function(lambda data: step(IteratorBatches(), data), autograph=False).get_concrete_function(specs)
     except Exception as error:
