@@ -40,6 +40,19 @@ class Coupled(keras.Sequential):
         return ops.mean(ops.square(ops.matmul(y_pred, ops.transpose(y_pred))))
 
 
+class CentresAll(keras.Model):
+    """Takes the mean over the batch in its own `call`, outside of any layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.compile("adam", "mse")
+
+    def call(self, x):
+        outputs = self.dense(x)
+        return outputs - ops.mean(outputs, axis=0)
+
+
 def own_compute_loss():
     model = Coupled([keras.Input((6,)), keras.layers.Dense(3)])
     model.compile("adam")
@@ -98,6 +111,7 @@ class LargestVariable(Maximum):
 
 REFUSED = {
     "layer": (sequential(lambda: Centred(name="centring")), r"Layer 'centring' \(Centred\) mixes the rows"),
+    "call of the model": (CentresAll, r"CentresAll\.call mixes the rows of a batch"),
     "compute_loss": (own_compute_loss, r"Coupled.compute_loss is not a mean"),
     "added loss": (sequential(lambda: AddsProduct(name="adds")), r"added by layer 'adds' \(AddsProduct\)"),
     "own step that sums": (
@@ -111,7 +125,7 @@ REFUSED = {
 }
 
 
-QUICK_TO_REFUSE = ("layer", "compute_loss", "own step that sums")
+QUICK_TO_REFUSE = ("layer", "call of the model", "compute_loss", "own step that sums")
 
 
 @pytest.mark.parametrize("name", by_speed(REFUSED, QUICK_TO_REFUSE))
