@@ -96,6 +96,19 @@ class OwnMasks(keras.Model):
         return {"loss": loss}
 
 
+class TracksBoth(OwnStep):
+    """Its tracker gets the mean of a batch, and values by row, as `compiled_metrics.update_state` does to all means."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of_rows(y, self.dense(x))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.tracker.update_state(loss)
+        self.tracker.update_state(self.dense(x))
+        return {"total": self.tracker.result()}
+
+
 class AddsProduct(keras.layers.Layer):
     def call(self, x):
         self.add_loss(ops.sum(ops.mean(x, axis=0) * ops.mean(ops.square(x), axis=0)))
@@ -206,6 +219,7 @@ EQUAL = {
     "gathered loss and XLA": sequential(loss=lambda y, z: contrastive(y, z, gather=True), units=5, jit_compile=True),
     "gathered loss of an own step": lambda: OwnStep(lambda y, z: tf.reduce_mean(contrastive(y, z, gather=True))),
     "vector as loss of an own step": lambda: OwnStep(lambda y, z: tf.reduce_sum((z - 1) ** 2, axis=1)),
+    "tracker of a mean and of values": lambda: TracksBoth(lambda y, z: tf.reduce_mean((z - y) ** 2)),
     "own step with the sum of unreduced values": lambda: OwnStep(unreduced(tf.reduce_sum)),
     "reduction by sum": sequential(loss=keras.losses.MeanSquaredError(reduction="sum")),
     "metrics that add up": sequential(
@@ -225,7 +239,7 @@ EQUAL = {
 }
 
 
-QUICK = ("gathered loss",)
+QUICK = ("gathered loss", "tracker of a mean and of values")
 
 
 @pytest.mark.parametrize("name", by_speed(EQUAL, QUICK))
