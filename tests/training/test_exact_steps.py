@@ -1,15 +1,16 @@
 """The examples of docs/guides/exact_steps.md give the weights of one device; so do sums and means over replicas."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from replica_models import scope_of
+from replica_models import contrastive, scope_of
 
-from tfaccel.ops import mean_over_replicas, sum_over_replicas
+from tfaccel.ops import all_gather_rows, mean_over_replicas, sum_over_replicas
 from tfaccel.training.fit import fit
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
@@ -51,6 +52,40 @@ def test_without_the_sums_the_examples_are_refused():
         )
         with pytest.raises(CoupledRowsError, match="sum_over_replicas"):
             trained(alone, 2)
+
+
+def test_rows_of_any_dtype_are_gathered():
+    names = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bfloat16", "complex64")
+    rows = {name: tf.cast(tf.constant([[0], [1], [3], [127]]), name) for name in names}
+    rows["uint64"] = tf.constant(np.array([[0], [1], [3], [2**64 - 1]], "uint64"))
+
+    def of_one(context):
+        first = 2 * context.replica_id_in_sync_group
+        return {name: value[first : first + 2] for name, value in rows.items()}
+
+    with scope_of(2):
+        strategy = tf.distribute.get_strategy()
+    own = [strategy.experimental_distribute_values_from_function(of_one)]
+    gather = tf.function(lambda: strategy.run(partial(tf.nest.map_structure, all_gather_rows), own), autograph=False)
+    for name, value in gather().items():
+        for one in strategy.experimental_local_results(value):
+            assert one.dtype == rows[name].dtype
+            np.testing.assert_array_equal(one, rows[name])
+
+
+def test_a_loss_that_compares_uint8_classes_is_computed_from_all_rows():
+    x, classes = np.random.default_rng(0).normal(size=(24, 4)).astype("float32"), np.arange(24)[:, None] % 5
+
+    def weights(num_replicas):
+        keras.utils.set_random_seed(0)
+        with scope_of(num_replicas):
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+            model.compile("sgd", lambda y, z: tf.reduce_mean(contrastive(y, z)))
+        (fit if num_replicas else keras.Model.fit)(model, x, classes.astype("uint8"), batch_size=8, verbose=0)
+        return model.get_weights()
+
+    for one, other in zip(weights(2), weights(0), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_on_one_device_values_are_returned_as_they_are():

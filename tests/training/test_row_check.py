@@ -40,6 +40,19 @@ class Coupled(keras.Sequential):
         return ops.mean(ops.square(ops.matmul(y_pred, ops.transpose(y_pred))))
 
 
+class CentresAll(keras.Model):
+    """Takes the mean over the batch in its own `call`, outside of any layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.compile("adam", "mse")
+
+    def call(self, x):
+        outputs = self.dense(x)
+        return outputs - ops.mean(outputs, axis=0)
+
+
 def own_compute_loss():
     model = Coupled([keras.Input((6,)), keras.layers.Dense(3)])
     model.compile("adam")
@@ -83,6 +96,19 @@ class OwnMasks(keras.Model):
         return {"loss": loss}
 
 
+class TracksBoth(OwnStep):
+    """Its tracker gets the mean of a batch, and values by row, as `compiled_metrics.update_state` does to all means."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of_rows(y, self.dense(x))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.tracker.update_state(loss)
+        self.tracker.update_state(self.dense(x))
+        return {"total": self.tracker.result()}
+
+
 class AddsProduct(keras.layers.Layer):
     def call(self, x):
         self.add_loss(ops.sum(ops.mean(x, axis=0) * ops.mean(ops.square(x), axis=0)))
@@ -98,6 +124,7 @@ class LargestVariable(Maximum):
 
 REFUSED = {
     "layer": (sequential(lambda: Centred(name="centring")), r"Layer 'centring' \(Centred\) mixes the rows"),
+    "call of the model": (CentresAll, r"CentresAll\.call mixes the rows of a batch"),
     "compute_loss": (own_compute_loss, r"Coupled.compute_loss is not a mean"),
     "added loss": (sequential(lambda: AddsProduct(name="adds")), r"added by layer 'adds' \(AddsProduct\)"),
     "own step that sums": (
@@ -111,7 +138,7 @@ REFUSED = {
 }
 
 
-QUICK_TO_REFUSE = ("layer", "compute_loss", "own step that sums")
+QUICK_TO_REFUSE = ("layer", "call of the model", "compute_loss", "own step that sums")
 
 
 @pytest.mark.parametrize("name", by_speed(REFUSED, QUICK_TO_REFUSE))
@@ -192,6 +219,7 @@ EQUAL = {
     "gathered loss and XLA": sequential(loss=lambda y, z: contrastive(y, z, gather=True), units=5, jit_compile=True),
     "gathered loss of an own step": lambda: OwnStep(lambda y, z: tf.reduce_mean(contrastive(y, z, gather=True))),
     "vector as loss of an own step": lambda: OwnStep(lambda y, z: tf.reduce_sum((z - 1) ** 2, axis=1)),
+    "tracker of a mean and of values": lambda: TracksBoth(lambda y, z: tf.reduce_mean((z - y) ** 2)),
     "own step with the sum of unreduced values": lambda: OwnStep(unreduced(tf.reduce_sum)),
     "reduction by sum": sequential(loss=keras.losses.MeanSquaredError(reduction="sum")),
     "metrics that add up": sequential(
@@ -211,7 +239,7 @@ EQUAL = {
 }
 
 
-QUICK = ("gathered loss",)
+QUICK = ("gathered loss", "tracker of a mean and of values")
 
 
 @pytest.mark.parametrize("name", by_speed(EQUAL, QUICK))

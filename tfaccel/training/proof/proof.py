@@ -100,7 +100,7 @@ def names_of_losses(model: keras.Model) -> str:
 
 
 def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
-    """Names the first layer inside the model whose output for one row depends on the other rows; "" if there is none.
+    """Names the first layer, or the model, whose output for one row depends on the other rows; "" if there is none.
 
     The model is called on some rows, and on the first half of them alone.
     """
@@ -117,7 +117,8 @@ def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
         if value.shape[:1] != (2 * half,) or part.shape[:1] != (half,) or not np.isfinite(value).all():
             continue
         if np.abs(value[:half] - part).max(initial=0.0) > _CLOSE * np.abs(part).max(initial=1e-6):
-            return f"Layer {name!r} ({kind_of_layer}) mixes the rows of a batch"
+            layer = f"Layer {name!r} ({kind_of_layer})" if name else f"{kind_of_layer}.call"
+            return f"{layer} mixes the rows of a batch"
     return ""
 
 
@@ -132,7 +133,8 @@ def _outputs_of_layers(engine: Engine, kind: str, data: Any) -> dict[str, tuple[
     with without_side_effects(model), still_random([]), replicas.local(variables, 0), contextlib.ExitStack() as stack:
         stack.callback(State([private_api.tf_variable(one) for one in variables]).put_back)
         with in_inference_mode(normalizing), attributes_of_each(recorded):
-            private_api.call_model(model, x, training=kind == "train")
+            result = private_api.call_model(model, x, training=kind == "train")
+    _record("", model, result, outputs)  # last: what the model does with what its layers give
     return outputs
 
 
@@ -141,12 +143,16 @@ def _recording_call(layer: keras.layers.Layer, outputs: dict[str, tuple[str, np.
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = left(*args, **kwargs)
-        leaves = [leaf for leaf in keras.tree.flatten(result) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
-        if leaves and leaves[0].shape.rank:
-            outputs.setdefault(layer.name, (type(layer).__name__, leaves[0].numpy()))
+        _record(layer.name, layer, result, outputs)
         return result
 
     return call
+
+
+def _record(name: str, layer: keras.layers.Layer, result: Any, outputs: dict[str, tuple[str, np.ndarray]]) -> None:
+    leaves = [leaf for leaf in keras.tree.flatten(result) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
+    if leaves and leaves[0].shape.rank:
+        outputs.setdefault(name, (type(layer).__name__, leaves[0].numpy()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,14 @@ _MEANS = (
 )
 _OF_FIRST = "tf.summary.%s in a step writes what the first of %d replicas has: that of its own rows of a batch."
 _said: set[str] = set()
+# TensorFlow's collectives gather five dtypes. What holds the values of the others, or their bits.
+_BY_BITS = {tf.uint64: tf.int64, tf.complex64: tf.float32, tf.complex128: tf.float64}
+_CARRIERS = {
+    **dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32),
+    tf.uint32: tf.int64,
+    tf.bfloat16: tf.float32,
+    **_BY_BITS,
+}
 LOSS_GATHERED: weakref.WeakSet[keras.Model] = weakref.WeakSet()  # whose compiled loss takes the rows of all replicas
 
 
@@ -118,9 +126,11 @@ def _gathered(own: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tenso
 
 
 def _all_gather(value: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
-    if value.dtype == tf.bool:
-        return tf.cast(_all_gather(tf.cast(value, tf.uint8), context), tf.bool)
-    rows = context.all_gather(value, axis=0)
+    carrier = _CARRIERS.get(value.dtype, value.dtype)
+    if value.dtype in _BY_BITS:
+        rows = tf.bitcast(context.all_gather(tf.bitcast(value, carrier), axis=0), value.dtype)
+    else:
+        rows = tf.cast(context.all_gather(tf.cast(value, carrier), axis=0), value.dtype)
     rows.set_shape([None, *value.shape[1:]])  # a loss or metric may look at the other sizes
     return rows
 

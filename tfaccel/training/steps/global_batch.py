@@ -44,7 +44,6 @@ class Share:
 
     Attributes:
         row_weight: the replica's fraction of the rows of the global batch, a float or a float32 scalar.
-        num_replicas: total number of replicas.
         denominators: the global denominators of the losses that need one, in the order of the calls; or None.
         counting: collect the replica's own denominators instead of dividing by global ones.
         counted: the denominators collected so far.
@@ -59,7 +58,6 @@ class Share:
     """
 
     row_weight: Any
-    num_replicas: int
     denominators: tf.Tensor | None = None
     counting: bool = False
     counted: list[tf.Tensor] = field(default_factory=list)
@@ -218,6 +216,7 @@ def _update_mean(
 ) -> Any:
     """Weights a replica by its fraction of the rows in a loss tracker that is updated with one scalar per step.
 
+    The scalars of all replicas then count as one value, as on one device, which matters if values by row are added too.
     The values of a loss that is not reduced (`reduction=None`) were divided by that fraction; Keras logs their mean.
     """
     share = current_share()
@@ -226,7 +225,7 @@ def _update_mean(
     is_scaled = any(values is one for one in share.scaled)
     values, weight = tf.convert_to_tensor(values), tf.cast(share.row_weight, tf.float32)
     if len(values.shape) == 0:
-        return original(metric, values, weight * share.num_replicas if sample_weight is None else sample_weight)
+        return original(metric, values, weight if sample_weight is None else sample_weight)
     is_tracked = not share.keeps_values and any(metric is tracker for tracker in loss_trackers)
     if is_tracked or is_scaled:
         values = values * tf.cast(weight, values.dtype)

@@ -215,7 +215,6 @@ class SeveralReplicas:
             may_gather = not (jit_compile or self.rows.inside_branch)
             share = Share(
                 row_weight,
-                self.replicas.num_replicas,
                 denominators,
                 data=data,
                 may_gather=may_gather,
@@ -271,7 +270,7 @@ class SeveralReplicas:
         counted_by_first: list[int] = []
 
         def count(data: Any, row_weight: Any, denominators: None) -> tf.Tensor:
-            share = Share(row_weight, self.replicas.num_replicas, counting=True, keeps_values=self.model in VALUES_KEPT)
+            share = Share(row_weight, counting=True, keeps_values=self.model in VALUES_KEPT)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
             frozen = [(v, tf.identity(private_api.tf_variable(v))) for v in get_variables(self.model)]
             with replica_share(share), keras.StatelessScope(state_mapping=frozen, collect_losses=True):
