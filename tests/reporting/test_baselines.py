@@ -29,6 +29,27 @@ def test_dates_in_all_three_languages():
     assert parsed_dates(texts) == ["2004-03-03", "1999-03-09", "1999-03-09", "2001-03-04", "2001-04-03", "2001-03-04"]
 
 
+def test_small_tables_start_no_threads(run_python):
+    """Threads that wait for each other actively take minutes where other programs use the cores."""
+    code = """
+import os
+from tfaccel.data.tables.table_data import embedded_table
+from tfaccel.data.tables.tabular_set import TableOptions, make_tabular_set
+from tfaccel.reporting.classes import class_probabilities, predicted_numbers
+import sklearn.ensemble, sklearn.linear_model, sklearn.impute, sklearn.pipeline, sklearn.model_selection
+import threadpoolctl
+threadpoolctl.threadpool_limits(2, user_api="openmp")
+wine, diabetes = (
+    make_tabular_set(embedded_table(name), TableOptions(target="target"), classification=name == "wine")
+    for name in ("wine", "diabetes")
+)
+before = len(os.listdir("/proc/self/task"))
+class_probabilities(wine), predicted_numbers(diabetes)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert run_python(code, fresh=True).stdout == "0\n"
+
+
 def test_mixtures_find_what_goes_together():
     generator = np.random.default_rng(0)
     rows = generator.normal(size=(400, 1)) * [1.0, -1.0] + 0.1 * generator.normal(size=(400, 2))

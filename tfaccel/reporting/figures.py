@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import logging
-import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
@@ -42,8 +37,6 @@ CLASS_COLORS = (
 DPI = 100  # sizes are in pixels at this resolution
 SMALL = 8  # points
 
-_FONTS_SECONDS, _ALL_SECONDS = 30.0, 300.0
-
 P = ParamSpec("P")
 logger = logging.getLogger("tfaccel")
 
@@ -51,7 +44,7 @@ logger = logging.getLogger("tfaccel")
 def saved(draw: Callable[P, Figure]) -> Callable[Concatenate[str | PathLike[str], P], None]:
     """Wraps `draw` so that `saved(draw)(path, ...)` writes the figure `draw(...)` as a PNG file.
 
-    The file is written atomically. Without matplotlib, or its fonts, a warning is logged and nothing is written.
+    The file is written atomically. Without matplotlib, a warning is logged and nothing is written.
 
     Example:
         >>> import tempfile
@@ -66,47 +59,11 @@ def saved(draw: Callable[P, Figure]) -> Callable[Concatenate[str | PathLike[str]
         if importlib.util.find_spec("matplotlib") is None:
             logger.warning("Skipping %s because matplotlib is not installed: pip install matplotlib", Path(path).name)
             return
-        if not _has_fonts():
-            logger.warning("Skipping %s because matplotlib cannot list the fonts of this system.", Path(path).name)
-            return
         figure = draw(*args, **kwargs)
         with whole_file(local_path(path, ReportError)) as temporary:
             figure.savefig(temporary, format="png")
 
     return save
-
-
-@functools.cache
-def _has_fonts() -> bool:
-    """Whether matplotlib has listed the fonts of this system, which it does once for a user, and without limit.
-
-    It asks the program fc-list, which may wait for ever, for a lock or a file system: then it is ended, and matplotlib
-    uses the fonts that it brings along.
-    """
-    listing = threading.Thread(
-        target=importlib.import_module, args=("matplotlib.font_manager",), name="fonts", daemon=True
-    )
-    listing.start()
-    began, known = time.monotonic(), set[int]()
-    while time.monotonic() - began < _ALL_SECONDS:
-        listing.join(_FONTS_SECONDS)
-        if not listing.is_alive():
-            return True
-        children = _children(listing)
-        for child in children & known:
-            logger.warning("fc-list has not answered for %g seconds; it is ended.", _FONTS_SECONDS)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        known = children
-    return False
-
-
-def _children(thread: threading.Thread) -> set[int]:
-    """The processes that a thread has started, and waits for."""
-    try:
-        return {int(number) for number in Path(f"/proc/self/task/{thread.native_id}/children").read_text().split()}
-    except OSError:
-        return set()
 
 
 def new_figure(width: float, height: float, *, layout: Any = "constrained") -> Figure:
