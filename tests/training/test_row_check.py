@@ -282,6 +282,33 @@ def test_dropout_and_noise_do_not_count_as_coupling():
     trained(step, 2, epochs=1)
 
 
+class Critic(keras.Model):
+    """A generator, of whose noise constants make rows that are all the same, and its last layer normalizes them."""
+
+    def __init__(self):
+        super().__init__()
+        large = keras.initializers.RandomNormal(stddev=1e4)
+        layers = [keras.layers.Dense(5, kernel_initializer=large), keras.layers.BatchNormalization(synchronized=True)]
+        self.generator = keras.Sequential([keras.Input((6,)), *layers])
+        self.critic = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        self.compile("adam")
+
+    def call(self, x):
+        return self.critic(self.generator(x))
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            made = self.generator(tf.random.normal(tf.shape(x)), training=True)
+            loss = -tf.reduce_mean(self.critic(made))
+        weights = self.generator.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_normalized_noise_does_not_count_as_coupling():
+    trained(Critic, 2, tf.data.Dataset.from_tensor_slices(X).batch(6, drop_remainder=True), epochs=1)
+
+
 @pytest.mark.slow
 def test_random_numbers_are_never_mistaken_for_coupling():
     weights, rng = Y[:16, 0] + 0.5, np.random.default_rng(2)

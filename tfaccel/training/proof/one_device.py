@@ -310,7 +310,7 @@ class ReplicaLayers:
     def __init__(self, model: keras.Model, replicas: Replicas) -> None:
         self._replicas = replicas
         drawing = _drawing_layers(model)
-        own = {id(layer): layer for layer in (*layers_by_replica(model), *drawing)}
+        own = {id(layer): layer for layer in (*normalizing_layers(model)[0], *drawing)}
         self.draws = bool(drawing)
         self._variables = {place: _get_state(layer) for place, layer in own.items()}
         self._layers = list(own.values())
@@ -392,14 +392,11 @@ def _joined(parts: Sequence[Any]) -> Any:
     return tf.concat(parts, axis=0)
 
 
-def layers_by_replica(model: keras.Model) -> list[keras.layers.Layer]:
-    """The BatchNormalization layers whose statistics, as planned, are those of a replica's own rows."""
+def normalizing_layers(model: keras.Model) -> tuple[list[keras.layers.Layer], list[keras.layers.Layer]]:
+    """BatchNormalization layers: those whose statistics, as planned, are those of a replica's own rows; and all."""
     alike = {id(layer) for layer in layers_alike(model)}
-    return [
-        layer
-        for layer in private_api.all_layers(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and id(layer) not in alike
-    ]
+    found = [one for one in private_api.all_layers(model) if isinstance(one, keras.layers.BatchNormalization)]
+    return [one for one in found if id(one) not in alike], found
 
 
 def draws(layer: keras.layers.Layer) -> bool:

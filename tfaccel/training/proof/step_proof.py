@@ -61,7 +61,7 @@ from tfaccel.training.proof.one_device import (
     get_num_rows,
     get_specs,
     in_inference_mode,
-    layers_by_replica,
+    normalizing_layers,
     reversed_rows,
     without_side_effects,
 )
@@ -107,7 +107,7 @@ class StepProof:
     def __init__(self, engine: Engine, kind: str, data: Any, spec: Any, *, every: int = 1) -> None:
         self._engine, self._kind, self._every = engine, kind, every
         self._model, self._replicas = engine.model, engine.replicas
-        self._by_replica = layers_by_replica(self._model) if kind == "train" else []
+        self._by_replica, self._normalizing = normalizing_layers(self._model) if kind == "train" else ([], [])
         self._is_plain = kind == "train" and not engine.has_state_of_keras
         self._specs = get_specs(self.get_rows(data), spec)
         self.has_fewer_rows, self.is_too_large = every > 1, False
@@ -141,8 +141,8 @@ class StepProof:
             if self.is_apart or not self._on_shares:
                 raise
             runs_on_shares = False  # a layer takes other rows than its share
-        if (self._drawn or not runs_on_shares) and not self.is_apart:  # the engine's step draws other numbers
-            self._trace_apart()
+        if self._drawn or not (self.is_apart or runs_on_shares):  # the engine's step draws other numbers
+            self._trace_apart()  # constants may make rows alike, whose variance is rounding alone
         if self.is_apart:
             self.trace_replicas()
         self._failure = next(filter(None, map(what_cannot_run_again, self._graphs)), "")
@@ -254,7 +254,7 @@ class StepProof:
                 for context in contexts:
                     stack.enter_context(context(self._model))
                 if self.is_apart:
-                    stack.enter_context(in_inference_mode(self._by_replica))
+                    stack.enter_context(in_inference_mode(self._normalizing if self._drawn else self._by_replica))
                 elif self._on_shares:
                     stack.enter_context(self._on_shares.on_shares(data))
                 if self._is_plain:
