@@ -371,3 +371,24 @@ def mean_of_largest(y, y_pred):
 def test_metrics_and_losses_that_need_more_rows_than_a_replica_has_get_those_of_all(make):
     data = (X[:16], Y[:16])
     assert_equal(trained(make, 2, *data, validation_data=data), trained(make, 0, *data, validation_data=data))
+
+
+class UpdatesAllMetrics(keras.Sequential):
+    """Updates means with the values of each row, and with a number: the tracker of its loss, and another one."""
+
+    def __init__(self):
+        super().__init__([keras.Input((6,)), keras.layers.Dense(3)])
+        self.compile("sgd", "mse")
+        self.other = keras.metrics.Mean(name="other")
+
+    def train_step(self, data):
+        super().train_step(data)
+        outputs = self(data[0])
+        self.metrics[0].update_state(outputs)
+        self.other.update_state((data[1] - outputs) ** 2)
+        self.other.update_state(tf.reduce_mean(outputs**2))
+        return {"mean": self.metrics[0].result(), "other": self.other.result()}
+
+
+def test_a_mean_of_rows_and_numbers_is_that_of_one_device():
+    assert_equal(trained(UpdatesAllMetrics, 2), trained(UpdatesAllMetrics, 0))

@@ -371,12 +371,16 @@ class MetricDifference:
                     yield metric.name, relative
                     break
 
-    def differing_anywhere(self) -> list[keras.metrics.Metric]:
-        """The metrics that differed on any worker and can be updated with the rows of all; not those of losses."""
+    def differing_anywhere(self, *, of_losses: bool = False) -> list[keras.metrics.Metric]:
+        """The metrics that differed on any worker and can be updated with the rows of all.
+
+        Args:
+            of_losses: whether those of Keras's losses can, which Keras's own steps update with one number a step.
+        """
         known = {id(metric) for metric in self.differing}
         counts = self._replicas.sum_over_workers([int(id(metric) in known) for metric in self._metrics])
         differing = [metric for metric, count in zip(self._metrics, counts, strict=True) if count]
-        return [one for one in differing if one not in GATHERED and id(one) not in self._of_losses]
+        return [one for one in differing if one not in GATHERED and (of_losses or id(one) not in self._of_losses)]
 
     def gather(self, metrics: list[keras.metrics.Metric]) -> None:
         """Lets every replica update metrics with the rows of all. Call it with the state from before the step."""

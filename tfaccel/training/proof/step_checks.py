@@ -365,11 +365,11 @@ class StepChecks:
 
     def _gather_metrics(self, kind: str, step: StepProof, data: Any, found: Proof) -> bool:
         """Lets metrics that differ be updated with the rows of all replicas."""
-        del kind, found
+        del found
         if not can_gather(data):
             return False
         step.put_back()
-        gathered = step.metrics.differing_anywhere()
+        gathered = step.metrics.differing_anywhere(of_losses=self._has_own_step(kind))
         self._set_gathered(step, gathered)
         if gathered:
             step.begin(data)
@@ -396,10 +396,12 @@ class StepChecks:
 
     def _may_gather_loss(self, kind: str, data: Any) -> bool:
         model = self._engine.model
-        has_own = {"train": has_own_train_step, "test": has_own_test_step}[kind]
-        if has_own(model) or not keeps_methods(model, keras.Model, "compute_loss"):
+        if self._has_own_step(kind) or not keeps_methods(model, keras.Model, "compute_loss"):
             return False
         return model not in LOSS_GATHERED and can_gather(data)
+
+    def _has_own_step(self, kind: str) -> bool:
+        return {"train": has_own_train_step, "test": has_own_test_step}[kind](self._engine.model)
 
     def _set_gathers_loss(self) -> None:
         model = self._engine.model

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_layers
+from tfaccel.training.steps.all_reduce import mean_over_replicas, sum_over_replicas
 from tfaccel.training.steps.gather_rows import gather_nest
 from tfaccel.training.steps.global_batch import replica_share
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, left_by_user
@@ -57,13 +58,22 @@ def gathered_updates(metrics: list[keras.metrics.Metric]) -> list[tuple[keras.me
 
     def update(metric: keras.metrics.Metric) -> Callable[..., Any]:
         def update_state(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = gather_nest((args, kwargs))
+            args, kwargs = keras.tree.map_structure(_number_of_all, gather_nest((args, kwargs)))
             with replica_share(None):  # as one device would
                 return left_by_user(metric, "update_state")(*args, **kwargs)
 
         return update_state
 
     return [(metric, {"update_state": update(metric)}) for metric in metrics if metric in GATHERED]
+
+
+def _number_of_all(value: Any) -> Any:
+    """A number that a replica's step has computed: a loss as the mean over all replicas, a count of rows as the sum."""
+    if not (isinstance(value, tf.Tensor) and value.shape.rank == 0):
+        return value
+    if value.dtype.is_integer:
+        return sum_over_replicas(value)
+    return mean_over_replicas(value) if value.dtype.is_floating else value
 
 
 def own_results(metrics: list[keras.metrics.Metric], replicas: Replicas) -> list[tuple[Any, dict[str, Any]]]:
