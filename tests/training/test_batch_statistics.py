@@ -151,4 +151,4 @@ print(json.dumps([weighted(1), weighted(2)]))
 """
     (losses, traced), (others, traced_on_two) = json.loads(run_python(PROGRAM + code).stdout.splitlines()[-1])
     assert losses == pytest.approx(others, rel=1e-5)
-    assert (traced, traced_on_two) == (2, 3)  # on two, for each replica and for the step of one device
+    assert (traced, traced_on_two) == (1, 3)  # on two, for each replica and for the step of one device

@@ -20,7 +20,6 @@ import keras
 import tensorflow as tf
 
 from tfaccel.costs.graph_operations import needed_operations
-from tfaccel.errors import PlanError
 from tfaccel.extras.tpu.graph_findings import Finding, Node, find_in_nodes, find_in_program, place_finder
 from tfaccel.planning.load_workload import load_recipe, load_workload
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
@@ -50,7 +49,7 @@ class TracedStep:
         arguments = {**compile_arguments(self.workload, num_steps=num_steps), "jit_compile": False}
         self.runs_eagerly = bool(arguments.pop("run_eagerly", False))
         self.model.compile(**arguments)
-        with contextlib.suppress(PlanError):  # a step that cannot be traced is reported later
+        with contextlib.suppress(Exception):  # a step that cannot be traced is reported later
             private_models.build_model(self.model, self.dataset.element_spec)
 
     @cached_property
