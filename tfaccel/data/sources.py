@@ -33,7 +33,7 @@ class ArraySource:
         order: returns the row numbers of a pass (from 0), int64, shape (num_rows,); None for no shuffling.
         steps: steps of one epoch if an epoch is not a whole pass; the next epoch then continues the same pass.
         steps_per_execution: that of the compiled model; an epoch consists of whole executions, as in Keras.
-        device: where the arrays are kept, and the batches gathered.
+        device: where the arrays are, and where batches are gathered.
     """
 
     dropped: Collection[int] = ()
@@ -48,8 +48,7 @@ class ArraySource:
         steps_per_execution: int = 1,
         device: str = HOST,
     ) -> None:
-        self.arrays = arrays_on(device, arrays)
-        self.device = device
+        self.arrays, self.device = arrays, device
         self.global_batch_size = global_batch_size
         self.steps_per_epoch = steps
         self.steps_per_execution = steps_per_execution
@@ -158,7 +157,7 @@ class ArrayFeed:
             arrays: nest of tensors with one row for each example.
             order: the row numbers of the epochs, int64. Only one epoch may end with a smaller batch.
             global_batch_size: rows of each batch.
-            device: where the arrays are kept, and the batches gathered.
+            device: where the arrays are, and where batches are gathered.
         """
         return cls(ArraySource(arrays, global_batch_size=global_batch_size, device=device), order)
 

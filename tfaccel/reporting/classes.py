@@ -232,8 +232,9 @@ def class_probabilities(table: TabularSet) -> dict[str, np.ndarray]:
     targets = table.train.targets
     weights = None if table.class_weights is None else table.class_weights[targets]
     boosted = HistGradientBoostingClassifier(categorical_features=_is_category(table), random_state=0)
-    with _threads(table):
-        boosted.fit(_codes(table.train.inputs), targets, sample_weight=weights)
+    codes = _codes(table.train.inputs)
+    with _threads(codes):
+        boosted.fit(codes, targets, sample_weight=weights)
     linear = with_best_penalty(
         _scaled(LogisticRegression(max_iter=500)),
         targets,
@@ -248,7 +249,7 @@ def class_probabilities(table: TabularSet) -> dict[str, np.ndarray]:
         ("logistic regression", linear, _numbers(table, table.test.inputs)),
     ):
         found[name] = np.zeros((len(table.test.targets), len(table.encoding.class_names)))
-        with _threads(table):
+        with _threads(codes):
             found[name][:, model.classes_] = model.predict_proba(rows)
     return found
 
@@ -267,8 +268,9 @@ def predicted_numbers(table: TabularSet) -> dict[str, np.ndarray]:
     targets = table.train.targets
     ridge = _scaled(RidgeCV(alphas=np.logspace(-2, 4, 25))).fit(_numbers(table, table.train.inputs), targets)
     boosted = HistGradientBoostingRegressor(categorical_features=_is_category(table), random_state=0)
-    with _threads(table):
-        numbers = boosted.fit(_codes(table.train.inputs), targets).predict(_codes(table.test.inputs))
+    codes = _codes(table.train.inputs)
+    with _threads(codes):
+        numbers = boosted.fit(codes, targets).predict(_codes(table.test.inputs))
     return {
         "ridge regression": np.asarray(ridge.predict(_numbers(table, table.test.inputs)), np.float32),
         "gradient boosting": np.asarray(numbers, np.float32),
@@ -276,7 +278,7 @@ def predicted_numbers(table: TabularSet) -> dict[str, np.ndarray]:
     }
 
 
-def _threads(table: TabularSet) -> Any:
+def _threads(codes: np.ndarray) -> Any:
     """Within the block, gradient boosting takes one thread for a small table.
 
     At the end of each of its thousands of short loops, all threads wait for each other, actively. Where other programs
@@ -284,8 +286,7 @@ def _threads(table: TabularSet) -> Any:
     """
     from threadpoolctl import threadpool_limits
 
-    is_small = _codes(table.train.inputs).size < _MANY_VALUES
-    return threadpool_limits(1 if is_small else None, user_api="openmp")
+    return threadpool_limits(1 if codes.size < _MANY_VALUES else None, user_api="openmp")
 
 
 def _scaled(model: Any) -> Any:

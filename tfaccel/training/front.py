@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfaccel.argument_types import checks_types
 from tfaccel.data import private_pipelines
 from tfaccel.data.epochs import order_of_keras, random_order
-from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource
+from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource, arrays_on
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.plan import plan_field_names
@@ -313,13 +313,14 @@ def make_source(
         return DatasetSource(adapter, steps_per_epoch=steps, steps_per_execution=steps_per_execution)
     seed = others.get("order_seed")
     order = _order_of_rows(arrays, adapter.batch_size, shuffle, replicas, seed) if shuffle else None
+    device = replicas.device_of_arrays(arrays)
     return ArraySource(
-        arrays,
+        arrays_on(device, arrays),
         global_batch_size=adapter.batch_size,
         order=order,
         steps=steps,
         steps_per_execution=steps_per_execution,
-        device=replicas.device_of_arrays(arrays),
+        device=device,
     )
 
 

@@ -23,7 +23,7 @@ from tfaccel.data.images.image_set import (
 from tfaccel.data.images.tfrecords import read_tfrecord_images
 from tfaccel.data.named_sets import HUGGING_FACE, TFDS, read_hugging_face_images, read_tfds_images
 from tfaccel.data.stored_arrays import read_arrays
-from tfaccel.data.tables.column_kinds import MAX_ERROR
+from tfaccel.data.tables.column_kinds import is_coarse
 from tfaccel.data.tfrecord_files import find_tfrecords
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
@@ -229,7 +229,7 @@ def _as_float32(images: np.ndarray, name: str) -> np.ndarray:
             f"{name} has the number {images[~np.isfinite(single)][0]:g}, which float32 cannot hold. Scale it."
         )
     mean, deviation = images.mean(dtype=np.float64), images.std(dtype=np.float64)
-    if np.abs(images - single.astype(np.float64)).max() > MAX_ERROR * deviation > 0:
+    if is_coarse(np.abs(images - single.astype(np.float64)), float(deviation)):
         raise DataError(
             f"The numbers of {name} are around {mean:.3g} and vary by {deviation:.3g}: float32, in which models take "
             f"them, is too coarse for them. Subtract a constant from the images, such as {mean:.3g}."

@@ -57,7 +57,7 @@ NUMBERS_ADVICE = "Write numbers with a decimal point, and without thousands sepa
 # A target with more classes than this, and few rows for each, is treated as numeric.
 _MAX_CLASSES, _FEW_ROWS_PER_CLASS = 100, 10
 
-MAX_ERROR = 1e-4  # as a fraction of how much numbers vary
+_MAX_ERROR = 1e-4  # as a fraction of how much numbers vary
 _SMALLEST_TARGETS, _LARGEST_TARGETS = 1e-15, 1e15
 _SAMPLE = 10_000  # numbers of which quartiles are taken
 
@@ -425,18 +425,19 @@ def lost_in_float32(numbers: np.ndarray) -> tuple[int, bool]:
         return 0, False
     errors = np.abs(single - present)
     low, high = np.quantile(present[:: 1 + len(present) // _SAMPLE], [0.25, 0.75])
-    is_coarse = _is_coarse(errors, float(np.std(present)))
-    if not is_coarse:  # A few outliers may make the deviation large.
-        is_coarse = _is_coarse(errors[(present >= low) & (present <= high)], float(high - low))
-    if not is_coarse and (present != np.round(present)).any():
+    coarse = is_coarse(errors, float(np.std(present)))
+    if not coarse:  # A few outliers may make the deviation large.
+        coarse = is_coarse(errors[(present >= low) & (present <= high)], float(high - low))
+    if not coarse and (present != np.round(present)).any():
         return 0, False
     distinct = np.unique(present)
     with np.errstate(over="ignore"):
-        return len(distinct) - len(np.unique(distinct.astype(np.float32))), is_coarse
+        return len(distinct) - len(np.unique(distinct.astype(np.float32))), coarse
 
 
-def _is_coarse(errors: np.ndarray, spread: float) -> bool:
-    return bool(errors.max(initial=0.0) > MAX_ERROR * spread > 0)
+def is_coarse(errors: np.ndarray, spread: float) -> bool:
+    """Whether rounding is large beside how much numbers vary."""
+    return bool(errors.max(initial=0.0) > _MAX_ERROR * spread > 0)
 
 
 def check_float32(numbers: np.ndarray, name: str, source: str) -> int:
@@ -465,8 +466,8 @@ in which models predict, is too coarse for them. Subtract a constant from the co
             f"for which this is too {'small' if deviation < 1 else 'large'}. Divide the column by a constant, such as "
             f"{deviation:.0e}."
         )
-    num_merged, is_coarse = lost_in_float32(numbers)
-    if is_coarse:
+    num_merged, coarse = lost_in_float32(numbers)
+    if coarse:
         center = float(np.nanmedian(numbers))
         raise DataError(
             f"The numbers in column {name!r} of {source} are around {center:.3g} and vary by "

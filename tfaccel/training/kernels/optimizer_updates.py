@@ -116,11 +116,12 @@ def _adam(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.
 
 
 def _numbers_of_adam(optimizer: Any, dtype: tf.DType) -> dict[str, tf.Tensor]:
-    step, betas = tf.cast(optimizer.iterations + 1, dtype), {"beta1": optimizer.beta_1, "beta2": optimizer.beta_2}
-    numbers = {
-        f"{name}_power": tf.pow(tf.cast(one, dtype), step) for name, one in betas.items()
-    }  # rounded like Keras's
-    return numbers | {name: tf.constant(one, dtype) for name, one in {**betas, "epsilon": optimizer.epsilon}.items()}
+    step = tf.cast(optimizer.iterations + 1, dtype)
+    numbers = {"epsilon": tf.constant(optimizer.epsilon, dtype)}
+    for name, beta in (("beta1", optimizer.beta_1), ("beta2", optimizer.beta_2)):
+        numbers[name] = tf.constant(beta, dtype)
+        numbers[f"{name}_power"] = tf.pow(tf.cast(beta, dtype), step)  # rounds to float32, like Keras
+    return numbers
 
 
 def _momentum(optimizer: Any, variable: Any, gradient: tf.Tensor, learning_rate: tf.Tensor) -> None:
@@ -157,7 +158,7 @@ class RowGradient:
         """
         raw, rows, places = tf.raw_ops, tf.cast(slices.indices, tf.int32), tf.range(tf.size(slices.indices))
         earlier = self._rows.read_value()
-        zero = tf.zeros([], self._dense.dtype)  # TensorFlow would take the number of rows from that of this step
+        zero = tf.zeros([], self._dense.dtype)  # a scalar: Grappler may take these rows to be as many as this step's
         cleared = raw.ResourceScatterUpdate(resource=self._dense.handle, indices=earlier, updates=zero)
         placed = raw.ResourceScatterUpdate(resource=self._places.handle, indices=rows, updates=places)
         with tf.control_dependencies([cleared, placed]):
