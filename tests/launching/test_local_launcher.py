@@ -159,8 +159,8 @@ from pathlib import Path
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.local_worker import LaunchOptions
 from tfaccel.launching.local_launcher import launch_local
-code, folder = sys.argv[1:]
-options = LaunchOptions(num_workers=2, grace_seconds=2.0)
+code, folder, grace_seconds = sys.argv[1:]
+options = LaunchOptions(num_workers=2, grace_seconds=float(grace_seconds))
 sys.exit(launch_local([sys.executable, "-c", code], options, hardware=Hardware(), folder=Path(folder), on_event=print))
 """
 WAITS = """
@@ -174,9 +174,9 @@ time.sleep(60)
 """
 
 
-def signalled(code, folder, send):
+def signalled(code, folder, send, grace_seconds=60.0):
     """Exit status and output of a launcher to which `send` does something once its two workers are ready."""
-    command = [sys.executable, "-c", LAUNCHER, code, str(folder / "logs")]
+    command = [sys.executable, "-c", LAUNCHER, code, str(folder / "logs"), str(grace_seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     lines = []
     while sum("ready" in line for line in lines) < 2:
@@ -198,7 +198,7 @@ def test_workers_that_do_not_stop_are_ended_after_the_grace_time(tmp_path):
     code = WAITS.format(status=0, number=int(signal.SIGUSR2)) + "\n"
     code = code.replace('print("ready"', 'signal.signal(15, signal.SIG_IGN)\nprint("ready"')
     started = time.monotonic()
-    ended, _ = signalled(code, tmp_path, lambda process: process.send_signal(signal.SIGTERM))
+    ended, _ = signalled(code, tmp_path, lambda process: process.send_signal(signal.SIGTERM), grace_seconds=2.0)
     assert (ended, time.monotonic() - started < 30) == (138, True)
 
 
