@@ -31,14 +31,14 @@ BUDGET = {
     "training": 4_100,
     "training.kernels": 1_300,
     "training.private": 2_450,
-    "training.proof": 2_400,
+    "training.proof": 2_500,
     "training.run": 6_150,
     "training.stages": 850,
     "training.steps": 6_750,
     "training.workers": 850,
     "tuning": 4_350,
 }
-MAX_FILES = 373
+MAX_FILES = 374
 UNUSED_LINES, UNUSED_SHARE = 100, 0.05  # what a budget may be above its package, before it has to be lowered
 
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tfaccel.data.feeds import IteratorBatches
+from tfaccel.training.proof.detached_step import State
 from tfaccel.training.proof.differences import MetricDifference, Tolerance
-from tfaccel.training.proof.one_device import State
 from tfaccel.training.proof.proof import Proof, agreed, agreed_way
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replicas import Replicas

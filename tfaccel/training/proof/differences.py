@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfaccel.training.private.private_layers import loss_trackers
 from tfaccel.training.private.private_slots import get_every_slot
-from tfaccel.training.proof.one_device import State
+from tfaccel.training.proof.detached_step import State
 from tfaccel.training.steps.merged_metrics import GATHERED, get_result, merges_itself, metrics_in
 from tfaccel.training.steps.model_parts import averages_and_steps, get_optimizers, inner_optimizer, unlisted_metrics
 from tfaccel.training.steps.replicas import Replicas

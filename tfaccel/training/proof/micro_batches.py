@@ -18,7 +18,8 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.private.private_random import still_random
-from tfaccel.training.proof.one_device import State, some_rows
+from tfaccel.training.proof.detached_step import State
+from tfaccel.training.proof.one_device import some_rows
 from tfaccel.training.proof.proof import names_of_losses
 from tfaccel.training.steps.batch_statistics import batch_norm_layers
 from tfaccel.training.steps.model_parts import get_variables, has_own_train_step, inner_optimizer, stepping_optimizers

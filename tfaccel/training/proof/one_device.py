@@ -1,7 +1,4 @@
-"""What a step on one device needs: the values of variables, steps that change none, and layers that run as on replicas.
-
-A `DetachedStep` runs on copies of the variables that it was traced with. The variables of the model keep their values,
-so that it may run in a thread of its own, while another step is traced.
+"""What a step on one device needs: code that leaves no traces, and layers that run as on replicas.
 
 `ReplicaLayers` are those whose numbers are a replica's: layers that draw random numbers, and BatchNormalization over a
 replica's own rows. With the seeds and moving statistics of the replicas, one device computes for each share of the rows
@@ -16,8 +13,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -25,11 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.training.private import private_api
-from tfaccel.training.private.private_tensorflow import captures_replaced, in_trace, same_trace, unoptimized_calls
-from tfaccel.training.runtime import background_thread
+from tfaccel.training.private.private_tensorflow import in_trace, same_trace
+from tfaccel.training.proof.detached_step import State
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.merged_metrics import metrics_in
-from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
+from tfaccel.training.steps.model_parts import accumulators_by_replica, get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes
 from tfaccel.training.steps.python_numbers import numbers_not_used_up
 from tfaccel.training.steps.replicas import Replicas, split_rows
@@ -38,44 +34,6 @@ _MAX_SIZE = 100_000  # of a list or an array that the code of a step may change 
 _PLAIN = (int, float, complex, bool, str, bytes, tuple, type(None))
 CALLS_PYTHON = "it calls Python code while it runs (tf.py_function), which would be called once more"
 _RATES = ("dropout", "recurrent_dropout", "rate", "stddev")
-
-
-class State:
-    """The values of some variables at one moment.
-
-    Args:
-        variables: plain TensorFlow variables of this process, and lookup tables.
-        values: their values by their ids; of the others, the present ones.
-
-    Example:
-        >>> variable = tf.Variable(1.0)
-        >>> state = State([variable])
-        >>> _ = variable.assign(2.0)
-        >>> state.put_back()
-        >>> float(variable)
-        1.0
-    """
-
-    def __init__(self, variables: Sequence[Any], values: Mapping[int, Any] | None = None) -> None:
-        self.variables, known = list(variables), values or {}
-        self._values = {
-            id(variable): known[id(variable)] if id(variable) in known else get_value(variable)
-            for variable in self.variables
-        }
-
-    def __getitem__(self, variable: Any) -> Any:
-        return self._values[id(variable)]
-
-    def put_back(self) -> None:
-        """Gives the variables these values again."""
-        for variable in self.variables:
-            variable.assign(self[variable])
-
-
-def get_value(variable: Any) -> Any:
-    """The present value of a variable, as an array, or of a lookup table."""
-    value = variable.numpy()
-    return np.array(value, object) if variable.dtype == tf.string else value
 
 
 class CallsPython(Exception):
@@ -243,59 +201,13 @@ def _get_package(defined: Any) -> str:
     return str(defined.__module__).partition(".")[0]
 
 
-class DetachedStep:
-    """A concrete function that changes none of the variables that it was traced with.
-
-    Example:
-        >>> total = tf.Variable(1.0)
-        >>> add = tf.function(lambda amount: total.assign_add(amount)).get_concrete_function(2.0)
-        >>> result, after = DetachedStep(add)(2.0, State([total]))
-        >>> float(result), float(after[total]), float(total)
-        (3.0, 3.0, 1.0)
-    """
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __call__(self, data: Any, before: State, given: Mapping[int, Any] | None = None) -> tuple[Any, State]:
-        """The results, and the state after the step; see `start`."""
-        return self.start(data, before, given).result()
-
-    def start(self, data: Any, before: State, given: Mapping[int, Any] | None = None) -> Future[tuple[Any, State]]:
-        """Runs the step in a thread of its own, in which no strategy's scope is open.
-
-        Args:
-            given: values that take the place of those in `before`, by the ids of their variables.
-        """
-        thread = background_thread()
-        try:
-            return thread.submit(self._run, data, before, given)
-        finally:
-            thread.shutdown(wait=False)
-
-    def _run(self, data: Any, before: State, given: Mapping[int, Any] | None) -> tuple[Any, State]:
-        handles = {id(one) for one in self._function.captured_inputs}
-        read = [one for one in before.variables if isinstance(one, tf.Variable) and id(one.handle) in handles]
-        tables = [one for one in before.variables if not isinstance(one, tf.Variable)]
-        known = {id(one): before[one] for one in before.variables} | dict(given or {})
-        with tf.init_scope():
-            copies = {id(one): _copy(one, known[id(one)]) for one in read}
-        kept = State(tables)
-        for table in tables:
-            table.assign(before[table])
-        try:
-            replaced = {id(one.handle): copies[id(one)].handle for one in read}
-            with unoptimized_calls(), captures_replaced(self._function, replaced):
-                results = self._function(data)
-            changed = {place: get_value(copy) for place, copy in copies.items()}
-            return results, State(before.variables, known | changed | {id(one): get_value(one) for one in tables})
-        finally:
-            kept.put_back()
-
-
-def _copy(variable: tf.Variable, value: np.ndarray) -> tf.Variable:
-    with tf.device(variable.device):
-        return tf.Variable(value, dtype=variable.dtype, shape=variable.shape, trainable=False)
+def accumulated_by_all(model: keras.Model, replicas: Replicas, before: State) -> dict[int, np.ndarray]:
+    """What one device would have in the accumulators that it uses: what all replicas have together."""
+    of_replicas = [one for each in get_optimizers(model).values() for one in accumulators_by_replica(each)]
+    parts = [[before[one] for one in replicas.components(of_replicas, i)] for i in range(len(replicas.devices))]
+    totals = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
+    firsts = replicas.components(of_replicas, 0)
+    return dict(zip(map(id, firsts), replicas.sum_arrays_over_workers(totals), strict=True))
 
 
 class ReplicaLayers:

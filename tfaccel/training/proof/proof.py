@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import still_random
-from tfaccel.training.proof.one_device import CALLS_PYTHON, State, in_inference_mode, some_rows, without_side_effects
+from tfaccel.training.proof.detached_step import State
+from tfaccel.training.proof.one_device import CALLS_PYTHON, in_inference_mode, some_rows, without_side_effects
 from tfaccel.training.steps.merged_metrics import metrics_in
 from tfaccel.training.steps.model_parts import get_variables, has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import attributes_of_each, keeps_methods, replaces

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,7 @@ from tfaccel.training.private.private_tensorflow import (
     unoptimized_calls,
     what_cannot_run_again,
 )
+from tfaccel.training.proof.detached_step import DetachedStep, State, StepAhead
 from tfaccel.training.proof.differences import (
     MetricDifference,
     Tolerance,
@@ -54,9 +54,8 @@ from tfaccel.training.proof.differences import (
     without_multiple,
 )
 from tfaccel.training.proof.one_device import (
-    DetachedStep,
     ReplicaLayers,
-    State,
+    accumulated_by_all,
     every_nth_row,
     get_num_rows,
     get_specs,
@@ -115,8 +114,7 @@ class StepProof:
         self._drawn: list[bool] = []
         self._before = State([])
         self._accumulated: dict[int, np.ndarray] = {}
-        self._of_one: Future[tuple[Any, State]] = Future()
-        self._of_one.set_exception(RuntimeError("begin() was not called"))
+        self._of_one: StepAhead | None = None
         self._failure, self._one_overflows = "", False
         self._noted: set[str] = set()
         self._on_shares: ReplicaLayers | None = None
@@ -179,16 +177,18 @@ class StepProof:
 
     def begin(self, data: Any) -> None:
         """Takes note of the state that the engine's step is about to begin with, and starts the step of one device."""
-        self._before = State(self._variables)
-        self._accumulated = self._accumulated_by_all()
+        trains, self._before = self._kind == "train", State(self._variables)
+        self._accumulated = accumulated_by_all(self._model, self._replicas, self._before) if trains else {}
         if self._kind != "predict":
             self.metrics.begin(self._before)
         if not self._failure:
-            self._of_one = self._step_of_one.start(data, self._before, self._accumulated)
+            other = self._reversed(data) if trains else None
+            self._of_one = StepAhead(self._step_of_one, data, self._before, self._accumulated, other=other)
 
     def wait(self) -> None:
         """Waits for the end of the step of one device; both at once would take the memory of both."""
-        wait([self._of_one])
+        if self._of_one is not None:
+            self._of_one.wait()
 
     def compare(self, data: Any, results: Any) -> Proof:
         """Compares the engine's step after it has run; its result stays as it is.
@@ -228,16 +228,6 @@ class StepProof:
         finally:
             before.put_back()
             self._before = before
-
-    def _accumulated_by_all(self) -> dict[int, np.ndarray]:
-        """What one device would have in the accumulators that it uses: what all replicas have together."""
-        optimizers = get_optimizers(self._model).values() if self._kind == "train" else ()
-        of_replicas = [one for optimizer in optimizers for one in accumulators_by_replica(optimizer)]
-        local = range(len(self._replicas.devices))
-        parts = [[self._before[one] for one in self._replicas.components(of_replicas, i)] for i in local]
-        totals = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
-        firsts = self._replicas.components(of_replicas, 0)
-        return dict(zip(map(id, firsts), self._replicas.sum_arrays_over_workers(totals), strict=True))
 
     def put_back(self) -> None:
         """Gives all variables the values that they had when the step began."""
@@ -356,6 +346,8 @@ class StepProof:
 
     def _compared(self, data: Any, results: Any, many: State) -> Proof:
         """Compares results and state of all replicas with what one device makes of the step."""
+        if self._of_one is None:
+            raise RuntimeError("begin() was not called")
         own, one = self._of_one.result()
         scales = self._replicas.components(get_scales(self._model), 0)
         self._one_overflows = any(bool(many[scale] != one[scale]) for scale in scales)
@@ -379,13 +371,18 @@ class StepProof:
         The order of the rows changes sums over them. Other kernels, such as XLA's, round what each row gives, which may
         move a ReLU over its bend: so do weights that are moved a little.
         """
-        shares = None if self.is_apart else self._on_shares or None
-        rows = data
-        if shares is None or not shares.draws:  # else a row at another place would be given other random numbers
-            rows = reversed_rows(data, self._replicas.num_replicas if shares else 1)
-            yield lambda: self._step_of_one(rows, self._before, self._accumulated)[1], tolerance
+        rows, ahead = self._reversed(data), self._of_one
+        if rows is not None and ahead is not None:
+            yield lambda: (ahead.of_other() or self._step_of_one(rows, self._before, self._accumulated))[1], tolerance
         if self._kind == "train":
-            yield lambda: self._step_nearby(rows), tolerance.of_nearby
+            yield lambda: self._step_nearby(data if rows is None else rows), tolerance.of_nearby
+
+    def _reversed(self, data: Any) -> Any | None:
+        """The rows in reverse order, in each share; None if a row at another place is given other random numbers."""
+        shares = None if self.is_apart else self._on_shares or None
+        if shares is not None and shares.draws:
+            return None
+        return reversed_rows(data, self._replicas.num_replicas if shares else 1)
 
     def _step_nearby(self, rows: Any) -> State:
         """The state after a step of one device with weights that are moved a little, and moved back after it."""
