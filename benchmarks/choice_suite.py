@@ -10,7 +10,6 @@ from typing import Any
 
 from tfaccel.benchmarks.choice_tasks import FAMILIES, workload
 from tfaccel.benchmarks.family_stages import (
-    BUDGET_SECONDS,
     CACHED_SECONDS,
     CHOSEN,
     MAX_CANDIDATES,
@@ -30,13 +29,15 @@ from tfaccel.benchmarks.timed_race import Timing, ratios
 from tfaccel.errors import TfaccelError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.measuring.candidate_child import CandidateFailed
-from tfaccel.measuring.report import Candidate, described
+from tfaccel.measuring.report import FIRST_SECONDS, TAUGHT_SECONDS, Candidate, described
 from tfaccel.planning.plan import Plan
 from tfaccel.processes.child import ProcessError, run_program
 
 CHOICE_FIGURES = (*FAMILIES, INPUT_FIGURE)
 SWEPT = "sweep"
+TAUGHT = "chosen plan, taught"
 ALL = "all families"
+_TEACHERS = ("cnn", "mlp")  # the families whose search comes first; the second one for the first
 _INPUT_PROGRAM = "tfaccel.benchmarks.input_program"
 _NUM_BEST, _NUM_COMBINED = 3, 24
 _NUM_IMAGES = 2048
@@ -106,17 +107,25 @@ def _family_stages(family: str, results: dict[str, Any], options: SuiteOptions) 
         chosen = chosen_plan(results["search"])
         candidates = [Candidate.from_json(one) for one in results[SWEPT]]
         best = sorted((one for one in candidates if speed(one)), key=speed, reverse=True)[:_NUM_BEST]
-        return _race(family, chosen, [one.plan for one in best], options)
+        return _race(family, chosen, chosen_plan(results["taught"]), [one.plan for one in best], options)
 
-    return {"search": lambda: search(family, options, fresh=True), SWEPT: swept, "race": raced}
+    def taught() -> dict[str, Any]:
+        return search(family, options, fresh=True, after=next(one for one in _TEACHERS if one != family))
+
+    return {"search": lambda: search(family, options, fresh=True), "taught": taught, SWEPT: swept, "race": raced}
 
 
-def _race(family: str, chosen: Plan, best: list[Plan], options: SuiteOptions) -> dict[str, Any]:
-    """The chosen plan, the best ones of the sweep and `Model.fit` in turn; a plan that is both runs once."""
-    reached = [CHOSEN if plan == chosen else f"{SWEPT} {number}" for number, plan in enumerate(best, 1)]
+def _race(family: str, chosen: Plan, taught: Plan, best: list[Plan], options: SuiteOptions) -> dict[str, Any]:
+    """The chosen plans, the best ones of the sweep and `Model.fit` in turn; the same plan runs once."""
+    reached = [
+        CHOSEN if plan == chosen else TAUGHT if plan == taught else f"{SWEPT} {number}"
+        for number, plan in enumerate(best, 1)
+    ]
     with Racers(family, options) as racers:
         with named_failure(family, CHOSEN):
             programs = {CHOSEN: racers.built_plan(CHOSEN, chosen)}
+            if taught != chosen:
+                programs[TAUGHT] = racers.built_plan(TAUGHT, taught)
         with named_failure(family, MODEL_FIT.name):
             programs[MODEL_FIT.name] = racers.built_peer(MODEL_FIT)
         failed: dict[str, str] = {}
@@ -127,10 +136,11 @@ def _race(family: str, chosen: Plan, best: list[Plan], options: SuiteOptions) ->
             except CandidateFailed as error:  # it ran in the sweep, so this is rare: memory, for instance
                 failed[name] = str(error)
         timings = racers.race(programs, num_rounds=options.repetitions)
-    for name in (CHOSEN, MODEL_FIT.name):
+    timings.setdefault(TAUGHT, timings[CHOSEN])
+    for name in (CHOSEN, TAUGHT, MODEL_FIT.name):
         if timings[name].failure:
             raise TfaccelError(f"{family}: {name} could not be measured: {timings[name].failure}")
-    plans = {CHOSEN: chosen, **dict(zip(reached, best, strict=True))}
+    plans = {CHOSEN: chosen, TAUGHT: taught, **dict(zip(reached, best, strict=True))}
     return {
         "timings": {name: timing.to_json() for name, timing in timings.items()},
         "reached_by_sweep": [name for name in reached if name not in failed],
@@ -142,29 +152,25 @@ def _race(family: str, chosen: Plan, best: list[Plan], options: SuiteOptions) ->
 def choice_figures(raw: Mapping[str, Any]) -> tuple[Figure, ...]:
     """The figures of all families that have been measured, and those over all of them."""
     figures: list[Figure] = []
-    to_best: list[float] = []
-    to_fit: list[float] = []
+    medians: dict[str, list[float]] = {}
     for family, results in raw.items():
         if family == INPUT_FIGURE:
             continue
         figures += _costs(family, results)
         if "race" in results:
-            best, fit = _race_figures(family, results)
-            figures += [best, fit]
-            to_best.append(best.median)
-            to_fit.append(fit.median)
-    if to_best:
-        names = f"chosen plan / best of a sweep, {len(to_best)} of {len(FAMILIES)} families"
-        figures += [
-            Figure(name=ALL, quantity=f"{names}, median", values=(statistics.median(to_best),), at_least=0.95),
-            Figure(name=ALL, quantity=f"{names}, worst", values=(min(to_best),), at_least=0.90),
-            Figure(
-                name=ALL,
-                quantity=f"chosen plan / {MODEL_FIT.name}, {len(to_fit)} of {len(FAMILIES)} families, geometric mean",
-                values=(statistics.geometric_mean(to_fit),),
-                at_least=1.5,
-            ),
-        ]
+            for kind, figure in _race_figures(family, results).items():
+                figures.append(figure)
+                medians.setdefault(kind, []).append(figure.median)
+    for name in (CHOSEN, TAUGHT):
+        if found := medians.get(name):
+            names = f"{name} / best of a sweep, {len(found)} of {len(FAMILIES)} families"
+            figures += [
+                Figure(name=ALL, quantity=f"{names}, median", values=(statistics.median(found),), at_least=0.95),
+                Figure(name=ALL, quantity=f"{names}, worst", values=(min(found),), at_least=0.90),
+            ]
+    if found := medians.get(MODEL_FIT.name):
+        names = f"{CHOSEN} / {MODEL_FIT.name}, {len(found)} of {len(FAMILIES)} families, geometric mean"
+        figures.append(Figure(name=ALL, quantity=names, values=(statistics.geometric_mean(found),), at_least=1.5))
     return *figures, *input_figures(raw.get(INPUT_FIGURE, {}).get("input"))
 
 
@@ -173,33 +179,45 @@ def _costs(family: str, results: Mapping[str, Any]) -> list[Figure]:
         return []
     found = results["search"]
     num_candidates = float(len(found["report"]["candidates"]))
-    return [
+    figures = [
         Figure(name=family, quantity="plans measured", values=(num_candidates,), at_most=MAX_CANDIDATES),
-        Figure(name=family, quantity="seconds of choosing", values=(found["seconds"],), at_most=BUDGET_SECONDS),
+        Figure(name=family, quantity="seconds of choosing", values=(found["seconds"],), at_most=FIRST_SECONDS),
         Figure(name=family, quantity="seconds, if cached", values=(found["cached_seconds"],), at_most=CACHED_SECONDS),
     ]
+    if "taught" in results:
+        seconds = (results["taught"]["seconds"],)
+        figures.append(Figure(name=family, quantity="seconds, if taught", values=seconds, at_most=TAUGHT_SECONDS))
+    return figures
 
 
-def _race_figures(family: str, results: Mapping[str, Any]) -> tuple[Figure, Figure]:
+def _race_figures(family: str, results: Mapping[str, Any]) -> dict[str, Figure]:
+    """By what they compare: each chosen plan with the best of the sweep, and the first one with `Model.fit`."""
     race = results["race"]
     timings = {name: Timing.from_json(timing) for name, timing in race["timings"].items()}
     fastest = max(race["reached_by_sweep"], key=lambda name: timings[name].rate, default=CHOSEN)
     plans = {name: Plan.from_json(plan) for name, plan in race["plans"].items()}
     reference = Plan.from_json(results[SWEPT][0]["plan"])
-    chosen, best = (described(Candidate(plan=plans[name], axis="float32"), reference) for name in (CHOSEN, fastest))
-    return (
-        Figure(
+
+    def text(name: str) -> str:
+        return described(Candidate(plan=plans[name], axis="float32"), reference)
+
+    figures = {
+        name: Figure(
             name=family,
-            quantity=f"throughput chosen plan ({chosen}) / best of {len(results[SWEPT])} swept ({best})",
-            values=ratios(timings[CHOSEN], timings[fastest]),
-        ),
-        Figure(
+            quantity=f"throughput {name} ({text(name)}) / best of {len(results[SWEPT])} swept ({text(fastest)})",
+            values=ratios(timings[name], timings[fastest]),
+        )
+        for name in (CHOSEN, TAUGHT)
+        if name in timings
+    }
+    return figures | {
+        MODEL_FIT.name: Figure(
             name=family,
-            quantity=f"throughput chosen plan / {MODEL_FIT.name}",
+            quantity=f"throughput {CHOSEN} / {MODEL_FIT.name}",
             values=ratios(timings[CHOSEN], timings[MODEL_FIT.name]),
             at_least=0.98,
-        ),
-    )
+        )
+    }
 
 
 def noisy_programs(raw: Mapping[str, Any]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from tfaccel.planning.reference import Origin
 from tfaccel.processes.child import ProcessError, run_program
 
 CHOSEN = "chosen plan"
-MAX_CANDIDATES, BUDGET_SECONDS, CACHED_SECONDS = 12, 60.0, 0.5
+MAX_CANDIDATES, CACHED_SECONDS = 12, 0.5
 _TRIAL_BUDGET_SECONDS = 600.0  # of fewer plans, on a machine that may be busy
 _SEARCH_PROGRAM = "tfaccel.benchmarks.search_program"
 _WINDOW_SECONDS = 1.0
@@ -46,21 +46,22 @@ def measure_stages(results: dict[str, Any], stages: Mapping[str, Stage], *, save
             save()
 
 
-def search(family: str, options: SuiteOptions, *, fresh: bool) -> dict[str, Any]:
+def search(family: str, options: SuiteOptions, *, fresh: bool, after: str | None = None) -> dict[str, Any]:
     """The result of `search_program`: a report and the seconds of two calls.
 
     Args:
         family: its name.
         options: with a scale below 1, fewer plans are measured.
         fresh: whether to measure in an empty cache; otherwise a plan in the user's cache is used.
+        after: a family whose search comes before it, in the same cache, and does not count.
 
     Raises:
         TfaccelError: if the search fails.
     """
-    options.progress(f"{family}: find_fastest")
+    options.progress(f"{family}: find_fastest{f' after {after}' if after else ''}")
     max_candidates = max(2, round(MAX_CANDIDATES * min(1.0, options.scale)))
-    budget = BUDGET_SECONDS if options.scale >= 1 else _TRIAL_BUDGET_SECONDS
-    task = {"family": family, "max_candidates": max_candidates, "budget_seconds": budget}
+    budget = None if options.scale >= 1 else _TRIAL_BUDGET_SECONDS
+    task = {"family": family, "max_candidates": max_candidates, "budget_seconds": budget, "after": after}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", _SEARCH_PROGRAM, json.dumps(task)]
         try:

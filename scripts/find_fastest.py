@@ -36,7 +36,7 @@ from tfaccel.scripts.workload_parameters import WorkloadParameters
 _OPTIONS = option_flags(
     MeasureOptions,
     {
-        "budget_seconds": "about how long to measure",
+        "budget_seconds": "about how long to measure; by default 30 seconds, or 20 after other models on this machine",
         "max_candidates": "how many plans to measure at most",
         "limit_seconds": "time limit for one plan to build its model, or to run one window",
         "seed": "determines weights and data",
@@ -129,7 +129,8 @@ class _Shown(SearchProgress):
             return
         self._count += 1
         number = f"plan {self._count} of at most {self._measure.max_candidates}"
-        seconds = f"{time.monotonic() - self._began:.0f} s of {self._measure.budget_seconds:g} s"
+        budget = self._measure.budget_seconds
+        seconds = f"{time.monotonic() - self._began:.0f} s" + ("" if budget is None else f" of {budget:g} s")
         show_progress("find-fastest", f"measuring {number}, {seconds}: {axis}")
 
     def measured(self, candidate: Candidate) -> None:
@@ -156,6 +157,9 @@ def _print(report: Report, *, tune_batch: bool) -> None:
     for axis, gain in report.gains.items():
         console.print(Text(f"{axis}: {gain:.2f} times as fast"))
     console.print(Text(report.stopped_because))
+    if report.num_lessons:
+        searches = "one other search" if report.num_lessons == 1 else f"{report.num_lessons} other searches"
+        console.print(Text(f"What paid in {searches} on this machine was tried first."))
     if tune_batch:
         console.print(
             Text("The batch may be another one: pass the plan to `tfaccel train --plan=FILE` (--write=FILE).")

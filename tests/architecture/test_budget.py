@@ -22,10 +22,10 @@ BUDGET = {
     "keras_file": 350,
     "launching": 950,
     "layers": 50,
-    "measuring": 4_250,
+    "measuring": 4_350,
     "models": 1_700,
     "ops": 50,
-    "planning": 5_200,
+    "planning": 5_300,
     "processes": 1_200,
     "reporting": 2_800,
     "training": 4_100,
@@ -38,7 +38,7 @@ BUDGET = {
     "training.workers": 850,
     "tuning": 4_350,
 }
-MAX_FILES = 374
+MAX_FILES = 375
 UNUSED_LINES, UNUSED_SHARE = 100, 0.05  # what a budget may be above its package, before it has to be lowered
 
 

@@ -23,7 +23,7 @@ XLA = Plan(strategy="none", devices=("CPU:0",), global_batch_size=128, jit_compi
 
 def test_the_bounds_are_those_of_find_fastest():
     options = MeasureOptions()
-    assert (options.max_candidates, options.budget_seconds) == (family_stages.MAX_CANDIDATES, 60.0)
+    assert (options.max_candidates, options.budget_seconds) == (family_stages.MAX_CANDIDATES, None)
 
 
 def test_space_has_every_combination_and_every_move():
@@ -57,7 +57,7 @@ def timing(*seconds, failure=""):
     return Timing(global_batch_size=128, windows=tuple(map(window, seconds)), failure=failure).to_json()
 
 
-def results(*, chosen, best, fit, num_plans=5, seconds=50.0):
+def results(*, chosen, best, fit, num_plans=5, seconds=25.0):
     candidates = [Candidate(plan=XLA, axis="XLA", windows=(window(1.0),))] * num_plans
     report = {"candidates": [one.to_json() for one in candidates], "chosen": 0}
     swept = [Candidate(plan=plan, axis="sweep", speedup=1.0) for plan in (REFERENCE, XLA)]
@@ -93,6 +93,19 @@ def test_figures_of_families_and_of_all():
     assert figures["cnn", "throughput chosen plan / Model.fit"].met is False
     assert figures["mlp", "seconds of choosing"].met is True
     assert figures["cnn", "seconds of choosing"].met is False
+
+
+def test_figures_of_a_plan_that_was_chosen_after_another_models():
+    part = results(chosen=(1.0, 1.0), best=(0.9, 0.9), fit=(2.0, 2.0))
+    part["taught"] = {**part["search"], "seconds": 21.0}
+    part["race"]["timings"]["chosen plan, taught"] = timing(0.9, 0.9)
+    part["race"]["plans"]["chosen plan, taught"] = REFERENCE.to_json()
+    figures = {figure.quantity: figure for figure in choice_suite.choice_figures({"mlp": part})}
+    taught = "throughput chosen plan, taught (float32) / best of 2 swept (float32)"
+    assert (figures[taught].median, figures["seconds, if taught"].met) == (1.0, False)
+    everything = "{} / best of a sweep, 1 of 7 families, worst"
+    assert figures[everything.format("chosen plan, taught")].met is True
+    assert figures[everything.format("chosen plan")].median == pytest.approx(0.9)
 
 
 def test_figures_of_a_family_that_was_interrupted():

@@ -194,14 +194,17 @@ class CandidateChild(TimedChild):
     ) -> None:
         self.candidate = Candidate(plan=plan, axis=axis)
         self.depends_on_micro_batches = ""
+        self._first: TimedWindow | None = None
         self.start_seconds = 0.0
         task = {**task, "plan": plan.to_json(), "marks_layers": marks_layers}
         super().__init__(server, PROGRAM, task, name=f"candidate-{axis}", limit_seconds=limit_seconds)
 
     def build(self, num_steps: int) -> TimedWindow:
-        """See `TimedChild`."""
+        """See `TimedChild`; returns the first steps again if they have been run."""
+        if self._first is not None:
+            return self._first
         began = time.monotonic()
-        first = super().build(num_steps)
+        self._first = first = super().build(num_steps)
         self.start_seconds = max(0.0, time.monotonic() - began - self.built["seconds"] - first.seconds)
         self.depends_on_micro_batches = self.built["depends_on_micro_batches"]
         self.candidate = replace(self.candidate, build_seconds=self.built["seconds"], first_step_seconds=first.seconds)

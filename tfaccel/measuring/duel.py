@@ -17,8 +17,8 @@ from tfaccel.training.run.performance import TimedWindow
 
 WINDOW_SECONDS = 0.3
 MIN_GAIN = 0.02  # smaller gains are not worth a less simple plan
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 7
-_CLEARLY_SLOWER = 0.9
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 5
+_CLEARLY_SLOWER, _FAR_SLOWER = 0.9, 0.7  # in two rounds; in one
 _HOPELESS = 1 / 3  # of the best plan's speed, in a window beside none of its own
 _HOPELESS_IN_LONG_WINDOW = 0.6
 _LONG_SECONDS = 1.0
@@ -112,6 +112,8 @@ def duel(best: CandidateChild, challenger: CandidateChild, *, deadline: float) -
         found = {id(one): one.window(count) for one, count in (pair if turn % 2 == 0 else reversed(pair))}
         rates = [get_rate(found[id(one)], one.candidate.plan) for one in (best, challenger)]
         ratios.append(rates[1] / rates[0])
+        if ratios[0] < _FAR_SLOWER:
+            break
         if turn >= 1 and (max(ratios) < _CLEARLY_SLOWER or min(ratios) > 1 / _CLEARLY_SLOWER):
             break
         is_clear = (min(ratios) > 1 + MIN_GAIN and Duel(tuple(ratios)).won) or max(ratios) < 1

@@ -12,6 +12,7 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.known_names import did_you_mean
 from tfaccel.measuring.candidate_child import CandidateServers
+from tfaccel.measuring.lessons import Lessons
 from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import MeasureOptions, Report, SearchProgress
 from tfaccel.measuring.workload_task import make_task
@@ -61,7 +62,8 @@ def find_fastest(
             or a function, come before them: `find_fastest(build_model, compile_args, x, y)`. Not a `tf.data.Dataset`,
             which cannot be sent to the processes that measure: pass arrays, the import path of a function that returns
             (build_model, dataset), or a `Workload`, whose `train_data` makes datasets.
-        measure: how to measure; None for at most 60 seconds and 12 plans.
+        measure: how to measure; None for at most 12 plans in about 30 seconds, or 20 where earlier searches on this
+            machine have shown which moves pay: those come first.
         hardware: the machine; None to detect it.
         progress: told about each plan before and after it is measured; see `SearchProgress`.
         **options: plan fields, whose values stay fixed; and whatever `tfaccel.train` takes to make a workload from
@@ -102,7 +104,16 @@ def find_fastest(
     if earlier is not None and earlier.covers(measure, left_out):
         return replace(earlier, from_cache=True, kept_in=str(usable.file) if usable else None)
     progress = progress or SearchProgress()
-    search = PlanSearch(made, hardware, fixed, measure, progress=progress, left_out=left_out, earlier=earlier)
+    search = PlanSearch(
+        made,
+        hardware,
+        fixed,
+        measure,
+        progress=progress,
+        left_out=left_out,
+        earlier=earlier,
+        lessons=Lessons.of(hardware),
+    )
 
     def kept() -> Report:
         report = search.report()

@@ -15,6 +15,7 @@ from tfaccel.errors import PlanError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.measuring.candidate_child import CandidateChild, CandidateFailed, CandidateServers
 from tfaccel.measuring.duel import duel, first_losses, shortest_duel, steps_of_window, what_is_wrong
+from tfaccel.measuring.lessons import Lessons
 from tfaccel.measuring.report import (
     FIRST_PLAN,
     NO_MOVE_LEFT,
@@ -26,7 +27,7 @@ from tfaccel.measuring.report import (
 )
 from tfaccel.measuring.search_limits import SearchLimits, SearchMemory, compiles_long
 from tfaccel.planning.candidates import default_plan
-from tfaccel.planning.moves import MEASURED, Move, both, get_fields, moves
+from tfaccel.planning.moves import MEASURED, Move, at_once, get_fields, moves, tried_again
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import Plan, plan_field_names
 from tfaccel.planning.plan_environment import installed_allocators
@@ -37,10 +38,7 @@ _INTERRUPTED = "It was interrupted."
 _WAITING_SHARE = 0.05  # of the time; where a CPU waits less for its input, other settings of the pipeline cannot help
 _MOSTLY_WAITING = 0.3  # then they come first
 _LOADED_AHEAD = 2  # moves
-# A gain on one axis may change what another is worth.
-_COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler", "kernels": "oneDNN"}
-_SMALL_GAIN = 1.2  # after which the reverse is worth a try
-_SAFE = ("precision", "oneDNN", "kernels")  # axes that seldom lose
+_BUILT_AT_ONCE = 4  # times the best plan's memory should be free where two plans are built beside it
 
 
 class PlanSearch:
@@ -53,6 +51,7 @@ class PlanSearch:
         progress: told about each plan.
         left_out: axes that are not tried.
         earlier: the report of an interrupted search, to continue.
+        lessons: what other searches on this machine have taught.
     """
 
     def __init__(
@@ -65,9 +64,11 @@ class PlanSearch:
         progress: SearchProgress,
         left_out: Collection[str] = (),
         earlier: Report | None = None,
+        lessons: Lessons | None = None,
     ) -> None:
         self._workload, self._hardware, self._fixed, self._options = workload, hardware, fixed, options
         self._progress, self._left_out, self._earlier = progress, left_out, earlier
+        self._lessons = lessons or Lessons([], 0)
         self._candidates: dict[Plan, Candidate] = {}
         self._chosen: Plan | None = None
         self._gains = Gains()
@@ -75,7 +76,8 @@ class PlanSearch:
         self._reference: Plan | None = None
         self._reference_losses: tuple[float, ...] | None = None
         self._step_operations: int | None = None
-        self._limits = SearchLimits(options)
+        self._limits = SearchLimits(options, is_taught=self._lessons.num_searches > 0)
+        self._ahead: CandidateChild | None = None  # builds the plan after the next one
         self.has_earlier = False
 
     def run(self, servers: CandidateServers, task: dict[str, Any]) -> None:
@@ -157,7 +159,8 @@ class PlanSearch:
                 self._note(Candidate(plan=plan, axis=move.axis, rejection=too_large))
                 continue
             began = time.monotonic()
-            challenger = self._started(plan, move.axis)
+            following = self._following(best, plan, waiting)
+            challenger = self._started(plan, move.axis, following=following)
             before, best = best, self._better(best, challenger) or best
             loading = challenger.start_seconds if challenger else 0.0
             self._limits.times.note(plan, time.monotonic() - began - loading)
@@ -178,13 +181,47 @@ class PlanSearch:
                 raise self._no_plan() from error
         self._candidates[best.candidate.plan] = best.candidate if self._step_operations else best.counted()
         best.end()
+        self._drop_ahead()
+
+    def _following(self, best: CandidateChild, plan: Plan, waiting: Sequence[Move]) -> Candidate | None:
+        """The plan after the next one, if it may be built beside that: on CPUs, whose cores are idle while tracing."""
+        limit, is_cpu = self._memory.limit_bytes(plan), plan.devices[0].startswith("CPU")
+        fits = limit is not None and _BUILT_AT_ONCE * (best.candidate.peak_bytes or limit) < limit
+        if not (is_cpu and fits and len(self._candidates) + 1 < self._options.max_candidates):
+            return None
+        for move in waiting:
+            following = move.applied_to(best.candidate.plan)
+            if following is None or following in self._candidates or following == plan:
+                continue
+            seconds, is_new = shortest_duel(best), not self._servers.has(following)
+            is_quick = not (is_new or compiles_long(following) or move.axis in ("batch", "input"))
+            has_time = self._limits.allows_two(following, duel_seconds=seconds, is_new=is_new)
+            return Candidate(plan=following, axis=move.axis) if is_quick and has_time else None
+        return None
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.end()
+            self._ahead = None
+
+    def _new_child(self, plan: Plan, axis: str) -> CandidateChild:
+        """A process for a plan, which may be running already."""
+        ahead, limit = self._ahead, self._limits.of_one_plan
+        if ahead is not None and ahead.candidate.plan == plan:
+            self._ahead, ahead.limit_seconds = None, limit
+            return ahead
+        self._drop_ahead()
+        task = {**self._task, "memory_limit_bytes": self._memory.limit_bytes(plan)}
+        return CandidateChild(self._servers.of(plan), task, plan, axis, limit_seconds=limit)
 
     def _at_once(self, best: CandidateChild, first_two: list[Move]) -> list[Move]:
-        """Both moves combined, if both probably pay and time allows one more plan only."""
+        """Both moves combined, if both paid for other models, or probably pay and time allows one more plan only."""
         if (found := at_once(best.candidate.plan, first_two)) is None:
             return []
         move, plan = found
         seconds, is_new = shortest_duel(best), not self._servers.has(plan)
+        if all(map(self._lessons.pays, first_two)):
+            return [move]
         return [] if self._limits.allows_two(plan, duel_seconds=seconds, is_new=is_new) else [move]
 
     def _moves(self) -> list[Move]:
@@ -196,7 +233,7 @@ class PlanSearch:
             tune_batch=self._options.tune_batch,
             step_operations=self._step_operations,
         )
-        return [one for one in found if one.axis not in self._left_out]
+        return self._lessons.ordered([one for one in found if one.axis not in self._left_out])
 
     def _can_recompute(self, plan: Plan) -> bool:
         return "rematerialization" not in self._fixed and self._memory.would_fit_recomputed(plan)
@@ -208,15 +245,22 @@ class PlanSearch:
         self._stopped_because = reason or self._stopped_because
         return bool(reason)
 
-    def _started(self, plan: Plan, axis: str) -> CandidateChild | None:
-        """A process for a plan, built, checked and warm; None if it failed or was rejected."""
+    def _started(self, plan: Plan, axis: str, *, following: Candidate | None = None) -> CandidateChild | None:
+        """A process for a plan, built, checked and warm; None if it failed or was rejected.
+
+        Args:
+            following: a plan that is built meanwhile.
+        """
         began = time.monotonic()
         self._progress.started(plan, axis)
-        limit = self._limits.of_one_plan
-        task = {**self._task, "memory_limit_bytes": self._memory.limit_bytes(plan)}
-        child = CandidateChild(self._servers.of(plan), task, plan, axis, limit_seconds=limit)
+        child = self._new_child(plan, axis)
         self._candidates[plan] = child.candidate
         try:
+            if following is not None:
+                self._ahead = self._new_child(following.plan, following.axis)
+                self._ahead.order_first_steps(1)
+                child.build(1)
+                self._wait_for_ahead(self._ahead)
             losses = first_losses(child, self._reference_losses)
         except CandidateFailed as error:
             self._note_failure(child, error)
@@ -232,6 +276,13 @@ class PlanSearch:
             return None
         self._candidates[plan] = child.candidate
         return child
+
+    def _wait_for_ahead(self, ahead: CandidateChild) -> None:
+        """Waits until the other plan is built, so that it disturbs no measurement; one that fails is built again."""
+        try:
+            ahead.build(1)
+        except CandidateFailed:
+            self._drop_ahead()
 
     def _better(self, best: CandidateChild | None, challenger: CandidateChild | None) -> CandidateChild | None:
         """Runs both in turn; the loser's process ends."""
@@ -299,8 +350,9 @@ class PlanSearch:
             versions=installed_versions(),
             stopped_because=self._stopped_because + self._what_is_unchecked(),
             complete=self._stopped_because != _INTERRUPTED,
-            budget_seconds=self._options.budget_seconds,
+            budget_seconds=self._limits.budget_seconds,
             max_candidates=self._options.max_candidates,
+            num_lessons=self._lessons.num_searches,
             left_out=tuple(self._left_out),
         )
 
@@ -369,46 +421,6 @@ class Gains:
                 if win.axis == axis and get_fields(axis):
                     found |= dict.fromkeys(win.kept(plan), f"{MEASURED}: {axis}, {gain:.2f} times the speed.")
         return found
-
-
-def at_once(plan: Plan, first_two: Sequence[Move]) -> tuple[Move, Plan] | None:
-    """Two moves as one, with its plan, if both are likely to pay; else None.
-
-    Example:
-        >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
-        >>> onednn, kernels = Move("oneDNN", (("onednn", True),)), Move("kernels", (("fused_kernels", True),))
-        >>> at_once(plan, [onednn, kernels])[0].axis, at_once(plan, [kernels, Move("XLA", (("jit_compile", True),))])
-        ('oneDNN and kernels', None)
-    """
-    moved = [one.applied_to(plan) for one in first_two]
-    if len(moved) < 2 or None in moved or any(one.axis not in _SAFE for one in first_two):
-        return None
-    combined = both(*first_two)
-    changed = combined.applied_to(plan)
-    return None if changed is None else (combined, changed)
-
-
-def tried_again(axis: str, lost: Sequence[Move], gains: Mapping[str, float], first: Plan) -> list[Move]:
-    """Moves to try again after a gain, along the coupled axis: those that lost, and the reverse of a small gain.
-
-    Args:
-        axis: of the move that won.
-        lost: the moves that lost before.
-        gains: axis -> its gain so far.
-        first: the plan that the search began with.
-
-    Example:
-        >>> first = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
-        >>> tried_again("kernels", [Move("oneDNN", (("onednn", True),))], {}, first)
-        [Move(axis='oneDNN', changes=(('onednn', True),))]
-        >>> tried_again("kernels", [], {"oneDNN": 1.1}, first), tried_again("kernels", [], {"oneDNN": 1.6}, first)
-        ([Move(axis='oneDNN', changes=(('onednn', None),))], [])
-    """
-    coupled = _COUPLED.get(axis, "")
-    again = [one for one in lost if one.axis == coupled]
-    if gains.get(coupled, _SMALL_GAIN) < _SMALL_GAIN:
-        again.append(Move(coupled, tuple((name, getattr(first, name)) for name in get_fields(coupled))))
-    return again
 
 
 _FLOAT32_ALONE: Mapping[str, Any] = {

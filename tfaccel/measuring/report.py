@@ -18,6 +18,7 @@ from tfaccel.training.run.performance import TimedWindow
 
 FIRST_PLAN, REFERENCE = "first plan", "reference"  # axes of candidates that no move led to
 NO_MOVE_LEFT = "No further move is left."
+FIRST_SECONDS, TAUGHT_SECONDS = 30.0, 20.0  # of a search; where earlier ones on this machine show which moves pay
 HEADINGS = ("plan", "examples/s", "speed", "spread", "first steps", "memory", "outcome")
 
 
@@ -79,7 +80,8 @@ class MeasureOptions:
     """How `find_fastest` measures.
 
     Args:
-        budget_seconds: start no further plan that would not end within this time.
+        budget_seconds: start no further plan that would not end within this time; None for 30 seconds, or 20 where
+            earlier searches on this machine have shown which moves pay, and more where a single plan takes so long.
         max_candidates: number of plans to measure at most.
         limit_seconds: time limit for one plan to build its model, or to run one window.
         seed: determines weights and data.
@@ -95,7 +97,7 @@ class MeasureOptions:
         WorkloadError: if the seed is not a whole number from 0 to 2**32 - 1.
     """
 
-    budget_seconds: float = 60.0
+    budget_seconds: float | None = None
     max_candidates: int = 12
     limit_seconds: float = 120.0
     seed: int = 0
@@ -105,7 +107,8 @@ class MeasureOptions:
 
     def __post_init__(self) -> None:
         for name in ("budget_seconds", "max_candidates", "limit_seconds"):
-            if not (value := getattr(self, name)) > 0:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
                 raise PlanError(f"{name} must be positive. Received: {name}={value!r}.")
         check_seed(self.seed)
 
@@ -127,6 +130,7 @@ class Report(SavedRecord):
         stopped_because: why nothing more was measured.
         complete: whether the search ended by itself; False if it was interrupted and can be continued.
         budget_seconds, max_candidates: the limits of the search.
+        num_lessons: of how many earlier searches on this machine the gains decided which moves came first.
         left_out: axes that were not tried, since the process could not take their settings any more.
         kept_in: the file that keeps it; None if it is not kept.
         command: what trains with the chosen plan.
@@ -144,6 +148,7 @@ class Report(SavedRecord):
     complete: bool = True
     budget_seconds: float = 60.0
     max_candidates: int = 12
+    num_lessons: int = 0
     left_out: tuple[str, ...] = ()
     kept_in: str | None = None
     command: str = ""
@@ -152,7 +157,8 @@ class Report(SavedRecord):
         """Whether a search with these options and without these axes would find nothing more."""
         if not self.complete or {*self.left_out} - {*left_out}:
             return False
-        within = options.budget_seconds <= self.budget_seconds and options.max_candidates <= self.max_candidates
+        budget = TAUGHT_SECONDS if options.budget_seconds is None else options.budget_seconds
+        within = budget <= self.budget_seconds and options.max_candidates <= self.max_candidates
         return within or self.stopped_because == NO_MOVE_LEFT
 
     @property

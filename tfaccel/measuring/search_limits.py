@@ -14,7 +14,7 @@ from tfaccel.hardware.machine import Machine
 from tfaccel.measuring.candidate_child import CandidateFailed, CandidateServers
 from tfaccel.measuring.estimate_memory import estimated_memory
 from tfaccel.measuring.memory_estimate import MemoryEstimate, mebibytes
-from tfaccel.measuring.report import Candidate, MeasureOptions
+from tfaccel.measuring.report import FIRST_SECONDS, TAUGHT_SECONDS, Candidate, MeasureOptions
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
 
@@ -24,6 +24,7 @@ _USABLE = 0.9  # of the free memory, so that the OOM killer never strikes, perha
 _COMPILES_LONGER = 1.5
 _CLUSTERS_LONGER = 4.0
 _SPLITS_LONGER = 2.0
+_LEAST_PLANS = 4  # that the time should allow, if each takes as long as the longest so far
 _END_SECONDS = 1.5  # to end the processes, and to keep the report
 
 
@@ -32,10 +33,10 @@ class SearchLimits:
 
     Args:
         options: the budget, the number of plans, and the time limit of a single one.
+        is_taught: whether earlier searches on this machine show which moves pay.
 
     Attributes:
         times: how long the plans took; the search notes it.
-        deadline: the end of the budget, by `time.monotonic`.
 
     Example:
         >>> limits = SearchLimits(MeasureOptions(budget_seconds=20, limit_seconds=120))
@@ -47,15 +48,28 @@ class SearchLimits:
         True
     """
 
-    def __init__(self, options: MeasureOptions) -> None:
+    def __init__(self, options: MeasureOptions, *, is_taught: bool = False) -> None:
         self.times = PlanTimes()
-        self.deadline = time.monotonic() + options.budget_seconds
-        self._options = options
+        self._began = time.monotonic()
+        self._options, self._is_taught = options, is_taught
 
     @property
     def seconds(self) -> float:
         """The time since the search began."""
-        return time.monotonic() - self.deadline + self._options.budget_seconds
+        return time.monotonic() - self._began
+
+    @property
+    def budget_seconds(self) -> float:
+        """How long the search may take: unless that is given, long enough for two plans like the longest one."""
+        if self._options.budget_seconds is not None:
+            return self._options.budget_seconds
+        least = self.times.start_seconds + 2 * self.times.longest + _END_SECONDS
+        return max(TAUGHT_SECONDS if self._is_taught else FIRST_SECONDS, least)
+
+    @property
+    def deadline(self) -> float:
+        """The end of the budget, by `time.monotonic`."""
+        return self._began + self.budget_seconds
 
     @property
     def of_one_plan(self) -> float:
@@ -68,7 +82,7 @@ class SearchLimits:
     def allows_two(self, plan: Plan, *, duel_seconds: float, is_new: bool = False) -> bool:
         """Whether there is time for two further plans, if the second takes as long as this one, and for their duels."""
         expected = self.times.expected(plan, is_new=is_new) + self.times.expected(plan) + 2 * duel_seconds
-        return self.seconds + expected <= self._options.budget_seconds
+        return self.seconds + expected <= self.budget_seconds
 
     def why_not(self, plan: Plan, candidates: Collection[Candidate], *, is_new: bool = False) -> str:
         """Why a further plan may not be measured; empty if it may.
@@ -86,15 +100,17 @@ class SearchLimits:
         if len(measured) >= options.max_candidates:
             count = "One plan was" if len(measured) == 1 else f"{len(measured)} plans were"
             return f"{count} measured (max_candidates={options.max_candidates})."
-        if self.seconds + self.times.expected(plan, is_new=is_new) <= options.budget_seconds:
+        budget = self.budget_seconds
+        if self.seconds + self.times.expected(plan, is_new=is_new) <= budget:
             return ""
         if len(measured) == 1:
             start, longest = self.times.start_seconds, self.times.longest
+            least = math.ceil(start + _LEAST_PLANS * longest)
             raise PlanError(
-                f"budget_seconds={options.budget_seconds:g} is too small to compare plans: to start and warm up the "
-                f"first one took {start + longest:.1f} seconds. Use at least {math.ceil(start + 4 * longest)}."
+                f"budget_seconds={budget:g} is too small to compare plans: to start and warm up the first one took "
+                f"{start + longest:.1f} seconds. Use at least {least}."
             )
-        return f"The time was spent (budget_seconds={options.budget_seconds:g})."
+        return f"The time was spent (budget_seconds={budget:g})."
 
 
 class SearchMemory:

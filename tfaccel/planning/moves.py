@@ -18,7 +18,7 @@ MEASURED = "Measured on this machine"  # how the reason of a measured choice beg
 
 # In the order in which they are tried: those with the largest gains first; rematerialization where memory ran out.
 _ORDER = (
-    *("precision", "oneDNN", "kernels", "XLA", "batch", "devices", "Grappler", "threads", "input", "communication"),
+    *("precision", "oneDNN", "kernels", "threads", "XLA", "batch", "devices", "Grappler", "input", "communication"),
     *("GPU threads", "allocator", "clustering", "micro-batches", "steps", "rematerialization"),
 )
 AXES: Mapping[str, tuple[str, ...]] = {
@@ -34,6 +34,10 @@ _HAS_ONEDNN = {"AVX2", "AVX512F", "ASIMD"}
 _ON_BY_DEFAULT = {"AVX512_VNNI", "AVX512_BF16", "AVX_VNNI", "AMX_TILE", "AMX_INT8", "AMX_BF16", "ASIMD"}
 
 _AND = " and "
+# A gain on one axis may change what another is worth.
+_COUPLED = {"precision": "XLA", "XLA": "precision", "threads": "Grappler", "kernels": "oneDNN"}
+_SMALL_GAIN = 1.2  # after which the reverse is worth a try
+_SAFE = ("precision", "oneDNN", "kernels")  # axes that seldom lose
 _SMALL_STEP = 1_000_000  # operations: one of half as many ran 0.84 times as fast in mixed_bfloat16
 
 
@@ -81,7 +85,52 @@ def get_fields(axis: str) -> tuple[str, ...]:
         >>> get_fields("precision and kernels"), get_fields("rules")
         (('dtype_policy', 'fused_kernels'), ())
     """
-    return tuple(name for one in axis.split(_AND) for name in AXES.get(one, ()))
+    return tuple(name for one in axes_of(axis) for name in AXES.get(one, ()))
+
+
+def axes_of(axis: str) -> list[str]:
+    """The axis of a move; of two at once, both."""
+    return axis.split(_AND)
+
+
+def at_once(plan: Plan, first_two: Sequence[Move]) -> tuple[Move, Plan] | None:
+    """Two moves as one, with its plan, if both are likely to pay; else None.
+
+    Example:
+        >>> plan = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> onednn, kernels = Move("oneDNN", (("onednn", True),)), Move("kernels", (("fused_kernels", True),))
+        >>> at_once(plan, [onednn, kernels])[0].axis, at_once(plan, [kernels, Move("XLA", (("jit_compile", True),))])
+        ('oneDNN and kernels', None)
+    """
+    moved = [one.applied_to(plan) for one in first_two]
+    if len(moved) < 2 or None in moved or any(one.axis not in _SAFE for one in first_two):
+        return None
+    combined = both(*first_two)
+    changed = combined.applied_to(plan)
+    return None if changed is None else (combined, changed)
+
+
+def tried_again(axis: str, lost: Sequence[Move], gains: Mapping[str, float], first: Plan) -> list[Move]:
+    """Moves to try again after a gain, along the coupled axis: those that lost, and the reverse of a small gain.
+
+    Args:
+        axis: of the move that won.
+        lost: the moves that lost before.
+        gains: axis -> its gain so far.
+        first: the plan that the search began with.
+
+    Example:
+        >>> first = Plan(strategy="none", devices=("CPU:0",), global_batch_size=32)
+        >>> tried_again("kernels", [Move("oneDNN", (("onednn", True),))], {}, first)
+        [Move(axis='oneDNN', changes=(('onednn', True),))]
+        >>> tried_again("kernels", [], {"oneDNN": 1.1}, first), tried_again("kernels", [], {"oneDNN": 1.6}, first)
+        ([Move(axis='oneDNN', changes=(('onednn', None),))], [])
+    """
+    coupled = _COUPLED.get(axis, "")
+    again = [one for one in lost if one.axis == coupled]
+    if gains.get(coupled, _SMALL_GAIN) < _SMALL_GAIN:
+        again.append(Move(coupled, tuple((name, getattr(first, name)) for name in get_fields(coupled))))
+    return again
 
 
 _FUSED = Move("kernels", (("jit_compile", False), ("fused_kernels", True)))
@@ -111,7 +160,7 @@ def moves(
     Example:
         >>> digits = Workload("digits", object, dict, lambda *args, **kwargs: None, global_batch_size=64)
         >>> [move.axis for move in moves(Hardware(num_usable_cores=2), digits, {})]
-        ['kernels', 'XLA', 'threads', 'threads', 'input', 'input', 'clustering', 'micro-batches', 'steps']
+        ['kernels', 'threads', 'threads', 'XLA', 'input', 'input', 'clustering', 'micro-batches', 'steps']
     """
     plans = candidate_plans(hardware, workload, **fixed)
     found = [move for plan in plans[1:] for move in _between(plans[0], plan)]
@@ -166,13 +215,13 @@ def _onednn_moves(first: Plan, hardware: Hardware) -> list[Move]:
 
 
 def _thread_moves(first: Plan, hardware: Hardware) -> list[Move]:
-    """One operation at a time with all cores; and as many operations as cores, each on one."""
+    """As many operations as cores, each on one; and, which seldom pays, one at a time with all cores."""
     cores = hardware.num_usable_cores
     if cores < 2 or not first.devices[0].startswith("CPU"):
         return []
     alone = (("intra_op_threads", cores), ("inter_op_threads", 1))
     side_by_side = (("intra_op_threads", 1), ("inter_op_threads", cores))
-    return [Move("threads", alone), Move("threads", side_by_side)]
+    return [Move("threads", side_by_side), Move("threads", alone)]
 
 
 def _memory_moves(first: Plan, allocators: Sequence[str]) -> list[Move]:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import logging
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tfaccel.hardware.hardware import Hardware
-from tfaccel.planning.cache import cache_file, get_digest, keep_in_cache, read_from_cache, say_ignored, warn_once
+from tfaccel.planning.cache import (
+    DAMAGES,
+    cache_file,
+    get_digest,
+    keep_in_cache,
+    read_from_cache,
+    say_ignored,
+    warn_once,
+)
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import get_environment
@@ -30,6 +39,8 @@ _PACKAGES = ("keras", "numpy", "tensorflow", "tfaccel")
 _VOLATILE = ("memory_bytes",)  # of the hardware: a container's limit may change from run to run
 _MODEL = ("build_model", "compile_args")
 _DATA = ("train_data", "augment")
+_MAX_READ = 50
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,18 @@ def keep_plan(
     return keep_in_cache(file, entry, "The measured plan was")
 
 
+def read_kept(hardware: Hardware, read: Callable[[Any], _Read]) -> list[_Read]:
+    """What `read` makes of the newest entries of this machine and these versions; what is damaged is left out."""
+    directory, here = plans_dir(), json.loads(json.dumps(_get_place(hardware)))
+    found: list[_Read] = []
+    for file in sorted(directory.glob("*.json") if directory else (), key=_modified, reverse=True)[:_MAX_READ]:
+        with contextlib.suppress(*DAMAGES):  # said when it is asked for
+            entry = json.loads(file.read_text(encoding="utf-8"))
+            if here.items() <= entry["key"].items():
+                found.append(read(entry))
+    return found
+
+
 def chosen_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
     """The measured plan if `find_fastest` has kept one for these fixed fields; otherwise that of the rules.
 
@@ -195,8 +218,6 @@ class PlanKey(Record):
     @classmethod
     def of(cls, hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -> Self:
         """The key of a workload on a machine, with these fixed plan fields."""
-        cluster = hardware.cluster
-        machine = {name: value for name, value in hardware.to_json().items() if name not in _VOLATILE}
         task = {
             "format": _FORMAT,
             "name": workload.name,
@@ -212,8 +233,7 @@ class PlanKey(Record):
                 "model": [get_signature(getattr(workload, name)) for name in _MODEL],
                 "data": [workload.num_train_examples, *data],
             },
-            "hardware": {**machine, "cluster": None if cluster is None else cluster.num_workers},
-            "versions": {"Python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+            **_get_place(hardware),
         }
         return cls(**json.loads(json.dumps(parts)))
 
@@ -253,6 +273,16 @@ def plan_key(hardware: Hardware, workload: Workload, fixed: Mapping[str, Any]) -
         False
     """
     return PlanKey.of(hardware, workload, fixed).digest
+
+
+def _get_place(hardware: Hardware) -> dict[str, Any]:
+    """The machine and the versions, as a key has them."""
+    cluster = hardware.cluster
+    machine = {name: value for name, value in hardware.to_json().items() if name not in _VOLATILE}
+    return {
+        "hardware": {**machine, "cluster": None if cluster is None else cluster.num_workers},
+        "versions": {"Python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+    }
 
 
 def _version(package: str) -> str:
