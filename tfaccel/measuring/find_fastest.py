@@ -12,7 +12,6 @@ from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.known_names import did_you_mean
 from tfaccel.measuring.candidate_child import CandidateServers
-from tfaccel.measuring.lessons import Lessons
 from tfaccel.measuring.plan_search import PlanSearch
 from tfaccel.measuring.report import MeasureOptions, Report, SearchProgress
 from tfaccel.measuring.workload_task import make_task
@@ -104,16 +103,7 @@ def find_fastest(
     if earlier is not None and earlier.covers(measure, left_out):
         return replace(earlier, from_cache=True, kept_in=str(usable.file) if usable else None)
     progress = progress or SearchProgress()
-    search = PlanSearch(
-        made,
-        hardware,
-        fixed,
-        measure,
-        progress=progress,
-        left_out=left_out,
-        earlier=earlier,
-        lessons=Lessons.of(hardware),
-    )
+    search = PlanSearch(made, hardware, fixed, measure, progress=progress, left_out=left_out, earlier=earlier)
 
     def kept() -> Report:
         report = search.report()

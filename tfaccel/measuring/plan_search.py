@@ -51,7 +51,6 @@ class PlanSearch:
         progress: told about each plan.
         left_out: axes that are not tried.
         earlier: the report of an interrupted search, to continue.
-        lessons: what other searches on this machine have taught.
     """
 
     def __init__(
@@ -64,11 +63,10 @@ class PlanSearch:
         progress: SearchProgress,
         left_out: Collection[str] = (),
         earlier: Report | None = None,
-        lessons: Lessons | None = None,
     ) -> None:
         self._workload, self._hardware, self._fixed, self._options = workload, hardware, fixed, options
         self._progress, self._left_out, self._earlier = progress, left_out, earlier
-        self._lessons = lessons or Lessons([], 0)
+        self._lessons = Lessons.of(hardware)
         self._candidates: dict[Plan, Candidate] = {}
         self._chosen: Plan | None = None
         self._gains = Gains()

@@ -195,13 +195,17 @@ class StepGraphs:
         # A loop's variables are where their first values are. A GPU must not hold what decides whether it goes on.
         on_host: Any = partial(tf.device, "/CPU:0") if on_gpu else contextlib.nullcontext
         times_input = self._times_input and (watch_loss or leaves_out or not on_gpu)
+        is_alone = keep_logs and loop and not (leaves_out or self._is_on_tpu) and self._replicas.num_replicas == 1
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
+            once = self._traced_once(step_fn, batches, arguments) if is_alone else None
+            run_step = partial(step_fn, batches) if once is None else once
+
             def body(step: tf.Tensor, state: Any, logs: Any, flags: Any, waited: Any, bad: Any) -> Any:
                 earlier = logs
                 batch, state = batches.fetch(arguments, state, step)
                 clock = InputClock(on_gpu=on_gpu)
-                own_logs = step_fn(batches, batch)
+                own_logs = run_step(batch)
                 clock.ended()
                 if leaves_out:
                     finite = self._steps_are_finite()
@@ -228,9 +232,13 @@ class StepGraphs:
             bad = (tf.TensorArray(tf.bool, 0, dynamic_size=True, element_shape=()),) if leaves_out else ()
             with on_host():
                 variables = (tf.constant(0), batches.start(arguments), (), self._first_flags(is_ahead), waited, bad)
-            if keep_logs or not loop:  # the first step determines the structure of the logs
+            goes_on = loop
+            if once is not None:
+                variables = (*variables[:2], once.no_logs, *variables[3:])
+            elif keep_logs or not loop:  # the first step determines the structure of the logs
                 variables = body(*variables)
-            done, state, logs, flags, waited, bad = tf.while_loop(go_on, body, variables) if loop else variables
+                goes_on = loop and not (is_alone and self._will_be_traced_again())
+            done, state, logs, flags, waited, bad = tf.while_loop(go_on, body, variables) if goes_on else variables
             if keep_logs and steps.noted_results.of_logs:
                 with self._replicas.strategy.scope():
                     logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
@@ -239,6 +247,21 @@ class StepGraphs:
             return done, state, logs, metric_results(self._model, self._replicas), finite, waited, bad
 
         return window
+
+    def _traced_once(self, step: Callable[..., Any], batches: GraphBatches, arguments: Any) -> _StepTracedOnce | None:
+        """A step with logs of its own, as a function of its batch that a loop calls; None if the logs vary in shape."""
+        if self.run_eagerly or self._will_be_traced_again():
+            return None
+        fetch = partial(batches.fetch, arguments, batches.start(arguments), tf.constant(0))
+        batch = tf.function(lambda: fetch()[0], autograph=False).get_concrete_function().structured_outputs
+        function = tf.function(lambda batch: as_tensors(step(batches, batch)), autograph=False)
+        found = _StepTracedOnce(function.get_concrete_function(batch))
+        return found if found.has_fixed_logs else None
+
+    def _will_be_traced_again(self) -> bool:
+        """Whether variables are created by the step being traced: TensorFlow then traces it once more, without them."""
+        with tf.init_scope():
+            return not all(bool(private_api.tf_variable(v).is_initialized()) for v in get_variables(self._model))
 
     def _window_of_micro_batches(self, batches: GraphBatches, together: MicroBatches) -> Callable[..., Any]:
         run = window_of_micro_batches(
@@ -303,6 +326,28 @@ class StepGraphs:
         total = private_api.loss_tracker(self._model).total
         local = self._replicas.strategy.experimental_local_results(private_api.tf_variable(total))
         return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
+
+
+class _StepTracedOnce:
+    """A step that is called in a loop.
+
+    Attributes:
+        no_logs: zeros in the place of its logs.
+        has_fixed_logs: whether the shapes of its logs are known.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        specs = [spec.shape for spec in tf.nest.flatten(function.structured_outputs)]
+        self.has_fixed_logs = all(shape.is_fully_defined() for shape in specs)
+        self.no_logs: Any = ()
+        if self.has_fixed_logs:
+            self.no_logs = tf.nest.map_structure(
+                lambda spec: tf.zeros(spec.shape, spec.dtype), function.structured_outputs
+            )
+
+    def __call__(self, batch: Any) -> Any:
+        return self._function(batch)
 
 
 def _finite_and_done(flags: tuple[tf.Tensor, ...], done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
