@@ -1,0 +1,84 @@
+"""How often the Python code of a step of one's own runs: a first call should not cost more than Keras's."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfaccel
+
+
+class Counted:
+    """A step of its own, with a log that no metric has."""
+
+    def train_step(self, data):
+        self.num_traces = getattr(self, "num_traces", 0) + 1
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"own": loss, "norm": {"kernel": tf.norm(gradients[0])}}
+
+
+class FunctionalModel(Counted, keras.Model):
+    pass
+
+
+class SubclassedModel(Counted, keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = keras.layers.Dense(8), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+
+def functional():
+    inputs = keras.Input((4,))
+    return FunctionalModel(inputs, keras.layers.Dense(1)(keras.layers.Dense(8)(inputs)))
+
+
+def trained(fit, make, num_rows, epochs=3):
+    """The number of traces, the history, and the weights."""
+    keras.utils.set_random_seed(0)
+    model = make()
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    x = np.random.default_rng(0).random((num_rows, 4), "float32")
+    history = fit(model, x, x[:, :1], batch_size=8, epochs=epochs, verbose=0, shuffle=False).history
+    return model.num_traces, history, model.get_weights()
+
+
+@pytest.mark.parametrize(
+    ("make", "num_rows", "most"),
+    [
+        (functional, 40, 1),
+        (functional, 42, 2),  # the last batch is smaller
+        (SubclassedModel, 40, 2),  # the first trace creates the weights
+        (SubclassedModel, 42, 3),
+    ],
+)
+def test_a_step_of_its_own_is_traced_once_for_each_size_of_batch(make, num_rows, most):
+    of_keras, expected, weights = trained(keras.Model.fit, make, num_rows)
+    num_traces, history, found = trained(tfaccel.fit, make, num_rows)
+    assert num_traces == most <= of_keras + (num_rows % 8 > 0)  # Keras's one graph knows no size of batch
+    assert history == expected and history.keys() == {"own", "kernel"}
+    for one, other in zip(found, weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class PerRow(Counted, keras.Model):
+    """Returns a log with a value for each row, whose number is not known."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        return {"rows": tf.reduce_mean(data[0], -1)}
+
+
+def test_logs_of_unknown_shape_are_still_reported():
+    inputs = keras.Input((4,))
+    model = PerRow(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    x = np.arange(72.0, dtype="float32").reshape(18, 4)
+    history = tfaccel.fit(model, x, x[:, :1], batch_size=8, verbose=0, shuffle=False).history
+    np.testing.assert_allclose(history["rows"][0], x[16:].mean(-1))
