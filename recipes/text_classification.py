@@ -82,7 +82,7 @@ def workload(
     remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
     text_column: str = "text",  # column with the texts, in a table
     label_column: str = "label",  # column with their classes
-    encoding: str = "utf-8",  # text encoding of a CSV file
+    encoding: str = "utf-8",  # text encoding of a CSV file or of text files
     bad_data: tfaccel.data.BadData,
     training: tfaccel.options.TrainingOptions,
 ) -> tfaccel.Workload:

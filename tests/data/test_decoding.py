@@ -80,6 +80,13 @@ def test_of_16_bits_the_high_byte_is_taken(tmp_path):
     assert small.mean() * 255 == pytest.approx(ARRAY[..., 0].mean(), abs=3)
 
 
+def transparent_webp():
+    image, content = Image.fromarray(ARRAY), io.BytesIO()
+    image.putalpha(77)
+    image.save(content, "WEBP")
+    return content.getvalue()
+
+
 @pytest.mark.parametrize("mode", ["P", "1"])
 def test_a_bmp_that_cannot_be_decoded_is_refused(mode):
     with pytest.raises(DataError, match=r"a\.bmp is a BMP image that TensorFlow cannot decode. Save it with 24 bits"):
@@ -90,9 +97,13 @@ def test_a_bmp_that_cannot_be_decoded_is_refused(mode):
     ("content", "reason"),
     [
         (encoded("BMP") + bytes(2), "is a BMP image that TensorFlow cannot decode"),  # as Photoshop ends them
-        (encoded("WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8))]), "is an animated WebP image"),
+        (
+            encoded("WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8))]),
+            "is animated, and in WebP TensorFlow cannot",
+        ),
+        (transparent_webp(), "is transparent, and in WebP TensorFlow cannot decode that"),
     ],
-    ids=["BMP with more bytes", "animated WebP"],
+    ids=["BMP with more bytes", "animated WebP", "transparent WebP"],
 )
 def test_what_pillow_decodes_and_tensorflow_does_not_is_refused(content, reason):
     with pytest.raises(DataError, match=reason):

@@ -243,7 +243,7 @@ def test_a_text_is_inspected(tmp_path):
     assert found(report) == {"odd characters": [str(tmp_path / "a.txt")], "duplicate": [f"lines of {tmp_path}/a.txt"]}
     assert "U+0007 1 times, U+FFFD 1 times" in report.findings[0].text
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(DataError, match=r"Cannot read .*b\.txt: .* Fix it, or give its --encoding"):
+    with pytest.raises(DataError, match=r"b\.txt is not written in utf-8: .* Or give its --encoding"):
         inspect_data(tmp_path / "b.txt")
     assert inspect_data(tmp_path / "b.txt", encoding="latin-1").findings == ()
     (tmp_path / "c.txt").write_text(" \n")

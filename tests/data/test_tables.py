@@ -1,7 +1,12 @@
 """Tables from files: what is read, what columns are taken for, and what is refused with which words."""
 
+import bz2
 import codecs
+import gzip
+import io
+import lzma
 import re
+import zipfile
 
 import numpy as np
 import pyarrow
@@ -107,6 +112,48 @@ def test_bad_encoding_says_what_to_do(tmp_path):
     path = write(tmp_path / "t.csv", "stadt\nKöln\n", "latin-1")
     with pytest.raises(DataError, match=r"not written in utf-8: byte 0xf6 .* for example --encoding=latin-1"):
         read_table(path)
+
+
+def zipped(content, *others):
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w") as archive:
+        archive.writestr("t.csv", content)
+        for name in others:
+            archive.writestr(name, "a")
+    return stored.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"),
+    [
+        ("t.csv.gz", gzip.compress),
+        ("t.csv.bz2", bz2.compress),
+        ("t.CSV.XZ", lzma.compress),
+        ("t.csv.zst", lambda content: pyarrow.compress(content, "zstd", asbytes=True)),
+        ("t.csv.zip", lambda content: zipped(content, "__MACOSX/._t.csv", "folder/")),
+        ("t.csv", gzip.compress),
+        ("t.tsv.gz", lambda content: gzip.compress(content.replace(b",", b"\t"))),
+        ("t.csv.gz", lambda content: content),
+    ],
+)
+def test_compressed_tables_are_read(tmp_path, name, compress):
+    (tmp_path / name).write_bytes(compress("name,age\nÄ,3\n".encode()))
+    table = read_table(tmp_path / name)
+    assert [column.values.tolist() for column in table.columns] == [["Ä"], ["3"]]
+    assert table.names == ("name", "age")
+
+
+def test_damaged_archives_are_refused(tmp_path):
+    whole = gzip.compress(b"a,b\n1,2\n")
+    for content, reason in [
+        (whole[:-5], "Compressed file ended before"),
+        (whole[:-8] + bytes(8), "CRC check failed"),
+        (zipped("a,b\n1,2\n", "u.csv"), "it is a ZIP archive of 2 files, not of one"),
+        (lzma.compress(b"a,b\n1,2\n")[:-9], "Compressed data ended"),
+    ]:
+        (tmp_path / "t.csv.gz").write_bytes(content)
+        with pytest.raises(DataError, match=re.escape(f"Cannot read {tmp_path / 't.csv.gz'}: ") + reason):
+            read_table(tmp_path / "t.csv.gz")
 
 
 def test_missing_file_and_unknown_suffix(tmp_path):

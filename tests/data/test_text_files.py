@@ -1,5 +1,6 @@
 """Text from files, and one clear line for each way in which it cannot be read."""
 
+import gzip
 import re
 
 import pyarrow
@@ -30,8 +31,13 @@ def test_only_newlines_end_lines(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"good\ncaf\xe9\n", "has an unknown encoding: line 2 is not UTF-8 (byte 0xe9). Save the file as UTF-8."),
-        ("Text".encode("utf-16"), "has an unknown encoding: line 1 is not UTF-8 (byte 0xff)."),
+        (
+            b"good\ncaf\xe9\n",
+            "is not written in utf-8: byte 0xe9 cannot be read. It is in line 2. Save the file as UTF-8.",
+        ),
+        ("Text".encode("utf-16-le"), "is damaged, or not a text file: line 1 holds a zero byte."),
+        (gzip.compress(b"Text")[:-4], "Cannot read"),
+        (b"PK\3\4Text", "Cannot read"),
         (b" \n", "holds no text."),
         (None, "There is no file"),
     ],
@@ -193,4 +199,20 @@ def test_labelled_texts_that_cannot_be_used_are_refused(tmp_path):
     (tmp_path / "b" / "1.txt").write_text("one")
     refused("has one text; it needs at least two", tmp_path)
     (tmp_path / "b" / "2.txt").write_bytes(b"\xff")
-    refused("2.txt has an unknown encoding", tmp_path)
+    refused("2.txt is not written in utf-8", tmp_path)
+
+
+def test_text_files_of_other_encodings_are_read(tmp_path):
+    text = "Füße\n日本\n"
+    for content in (
+        text.encode("utf-16"),
+        text.encode("utf-8-sig"),
+        gzip.compress(text.replace("\n", "\r\n").encode()),
+    ):
+        (tmp_path / "a.txt").write_bytes(content)
+        assert read_text(tmp_path / "a.txt") == text
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(2):  # all its bytes are ASCII
+            (tmp_path / name / f"{number}.txt").write_bytes("日本".encode("iso2022_jp"))
+    assert set(read_labelled_texts(tmp_path, encoding="iso2022_jp").train_texts) == {"日本"}

@@ -106,8 +106,14 @@ def damaged(path, change):
         (lambda content: content[:-30], r"Record 3 \(from 0\) of .* is damaged: the file ends inside of it"),
         (lambda content: content[: len(content) // 4 + 5], r"Record 1 .* the file ends inside of it\. Write or copy"),
         (lambda content: content.__setitem__(0, content[0] ^ 1), r"Record 0 .* the checksum of its length is wrong"),
-        (lambda content: b"\x1f\x8b" + content, r"is compressed\. Write TFRecord files without compression\."),
-        (lambda content: b"\x78\x5e" + content, r"is compressed\. Write TFRecord files without compression\."),
+        (
+            lambda content: b"\x1f\x8b" + content,
+            r"is compressed\. Write TFRecord files without compression, or use gunzip\.",
+        ),
+        (
+            lambda content: b"\x78\x5e" + content,
+            r"is compressed\. Write TFRecord files without compression, or use gunzip\.",
+        ),
         (lambda content: b"", r"\.tfrecord is empty \(0 bytes\)\. Write or copy the file again\."),
     ],
 )

@@ -14,6 +14,7 @@ from tfaccel.errors import LaunchError, TfaccelError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.local_launcher import launch_local
 from tfaccel.launching.local_worker import LaunchOptions
+from tfaccel.processes.heartbeat import Silence
 
 PLACE = """
 import json, os, sys, time
@@ -141,6 +142,49 @@ def test_silent_worker_is_named(tmp_path):
     assert status == 0
     assert said[1].startswith("Worker 1 of 2 has given no sign of life for ")
     assert "seconds, while training. All workers start again" in said[1]
+
+
+def test_script_goes_on_after_its_program_has_ended(tmp_path):
+    options = LaunchOptions(num_workers=1, silence_seconds=1.5, max_restarts=0, shows_output=False)
+    script = '"$0" -c "$1"; sleep 4; true'
+    command = ["sh", "-c", script, sys.executable, "import time\n" + BEATS]
+    said = []
+    assert launch_local(command, options, hardware=Hardware(), folder=tmp_path / "l", on_event=said.append) == 0, said
+
+
+def test_silence_is_counted_without_the_clock_of_the_files(tmp_path):
+    silence, file = Silence(tmp_path / "beat", os.getsid(0)), tmp_path / "beat"
+    assert silence.seconds() == 0.0
+    file.write_text(json.dumps({"step": 7, "phase": "training", "pid": os.getpid()}))
+    os.utime(file, (1.0, 1.0))  # the clock was set, or the machine slept
+    assert silence.seconds() == 0.0
+    time.sleep(0.3)
+    assert 0.2 < silence.seconds() < 2.0
+    os.utime(file)
+    assert silence.seconds() == 0.0
+
+
+STARVED = """
+import subprocess
+if index == 1:
+    for thread in map(int, os.listdir("/proc/self/task")):  # all run on one core, when nothing else would
+        os.sched_setaffinity(thread, {max(os.sched_getaffinity(0))})
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    loop = "import os; os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))\\nwhile True: pass"
+    busy = [subprocess.Popen(["timeout", "8", sys.executable, "-c", loop]) for _ in range(3)]
+    beats = []
+    while busy[0].poll() is None:
+        beats.append(os.stat(os.environ["TFACCEL_HEARTBEAT"]).st_mtime)
+    print("longest", max(after - before for before, after in zip(beats, beats[1:])))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system cannot starve a process")
+def test_worker_that_waits_for_a_processor_is_not_silent(tmp_path):
+    status, said = launched(BEATS + STARVED, tmp_path, silence_seconds=2.0, max_restarts=0)
+    assert status == 0, said
+    log = (tmp_path / "logs/worker-1.log").read_text()
+    assert float(log.split()[-1]) > 2.0, log
 
 
 def test_exception_of_a_worker_that_does_not_end_is_shown_and_final(tmp_path):

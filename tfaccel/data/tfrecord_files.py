@@ -26,7 +26,7 @@ from tfaccel.local_path import local_path
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _HEAD = _LENGTH.size + _CHECKSUM.size
-_NAME = re.compile(r".*\.tfrecords?(-\d+-of-\d+)?")
+_NAME = re.compile(r".*\.tfrecords?(-\d+-of-\d+)?(\.gz|\.zlib)?")
 _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)(.*)")
 _COMPRESSED = (b"\x1f\x8b", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")  # magic numbers of gzip and zlib
 _MASK_DELTA = 0xA282EAD8
@@ -240,7 +240,7 @@ def _records(path: Path) -> Iterator[_Record]:
             reason = ""
             if len(head) == _HEAD and _CHECKSUM.unpack(head[8:])[0] != masked_crc32c(head[:8]):
                 if place == 0 and head[:2] in _COMPRESSED:
-                    raise DataError(f"{path} is compressed. Write TFRecord files without compression.")
+                    raise DataError(f"{path} is compressed. Write TFRecord files without compression, or use gunzip.")
                 reason = "the checksum of its length is wrong"
             elif place + _HEAD + length + _CHECKSUM.size > size:
                 reason = "the file ends inside of it"

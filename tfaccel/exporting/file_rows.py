@@ -18,9 +18,16 @@ from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
 from tfaccel.data.tables.encoding import find_gaps
-from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, get_codec, read_table, text_damage
+from tfaccel.data.tables.files import (
+    CSV_SUFFIXES,
+    PARQUET_SUFFIXES,
+    data_suffix,
+    read_characters,
+    read_table,
+    text_damage,
+)
 from tfaccel.data.tables.table import Column, Table, clean_texts, number_text
-from tfaccel.data.texts.files import plain_lines
+from tfaccel.data.texts.files import read_text
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import shown_path
@@ -39,6 +46,7 @@ class Rows:
     Args:
         names: names of the rows, for the output.
         files: one file per row, read on demand; empty if texts or arrays are given.
+        encoding: of these files, if they are texts.
         texts: one text per row.
         arrays: the model's inputs, by name.
         unreadable: name -> reason, for rows that are skipped.
@@ -51,6 +59,7 @@ class Rows:
     arrays: Mapping[str, np.ndarray] | None = None
     unreadable: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    encoding: str = "utf-8"
 
     def __len__(self) -> int:
         return len(self.names)
@@ -92,8 +101,8 @@ def read_rows(
     if not path.exists():
         raise DataError(f"There is no file or folder {path} (--input).")
     if path.is_dir():
-        return _folder(path, kind)
-    suffix = path.suffix.lower()
+        return _folder(path, kind, encoding)
+    suffix = data_suffix(path)
     if suffix in ARRAY_SUFFIXES:
         return _arrays(path, inputs)
     if suffix in JSON_LINES_SUFFIXES:
@@ -141,7 +150,7 @@ def _row(spec: Any) -> str:
     return f"of shape {tuple(spec.shape[1:])}, {spec.dtype.name}"
 
 
-def _folder(folder: Path, kind: str) -> Rows:
+def _folder(folder: Path, kind: str, encoding: str) -> Rows:
     suffixes = {"image": IMAGE_SUFFIXES, "text": TEXT_SUFFIXES}.get(kind)
     if suffixes is None:
         raise DataError(f"This model takes neither images nor texts, which a folder could hold. Received: {folder}.")
@@ -154,17 +163,12 @@ def _folder(folder: Path, kind: str) -> Rows:
         raise DataError(f"{folder} contains no files that end in {endings}.{received}")
     passed = ", ".join(filter(None, (counted(others), unlisted(folder, suffixes))))
     notes = (f"Passed over in {folder}: {passed}. Files that end in {endings} are read.",)
-    return Rows(tuple(map(shown_path, found)), files=found, notes=notes if passed else ())
+    return Rows(tuple(map(shown_path, found)), files=found, notes=notes if passed else (), encoding=encoding)
 
 
 def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
-    try:
-        lines = plain_lines(path.read_bytes().decode(get_codec(encoding))).split("\n")
-    except (OSError, UnicodeError) as error:
-        raise DataError(f"Cannot read {path} as a text in {encoding}: {error}. Give its --encoding.") from error
+    lines = read_text(path, encoding=encoding, keeps_damage=True).split("\n")
     found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not found:
-        raise DataError(f"{path} holds no text.")
     damaged = next((number for number, line in found if text_damage(line)), None)
     if damaged is not None:
         raise DataError(f"{path}, line {damaged}: {text_damage(lines[damaged - 1])}. Fix the line.")
@@ -282,10 +286,7 @@ def json_lines(path: Path) -> list[Line]:
         ...     json_lines(Path(folder, "rows.jsonl"))
         [(1, [1, 2]), (3, {'a': None})]
     """
-    try:
-        found = list(_values(path, path.read_text(encoding="utf-8-sig").split("\n")))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"Cannot read {path} as JSON lines in UTF-8: {error}.") from error
+    found = list(_values(path, read_characters(path, advice="Save the file as UTF-8.").split("\n")))
     if not found:
         raise DataError(f"{path} is empty.")
     return found

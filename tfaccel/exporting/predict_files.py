@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES, check_image
 from tfaccel.data.raw_input import ImageInput, RawInput
-from tfaccel.data.texts.files import plain_lines
+from tfaccel.data.texts.files import read_text
 from tfaccel.errors import DataError
 from tfaccel.exporting.file_rows import Rows
 from tfaccel.exporting.predictor import Predictor
@@ -108,13 +108,13 @@ def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[
         contents = {name: text.encode() for name, text in zip(names, rows.texts[piece], strict=True)}
     for name, file in zip(names, rows.files[piece], strict=False):
         try:
-            contents[name] = file.read_bytes()
-            if file.suffix.lower() not in IMAGE_SUFFIXES:
-                contents[name] = plain_lines(contents[name].decode()).encode()
-        except (OSError, UnicodeDecodeError) as error:
+            if file.suffix.lower() in IMAGE_SUFFIXES:
+                contents[name] = file.read_bytes()
+            else:
+                contents[name] = read_text(file, encoding=rows.encoding, advice="").encode()
+        except (OSError, DataError) as error:
             unreadable[name] = str(error)
-            contents.pop(name, None)
-    if rows.texts or any(file.suffix.lower() not in IMAGE_SUFFIXES for file in rows.files[piece]):
+    if rows.texts:
         unreadable |= {name: "it holds no text" for name, content in contents.items() if not content.strip()}
         contents = {name: content for name, content in contents.items() if content.strip()}
     return _of_contents(predictor, contents, unreadable)

@@ -289,6 +289,7 @@ class Attempt:
             limit = _CAUSE_SECONDS if all(status == RETRY for status in ended) else _OTHERS_SECONDS
             if time.monotonic() - began > limit:
                 return
+            self._silent(self._silence_seconds)  # goes on counting
             time.sleep(_POLL_SECONDS)
 
     def _of_failure(self) -> Outcome:
@@ -307,11 +308,10 @@ class Attempt:
     def _silent(self, limit_seconds: float) -> tuple[LaunchedWorker, float] | None:
         """The worker that has been silent for longer, and for how long."""
         for worker in self.workers:
-            beat = worker.last_heartbeat() if worker.status is None else None
-            if beat is not None:
-                limit = min(_ENDING_SECONDS, limit_seconds) if beat.has_failed else limit_seconds
-                if beat.age_seconds > limit:
-                    return worker, beat.age_seconds
+            seconds = worker.silent_seconds() if worker.status is None else 0.0
+            beat = worker.last_heartbeat() if seconds > min(_ENDING_SECONDS, limit_seconds) else None
+            if beat is not None and (beat.has_failed or seconds > limit_seconds):
+                return worker, seconds
         return None
 
     def _of_silence(self, worker: LaunchedWorker, seconds: float) -> Outcome:

@@ -17,7 +17,7 @@ from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.processes import heartbeat
 from tfaccel.processes.child import NO_INPUT, Child, Environment
-from tfaccel.processes.heartbeat import Heartbeat, last_heartbeat
+from tfaccel.processes.heartbeat import Heartbeat, Silence, last_heartbeat
 
 _TRACEBACK = "Traceback (most recent call last):"
 _ERROR = re.compile(r"(?:tfaccel[\w.]*\.\w+|tfaccel [\w-]+): (.+)")  # as Python, or a command, shows it
@@ -42,7 +42,8 @@ class LaunchOptions:
         max_restarts: how often all of them are started again, at most.
         cores_per_worker, gpus_per_worker: see `worker_places`.
         grace_seconds: how long they may take to stop after SIGTERM or Ctrl-C.
-        silence_seconds: a worker without a sign of life for this long counts as lost.
+        silence_seconds: a worker without a sign of life for this long counts as lost; time in which it waits for a
+            processor or a disk does not count.
         shows_output: show the workers' output; it is kept in logs in any case.
 
     Raises:
@@ -212,6 +213,7 @@ class LaunchedWorker(Child):
             log=folder / f"worker-{place.index}.log",
             stdin=NO_INPUT,
         )
+        self._silence = Silence(self._heartbeat, self.process.pid)
         self.read_lines(self._keep, "stdout", "stderr")
 
     def _keep(self, pipe: str, line: str) -> None:
@@ -236,6 +238,10 @@ class LaunchedWorker(Child):
     def last_heartbeat(self) -> Heartbeat | None:
         """Its last sign of life; None if it has given none."""
         return last_heartbeat(self._heartbeat)
+
+    def silent_seconds(self) -> float:
+        """For how long it has given no sign of life, though it could have; see `Silence`."""
+        return self._silence.seconds()
 
     def signal(self, number: int) -> None:
         """Sends it a signal, unless it has ended."""

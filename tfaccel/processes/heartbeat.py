@@ -1,21 +1,20 @@
 """Signs of life of a process that trains, in a file that its launcher reads.
 
 The launcher names the file in `TFACCEL_HEARTBEAT`. A thread writes it once a second, so that a process which is stopped
-or hangs with the interpreter locked is noticed: its file grows old.
+or hangs with the interpreter locked is noticed: its file grows old. One that waits for a processor or a disk is alive.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-logger = logging.getLogger("tfaccel")
+import psutil
 
 VARIABLE = "TFACCEL_HEARTBEAT"
 SECONDS = 1.0
@@ -30,12 +29,12 @@ class Heartbeat:
     Attributes:
         step: steps trained so far, those before the run was resumed included; None before the first.
         phase: what it is doing: "starting", "training", "evaluating" or "saving".
-        age_seconds: since it was written.
+        pid: of the process that wrote it.
     """
 
     step: int | None = None
     phase: str = "starting"
-    age_seconds: float = 0.0
+    pid: int = 0
 
     @property
     def has_failed(self) -> bool:
@@ -53,18 +52,17 @@ class _Writer:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def _beat(self) -> None:
-        try:
-            while self.state.phase != FAILED:
-                self.write()
-                time.sleep(SECONDS)
-        except OSError as error:
-            logger.warning(f"The heartbeat in {self._file} cannot be written any more: {error}")
+        while self.state.phase != FAILED:
+            self.write()
+            time.sleep(SECONDS)
 
     def write(self) -> None:
-        """Writes the heartbeat."""
-        with self._lock:  # so that the last one is that of the last state
+        """Writes the heartbeat, or only its time when the disk is full."""
+        with self._lock, contextlib.suppress(OSError):  # locked so that the last one is that of the last state
             temporary = self._file.with_name(f".{self._file.name}-{os.getpid()}")
-            temporary.write_text(json.dumps({"step": self.state.step, "phase": self.state.phase}))
+            if self._file.exists():
+                os.utime(self._file)
+            temporary.write_text(json.dumps(asdict(self.state) | {"pid": os.getpid()}))
             os.replace(temporary, self._file)
 
 
@@ -88,8 +86,7 @@ def note_failure() -> None:
     """Writes a final heartbeat: this process ends after an exception, or hangs while other workers wait for it."""
     if _writer:
         _writer[0].state.phase = FAILED
-        with contextlib.suppress(OSError):
-            _writer[0].write()
+        _writer[0].write()
 
 
 def note_first_step(step: int) -> None:
@@ -106,8 +103,54 @@ def last_heartbeat(file: Path) -> Heartbeat | None:
         True
     """
     try:
-        age = time.time() - file.stat().st_mtime
         found = json.loads(file.read_text())
-        return Heartbeat(found["step"], found["phase"], max(0.0, age))
+        return Heartbeat(found["step"], found["phase"], found["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+class Silence:
+    """How long a process has given no sign of life, though it could have.
+
+    Time in which it waits for a processor or a disk does not count, nor does that after its end, nor time in which this
+    process does not ask, as when both are suspended. Times of files are only compared: the clock may be set.
+
+    Args:
+        file: of the heartbeat.
+        session: only a process of this session is looked at: elsewhere, its id may be another one's.
+    """
+
+    def __init__(self, file: Path, session: int) -> None:
+        self._file, self._session = file, session
+        self._seen: tuple[int, int] | None = None
+        self._asked_at, self._used, self._seconds = 0.0, 0.0, 0.0
+
+    def seconds(self) -> float:
+        """The length of its silence so far; to be asked once a second or more often."""
+        now = time.monotonic()
+        passed, self._asked_at = min(2 * SECONDS, now - self._asked_at), now
+        try:
+            found = self._file.stat()
+        except OSError:
+            return 0.0
+        seen, self._seen = self._seen, (found.st_ino, found.st_mtime_ns)
+        if seen != self._seen:
+            passed = self._seconds = 0.0
+        beat = last_heartbeat(self._file) if self._seconds > SECONDS else None
+        self._seconds += passed if beat is None else self._could_speak(beat.pid, passed)
+        return self._seconds
+
+    def _could_speak(self, pid: int, passed: float) -> float:
+        """For how much of this time the process did not wait for a processor or a disk."""
+        try:
+            if os.getsid(pid) != self._session:
+                return passed
+            used = sum(psutil.Process(pid).cpu_times()[:2])
+            threads = Path(f"/proc/{pid}/task").glob("*/stat")
+            waits = any(file.read_text().rpartition(")")[2].split()[0] in "RD" for file in threads)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            return 0.0  # one process of a script, perhaps, which goes on
+        except (OSError, IndexError, psutil.Error):
+            return passed
+        got, self._used = used - self._used, used
+        return min(passed, max(0.0, got)) if waits else passed

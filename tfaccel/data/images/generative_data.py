@@ -10,7 +10,6 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from tfaccel.data.epochs import Batches, Part, TextBatches, shard_rows
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.image_data import STILL, ImageBatches
 from tfaccel.data.images.image_set import ImageSet, digits
-from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, data_suffix
 from tfaccel.data.tables.table_data import NumberRows, read_number_rows
 
 if TYPE_CHECKING:
@@ -217,7 +216,7 @@ class ExampleData(Batches):
     ) -> None:
         if data_dir is None:
             examples = unlabelled_images(digits(image_size))
-        elif Path(data_dir).suffix.lower() in CSV_SUFFIXES + PARQUET_SUFFIXES:
+        elif data_suffix(data_dir) in CSV_SUFFIXES + PARQUET_SUFFIXES:
             examples = unlabelled_rows(read_number_rows(data_dir, encoding=encoding, bad_data=bad_data))
         else:
             examples = unlabelled_images(read_image_set(data_dir, image_size=image_size, bad_data=bad_data))

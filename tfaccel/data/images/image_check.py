@@ -85,8 +85,9 @@ def check_image(content: bytes, name: str) -> ImageHeader:
             header = ImageHeader(*image.size, is_grey=is_grey, orientation=_orientation(content, kind))
             if kind == "BMP" and not _is_plain_bmp(content, image.mode, image.size):
                 raise DataError(f"{name} is a BMP image that TensorFlow cannot decode. Save it with 24 bits per pixel.")
-            if kind == "WEBP" and getattr(image, "is_animated", False):
-                raise DataError(f"{name} is an animated WebP image, which TensorFlow cannot decode. Save one frame.")
+            if kind == "WEBP" and (getattr(image, "is_animated", False) or image.mode != "RGB"):
+                wrong = "transparent" if image.mode != "RGB" else "animated"
+                raise DataError(f"{name} is {wrong}, and in WebP TensorFlow cannot decode that. Save it as PNG.")
             if kind == "PNG":
                 image.verify()
             elif kind == "GIF":

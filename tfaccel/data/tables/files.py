@@ -1,4 +1,4 @@
-"""Tables from files: CSV and Parquet, read by Arrow.
+"""Tables from files: CSV and Parquet, read by Arrow; and the characters of any text file, compressed or not.
 
 pyarrow is a dependency because it reads both kinds, takes all fields as texts, so that a column is read in the same way
 from every file, and calls a function for rows with too few or too many fields. On two cores of an AMD EPYC it reads
@@ -8,12 +8,17 @@ rows with missing values, and needs pyarrow for Parquet.
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import csv
+import gzip
 import io
+import lzma
 import os
 import re
-from collections.abc import Collection, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +36,12 @@ from tfaccel.local_path import local_path
 _TAB_SUFFIX = ".tsv"
 CSV_SUFFIXES = (".csv", _TAB_SUFFIX)
 PARQUET_SUFFIXES = (".parquet", ".pq")
+_COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zip")
+TABLE_SUFFIXES = (
+    *CSV_SUFFIXES,
+    *PARQUET_SUFFIXES,
+    *(csv + end for csv in CSV_SUFFIXES for end in _COMPRESSED_SUFFIXES),
+)
 _INDEX = re.compile(r"__index_level_[0-9]+__")  # columns in which pandas keeps the index of a table
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
@@ -65,7 +76,7 @@ def read_table(
     named by its position: column_1.
 
     Args:
-        path: the file.
+        path: the file. A CSV file may be compressed, as .csv.gz, .bz2, .xz, .zst or .zip.
         encoding: Python's name of the encoding of a CSV file. UTF-16 with its byte order mark is recognized.
         bad_data: what to do with damaged rows of a CSV file, and row groups of a Parquet file; None for an error.
         texts: columns of natural language, in which only empty fields are missing.
@@ -85,14 +96,15 @@ def read_table(
     file = local_path(path, DataError)
     if not file.exists():
         raise DataError(f"There is no file {file}.")
-    suffix = file.suffix.lower()
+    suffix = data_suffix(file)
     if not file.is_file() or suffix not in CSV_SUFFIXES + PARQUET_SUFFIXES:
         raise DataError(
             f"A table must be a file that ends in {', '.join(CSV_SUFFIXES + PARQUET_SUFFIXES)}. Received: {file}."
         )
     bad_data = bad_data or always_fail()
     if suffix in CSV_SUFFIXES:
-        names, fields, places = read_csv(file, get_codec(encoding), bad_data)
+        text = _Text.read(file, get_codec(encoding), bad_data)
+        names, fields, places = text.fields_by_arrow(file) or text.fields_by_rows(file, bad_data)
     else:
         names, fields, places = _read_parquet(file, bad_data)
     columns = [
@@ -155,22 +167,6 @@ def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
         ) from error
 
 
-def read_csv(path: Path, codec: str, bad_data: BadData) -> Fields:
-    """The names of the columns, the fields of each column, and the line of each row.
-
-    Args:
-        path: the file.
-        codec: Python's name of its encoding.
-        bad_data: what to do with damaged rows.
-
-    Raises:
-        DataError: if the file cannot be read or is malformed; the line is named.
-    """
-    text = _Text.read(path, codec, bad_data)
-    found = text.fields_by_arrow(path)
-    return text.fields_by_rows(path, bad_data) if found is None else found
-
-
 def _checked_header(names: list[str], path: Path) -> list[str]:
     """The names of the columns; those without one are named by their position."""
     names = [name.strip() for name in names]
@@ -192,33 +188,12 @@ class _Text:
 
     @classmethod
     def read(cls, path: Path, codec: str, bad_data: BadData) -> _Text:
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"Cannot read {path}: {error}.") from error
-        if codec == "utf-8-sig":
-            codec = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), codec)
-        try:
-            text = content.decode(codec, KEEP_BYTES if bad_data.skips else "strict")
-        except UnicodeDecodeError as error:
-            if b"\0" in content.split(b"\n", 1)[0]:
-                raise DataError(f"{path} is not a text file: its first line holds a zero byte.") from error
-            line = content.count(b"\n", 0, error.start) + 1
-            raise DataError(
-                f"{path} is not written in {error.encoding}: byte {content[error.start]:#04x} cannot be read. It is "
-                f"in line {line}. "
-                f"Say how it is encoded, for example --encoding=latin-1. {bad_data.advice}".strip()
-            ) from error
-        except UnicodeError as error:
-            raise DataError(
-                f"{path} is not written in {codec}: {error}. Say how it is encoded (--encoding)."
-            ) from error
-        text = text.removeprefix(_MARK)  # as codecs whose name says the order of bytes keep it
-        if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        advice = f"Say how it is encoded, for example --encoding=latin-1. {bad_data.advice}"
+        text = read_characters(path, codec, keeps_damage=bad_data.skips, advice=advice)
         first = text.split("\n", 1)[0]
         if "\0" in first:
-            raise DataError(f"{path} is not a text file: its first line holds a zero byte.")
+            wrong = "is not a text file: its first line holds a zero byte. If it is UTF-16, say --encoding=utf-16-le"
+            raise DataError(f"{path} {wrong}.")
         separator = _SEPARATOR_LINE.fullmatch(first)
         if separator is not None:
             return cls(text[len(first) :], separator[1])  # The empty line that is left keeps the numbers of the others.
@@ -326,7 +301,7 @@ def _delimiter(text: str, path: Path) -> str:
     if header.count('"') % 2:  # a name goes on in the next line
         header = _QUOTED.sub("", text[:_MAX_HEADER_LENGTH]).split("\n", 1)[0]
     header = _QUOTED.sub("", header)
-    if path.suffix.lower() == _TAB_SUFFIX and "\t" in header:
+    if data_suffix(path) == _TAB_SUFFIX and "\t" in header:
         return "\t"
     return max(_DELIMITERS, key=header.count)
 
@@ -352,6 +327,72 @@ def _lines_of_rows(marks: np.ndarray, quotes: np.ndarray, start: int) -> np.ndar
     lines = np.concatenate([[first + 1], np.flatnonzero(is_end) + first + 2])
     lengths = np.concatenate([ends, [len(marks)]]) - begins
     return lines[lengths > 0].astype(np.int64)
+
+
+def data_suffix(path: str | os.PathLike[str]) -> str:
+    """The ending of a file's name in lowercase, without that of its compression.
+
+    Example:
+        >>> data_suffix("a.CSV"), data_suffix("a.csv.gz"), data_suffix("a.gz")
+        ('.csv', '.csv', '')
+    """
+    name = Path(path)
+    return (Path(name.stem) if name.suffix.lower() in _COMPRESSED_SUFFIXES else name).suffix.lower()
+
+
+def _from_zip(content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+        if len(names) != 1:
+            raise OSError(f"it is a ZIP archive of {len(names)} files, not of one")
+        return archive.read(names[0])
+
+
+def _from_zstd(content: bytes) -> bytes:
+    return bytes(pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd").read())
+
+
+_DECOMPRESS: dict[bytes, Callable[[bytes], bytes]] = {  # by how such files begin, whatever their names
+    rb"\x1f\x8b\x08": gzip.decompress,
+    rb"BZh[1-9]1AY&SY": bz2.decompress,
+    rb"\xfd7zXZ\x00": lzma.decompress,
+    rb"\x28\xb5\x2f\xfd": _from_zstd,
+    rb"PK\x03\x04": _from_zip,
+}
+
+
+def read_characters(path: Path, codec: str = "utf-8-sig", *, keeps_damage: bool = False, advice: str = "") -> str:
+    """The characters of a text file, decompressed, with newlines as line ends and without a byte order mark.
+
+    Args:
+        path: the file.
+        codec: Python's name of its encoding, see `get_codec`. UTF-16 with its byte order mark is recognized.
+        keeps_damage: whether bytes that are not in the encoding are kept for `text_damage` to find.
+        advice: what to do about them.
+
+    Raises:
+        DataError: if it cannot be read, decompressed or decoded; the line is named.
+    """
+    try:
+        content = path.read_bytes()
+        decompress = next((one for start, one in _DECOMPRESS.items() if re.match(start, content)), None)
+        content = content if decompress is None else decompress(content)
+    except FileNotFoundError as error:
+        raise DataError(f"There is no file {path}.") from error
+    except (OSError, EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
+    if codec == "utf-8-sig":
+        codec = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), codec)
+    try:
+        text = content.decode(codec, KEEP_BYTES if keeps_damage else "strict")
+    except UnicodeError as error:
+        wrong = str(error)
+        if isinstance(error, UnicodeDecodeError):
+            line = content.count(b"\n", 0, error.start) + 1
+            wrong, codec = f"byte {content[error.start]:#04x} cannot be read. It is in line {line}", error.encoding
+        raise DataError(f"{path} is not written in {codec}: {wrong}. {advice}".strip()) from error
+    text = text.removeprefix(_MARK)  # as codecs whose name says the order of bytes keep it
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def get_codec(encoding: str) -> str:

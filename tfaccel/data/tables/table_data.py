@@ -16,7 +16,7 @@ from tfaccel.data.class_labels import TEST_FRACTION
 from tfaccel.data.epochs import Batches, TextBatches
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, get_kind, kinds_of_columns, without_bad_values
-from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
+from tfaccel.data.tables.files import TABLE_SUFFIXES, read_table
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.tabular_set import TableOptions, TabularPart, TabularSet, make_tabular_set
 from tfaccel.errors import DataError
@@ -113,7 +113,7 @@ def read_tables(
 
 
 def _part(folder: Path, name: str) -> Path:
-    found = [folder / f"{name}{suffix}" for suffix in CSV_SUFFIXES + PARQUET_SUFFIXES]
+    found = [folder / f"{name}{suffix}" for suffix in TABLE_SUFFIXES]
     found = [file for file in found if file.is_file()]
     if len(found) != 1:
         raise DataError(

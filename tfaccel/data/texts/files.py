@@ -1,4 +1,4 @@
-"""Text read from files: whole files, their lines, columns of tables, and labeled texts. Text files are UTF-8."""
+"""Text read from files: whole files, their lines, columns of tables, and labeled texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfaccel.data.class_labels import LabelledTexts, labelled_texts
 from tfaccel.data.folder_files import class_folders, files_below, part_folders, passed_over
 from tfaccel.data.named_sets import read_hugging_face_texts, read_tfds_texts
 from tfaccel.data.tables.column_kinds import check_spellings
-from tfaccel.data.tables.files import KEEP_BYTES, read_table, text_damage
+from tfaccel.data.tables.files import get_codec, read_characters, read_table, text_damage
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
@@ -27,16 +27,20 @@ logger = logging.getLogger("tfaccel")
 _SUFFIXES = (".txt",)
 
 
-def read_text(path: str | os.PathLike[str], *, keeps_damage: bool = False) -> str:
+def read_text(
+    path: str | os.PathLike[str], *, encoding: str = "utf-8", keeps_damage: bool = False, advice: str = SKIP_ADVICE
+) -> str:
     """The text of a file, with line endings normalized to newlines.
 
     Args:
-        path: the file.
-        keeps_damage: whether zero bytes, and bytes that are not UTF-8, are kept for `text_damage` to find.
+        path: the file, which may be compressed.
+        encoding: Python's name of its encoding. UTF-16 with its byte order mark is recognized.
+        keeps_damage: whether zero bytes, and bytes that are not in the encoding, are kept for `text_damage` to find.
+        advice: the end of messages about them.
 
     Raises:
-        DataError: if the file does not exist, cannot be read, is empty, holds zero bytes, or is not UTF-8 (the line is
-            named).
+        DataError: if the file does not exist, cannot be read, is empty, holds zero bytes, or is in another encoding
+            (the line is named).
 
     Example:
         >>> import tempfile
@@ -50,38 +54,16 @@ def read_text(path: str | os.PathLike[str], *, keeps_damage: bool = False) -> st
     path = local_path(path, DataError)
     if path.is_dir():
         raise DataError(f"Expected a text file. Received the folder {path}.")
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}.") from error
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
-    try:
-        text = content.decode("utf-8-sig", KEEP_BYTES if keeps_damage else "strict")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+    how = f"Save the file as UTF-8. {advice}"
+    text = read_characters(path, get_codec(encoding), keeps_damage=keeps_damage, advice=how)
+    if "\0" in text and not keeps_damage:
+        line = text.count("\n", 0, text.index("\0")) + 1
         raise DataError(
-            f"{path} has an unknown encoding: line {line} is not UTF-8 (byte 0x{content[error.start]:02x}). "
-            f"Save the file as UTF-8. {SKIP_ADVICE}"
-        ) from error
-    if b"\0" in content and not keeps_damage:
-        line = content.count(b"\n", 0, content.index(b"\0")) + 1
-        raise DataError(
-            f"{path} is damaged, or not a text file: line {line} holds a zero byte. Repair the file. {SKIP_ADVICE}"
+            f"{path} is damaged, or not a text file: line {line} holds a zero byte. Repair the file. {advice}".strip()
         )
     if not text.strip():
         raise DataError(f"{path} holds no text.")
-    return plain_lines(text)
-
-
-def plain_lines(text: str) -> str:
-    """A text with newlines as line endings, and without the mark that some programs put first."""
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _split_lines(text: str) -> list[str]:
-    """Lines with their ends. Only a newline ends one: `str.splitlines` also splits at U+2028, U+0085 and form feeds."""
-    return list(io.StringIO(text, newline="\n"))
+    return text
 
 
 def whole_lines(path: str | os.PathLike[str], bad_data: BadData) -> list[str]:
@@ -90,7 +72,8 @@ def whole_lines(path: str | os.PathLike[str], bad_data: BadData) -> list[str]:
     Raises:
         DataError: as `read_text` does, if damaged lines are not left out.
     """
-    lines = _split_lines(read_text(path, keeps_damage=bad_data.skips))
+    text = read_text(path, keeps_damage=bad_data.skips)
+    lines = list(io.StringIO(text, newline="\n"))  # `str.splitlines` also splits at U+2028, U+0085 and form feeds
     wrong = {number: text_damage(line) for number, line in enumerate(lines, start=1)}
     for number, damage in wrong.items():
         if damage:
@@ -244,7 +227,7 @@ def read_labelled_texts(
         data_dir: the file or folder, or the name of the dataset.
         text_column: the column of the texts, in a table or dataset.
         label_column: the column of their classes.
-        encoding: Python's name of the encoding of a CSV file.
+        encoding: Python's name of the encoding of a CSV file, or of text files.
         bad_data: what to do with damaged rows, records and files; None for `BadData()`, which raises an error.
 
     Raises:
@@ -259,7 +242,7 @@ def read_labelled_texts(
     if str(data_dir).startswith("hf:"):
         return read_hugging_face_texts(str(data_dir), **columns)
     if path.is_dir():
-        parts = _read_folder(path, bad_data)
+        parts = _read_folder(path, bad_data, encoding)
     elif path.exists():
         read = read_columns(path, (text_column, label_column), bad_data, encoding=encoding)
         parts = [list(zip(*read, strict=True))]
@@ -273,7 +256,7 @@ def read_labelled_texts(
     return labelled_texts(names, [[text for text, _ in part] for part in parts], labels, str(path))
 
 
-def _read_folder(folder: Path, bad_data: BadData) -> list[list[tuple[str, str]]]:
+def _read_folder(folder: Path, bad_data: BadData, encoding: str) -> list[list[tuple[str, str]]]:
     """Pairs of a text and its class: of the folders of the training and the test part, or of all classes."""
     folders = part_folders(folder) or [folder]
     classes = [entry.name for entry in class_folders(folders[0])]
@@ -291,7 +274,7 @@ def _read_folder(folder: Path, bad_data: BadData) -> list[list[tuple[str, str]]]
             used += files
             if not files:
                 raise DataError(f"The class folder {part / name} holds no .txt file.")
-            texts = [bad_data.tried(partial(read_text, file), file) for file in files]
+            texts = [bad_data.tried(partial(read_text, file, encoding=encoding), file) for file in files]
             pairs += [(text, name) for text in texts if text is not None]
         parts.append(pairs)
     others = passed_over(folder, used, _SUFFIXES)

@@ -312,8 +312,7 @@ def _get_end(worker: LaunchedWorker, attempt: int, reporter: _Reporter, config: 
         if to_send is not None and number is None:
             number, kills_at = to_send, time.monotonic() + config["grace_seconds"]
             worker.signal(number)
-        beat = worker.last_heartbeat()
-        silent = beat is not None and beat.age_seconds > config["silence_seconds"]
+        silent = worker.silent_seconds() > config["silence_seconds"]
         if silent or time.monotonic() > kills_at:
             worker.kill()
             break

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.tables.column_kinds import kinds_from_text
-from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, TABLE_SUFFIXES, data_suffix, read_table
 from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
 from tfaccel.extras.inspection.findings import InspectionReport, Progress, list_labelled_files, no_progress
@@ -73,7 +73,7 @@ def inspect_data(
             )
         kinds = kinds_from_text(column_kinds)
         return inspect_tables(tables, path=str(place), target=target, column_kinds=kinds, progress=progress)
-    if place.is_file() and place.suffix.lower() in TEXT_SUFFIXES:
+    if place.is_file() and data_suffix(place) in TEXT_SUFFIXES:
         return inspect_text_file(place, encoding=encoding, progress=progress)
     if place.is_file():
         suffixes = ", ".join((*_TABLE_SUFFIXES, ".npz", *TEXT_SUFFIXES))
@@ -87,11 +87,11 @@ def inspect_data(
 def _table_files(place: Path) -> dict[str, Path]:
     """Part -> file; empty if there is no table."""
     if place.is_file():
-        return {"train": place} if place.suffix.lower() in _TABLE_SUFFIXES else {}
+        return {"train": place} if data_suffix(place) in _TABLE_SUFFIXES else {}
     found = {
         part: place / f"{part}{suffix}"
         for part in ("train", "test")
-        for suffix in _TABLE_SUFFIXES
+        for suffix in TABLE_SUFFIXES
         if (place / f"{part}{suffix}").is_file()
     }
     return found if "train" in found else {}

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tfaccel.data.tables.files import get_codec
+from tfaccel.data.tables.files import get_codec, read_characters, text_damage
 from tfaccel.data.tables.table import Table
+from tfaccel.data.texts.files import read_text
 from tfaccel.errors import DataError
 from tfaccel.extras.inspection.findings import (
     Examples,
@@ -44,12 +45,11 @@ def inspect_text_files(
 
     def read(file: Path) -> str | Finding:
         try:
-            return file.read_text(encoding=get_codec(encoding))
-        except UnicodeDecodeError as error:
-            text = f"it is not written in {encoding} (byte {error.object[error.start]:#04x} at {error.start})"
-            return Finding("unreadable file", str(file), text, "Fix it, or give its --encoding.")
-        except (OSError, UnicodeError) as error:
-            return Finding("unreadable file", str(file), str(error), "Repair or remove it.")
+            text = read_characters(file, get_codec(encoding))
+        except DataError as error:
+            return Finding("unreadable file", str(file), str(error), "Fix it, or give its --encoding.")
+        wrong = text_damage(text)
+        return Finding("unreadable file", str(file), wrong, "Repair or remove it.") if wrong else text
 
     texts, rows, findings = read_labelled_files(files, path, read, noun="texts", every=_EVERY, progress=progress)
     names = tuple(str(files.paths[row]) for row in rows)
@@ -71,12 +71,7 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
         '50 characters, 9 different, in 5 lines'
     """
     progress("Text", 0, 1)
-    try:
-        text = path.read_text(encoding=get_codec(encoding))
-    except (OSError, UnicodeError) as error:
-        raise DataError(f"Cannot read {path}: {error}. Fix it, or give its --encoding.") from error
-    if not text.strip():
-        raise DataError(f"{path} holds no text.")
+    text = read_text(path, encoding=encoding, advice="Or give its --encoding.")
     findings, lines, counts = [], text.removesuffix("\n").split("\n"), Counter(text)
     odd = {mark: count for mark, count in counts.items() if _is_odd(mark)}
     if odd:
