@@ -7,12 +7,13 @@ import pytest
 from source_tree import Source, aliases, dotted_name, sources
 
 # These are programs: the parity child splits the CPU of its own process, the fork server prepares those that it makes,
-# and so does a notebook that forks workers.
+# and so does a notebook that forks workers; a worker that waits takes its variables when it begins.
 RUNTIME_FILES = {
     "tfaccel/training/runtime.py",
     "parity/child.py",
     "tfaccel/processes/fork_server_program.py",
     "tfaccel/launching/notebook_launch.py",
+    "tfaccel/training/waiting_program.py",
 }
 
 SETTER = re.compile(

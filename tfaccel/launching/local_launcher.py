@@ -16,6 +16,7 @@ from pathlib import Path
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.launching.local_worker import LaunchedWorker, LaunchOptions, WorkerPlace, found_command, worker_places
+from tfaccel.launching.waiting_workers import WaitingWorkers
 from tfaccel.planning.compilation_cache import CompilationCache
 from tfaccel.planning.plan_environment import XLA_FLAGS
 from tfaccel.processes import heartbeat
@@ -73,19 +74,22 @@ def launch_local(
     )
     make_log_folder(folder)
     started = time.strftime("%Y%m%d-%H%M%S")
-    failures = _Failures(options.max_restarts)
-    while True:
-        number = failures.num_restarts + 1
+
+    def new_attempt(number: int) -> Attempt:
         pinned = f", cores of each: {len(places[0].cores)}" if places[0].cores else ""
         on_event(f"attempt {number}: {options.num_workers} workers{pinned}; logs in {folder}")
-        attempt = Attempt(
-            command,
-            places,
-            options,
-            folder=folder,
-            number=number,
-            started=started,
-        )
+        return Attempt(command, places, options, folder=folder, number=number, started=started, waiting=waiting)
+
+    waiting = WaitingWorkers(command if options.max_restarts else (), places, folder=folder, shows=options.shows_output)
+    with contextlib.closing(waiting):
+        return _repeated(new_attempt, options, on_event)
+
+
+def _repeated(new_attempt: Callable[[int], Attempt], options: LaunchOptions, on_event: Callable[[str], None]) -> int:
+    """Runs attempts until one ends well, or another one would not help; returns the exit status."""
+    failures = _Failures(options.max_restarts)
+    while True:
+        attempt = new_attempt(failures.num_restarts + 1)
         received: list[int] = []
         with signals_noted(functools.partial(_pass_on, attempt, options.grace_seconds, received)):
             outcome = attempt.outcome()
@@ -219,6 +223,7 @@ class Attempt:
         folder: for their logs.
         number: 1 for the first attempt.
         started: when the first attempt began, as text.
+        waiting: workers that may have loaded TensorFlow already.
     """
 
     def __init__(
@@ -230,7 +235,9 @@ class Attempt:
         folder: Path,
         number: int,
         started: str,
+        waiting: WaitingWorkers,
     ) -> None:
+        self._waiting, self._prepared_at = waiting, 0.0
         self._silence_seconds = options.silence_seconds
         self._told: int | None = None
         self._killed = False
@@ -240,12 +247,18 @@ class Attempt:
         clusters: Sequence[Environment] = [{"TF_CONFIG": None}]
         if len(places) > 1:
             clusters = cluster_environments(len(places))
+        self._given: Environment = {**marks, "PYTHONUNBUFFERED": "1"}
+        ready = waiting.take()
         try:
             for place, cluster in zip(places, clusters, strict=True):
                 programs = CompilationCache.open(os.environ, kind="GPU" if place.gpus else "CPU")
                 self._programs += [programs] if programs else []
                 flags = {XLA_FLAGS: programs.flags(os.environ)} if programs else {}
                 environment = {**marks, **cluster, **flags}
+                if ready:
+                    self.workers.append(ready.pop(0))
+                    self.workers[-1].begin(environment)
+                    continue
                 self.workers.append(
                     LaunchedWorker(command, place, environment=environment, folder=folder, shows=options.shows_output)
                 )
@@ -274,12 +287,19 @@ class Attempt:
                 silent = self._silent(self._silence_seconds)
                 if silent is not None and self._told is None:
                     return self._of_silence(*silent)
+                self._prepare()
                 time.sleep(_POLL_SECONDS)
             if self._told is None and all(worker.status == DONE for worker in self.workers):
                 return Outcome(DONE)
             return self._of_failure() if self._told is None else self._of_signal()
         finally:
             self._end()
+
+    def _prepare(self) -> None:
+        """Once a second: starts the workers of the next attempt, if these ones train."""
+        if self._told is None and time.monotonic() - self._prepared_at > heartbeat.SECONDS:
+            self._prepared_at = time.monotonic()
+            self._waiting.prepare([worker.last_heartbeat() for worker in self.workers], self._given)
 
     def _wait_for_others(self) -> None:
         """Lets the other workers notice: the one that failed first may have noticed another one's failure."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import shutil
@@ -16,9 +18,10 @@ from pathlib import Path
 from tfaccel.errors import LaunchError
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.processes import heartbeat
-from tfaccel.processes.child import NO_INPUT, Child, Environment
+from tfaccel.processes.child import NO_INPUT, PIPE, Child, Environment
 from tfaccel.processes.heartbeat import Heartbeat, Silence, last_heartbeat
 
+_PROGRAM = "tfaccel.launching.worker_program"
 _TRACEBACK = "Traceback (most recent call last):"
 _ERROR = re.compile(r"(?:tfaccel[\w.]*\.\w+|tfaccel [\w-]+): (.+)")  # as Python, or a command, shows it
 _KEPT_LINES = 400
@@ -182,6 +185,7 @@ class LaunchedWorker(Child):
         environment: what to add to the environment of this process.
         folder: for its log and its heartbeat.
         shows: whether its output goes to the screen.
+        program: the module that becomes the worker: at once, or when it is told to `begin`.
 
     Attributes:
         place: as given.
@@ -192,17 +196,26 @@ class LaunchedWorker(Child):
     """
 
     def __init__(
-        self, command: Sequence[str], place: WorkerPlace, *, environment: Environment, folder: Path, shows: bool = True
+        self,
+        command: Sequence[str],
+        place: WorkerPlace,
+        *,
+        environment: Environment,
+        folder: Path,
+        shows: bool = True,
+        program: str = _PROGRAM,
     ) -> None:
         self.place = place
-        self._shows, self._screens = shows, {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._is_shown, self._shows = shows, shows and program == _PROGRAM
+        self._screens = {"stdout": sys.stdout, "stderr": sys.stderr}
         self.ended_at: float | None = None
         self._heartbeat = folder / f".heartbeat-{place.index}"
-        self._heartbeat.unlink(missing_ok=True)
         self._errors: deque[str] = deque(maxlen=_KEPT_LINES)
+        if program == _PROGRAM:  # else it is still another worker's
+            self._heartbeat.unlink(missing_ok=True)
         pinned = ",".join(map(str, place.cores))
         super().__init__(
-            [sys.executable, "-m", "tfaccel.launching.worker_program", pinned, *command],
+            [sys.executable, "-m", program, pinned, *command],
             environment={
                 **visible_gpus(place),
                 **environment,
@@ -211,10 +224,19 @@ class LaunchedWorker(Child):
             },
             pipes=("stdout", "stderr"),
             log=folder / f"worker-{place.index}.log",
-            stdin=NO_INPUT,
+            stdin=NO_INPUT if program == _PROGRAM else PIPE,
         )
         self._silence = Silence(self._heartbeat, self.process.pid)
         self.read_lines(self._keep, "stdout", "stderr")
+
+    def begin(self, environment: Environment) -> None:
+        """Lets a process that waits run its program, with these variables."""
+        self._heartbeat.unlink(missing_ok=True)
+        self._shows = self._is_shown
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended, as its status says
+                self.process.stdin.write(json.dumps(dict(environment)) + "\n")
+                self.process.stdin.close()
 
     def _keep(self, pipe: str, line: str) -> None:
         with _on_screen:

@@ -27,7 +27,7 @@ _MEANINGS = {
     signal.SIGSEGV: "invalid memory access",
     signal.SIGTERM: "terminated from outside",
 }
-NO_INPUT = subprocess.DEVNULL
+NO_INPUT, PIPE = subprocess.DEVNULL, subprocess.PIPE
 _CLOSED_SECONDS = 10.0
 _READER_SECONDS = 2.0
 _SHOWN_CHARACTERS = 6000
@@ -120,7 +120,7 @@ class Child:
         pipes: Collection[str] = (),
         pass_fds: Sequence[int] = (),
         log: Path | None = None,
-        stdin: int = subprocess.PIPE,
+        stdin: int = PIPE,
     ) -> None:
         variables = {**(os.environ if base is None else base), **(environment or {})}
         self._output: IO[bytes] = tempfile.TemporaryFile() if log is None else _log(log)  # noqa: SIM115

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+
+from tfaccel.processes.process_start import changes_since_start, environment_at_start, environment_digest
 
 VARIABLE = "TFACCEL_HEARTBEAT"
 SECONDS = 1.0
@@ -30,11 +33,17 @@ class Heartbeat:
         step: steps trained so far, those before the run was resumed included; None before the first.
         phase: what it is doing: "starting", "training", "evaluating" or "saving".
         pid: of the process that wrote it.
+        begun_with: a digest of the environment with which it was started.
+        loaded_with: the variables that it had changed when it loaded TensorFlow; None if that is not known.
+        was_loaded: whether TensorFlow was there before the first sign of life, so that importing made some changes.
     """
 
     step: int | None = None
     phase: str = "starting"
     pid: int = 0
+    begun_with: str = ""
+    loaded_with: dict[str, str | None] | None = None
+    was_loaded: bool = False
 
     @property
     def has_failed(self) -> bool:
@@ -62,6 +71,7 @@ class _Writer:
             temporary = self._file.with_name(f".{self._file.name}-{os.getpid()}")
             if self._file.exists():
                 os.utime(self._file)
+            temporary.touch(mode=0o600)  # variables may be secrets
             temporary.write_text(json.dumps(asdict(self.state) | {"pid": os.getpid()}))
             os.replace(temporary, self._file)
 
@@ -71,6 +81,16 @@ def begin_if_asked() -> None:
     place = os.environ.get(VARIABLE)
     if place and not _writer:
         _writer.append(_Writer(Path(place)))
+        state = _writer[0].state
+        state.begun_with, state.was_loaded = environment_digest(environment_at_start()), "tensorflow" in sys.modules
+        if state.was_loaded:
+            state.loaded_with = changes_since_start()
+
+
+def note_loading() -> None:
+    """Notes that this process is about to load TensorFlow."""
+    if _writer:
+        _writer[0].state.loaded_with = changes_since_start()
 
 
 def note(phase: str, num_steps: int = 0) -> None:
@@ -104,7 +124,7 @@ def last_heartbeat(file: Path) -> Heartbeat | None:
     """
     try:
         found = json.loads(file.read_text())
-        return Heartbeat(found["step"], found["phase"], found["pid"])
+        return Heartbeat(**found)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -28,6 +28,7 @@ from tfaccel.planning.compilation_cache import CompilationCache
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_environment import READ_AT_START, XLA_FLAGS, get_environment, with_flags_of
+from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
 from tfaccel.processes.quiet_start import NOTES_OF_CACHE, without_lines, without_notes
 from tfaccel.training.private.private_start import has_started, swap_name_counters, uses_onednn
@@ -199,6 +200,7 @@ class Runtime:
                 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
             os.environ.update(with_flags_of(os.environ, variables))
             note_loaded(variables)
+            heartbeat.note_loading()
         if self.plan.strategy != "tpu":
             keep_compiled_programs("GPU" if self._wants_gpus else "CPU")
         if self.plan.num_workers > 1 and self._cluster is not None and "TF_CONFIG" not in os.environ:

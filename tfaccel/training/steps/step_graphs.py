@@ -199,7 +199,7 @@ class StepGraphs:
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
             once = self._traced_once(step_fn, batches, arguments) if is_alone else None
-            run_step = partial(step_fn, batches) if once is None else once
+            run_step = once or partial(step_fn, batches)
 
             def body(step: tf.Tensor, state: Any, logs: Any, flags: Any, waited: Any, bad: Any) -> Any:
                 earlier = logs
@@ -220,24 +220,16 @@ class StepGraphs:
                 flags = self._flags_ahead(step, flags, finite) if is_ahead else (finite,)
                 return step + 1, state, (as_tensors(own_logs) if keep_logs else ()), flags, waited, bad
 
-            def go_on(step: tf.Tensor, state: Any, logs: Any, flags: Any, *others: Any) -> tf.Tensor:
-                del logs, others
-                has_next = batches.has_next(state)  # where the batch is
-                with on_host():
-                    more = (step < num_steps) & has_next
-                    return more & flags[0] if watch_loss else more
-
             with tf.device("/CPU:0"):
                 waited = (tf.constant(0.0, tf.float64),) if times_input else ()
             bad = (tf.TensorArray(tf.bool, 0, dynamic_size=True, element_shape=()),) if leaves_out else ()
+            logs, goes_on = once.no_logs if once else (), loop
             with on_host():
-                variables = (tf.constant(0), batches.start(arguments), (), self._first_flags(is_ahead), waited, bad)
-            goes_on = loop
-            if once is not None:
-                variables = (*variables[:2], once.no_logs, *variables[3:])
-            elif keep_logs or not loop:  # the first step determines the structure of the logs
+                variables = (tf.constant(0), batches.start(arguments), logs, self._first_flags(is_ahead), waited, bad)
+            if once is None and (keep_logs or not loop):  # the first step determines the structure of the logs
                 variables = body(*variables)
                 goes_on = loop and not (is_alone and self._will_be_traced_again())
+            go_on = _loop_condition(batches, num_steps, on_host, watch_loss=watch_loss)
             done, state, logs, flags, waited, bad = tf.while_loop(go_on, body, variables) if goes_on else variables
             if keep_logs and steps.noted_results.of_logs:
                 with self._replicas.strategy.scope():
@@ -326,6 +318,21 @@ class StepGraphs:
         total = private_api.loss_tracker(self._model).total
         local = self._replicas.strategy.experimental_local_results(private_api.tf_variable(total))
         return tf.reduce_all([tf.math.is_finite(component.read_value()) for component in local])
+
+
+def _loop_condition(
+    batches: GraphBatches, num_steps: tf.Tensor, on_host: Callable[[], Any], *, watch_loss: bool
+) -> Callable[..., tf.Tensor]:
+    """Whether a window has a further step, as a function of its loop's variables."""
+
+    def go_on(step: tf.Tensor, state: Any, logs: Any, flags: Any, *others: Any) -> tf.Tensor:
+        del logs, others
+        has_next = batches.has_next(state)  # where the batch is
+        with on_host():
+            more = (step < num_steps) & has_next
+            return more & flags[0] if watch_loss else more
+
+    return go_on
 
 
 class _StepTracedOnce:
