@@ -99,9 +99,9 @@ def test_a_bmp_that_cannot_be_decoded_is_refused(mode):
         (encoded("BMP") + bytes(2), "is a BMP image that TensorFlow cannot decode"),  # as Photoshop ends them
         (
             encoded("WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8))]),
-            "is animated, and in WebP TensorFlow cannot",
+            "cannot decode image, an animated or transparent WebP",
         ),
-        (transparent_webp(), "is transparent, and in WebP TensorFlow cannot decode that"),
+        (transparent_webp(), "an animated or transparent WebP. Save it as PNG"),
     ],
     ids=["BMP with more bytes", "animated WebP", "transparent WebP"],
 )

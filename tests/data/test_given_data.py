@@ -56,6 +56,7 @@ def test_what_changes_the_batches_changes_the_identity():
         ((np.float32(1),), "x must have a first axis of examples"),
         ((pd.DataFrame({"size": [1.0], "town": ["Bonn"]}),), "Column 'town' of x holds objects that are not numbers"),
         ((np.array([{}], object),), "x holds objects that are not numbers"),
+        ((X, np.arange(10).astype("M8[s]")), r"y holds datetime64\[s\] values that are not numbers"),
     ],
 )
 def test_data_refused(arguments, message):

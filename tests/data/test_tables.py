@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pyarrow
 import pytest
+from pyarrow import parquet
 
 from tfaccel.data import BadData
 from tfaccel.data.tables import files
@@ -141,6 +142,17 @@ def test_compressed_tables_are_read(tmp_path, name, compress):
     table = read_table(tmp_path / name)
     assert [column.values.tolist() for column in table.columns] == [["Ä"], ["3"]]
     assert table.names == ("name", "age")
+
+
+def test_texts_in_parquet_that_are_read_as_missing_are_told(tmp_path, caplog):
+    columns = {"country": ["NA", "DE", "NA"], "age": [1.0, None, 3.0], "note": ["N/A", "a", "b"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet", texts=("note",))
+    assert table.column("country").values.tolist() == [None, "DE", None]
+    told = "holds 'NA' or the like in 2 rows: missing values, as in CSV files."
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Column 'country' of {tmp_path / 't.parquet'} {told}"
+    ]
 
 
 def test_damaged_archives_are_refused(tmp_path):

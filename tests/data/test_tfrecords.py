@@ -1,5 +1,6 @@
 """TFRecord files: TensorFlow reads what is written, damage is named, images come out as they went in."""
 
+import gzip
 import io
 import os
 
@@ -123,6 +124,14 @@ def test_damage_names_file_and_record(tmp_path, change, text):
     with pytest.raises(DataError, match=text) as caught:
         read_image_set(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_compressed_files_are_named(tmp_path):
+    (path,) = write_tfrecords(pictures(), tmp_path)
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    with pytest.raises(DataError, match=r"\.tfrecord\.gz is compressed\. Write TFRecord files without compression"):
+        read_image_set(tmp_path)
 
 
 def test_a_missing_file_of_several_is_named(tmp_path):

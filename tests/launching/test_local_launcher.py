@@ -136,8 +136,9 @@ def test_same_step_failing_again_and_again_is_final(tmp_path):
     assert "That was failure 3 in a row at or before step 7: it is not repeated." in "".join(said)
 
 
-def test_silent_worker_is_named(tmp_path):
-    stops = "if attempt == 1 and index == 1: os.kill(os.getpid(), 19)\nif attempt == 1: time.sleep(60)"
+@pytest.mark.parametrize("stops", ["os.kill(os.getpid(), 19)", "__import__('ctypes').PyDLL(None).sleep(60)"])
+def test_silent_worker_is_named(tmp_path, stops):
+    stops = f"if attempt == 1 and index == 1: {stops}\nif attempt == 1: time.sleep(60)"
     status, said = launched(BEATS.format(7) + stops, tmp_path, silence_seconds=2.0)
     assert status == 0
     assert said[1].startswith("Worker 1 of 2 has given no sign of life for ")

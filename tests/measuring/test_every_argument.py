@@ -6,6 +6,7 @@ import traceback
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import tfaccel
@@ -131,6 +132,36 @@ def test_wrong_types_are_refused_by_name(name, given):
         else:
             raw.append(f"{described}: taken")
     assert not raw
+
+
+FRAME = pd.DataFrame(np.ones((16, 4), "float32"), columns=list("abcd"))
+TEXTS = np.array(["a", "b"] * 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"x": FRAME.astype("Float32")},
+            r"Column 'a' of `x` has the dtype Float32, which Keras .*astype\(.float32.\)",
+        ),
+        ({"x": FRAME.assign(c=TEXTS)}, "Column 'c' of `x` has the dtype .* class indices for categories"),
+        ({"x": FRAME.assign(c=True)}, r"`x` has columns of booleans beside float32\. Use .astype"),
+        ({"x": np.ones((16, 4), np.longdouble)}, "`x` has the dtype float128, which Keras does not take"),
+        ({"x": np.ones((16, 4), object)}, "`x` has the dtype object, which Keras does not take"),
+        ({"y": TEXTS}, r"`y` has the dtype <U1, which Keras does not take\. Use class indices .* tf.constant\(y\)"),
+        ({"y": TEXTS.astype("S")}, r"`y` has the dtype \|S1, .*class indices"),
+        ({"y": pd.Series(TEXTS, dtype="category")}, "`y` has the dtype category, .*class indices"),
+        ({"y": np.arange(16).astype("datetime64[h]")}, r"`y` has the dtype datetime64\[h\], .*less the first one"),
+    ],
+)
+def test_arrays_that_keras_does_not_take_are_named(arguments, message, given):
+    data = {"x": np.ones((16, 4), "float32"), "y": np.ones((16, 3), "float32")} | arguments
+    with pytest.raises(TfaccelError, match=message):
+        tfaccel.fit(given["model"], verbose=0, **data)
+    if "y" not in arguments:
+        with pytest.raises(TfaccelError, match=message):
+            tfaccel.predict(given["model"], data["x"], verbose=0)
 
 
 @pytest.mark.parametrize(

@@ -243,11 +243,12 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         array = array[:, np.newaxis]  # as Keras treats a column
     if array.ndim == 0:
         raise DataError(f"{name} must have a first axis of examples. Received a single value: {value!r:.100}.")
-    if array.dtype == object and not all(isinstance(one, str) for one in array.ravel()):
+    if array.dtype.kind in "mMV" or (array.dtype == object and not all(isinstance(one, str) for one in array.ravel())):
         columns = value.columns if hasattr(value, "columns") else ()
         odd = [column for column in columns if value[column].to_numpy().dtype == object]
         what = f"Column {odd[0]!r} of {name}" if odd else name
-        raise DataError(f"{what} holds objects that are not numbers. Encode them as numbers first.")
+        held = "objects" if array.dtype == object else f"{array.dtype} values"
+        raise DataError(f"{what} holds {held} that are not numbers. Encode them as numbers first.")
     return array
 
 

@@ -171,7 +171,8 @@ def _lines(path: Path, encoding: str) -> list[tuple[int, str]]:
     found = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     damaged = next((number for number, line in found if text_damage(line)), None)
     if damaged is not None:
-        raise DataError(f"{path}, line {damaged}: {text_damage(lines[damaged - 1])}. Fix the line.")
+        wrong = text_damage(lines[damaged - 1])
+        raise DataError(f"{path}, line {damaged}: {wrong}. Fix the line. Or give the file's --encoding.")
     return found
 
 

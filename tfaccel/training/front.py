@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.argument_types import checks_types
@@ -52,6 +53,14 @@ _reached: set[tuple[int, str]] = set()  # the models, by id, and the own methods
 Source = ArraySource | IteratorSource
 _MAX_SEED = 2**31 - 1
 _UNKNOWN_TYPE = "Unrecognized data type"  # how Keras's message begins
+_AS_FLOATS = '.astype("float32")'
+_AS_NUMBERS = {  # by the kind of a dtype
+    "M": '.astype("datetime64[s]").astype("int64"), less the first one',
+    "m": '.astype("timedelta64[s]").astype("float32")',
+    "O": f"{_AS_FLOATS} for numbers, class indices for categories, tf.constant({{}}) for texts",
+    "S": "class indices for categories, tf.constant({}) for texts",
+    "U": "class indices for categories, tf.constant({}) for texts",
+}
 
 
 def on_engine(
@@ -297,11 +306,14 @@ def make_source(
     }
     try:
         adapter = private_pipelines.data_adapter(x, y, sample_weight, **options)
+        arrays = private_pipelines.dense_arrays(adapter)
     except ValueError as error:
-        if not str(error).startswith(_UNKNOWN_TYPE):
+        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        is_unknown = str(error).startswith(_UNKNOWN_TYPE)
+        wrong = _unknown_type(given) if is_unknown else _unknown_dtype(given)
+        if not wrong:
             raise
-        raise DataError(_unknown_type({"x": x, "y": y, "sample_weight": sample_weight})) from error
-    arrays = private_pipelines.dense_arrays(adapter)
+        raise DataError(wrong) from error
     num_epochs = others.get("num_epochs", 1)
     if isinstance(x, tf.data.Dataset) and num_epochs > 1 and steps is None and adapter.num_batches:
         dataset = adapter.get_tf_dataset()
@@ -333,6 +345,32 @@ def _unknown_type(given: dict[str, Any]) -> str:
                 kinds = "arrays, tensors or DataFrames" + (", a tf.data.Dataset or a PyDataset" if name == "x" else "")
                 return f"{_UNKNOWN_TYPE}: `{name}` must be {kinds}. Received: {leaf!r:.100} of {type(leaf)}.{hint}"
     return f"{_UNKNOWN_TYPE}: x={given['x']!r:.200} of {type(given['x'])}."
+
+
+def _unknown_dtype(given: dict[str, Any]) -> str:
+    """The message for an array or a column of a dtype that Keras does not take; "" if there is none."""
+    for name, value in given.items():
+        for leaf in keras.tree.flatten(value):
+            columns = dict(leaf.dtypes) if hasattr(leaf, "columns") else {None: getattr(leaf, "dtype", None)}
+            kinds = {str(dtype) for dtype in columns.values()}
+            for column, dtype in columns.items():
+                what = f"`{name}`" if column is None else f"Column {column!r} of `{name}`"
+                if dtype is not None and not isinstance(dtype, tf.DType) and not _is_known(dtype):
+                    advice = _AS_NUMBERS.get(getattr(dtype, "kind", ""), _AS_FLOATS).format(name)
+                    return f"{what} has the dtype {dtype}, which Keras does not take. Use {advice}."
+            if "bool" in kinds and len(kinds) > 1:
+                return (
+                    f"`{name}` has columns of booleans beside {', '.join(sorted(kinds - {'bool'}))}. Use {_AS_FLOATS}."
+                )
+    return ""
+
+
+def _is_known(dtype: Any) -> bool:
+    """Whether Keras takes arrays of this dtype; it takes none of pandas's own."""
+    try:
+        return isinstance(dtype, np.dtype) and dtype.kind not in "OSU" and bool(tf.as_dtype(dtype))
+    except TypeError:
+        return False
 
 
 def checked_callbacks(callbacks: Any) -> Any:

@@ -86,8 +86,7 @@ def check_image(content: bytes, name: str) -> ImageHeader:
             if kind == "BMP" and not _is_plain_bmp(content, image.mode, image.size):
                 raise DataError(f"{name} is a BMP image that TensorFlow cannot decode. Save it with 24 bits per pixel.")
             if kind == "WEBP" and (getattr(image, "is_animated", False) or image.mode != "RGB"):
-                wrong = "transparent" if image.mode != "RGB" else "animated"
-                raise DataError(f"{name} is {wrong}, and in WebP TensorFlow cannot decode that. Save it as PNG.")
+                raise DataError(f"TensorFlow cannot decode {name}, an animated or transparent WebP. Save it as PNG.")
             if kind == "PNG":
                 image.verify()
             elif kind == "GIF":

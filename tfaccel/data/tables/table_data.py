@@ -113,8 +113,7 @@ def read_tables(
 
 
 def _part(folder: Path, name: str) -> Path:
-    found = [folder / f"{name}{suffix}" for suffix in TABLE_SUFFIXES]
-    found = [file for file in found if file.is_file()]
+    found = [file for suffix in TABLE_SUFFIXES if (file := folder / f"{name}{suffix}").is_file()]
     if len(found) != 1:
         raise DataError(
             f"The folder {folder} must hold one table called {name} (.csv, .tsv or .parquet). Received: {len(found)}."
