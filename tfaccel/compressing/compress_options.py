@@ -40,9 +40,6 @@ class CompressOptions:
         out_dir: output folder; None for `compressed` in the run directory; required for a model.
         progress: called with a line before each step.
 
-    Raises:
-        CompressionError: for an invalid value.
-
     Example:
         >>> CompressOptions(num_representative=0)
         Traceback (most recent call last):

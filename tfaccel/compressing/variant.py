@@ -53,9 +53,6 @@ class Variant(FiniteRecord):
             model after training.
         float_layers: names of the layers that were deliberately kept in float.
 
-    Raises:
-        CompressionError: if a name is empty, or the file's suffix is unknown.
-
     Example:
         >>> Variant(name="int8", method="int8", path="runs/digits/variants/int8.tflite").is_litert
         True

@@ -206,11 +206,7 @@ class Place:
 
 
 class GraphWalk:
-    """Analyzes a graph without running it.
-
-    Args:
-        meta_graph: a `MetaGraphDef`.
-    """
+    """Analyzes a graph without running it."""
 
     def __init__(self, meta_graph: Any) -> None:
         self.meta_graph = meta_graph
@@ -377,15 +373,7 @@ def _node_name(tensor: str) -> str:
 
 
 def own_files(meta_graph: Any, folder: Path) -> dict[str, str]:
-    """The files of a model that its graph may read: name of the node that holds the path -> path.
-
-    Args:
-        meta_graph: a `MetaGraphDef`.
-        folder: folder of the SavedModel.
-
-    Raises:
-        ExportError: if an asset lies outside the folder.
-    """
+    """The files of a model that its graph may read: name of the node that holds the path -> path."""
     files = {}
     for tensor, name in _assets(meta_graph):
         path = folder / "assets" / name
@@ -404,14 +392,6 @@ def check_graph(walk: GraphWalk, files: dict[str, str], folder: Path) -> None:
     All operations of the graph and its functions, used or not, must be known to be safe. Reading a file is allowed if
     its path can only be that of one of the model's own files. Writing checkpoints is allowed in the part of the graph
     that saves the model, which is never run.
-
-    Args:
-        walk: the graph.
-        files: the result of `own_files`.
-        folder: folder of the SavedModel, for messages.
-
-    Raises:
-        ExportError: if there are unsafe operations; the message names them and their nodes.
     """
     nodes, functions = _for_saving_only(walk)
     found: dict[str, str] = {}

@@ -43,11 +43,7 @@ class ModelPlace:
 
 
 def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
-    """The model of a finished run.
-
-    Raises:
-        ExportError: if the folder is not a run directory, or its run is not finished.
-    """
+    """The model of a finished run."""
     folder = local_path(run_dir, ExportError)
     if not (folder / "config.json").is_file():
         raise ExportError(
@@ -93,9 +89,6 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
     Args:
         path: the file.
         modules: your modules that define layers of the model; they are imported first.
-
-    Raises:
-        ExportError: if the file is missing, invalid or rejected; the message says why.
 
     Example:
         >>> load_keras_model("nowhere.keras")

@@ -179,9 +179,6 @@ def _titles(records: Records) -> tuple[str, str]:
 def checked_output(output: str | os.PathLike[str]) -> Path:
     """The path of a report.
 
-    Raises:
-        ReportError: if a file with this path cannot be written, or is not one for HTML.
-
     Example:
         >>> checked_output("model.keras")
         Traceback (most recent call last):

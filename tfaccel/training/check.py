@@ -193,10 +193,7 @@ def _outcome(order: dict[str, Any], time_limit_seconds: float) -> dict[str, Any]
     command = [sys.executable, "-m", _PROGRAM, json.dumps(order)]
     try:
         run_program(
-            command,
-            environment={**environment, "TF_CONFIG": None},
-            given=None,
-            time_limit_seconds=time_limit_seconds,
+            command, environment={**environment, "TF_CONFIG": None}, given=None, time_limit_seconds=time_limit_seconds
         )
     except ProcessError as error:
         if f"status {_NO_FIT}" in str(error):

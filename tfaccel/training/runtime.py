@@ -417,11 +417,7 @@ def _started_with(name: str, value: str) -> bool:
 
 
 def before_start(change: Callable[[], Any], fits: Callable[[], bool], what: str) -> None:
-    """Makes a change that TensorFlow accepts only before it starts; later, the setting must already match.
-
-    Raises:
-        PlanError: if it does not; the message names `what` the plan needs.
-    """
+    """Makes a change that TensorFlow accepts only before it starts; later, the setting must already match."""
     try:
         change()
     except RuntimeError as error:

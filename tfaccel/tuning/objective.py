@@ -135,9 +135,6 @@ def listed_names(wanted: str | Sequence[str]) -> list[tuple[str, str]]:
 def infer_direction(name: str) -> str:
     """Infers "max" or "min" from a metric's name.
 
-    Raises:
-        SearchError: if the name does not imply a direction.
-
     Example:
         >>> infer_direction("val_sparse_categorical_accuracy"), infer_direction("val_loss")
         ('max', 'min')
@@ -166,9 +163,6 @@ def checked_objective(wanted: Any, names: Collection[str]) -> Objective:
     Args:
         wanted: as in `SearchOptions`.
         names: all metrics of a trial; validation metrics start with `val_`.
-
-    Raises:
-        SearchError: for a metric that no trial has; suggests the closest name.
 
     Example:
         >>> checked_objective(None, ["loss", "accuracy", "val_loss", "val_accuracy"]).name

@@ -60,9 +60,6 @@ class DeviceTime:
         start_seconds: before the first step at full speed.
         parts: what an estimated step consists of: name -> seconds.
         notes: what the times rest on.
-
-    Raises:
-        PlanError: for a time that is not positive.
     """
 
     kind: str
@@ -334,9 +331,6 @@ def known_gpu(model: str) -> GpuPeaks | None:
 
 def gpu_peaks(device: Device) -> tuple[GpuPeaks, str]:
     """The figures of a GPU, and how they were found: by its model, or by its compute capability.
-
-    Raises:
-        HardwareError: if neither is in the table.
 
     Example:
         >>> gpu_peaks(Device(kind="GPU", index=0, model="Tesla T4"))[1]

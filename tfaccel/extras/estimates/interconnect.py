@@ -201,9 +201,6 @@ KNOWN_INTERCONNECTS: dict[str, Interconnect] = {
 def known_interconnect(name: str) -> Interconnect:
     """The published figures of a machine or network.
 
-    Raises:
-        HardwareError: for a name that is not in the table.
-
     Example:
         >>> known_interconnect("dgx_a100").devices_per_machine
         8

@@ -203,11 +203,7 @@ def scaling_rows(
 
 
 def checked_replicas(replicas: Iterable[int]) -> Sequence[int]:
-    """The numbers of replicas, in order, each once.
-
-    Raises:
-        PlanError: if there are none, or one is not a whole number of at least 1.
-    """
+    """The numbers of replicas, in order, each once."""
     numbers = listed("replicas", replicas)
     if not numbers or not all(type(number) is int and 1 <= number <= MAX_REPLICAS for number in numbers):
         raise PlanError(
@@ -281,9 +277,6 @@ def scaling_figure(estimate: ScalingEstimate, *, measured: Mapping[int, Sequence
     Args:
         estimate: the prediction.
         measured: number of replicas -> measured examples per second, to draw beside it; None for none.
-
-    Raises:
-        DataError: if the estimate has no rows.
 
     Example:
         >>> from tfaccel.extras.estimates.interconnect import Interconnect

@@ -334,9 +334,6 @@ class LabelledFiles:
 def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFiles:
     """The files with these suffixes in the class folders of `folder`, or of its `train` and `test`.
 
-    Raises:
-        DataError: if there is none.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as name:
@@ -394,9 +391,6 @@ def read_labelled_files(
         noun: what the files are called in messages.
         every: files between two progress reports.
         progress: called with the noun, the number of files read, and the total.
-
-    Raises:
-        DataError: if no file can be read.
     """
     contents, rows, findings = [], [], list(files.findings)
     for row, file in enumerate(files.paths):

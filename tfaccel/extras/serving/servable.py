@@ -89,11 +89,7 @@ class Batcher:
         return self._num_waiting
 
     def submit(self, work: Work) -> None:
-        """Puts a request into the queue.
-
-        Raises:
-            RequestError: 429, if the queue is full; 503, if the server is stopping.
-        """
+        """Puts a request into the queue."""
         with self._changed:
             if self._closed:
                 raise RequestError(503, "The server is stopping.")
@@ -231,11 +227,7 @@ class Servable:
         return Work(run, key, inputs.arrays, inputs.num_rows or 1, client)
 
     def signature(self, name: str) -> dict[str, InputSpec]:
-        """The inputs of a signature.
-
-        Raises:
-            RequestError: 400, if there is no signature of this name.
-        """
+        """The inputs of a signature."""
         if name not in self.inputs:
             hint, known = did_you_mean(name, self.inputs), ", ".join(sorted(self.inputs))
             raise RequestError(
@@ -326,11 +318,7 @@ class _NotByRows(Exception):
 
 
 def load_saved_model(folder: Path, *, allow_file_operations: bool = False) -> SavedModelSession:
-    """A SavedModel with a signature.
-
-    Raises:
-        ServeError: if it cannot be loaded.
-    """
+    """A SavedModel with a signature."""
     if not (folder / GRAPH_FILE).is_file():
         raise ServeError(f"{folder} holds no SavedModel: it has no {GRAPH_FILE}. Write one with `tfaccel export`.")
     try:
@@ -346,11 +334,7 @@ def load_saved_model(folder: Path, *, allow_file_operations: bool = False) -> Sa
 
 
 def load_litert_model(file: Path) -> LitertModel:
-    """A LiteRT file.
-
-    Raises:
-        ServeError: if it cannot be loaded, or LiteRT's runtime is not installed.
-    """
+    """A LiteRT file."""
     try:
         return LitertModel(file)
     except (ExportError, VersionError) as error:
@@ -389,9 +373,6 @@ class LitertModel:
 
     `serving_default` takes and returns tensors; `serving_raw`, if the raw inputs are known, takes encoded images or
     texts, and returns the most likely class and all probabilities if the classes are known.
-
-    Args:
-        file: the file.
 
     Attributes:
         signatures: name -> `SignatureDef`.
