@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import CompressionError
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 LITERT_SUFFIX = ".tflite"
 KERAS_SUFFIX = ".keras"
@@ -39,8 +39,7 @@ class FiniteRecord(Record):
         return found
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Variant(FiniteRecord):
     """One smaller version of a model (or the float model, as the reference), as a file.
 
@@ -89,8 +88,7 @@ class Variant(FiniteRecord):
         return super().from_json({**data, "metrics": _with_nan(data["metrics"])})
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Latency(FiniteRecord):
     """The latency of one example.
 
@@ -107,8 +105,7 @@ class Latency(FiniteRecord):
     num_calls: int
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class DropInterval(FiniteRecord):
     """Confidence interval of the drop of a metric on examples from the same distribution.
 
@@ -138,8 +135,7 @@ class DropInterval(FiniteRecord):
         return super().from_json({**data, **bounds})
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class LayerCost(FiniteRecord):
     """The metric drop with one layer alone in int8.
 
@@ -160,8 +156,7 @@ class LayerCost(FiniteRecord):
     output_error: float
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class VariantResult(FiniteRecord):
     """The measurements of one variant, or the cause of its failure.
 

@@ -17,7 +17,7 @@ from tfaccel.keras_file import load_checked
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.load_workload import check_finished_run
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 from tfaccel.training.run.checkpoint_files import checkpoint_weights
 from tfaccel.training.run.result import TrainResult
 
@@ -116,8 +116,7 @@ def served_model(model: keras.Model) -> keras.Model:
     return part
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class Run:
     """A finished run.
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import DataError, PlanError
 from tfaccel.extras.estimates.interconnect import (
     ALGORITHMS,
@@ -17,12 +16,12 @@ from tfaccel.extras.estimates.interconnect import (
     num_machines,
     num_packs,
 )
-from tfaccel.known_names import did_you_mean, suggests_names
+from tfaccel.known_names import did_you_mean
 from tfaccel.planning.option_checks import listed
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 from tfaccel.records import SavedRecord
 from tfaccel.reporting.figures import BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,10 +33,7 @@ _MILLION = 1_000_000
 _SECONDS_PER_HOUR = 3600
 
 
-@short_repr
-@suggests_names
-@checks_types(PlanError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=PlanError)
 class ScalingOptions:
     """What `estimate_scaling` assumes.
 
@@ -90,8 +86,7 @@ class ScalingOptions:
                 raise PlanError(f"{name} must be a number of at least 0. Received: {name}={value}.")
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class ScalingRow:
     """Predictions for one number of replicas.
 
@@ -122,8 +117,7 @@ class ScalingRow:
     cost_per_million_examples: float | None = None
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class ScalingEstimate(SavedRecord):
     """Predictions of the speed of data-parallel training.
 
