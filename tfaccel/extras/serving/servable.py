@@ -77,30 +77,25 @@ class Batcher:
         self._max_batch_size, self._wait_seconds, self._max_queue = max_batch_size, wait_seconds, max_queue
         self._deliver, self._retry_seconds = deliver, retry_seconds
         self._waiting: OrderedDict[Hashable, deque[Work]] = OrderedDict()
-        self._num_waiting = 0
+        self.num_waiting = 0  # requests
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="tfaccel-batcher", daemon=True)
         self._thread.start()
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of waiting requests."""
-        return self._num_waiting
 
     def submit(self, work: Work) -> None:
         """Puts a request into the queue."""
         with self._changed:
             if self._closed:
                 raise RequestError(503, "The server is stopping.")
-            if self._num_waiting >= self._max_queue:
+            if self.num_waiting >= self._max_queue:
                 raise RequestError(
                     429,
-                    f"{self._num_waiting} requests are waiting already. Try again later.",
+                    f"{self.num_waiting} requests are waiting already. Try again later.",
                     {"Retry-After": str(self._retry_seconds)},
                 )
             self._waiting.setdefault(work if work.key is None else work.key, deque()).append(work)
-            self._num_waiting += 1
+            self.num_waiting += 1
             self._changed.notify()
 
     def close(self) -> None:
@@ -154,7 +149,7 @@ class Batcher:
             num_rows += batch[-1].num_rows
         if not works:
             del self._waiting[key]
-        self._num_waiting -= len(batch)
+        self.num_waiting -= len(batch)
         return batch
 
 
