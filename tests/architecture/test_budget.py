@@ -9,7 +9,7 @@ BUDGET = {
     "compressing": 6_900,
     "costs": 850,
     "data": 11_150,
-    "exporting": 3_950,
+    "exporting": 3_700,
     "extras": 50,
     "extras.cluster": 1_900,
     "extras.data_service": 600,

@@ -56,6 +56,9 @@ def curve_figure(curves: Mapping[str, Sequence[float]], *, name: str) -> Figure:
         curves: run -> one value per epoch; at most three runs.
         name: label of the y axis.
 
+    Raises:
+        DataError: if there are no runs or more than three, or a run has no values.
+
     Example:
         >>> curve_figure({"fine-tuned": [0.7, 0.9], "from scratch": [0.2, 0.6]}, name="accuracy").axes[0].get_xlabel()
         'epoch'
@@ -129,6 +132,9 @@ def scatter_figure(targets: np.ndarray, predictions: Mapping[str, np.ndarray], *
         targets: the true values, of shape (num_rows,); of more than 2,000, every n-th is drawn.
         predictions: model -> predicted values of the same shape.
         name: name of the predicted quantity.
+
+    Raises:
+        DataError: if there are no rows, or predictions have another shape than targets.
 
     Example:
         >>> figure = scatter_figure(np.arange(9.0), {"network": np.arange(9.0)}, name="price")

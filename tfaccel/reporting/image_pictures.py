@@ -44,6 +44,9 @@ def image_grid_figure(images: np.ndarray, *, captions: list[str] | None = None, 
         captions: a text below each image, wrapped to two lines if long; None for no captions.
         num_columns: images per row.
 
+    Raises:
+        DataError: if there are no images, or the number of captions differs from theirs.
+
     Example:
         >>> figure = image_grid_figure(np.random.default_rng(0).random((4, 8, 8, 1)), num_columns=2)
         >>> len(figure.axes), figure.bbox.size.tolist()
@@ -137,6 +140,9 @@ def prediction_figure(
         predictions: the predicted class index of each image.
         class_names: the name of each class.
 
+    Raises:
+        DataError: if there are no images, or the numbers of images, labels and predictions differ.
+
     Example:
         >>> images = np.random.default_rng(0).random((4, 8, 8, 1))
         >>> figure = prediction_figure(images, labels=np.zeros(4, int), predictions=np.array([0, 1, 0, 0]),
@@ -199,6 +205,9 @@ def box_figure(
         detections: an object with `boxes`, `labels` and `scores` for each image.
         class_names: the name of each class.
         least_score: detections with a lower score are not drawn.
+
+    Raises:
+        DataError: if there are no images, or the numbers of images, boxes, labels and detections differ.
     """
     from matplotlib.patches import Rectangle
 
@@ -251,6 +260,9 @@ def latent_figure(
         labels: the class index of each example.
         class_names: the name of each class.
         images: thumbnails to draw, of shape (num_examples, height, width, channels); None for dots.
+
+    Raises:
+        DataError: if there are no examples, or the numbers of places, labels and images differ.
 
     Example:
         >>> figure = latent_figure(np.eye(2), labels=np.array([0, 1]), class_names=("cat", "dog"))
