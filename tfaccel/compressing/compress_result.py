@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from tfaccel.compressing.variant import LayerCost, VariantResult, as_json
+from tfaccel.compressing.variant import LayerCost, VariantResult
+from tfaccel.files import finite
 from tfaccel.records import Record, to_plain
 from tfaccel.short_repr import noun
 
@@ -275,7 +276,7 @@ class CompressResult(Record):
             "verdict": self.verdict(result),
             "slower": not failed and self.is_slower(result),
         }
-        return {**result.to_json(), **as_json(derived)}
+        return {**result.to_json(), **finite(derived)}
 
 
 def cells(found: CompressResult, result: VariantResult) -> list[str]:

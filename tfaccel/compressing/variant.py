@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import CompressionError
+from tfaccel.files import finite
 from tfaccel.records import Record
 from tfaccel.short_repr import noun
 
@@ -16,26 +17,12 @@ LITERT_SUFFIX = ".tflite"
 KERAS_SUFFIX = ".keras"
 
 
-def as_json(value: Any) -> Any:
-    """A nested value as JSON values; NaN and infinity become None.
-
-    Example:
-        >>> as_json({"losses": (0.5, math.nan)})
-        {'losses': [0.5, None]}
-    """
-    if isinstance(value, dict):
-        return {name: as_json(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 class FiniteRecord(Record):
     """A record that becomes JSON values that every reader takes."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; NaN and infinity become None."""
-        found: dict[str, Any] = as_json(super().to_json())
+        found: dict[str, Any] = finite(super().to_json())
         return found
 
 
