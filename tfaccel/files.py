@@ -66,7 +66,12 @@ def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def finite(value: Any) -> Any:
-    """A nested value with NaN and infinity replaced by None."""
+    """A nested value as JSON values; NaN and infinity become None.
+
+    Example:
+        >>> finite({"losses": (0.5, float("nan"))})
+        {'losses': [0.5, None]}
+    """
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

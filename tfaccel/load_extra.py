@@ -14,9 +14,6 @@ def load_extra(name: str) -> Any:
     Args:
         name: of the entry point, as "data_service".
 
-    Raises:
-        VersionError: if this installation has no such part.
-
     Example:
         >>> load_extra("data_service").__name__
         'DataService'

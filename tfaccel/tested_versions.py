@@ -27,10 +27,6 @@ TESTED = {
 def warn_if_untested(package: str, version: str) -> None:
     """Warns once if tfaccel was not tested with a package's version.
 
-    Args:
-        package: a key of `TESTED`.
-        version: the installed version.
-
     Example:
         >>> warn_if_untested("keras", "3.15.1")
     """
@@ -64,9 +60,6 @@ def private_part(root: Any, path: str, *, package: str = "keras") -> Any:
         root: a module, class or object of the package.
         path: attribute names joined by dots.
         package: a key of `TESTED`.
-
-    Raises:
-        VersionError: if the attribute is missing; the message names a version that has it.
 
     Example:
         >>> private_part("a text", "__class__.__name__")

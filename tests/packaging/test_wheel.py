@@ -39,6 +39,7 @@ def test_package_files_are_the_sources(wheel_files):
         "py.typed",
         "models/digits_backbone.keras",
         "benchmarks/published_scaling.json",
+        "exporting/safe_operations.txt",
         *(f"html_report/page.{kind}" for kind in ("css", "html.jinja", "js")),
     )
     expected = {installed_name(path) for path in paths} | {f"tfaccel/{name}" for name in data}

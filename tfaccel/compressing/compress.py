@@ -83,12 +83,15 @@ def compress(
             a `tf.data.Dataset` of batches; None for the workload's training set.
         validation_data: held-out data, as `Model.evaluate` takes them: (x, y), or a `tf.data.Dataset` of batches; None
             for the workload's validation data. A compiled model is evaluated with its own loss and metrics.
-        metric, direction, confidence: how variants are compared; see
-            `tfaccel.compressing.compress_options.CompressOptions` for these arguments and those below.
+        metric: the metric to compare by: one of the model's, "loss", or "agreement" (with the float model); None for
+            the first metric other than the loss.
+        direction: "min" or "max", whichever is better for the metric; "auto" infers it from the metric's name.
+        confidence: with which the drop must be within the limit, at least 0.5; 0 to go by the estimate alone.
         num_representative: number of training examples that calibrate the ranges of activations.
-        num_threads, latency_seconds: how latency is measured.
-        sensitivity: also measure the metric drop of quantizing each layer alone.
-        training: options of the methods that train.
+        num_threads: thread counts to measure latency with; empty for one thread and for all usable cores.
+        latency_seconds: how long to time each file with each thread count.
+        sensitivity: also measure the metric drop of quantizing each layer alone to int8, as "mixed" does.
+        training: options of the methods that train, by name; see `tfaccel.compressing.methods`.
         out_dir: output folder; None for `compressed` in the run directory; required for a model.
         progress: called with a line before each step.
         **unknown: refused, with the nearest name.

@@ -23,25 +23,7 @@ def _silent(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressOptions:
-    """How variants of a model are made and compared.
-
-    Args:
-        methods: which methods to try, such as "float16,dynamic,int8"; see `tfaccel.compressing.methods.METHODS`.
-        max_metric_drop: how much worse the metric may be, in its own unit; a negative value demands a gain.
-        metric: the metric to compare by: one of the model's, "loss", or "agreement" (with the float model); None for
-            the first metric other than the loss.
-        direction: "min" or "max", whichever is better for the metric; "auto" infers it from the metric's name.
-        confidence: with which the drop must be within the limit, at least 0.5; 0 to go by the estimate alone.
-        num_representative: number of training examples that calibrate the ranges of activations.
-        num_threads: thread counts to measure latency with; empty for one thread and for all usable cores.
-        latency_seconds: how long to time each file with each thread count.
-        sensitivity: also measure the metric drop of quantizing each layer alone to int8, as "mixed" does.
-        training: options of the methods that train, by name; see `tfaccel.compressing.methods`.
-        out_dir: output folder; None for `compressed` in the run directory; required for a model.
-        progress: called with a line before each step.
-
-    Raises:
-        CompressionError: for an invalid value.
+    """How variants of a model are made and compared; `compress` says what each field means.
 
     Example:
         >>> CompressOptions(num_representative=0)

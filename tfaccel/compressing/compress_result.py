@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-from tfaccel.compressing.variant import LayerCost, VariantResult, as_json
+from tfaccel.compressing.variant import LayerCost, VariantResult
+from tfaccel.files import finite
 from tfaccel.records import Record, to_plain
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 # Medians that differ by less than this fraction count as equal: two runs of the same file do.
 LATENCY_NOISE = 0.03
@@ -39,8 +40,7 @@ HEADINGS = (
 )
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class CompressResult(Record):
     """Every variant of a model compared with the float model.
 
@@ -276,7 +276,7 @@ class CompressResult(Record):
             "verdict": self.verdict(result),
             "slower": not failed and self.is_slower(result),
         }
-        return {**result.to_json(), **as_json(derived)}
+        return {**result.to_json(), **finite(derived)}
 
 
 def cells(found: CompressResult, result: VariantResult) -> list[str]:

@@ -76,11 +76,7 @@ class CompressSource:
 
 
 def make_source(
-    run_or_model: Any,
-    workload: Workload | None,
-    *,
-    representative_data: Any = None,
-    validation_data: Any = None,
+    run_or_model: Any, workload: Workload | None, *, representative_data: Any = None, validation_data: Any = None
 ) -> CompressSource:
     """The model and its data.
 
@@ -237,9 +233,6 @@ def get_batches(data: Any, *, what: str) -> Batches:
         data: a `tf.data.Dataset` of batches, or (inputs, targets) or (inputs, targets, weights) as arrays, or the
             inputs alone; inputs may be a nest (a dictionary, or a list in such a tuple) of arrays.
         what: what error messages call it.
-
-    Raises:
-        CompressionError: for data of another type, without examples, or with arrays of different lengths.
     """
     if hasattr(data, "as_numpy_iterator"):
         return lambda: _unpacked(data)
@@ -270,9 +263,6 @@ def get_repeated_batches(data: Any, *, what: str) -> Batches:
     """Passes over data that a user gave, each with the same batches in the same order.
 
     A `tf.data.Dataset` with random order or values is cached on disk while the passes are needed.
-
-    Raises:
-        CompressionError: as `get_batches`, and for an infinite data set.
     """
     batches = get_batches(data, what=what)
     if not hasattr(data, "cardinality"):
@@ -297,11 +287,7 @@ def training_batches(workload: Workload) -> Batches:
 
 
 def get_rows(batches: Batches, signature: CallSignature, *, num_rows: int, what: str) -> list[dict[str, np.ndarray]]:
-    """The first examples of a pass: arrays by name, of shape (1, ...).
-
-    Raises:
-        CompressionError: if they do not fit the model, or there are none.
-    """
+    """The first examples of a pass: arrays by name, of shape (1, ...)."""
     rows: list[dict[str, np.ndarray]] = []
     for x, _, _ in batches():
         for row in signature.rows(x, what=what):
@@ -326,11 +312,7 @@ def check_ranges(rows: Sequence[Mapping[str, np.ndarray]], *, what: str) -> None
 
 
 def first_inputs(batches: Batches, *, what: str) -> Any:
-    """The inputs of the first batch of a pass.
-
-    Raises:
-        CompressionError: if there are none.
-    """
+    """The inputs of the first batch of a pass."""
     for x, _, _ in batches():
         return x
     raise CompressionError(f"There are no examples in {what}. Give at least one.")

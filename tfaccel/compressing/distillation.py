@@ -38,11 +38,7 @@ _MIN_PROBABILITY = 1e-7
 @suggests_names
 @checks_types(WorkloadError)
 def distill(
-    workload: Workload,
-    teacher: str | os.PathLike[str],
-    *,
-    temperature: float = TEMPERATURE,
-    alpha: float = ALPHA,
+    workload: Workload, teacher: str | os.PathLike[str], *, temperature: float = TEMPERATURE, alpha: float = ALPHA
 ) -> Workload:
     r"""The workload with a loss that mixes its own loss with a teacher's soft targets.
 
@@ -140,11 +136,7 @@ def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, al
 
 
 def teacher_file(teacher: str | os.PathLike[str]) -> Path:
-    """The `.keras` file of a teacher.
-
-    Raises:
-        WorkloadError: if there is none.
-    """
+    """The `.keras` file of a teacher."""
     path = local_path(teacher, CompressionError)
     path = path / "model.keras" if path.is_dir() else path
     if not path.is_file():

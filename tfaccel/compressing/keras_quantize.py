@@ -34,9 +34,6 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
 
     Returns:
         Notes on it, one line each.
-
-    Raises:
-        CompressionError: if the mode can quantize no layer of the model.
     """
     saved = _saved_layers(model)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -61,11 +58,7 @@ def quantize_in_keras(model: keras.Model, mode: str, rows: Sequence[Mapping[str,
 
 
 def save_in_keras(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Saves a model for deployment, without its optimizer.
-
-    Raises:
-        CompressionError: if Keras cannot save it, or reload it.
-    """
+    """Saves a model for deployment, without its optimizer."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -80,11 +73,7 @@ def save_in_keras(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
 
 def load_quantized(path: str | os.PathLike[str]) -> keras.Model:
-    """Loads a model that was saved after quantization.
-
-    Raises:
-        CompressionError: if Keras cannot reload it.
-    """
+    """Loads a model that was saved after quantization."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns about missing entries that such a file does not need.
         try:

@@ -16,13 +16,7 @@ AND = "+"
 
 
 def option(default: Any, text: str, *, flag: str = "") -> Any:
-    """A field of a dataclass of options that a flag of `tfaccel compress` sets.
-
-    Args:
-        default: the field's default.
-        text: the flag's help.
-        flag: the flag's name, if it is not the field's.
-    """
+    """A field of a dataclass of options that a flag of `tfaccel compress` sets."""
     return field(default=default, metadata={"help": text, "flag": flag})
 
 
@@ -65,9 +59,6 @@ class TfmotOptions:
         block_size: rows and columns of the blocks of `prune_block`.
         num_clusters: number of distinct values in each clustered kernel, at least 2.
         seed: for shuffling and dropout.
-
-    Raises:
-        CompressionError: for an invalid value.
 
     Example:
         >>> TfmotOptions(sparsity=0.8).get_epochs("qat")
@@ -166,9 +157,6 @@ def checked_methods(methods: str | Sequence[str]) -> tuple[str, ...]:
 
     Args:
         methods: names, or one text with commas between; "prune+int8" quantizes the pruned model.
-
-    Raises:
-        CompressionError: for no method, an unknown one, or an invalid pair.
 
     Example:
         >>> checked_methods("float16, int8,float16")

@@ -25,14 +25,7 @@ _CONTENTS = frozenset({REPORT, PICTURE, VARIANTS, f"{_WINNER}{LITERT_SUFFIX}", f
 
 
 class OutcomeFolder:
-    """An output folder that replaces an earlier one only when it is complete.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        CompressionError: if the path holds anything else.
-    """
+    """An output folder that replaces an earlier one only when it is complete."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = local_path(path, CompressionError)

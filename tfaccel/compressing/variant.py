@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import CompressionError
+from tfaccel.files import finite
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 LITERT_SUFFIX = ".tflite"
 KERAS_SUFFIX = ".keras"
-
-
-def as_json(value: Any) -> Any:
-    """A nested value as JSON values; NaN and infinity become None.
-
-    Example:
-        >>> as_json({"losses": (0.5, math.nan)})
-        {'losses': [0.5, None]}
-    """
-    if isinstance(value, dict):
-        return {name: as_json(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_json(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class FiniteRecord(Record):
@@ -35,12 +22,11 @@ class FiniteRecord(Record):
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values; NaN and infinity become None."""
-        found: dict[str, Any] = as_json(super().to_json())
+        found: dict[str, Any] = finite(super().to_json())
         return found
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Variant(FiniteRecord):
     """One smaller version of a model (or the float model, as the reference), as a file.
 
@@ -52,9 +38,6 @@ class Variant(FiniteRecord):
         metrics: name -> value of what was measured while it was made, such as the metric of the fake-quantized
             model after training.
         float_layers: names of the layers that were deliberately kept in float.
-
-    Raises:
-        CompressionError: if a name is empty, or the file's suffix is unknown.
 
     Example:
         >>> Variant(name="int8", method="int8", path="runs/digits/variants/int8.tflite").is_litert
@@ -92,8 +75,7 @@ class Variant(FiniteRecord):
         return super().from_json({**data, "metrics": _with_nan(data["metrics"])})
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Latency(FiniteRecord):
     """The latency of one example.
 
@@ -110,8 +92,7 @@ class Latency(FiniteRecord):
     num_calls: int
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class DropInterval(FiniteRecord):
     """Confidence interval of the drop of a metric on examples from the same distribution.
 
@@ -141,8 +122,7 @@ class DropInterval(FiniteRecord):
         return super().from_json({**data, **bounds})
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class LayerCost(FiniteRecord):
     """The metric drop with one layer alone in int8.
 
@@ -163,8 +143,7 @@ class LayerCost(FiniteRecord):
     output_error: float
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class VariantResult(FiniteRecord):
     """The measurements of one variant, or the cause of its failure.
 

@@ -42,12 +42,7 @@ def graph_operations(graph: Any) -> int:
 def needed_operations(
     graph: Any, get_inputs: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
 ) -> list[tf.Operation]:
-    """The operations of a function's graph that its results and side effects need.
-
-    Args:
-        graph: the function's.
-        get_inputs: the tensors that an operation needs.
-    """
+    """The operations of a function's graph that its results and side effects need."""
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     needed: dict[str, tf.Operation] = {}
     while waiting:
@@ -59,11 +54,7 @@ def needed_operations(
 
 
 class LoopCounts:
-    """How often loops run, known from the outermost graph inwards: the arguments of each function are kept in mind.
-
-    Args:
-        graph: the outermost one, which has the functions.
-    """
+    """How often loops run, known from the outermost graph inwards: the arguments of each function are kept in mind."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -184,11 +175,7 @@ class GraphCounter(LoopCounts):
 
 
 def matrix_operations(operation: Any) -> int:
-    """Floating-point operations of one operation: 0 unless it is a matrix product or a convolution.
-
-    Raises:
-        WorkloadError: if a shape is unknown, or the operation hides what it computes.
-    """
+    """Floating-point operations of one operation: 0 unless it is a matrix product or a convolution."""
     if operation.type.startswith("CudnnRNN"):
         raise WorkloadError(f"The operations of {operation.name} cannot be counted: cuDNN's layers hide them.")
     return 2 * multiplications(operation)

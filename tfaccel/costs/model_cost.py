@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 OPTIMIZER, LOSS, OTHER = "optimizer", "loss", "other"  # rows that are no layers
 HOST = "host"  # the time in which no operation runs
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class LayerCost:
     """What one layer computes, forward and (in a training step) backward.
 
@@ -70,8 +69,7 @@ class LayerCost:
         )
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class StepCost(Record):
     """What one step, or one forward pass, computes.
 
@@ -140,8 +138,7 @@ class StepCost(Record):
         return {**totals, "rows": [asdict(row) for row in self.rows], "num_unsized": self.num_unsized}
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class ModelCost(Record):
     """What a model computes for one batch.
 

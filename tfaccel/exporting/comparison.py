@@ -148,9 +148,6 @@ def largest_difference(found: Arrays, wanted: Arrays, file: str) -> tuple[float,
     """The largest absolute difference between outputs, and the largest absolute output.
 
     Strings must be equal, and NaN must occur in the same places.
-
-    Raises:
-        ExportError: if outputs are missing, or differ by more than 1e-4 of the largest (or of 1).
     """
     if set(found) != set(wanted):
         raise ExportError(f"{file} has the outputs {', '.join(found)}; the Keras model has {', '.join(wanted)}.")

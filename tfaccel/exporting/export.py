@@ -25,14 +25,7 @@ from tfaccel.exporting.comparison import Comparison, EdgeCase, differences, edge
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportedFile, ExportResult
 from tfaccel.exporting.fresh_process import NEST, RAW_MARK, as_inputs
 from tfaccel.exporting.litert_files import litert_content
-from tfaccel.exporting.load_model import (
-    MODEL_FILE,
-    ModelPlace,
-    load_keras_model,
-    place_of_run,
-    served_model,
-    url_name,
-)
+from tfaccel.exporting.load_model import MODEL_FILE, ModelPlace, load_keras_model, place_of_run, served_model, url_name
 from tfaccel.exporting.onnx_files import check_onnx_packages, write_onnx
 from tfaccel.exporting.sample_rows import (
     get_compared_rows,
@@ -139,9 +132,6 @@ def export(
 def check_formats(formats: Sequence[str]) -> list[str]:
     """Checks the formats and removes duplicates.
 
-    Raises:
-        ExportError: if there are none, or one does not exist.
-
     Example:
         >>> check_formats(["pdf"])
         Traceback (most recent call last):
@@ -182,9 +172,6 @@ def next_version(out: Path, version: int | None) -> int:
     Args:
         out: the folder, which need not exist.
         version: the requested version; None for one more than the highest.
-
-    Raises:
-        ExportError: if the folder holds something other than an export, or already has that version.
     """
     if out.exists() and not out.is_dir():
         raise ExportError(f"--out is a file: {out}. Name a folder.")
@@ -202,11 +189,7 @@ def next_version(out: Path, version: int | None) -> int:
 
 @contextlib.contextmanager
 def export_folder(out: Path) -> Iterator[Path]:
-    """Yields an empty folder next to `out`, and moves its content to `out` at the end, SavedModel versions first.
-
-    Raises:
-        ExportError: if nothing can be written there.
-    """
+    """Yields an empty folder next to `out`, and moves its content to `out` at the end, SavedModel versions first."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         unfinished = folder_beside(out)
@@ -269,13 +252,7 @@ class Exporter:
         self._version = 1
 
     def write(self, formats: Sequence[str], *, folder: Path, version: int) -> ExportResult:
-        """Writes and compares the files, then writes the result.
-
-        Args:
-            formats: the formats to write.
-            folder: the final folder of the export.
-            version: version of the SavedModel.
-        """
+        """Writes and compares the files, then writes the result."""
         self._version = version
         apart = [np.abs(a - b) for a, b in zip(self._trained, self._wanted, strict=True) if b.dtype.kind == "f"]
         changed = max((float(np.max(values, initial=0.0)) for values in apart), default=0.0)

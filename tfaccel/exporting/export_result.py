@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 FORMATS = ("keras", "saved_model", "litert", "onnx")
 DEFAULT_FORMATS = FORMATS[:3]  # litert needs the extra `litert`
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class ExportedFile:
     """One exported format.
 
@@ -36,8 +33,7 @@ class ExportedFile:
     differs: str = ""
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class ExportResult(Record):
     """The result of `export`.
 

@@ -93,9 +93,6 @@ def read_rows(
         unknown_values: how to treat rows of a table with a missing value in a column that had none in training, or with
             an unknown category: "skip" skips them, "fill" fills them in as in training, and reports it. Rows without
             any value are always skipped.
-
-    Raises:
-        DataError: if there is nothing to read, or it does not match the model's inputs.
     """
     kind = "tensors" if raw_input is None else raw_input.kind
     if not path.exists():
@@ -277,9 +274,6 @@ def _check_held(array: np.ndarray, spec: Any, name: str) -> None:
 def json_lines(path: Path) -> list[Line]:
     """The values in a JSON lines file; empty lines are skipped.
 
-    Raises:
-        DataError: if the file cannot be read or is empty, or a line is not valid JSON (with line and column).
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -315,11 +309,7 @@ def _values(path: Path, lines: Sequence[str]) -> Iterator[Line]:
 
 
 def texts_of_lines(path: Path, lines: Sequence[Line], column: str) -> tuple[str, ...]:
-    """One text per line; a line is a text or an object with a text.
-
-    Raises:
-        DataError: for the first line that is neither.
-    """
+    """One text per line; a line is a text or an object with a text."""
     found = []
     for number, value in lines:
         text = value.get(column) if isinstance(value, dict) else value
@@ -336,11 +326,7 @@ def texts_of_lines(path: Path, lines: Sequence[Line], column: str) -> tuple[str,
 
 
 def table_of_lines(path: Path, lines: Sequence[Line]) -> Table:
-    """Builds a table from lines that are objects of columns; null or an absent column is a missing value.
-
-    Raises:
-        DataError: for the first line that is not an object of numbers and texts.
-    """
+    """Builds a table from lines that are objects of columns; null or an absent column is a missing value."""
     names: dict[str, None] = {}
     for number, row in lines:
         if not isinstance(row, dict) or any(isinstance(value, (dict, list)) for value in row.values()):
@@ -371,9 +357,6 @@ def arrays_of_lines(path: Path, lines: Sequence[Line], inputs: Mapping[str, Any]
         path: the file, for messages.
         lines: its lines.
         inputs: the model's inputs: name -> shape (with a batch dimension) and dtype.
-
-    Raises:
-        DataError: for the first line that does not match the model's inputs.
     """
     columns: dict[str, list[np.ndarray]] = {name: [] for name in inputs}
     for number, row in lines:

@@ -53,9 +53,6 @@ def litert_content(
         name: name of the model, for the metadata.
         raw_input: description of its raw inputs and classes, for the metadata.
         rows: examples that define the length of variable axes.
-
-    Raises:
-        ExportError: if LiteRT does not support some layers; the message names them.
     """
     function, concrete = _of_one_example(signatures, model, rows)
     with tempfile.TemporaryDirectory(prefix="tfaccel-litert-") as folder, quiet_conversion():

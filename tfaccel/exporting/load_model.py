@@ -17,7 +17,7 @@ from tfaccel.keras_file import load_checked
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.planning.load_workload import check_finished_run
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 from tfaccel.training.run.checkpoint_files import checkpoint_weights
 from tfaccel.training.run.result import TrainResult
 
@@ -43,11 +43,7 @@ class ModelPlace:
 
 
 def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
-    """The model of a finished run.
-
-    Raises:
-        ExportError: if the folder is not a run directory, or its run is not finished.
-    """
+    """The model of a finished run."""
     folder = local_path(run_dir, ExportError)
     if not (folder / "config.json").is_file():
         raise ExportError(
@@ -94,9 +90,6 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
         path: the file.
         modules: your modules that define layers of the model; they are imported first.
 
-    Raises:
-        ExportError: if the file is missing, invalid or rejected; the message says why.
-
     Example:
         >>> load_keras_model("nowhere.keras")
         Traceback (most recent call last):
@@ -123,8 +116,7 @@ def served_model(model: keras.Model) -> keras.Model:
     return part
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class Run:
     """A finished run.
 

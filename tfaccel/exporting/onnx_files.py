@@ -38,10 +38,6 @@ def check_onnx_packages() -> None:
 def write_onnx(path: Path, model: keras.Model) -> None:
     """Writes an ONNX file that accepts batches of any size.
 
-    Args:
-        path: the new file.
-        model: a built Keras model in float32.
-
     Raises:
         ExportError: if the model cannot be converted; with the converter's message.
         VersionError: if a package is missing.

@@ -70,9 +70,6 @@ def predict_files(
         output: a `.csv` or `.jsonl` file.
         rows_at_once: batch size, in rows.
         progress: called with the number of finished rows and of all rows.
-
-    Raises:
-        DataError: if the output cannot be written, or no row can be read.
     """
     check_output(output)
     unreadable = dict(rows.unreadable)

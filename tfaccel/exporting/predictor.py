@@ -77,11 +77,7 @@ class Predictor:
 
 
 def newest_saved_model(folder: Path) -> Path:
-    """The SavedModel of a folder: the folder itself, its newest version, or that of an export.
-
-    Raises:
-        ExportError: if there is none.
-    """
+    """The SavedModel of a folder: the folder itself, its newest version, or that of an export."""
     for place in (folder, folder / "saved_model"):
         if (place / GRAPH_FILE).is_file():
             return place

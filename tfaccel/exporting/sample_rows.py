@@ -42,9 +42,6 @@ def sample_rows(
         model: the model; its smallest embedding limits token ids.
         raw_input: images get integer pixel values.
         num_rows: number of rows.
-
-    Raises:
-        ExportError: for an input that is neither numeric nor boolean.
     """
     rng = np.random.default_rng(0)
     highest = smallest_embedding(model) or 2
@@ -177,13 +174,6 @@ def get_compared_rows(
     signatures: Signatures, model: keras.Model, raw_input: RawInput | None, *, sample: Any = None, own_rows: Any = None
 ) -> dict[str, np.ndarray]:
     """The rows to compare a model's files on: of a sample, of the run's own data if the model takes them, or random.
-
-    Args:
-        signatures: the model's functions.
-        model: the model.
-        raw_input: description of its raw inputs.
-        sample: an input batch, or None.
-        own_rows: an input batch of the run's own data, or None.
 
     Raises:
         ExportError: if the sample is no batch of the model's inputs.

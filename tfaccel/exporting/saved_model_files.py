@@ -144,10 +144,6 @@ def no_saved_model(folder: Path) -> str:
 def serving_command(name: str, folder: str = "saved_model") -> str:
     """A shell script that runs TensorFlow Serving's image on a folder of versions next to the script.
 
-    Args:
-        name: name of the model.
-        folder: folder of its versions.
-
     Source: https://www.tensorflow.org/tfx/serving/docker
     """
     quoted = shlex.quote(name)

@@ -54,9 +54,6 @@ class SavedModelSession:
     Attributes:
         signatures: name -> `SignatureDef`, for signatures of plain tensors.
         walk: the graph in the file.
-
-    Raises:
-        ExportError: if it cannot be loaded, or its graph is rejected.
     """
 
     def __init__(self, folder: Path, *, allow_file_operations: bool = False) -> None:

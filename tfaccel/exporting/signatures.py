@@ -152,11 +152,7 @@ def _input_nest(model: keras.Model, sample: Any) -> Any:
 
 
 def check_batch(leaves: Sequence[Any]) -> None:
-    """Refuses a sample whose inputs are not arrays of rows.
-
-    Raises:
-        ExportError: if one is a single value.
-    """
+    """Refuses a sample whose inputs are not arrays of rows."""
     for leaf in leaves:
         if np.ndim(leaf) == 0:
             raise ExportError(
@@ -261,11 +257,7 @@ def _classified(outputs: dict[str, tf.Tensor], raw_input: RawInput) -> dict[str,
 
 
 def float32_model(model: keras.Model) -> keras.Model:
-    """Returns the model if all of it computes in float32, otherwise a float32 copy with the same weights.
-
-    Raises:
-        ExportError: if the model cannot be rebuilt from its config.
-    """
+    """Returns the model if all of it computes in float32, otherwise a float32 copy with the same weights."""
     if not any(layer.dtype_policy.name in _HALF for layer in [model, *all_layers(model)]):
         return model
     try:

@@ -162,9 +162,6 @@ def tf_config(cluster: Cluster) -> dict[str, Any]:
     """The `TF_CONFIG` of a worker in a cluster with known addresses.
 
     Slurm and Kubernetes name hosts without ports: the first worker of a host then gets port 8888, the next 8889.
-
-    Raises:
-        PlanError: if the addresses of the workers are unknown.
     """
     if len(cluster.addresses) != cluster.num_workers:
         raise PlanError(

@@ -157,12 +157,7 @@ def run_probes(
 def _child_environ(machine: Machine) -> dict[str, str]:
     """The user's environment, except for settings that have their own checks and would affect all others."""
     environ = {name: value for name, value in machine.environ.items() if name != "TF_USE_LEGACY_KERAS"}
-    return {
-        **environ,
-        "KERAS_BACKEND": "tensorflow",
-        "TF_CPP_MIN_LOG_LEVEL": "0",
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-    }
+    return {**environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "0", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,6 @@ _HIDDEN_PREFIXES = ("TF_TOKEN_", "TF_VAR_", "TF_CLI_")
 def describe_environment(machine: Machine) -> dict[str, Any]:
     """The machine and the installation as JSON values, without secrets, host names and user names.
 
-    Args:
-        machine: the machine to describe.
-
     Returns:
         A dict with "tfaccel", "python", "platform", "packages" (version or None by name), "cuda_packages",
         "keras_backend", "hardware" (as `Hardware.to_json`, without the workers' addresses; None if it cannot be

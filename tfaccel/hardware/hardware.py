@@ -78,9 +78,6 @@ class Cluster(Record):
         addresses: the workers' addresses in order, or empty if the source does not name them.
         num_chiefs: the number of workers with task type "chief": 0 or 1.
 
-    Raises:
-        HardwareError: if a field is invalid.
-
     Example:
         >>> Cluster(source="slurm", num_workers=4, task_index=0).task_type
         'worker'

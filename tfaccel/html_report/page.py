@@ -133,11 +133,7 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Cards:
-    """Figures side by side.
-
-    Args:
-        cards: the figures.
-    """
+    """Figures side by side."""
 
     kind: ClassVar[str] = "cards"
     cards: tuple[Card, ...]

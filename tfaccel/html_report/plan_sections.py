@@ -132,9 +132,6 @@ def kept_report(run: RunRecord) -> Report | None:
 
     It is the one of the same workload and the same kind of machine whose plan the run used. A plan's reasons contain
     the measured gains, which tell apart the plans of models with the same name.
-
-    Args:
-        run: a finished run.
     """
     directory = plans_dir()
     if run.plan is None or run.result is None or directory is None:
@@ -203,9 +200,6 @@ def read_measurement(
         read: makes the measurement of the JSON data in it.
         command: the command.
         name: what the file is called.
-
-    Raises:
-        ReportError: if it cannot be read, or holds something else.
     """
     file = local_path(path, ReportError)
     try:

@@ -125,12 +125,7 @@ class RunRecord:
 
 
 def read_run(path: Path, name: str) -> RunRecord:
-    """Reads the directory of a training run; what is missing or damaged is left out and named in `problems`.
-
-    Args:
-        path: the directory.
-        name: as in `RunRecord`.
-    """
+    """Reads the directory of a training run; what is missing or damaged is left out and named in `problems`."""
     problems: list[str] = []
     config = read_mapping(path / "config.json", problems)
     data = read_mapping(path / "result.json", problems)
@@ -334,11 +329,7 @@ class Records:
 
 
 def find_records(run_dirs: Sequence[str | os.PathLike[str]]) -> Records:
-    """Reads the directories; one that is given twice is read once.
-
-    Raises:
-        RunDirError: if there is none, or if one is not the directory of a run, a search or a comparison.
-    """
+    """Reads the directories; one that is given twice is read once."""
     if not run_dirs:
         raise RunDirError("Give at least one run directory: tfaccel report RUN_DIR... Received none.")
     paths = list({_checked(path).resolve(): Path(path) for path in run_dirs}.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,14 @@ from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.measuring.report import Report
 from tfaccel.measuring.roofline import Roofline
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 logger = logging.getLogger("tfaccel")
 
 _SUFFIXES = (".html", ".htm")
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class WrittenReport:
     """A report that was written.
 
@@ -178,9 +177,6 @@ def _titles(records: Records) -> tuple[str, str]:
 
 def checked_output(output: str | os.PathLike[str]) -> Path:
     """The path of a report.
-
-    Raises:
-        ReportError: if a file with this path cannot be written, or is not one for HTML.
 
     Example:
         >>> checked_output("model.keras")

@@ -66,10 +66,6 @@ def check_no_code(path: Path) -> list[dict[str, Any]]:
 
     Returns:
         The entries of the config that name a class or a function.
-
-    Raises:
-        ExportError: if it is not a `.keras` file, is a decompression bomb, would write outside its folder, or would run
-            code from the file.
     """
     entries = _get_entries(path)
     for entry in entries:
@@ -193,9 +189,6 @@ def load_checked(path: Path, *, modules: Sequence[str] = ()) -> keras.Model:
     Args:
         path: the file.
         modules: the user's modules that define layers of the model; the current folder is searched too.
-
-    Raises:
-        ExportError: if a module cannot be imported, or the file is refused or cannot be loaded; the message says why.
     """
     _import_modules(modules)
     check_keras_file(path, modules=modules)

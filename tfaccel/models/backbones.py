@@ -55,9 +55,6 @@ class Backbone:
         Args:
             image_size: the requested size; None to choose one.
             default: size for networks that accept any size; raised to `smallest_size` if it is smaller.
-
-        Raises:
-            WorkloadError: if the network does not accept images of that size.
         """
         size = self.image_size or image_size or default
         size = max(size, self.smallest_size) if image_size is None else size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -12,13 +11,12 @@ import tensorflow as tf
 from tfaccel.data.texts.vocabulary import END, PADDING, START, UNKNOWN
 from tfaccel.errors import WorkloadError
 from tfaccel.graph_function import graph_function
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 _NEVER_WRITTEN = (PADDING, UNKNOWN, START)
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class BeamSearch:
     """Decodes with a model from `tfaccel.models.sequence_to_sequence`, keeping the best hypotheses at each step.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,10 @@ import numpy as np
 from tfaccel.errors import WorkloadError
 from tfaccel.graph_function import graph_function
 from tfaccel.planning.option_checks import check_counts
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Sampling:
     """How to sample the next token.
 

@@ -285,12 +285,7 @@ class ConnectedChild(Child):
         return True
 
     def receive(self, time_limit_seconds: float | None = None) -> Any:
-        """The next object from the child.
-
-        Raises:
-            TimeoutError: if nothing arrives within the time limit.
-            EOFError: if it has ended.
-        """
+        """The next object from the child."""
         if not self.connection.poll(time_limit_seconds):
             raise TimeoutError
         try:

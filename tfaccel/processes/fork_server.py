@@ -123,11 +123,7 @@ class ForkServer:
         return self._unread.popleft() if self._unread else (None, None)
 
     def get_message(self, child: ForkedChild, time_limit_seconds: float) -> Any:
-        """The next message of one process, or None when it has ended; those of others are kept for later.
-
-        Raises:
-            TimeoutError: if none arrives in time.
-        """
+        """The next message of one process, or None when it has ended; those of others are kept for later."""
         deadline = time.monotonic() + time_limit_seconds
         while True:
             for place, (sender, message) in enumerate(self._unread):

@@ -119,9 +119,6 @@ def run_workers(
 
     Returns:
         The output of each worker, in order.
-
-    Raises:
-        WorkerError: if a worker's exit status is not 0, the time limit is exceeded, or the run is cancelled.
     """
     deadline = time.monotonic() + time_limit_seconds
     with contextlib.ExitStack() as stack:

@@ -98,9 +98,6 @@ def learning_rate_figure(
         suggestion: a rate to mark; None for none.
         logarithmic: whether the axis of the rates is logarithmic.
 
-    Raises:
-        DataError: if there are no rates, or the numbers of values differ.
-
     Example:
         >>> figure = learning_rate_figure([0.01, 0.1, 1.0], [0.9, 0.5, 0.8], [0.9, 0.6, 0.7], suggestion=0.1)
         >>> figure.axes[0].get_xlabel(), figure.axes[0].get_xscale()
@@ -187,9 +184,6 @@ def size_metric_figure(forms: Sequence[SizedForm], *, metric: str, limit: float)
         metric: name of the metric.
         limit: the worst acceptable value of the metric.
 
-    Raises:
-        DataError: if no variant has a finite metric.
-
     Example:
         >>> forms = [SizedForm("float32", 4000, 0.98, "float"), SizedForm("int8", 1000, 0.97, "winner")]
         >>> size_metric_figure(forms, metric="accuracy", limit=0.97).axes[0].get_ylabel()
@@ -226,12 +220,6 @@ def roofline_figure(roofline: Roofline) -> Figure:
     The roof is the speed of memory times the intensity, up to the speed of matrix products in each dtype. A layer's dot
     lies at its measured speed, or on the roof if its time is unknown; its area is its share of the step's least time.
     The star is the whole step as measured.
-
-    Args:
-        roofline: what was measured.
-
-    Raises:
-        DataError: if no layer has matrix products, so that there is nothing to plot.
 
     Example:
         >>> from tfaccel.costs.model_cost import LayerCost, StepCost
@@ -326,9 +314,6 @@ def parallel_coordinates_figure(
         rising: whether a higher score is better.
         logarithmic: hyperparameters with a logarithmic axis.
 
-    Raises:
-        DataError: if there are no trials, or the numbers of trials and scores differ.
-
     Example:
         >>> trials = [{"rate": 0.1, "model": "a"}, {"rate": 0.001, "model": "b"}]
         >>> figure = parallel_coordinates_figure(trials, [0.5, 0.9], names=["rate", "model"], objective="accuracy",
@@ -401,9 +386,6 @@ def importance_figure(shares: Mapping[str, float], *, objective: str) -> Figure:
     Args:
         shares: hyperparameter -> its importance, from 0 to 1, in the order of the bars.
         objective: name of the score.
-
-    Raises:
-        DataError: if there are no hyperparameters.
 
     Example:
         >>> importance_figure({"learning_rate": 0.8, "units": 0.2}, objective="accuracy").axes[0].get_title()

@@ -327,9 +327,6 @@ def confusion_figure(matrices: Mapping[str, np.ndarray], *, class_names: tuple[s
         matrices: model -> counts, of shape (num_classes, num_classes).
         class_names: the name of each class.
 
-    Raises:
-        DataError: if there is no matrix, or one has a different shape.
-
     Example:
         >>> figure = confusion_figure({"network": np.array([[8, 1], [0, 9]])}, class_names=("cat", "dog"))
         >>> figure.axes[0].get_title()

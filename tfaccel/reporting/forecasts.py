@@ -106,9 +106,6 @@ def forecast_figure(forecasts: Sequence[Forecast], *, num_columns: int, interval
         interval: the interval's label in the legend, such as "80 % interval".
         baseline: the name of the baseline.
 
-    Raises:
-        DataError: if there is no forecast, or its arrays differ in length.
-
     Example:
         >>> wave = np.sin(np.arange(40.0))
         >>> quantiles = wave[30:, np.newaxis] + [-0.2, 0.1, 0.3]

@@ -180,10 +180,6 @@ def exact_match_scores(
 def nearest_translations(pairs: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[str]:
     """Translates each text as its most similar training text, by TF-IDF of character 1- to 3-grams.
 
-    Args:
-        pairs: training texts and their translations.
-        texts: the texts to translate.
-
     Example:
         >>> nearest_translations([("2 May 1999", "1999-05-02"), ("3 June 2001", "2001-06-03")], ["2 May 1998"])
         ['1999-05-02']

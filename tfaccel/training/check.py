@@ -8,7 +8,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
 from tfaccel.processes.child import ProcessError, run_program
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 _PROGRAM = "tfaccel.training.check_program"
 _NO_FIT = 3
@@ -36,8 +35,7 @@ model.fit(data)
 """
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class CheckRow:
     """What one way of training has given.
 
@@ -60,8 +58,7 @@ class CheckRow:
     failure: str = ""
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class CheckResult(Record):
     """A comparison of one device with several replicas.
 
@@ -193,10 +190,7 @@ def _outcome(order: dict[str, Any], time_limit_seconds: float) -> dict[str, Any]
     command = [sys.executable, "-m", _PROGRAM, json.dumps(order)]
     try:
         run_program(
-            command,
-            environment={**environment, "TF_CONFIG": None},
-            given=None,
-            time_limit_seconds=time_limit_seconds,
+            command, environment={**environment, "TF_CONFIG": None}, given=None, time_limit_seconds=time_limit_seconds
         )
     except ProcessError as error:
         if f"status {_NO_FIT}" in str(error):

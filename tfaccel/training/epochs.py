@@ -13,14 +13,7 @@ import keras
 from tfaccel.data.sources import whole_executions
 from tfaccel.errors import NonFiniteLossError
 from tfaccel.training.evaluate import evaluate, evaluate_source, run_evaluation
-from tfaccel.training.front import (
-    Source,
-    call_own_method,
-    make_source,
-    methods_on_engine,
-    needs_keras_loop,
-    overrides,
-)
+from tfaccel.training.front import Source, call_own_method, make_source, methods_on_engine, needs_keras_loop, overrides
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.private.private_api import CACHED_EVALUATION
 from tfaccel.training.steps.engine import Engine

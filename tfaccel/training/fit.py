@@ -269,10 +269,6 @@ def apply_plan(model: keras.Model, plan: Plan, x: Any, batch_size: int | None) -
 
     Returns:
         The engine's options, and the batch size.
-
-    Raises:
-        PlanError: if the plan has another strategy, dtype policy or batch size than the model and its data; the message
-            names all differences.
     """
     replicas = Replicas(model.distribute_strategy)
     is_dataset = isinstance(x, tf.data.Dataset)

@@ -167,9 +167,6 @@ def call_own_method(
     Args:
         model: a model that `overrides` the method.
         engine_methods: replacements for the methods of `keras.Model`, by name; each takes the model first.
-
-    Raises:
-        PlanError: with several replicas, if the own method trains without calling Keras's.
     """
     plain = type(model)
 
@@ -230,11 +227,7 @@ def _refusing(plain: type, name: str, method: str) -> Callable[..., Any]:
 
 
 def needs_keras_loop(model: keras.Model, name: str) -> bool:
-    """Whether Keras's own loop must run, because the class overrides `make_train_function` or a similar method.
-
-    Raises:
-        PlanError: with several replicas, over which such functions cannot be split.
-    """
+    """Whether Keras's own loop must run, because the class overrides `make_train_function` or a similar method."""
     own = [function for function in _FUNCTIONS[name] if overrides(model, function)]
     if not own:
         return False
@@ -281,11 +274,6 @@ def make_source(
         steps: `steps_per_epoch` (or `validation_steps`, `steps`).
         others: `shuffle`, `class_weight`, `num_epochs`, the model's `steps_per_execution`, and `order_seed`, for arrays
             that are shuffled without a global seed.
-
-    Raises:
-        DataError: without data, and for data of an unknown type; or if the dataset is already distributed: its global
-            batches cannot be recovered.
-        WorkloadError: for a batch size below 1.
     """
     if x is None or (isinstance(x, list | tuple | dict) and not keras.tree.flatten(x)):
         raise DataError(f"Received no data: x={x}. Pass arrays, a tf.data.Dataset or a keras.utils.PyDataset as x.")

@@ -246,10 +246,6 @@ def bound_options(
 ) -> dict[str, Any]:
     """The value of each option of a recipe: the given value, or the default.
 
-    Args:
-        function: the recipe's function; its parameters are the options.
-        beside: parameters that are not options.
-
     Example:
         >>> def workload(*, width: Count = 8, dropout: Fraction = 0.5): ...
         >>> bound_options(workload, {"width": 3})
@@ -359,11 +355,7 @@ def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
 
 
 def run_recipe(
-    make_workload: Callable[..., Workload],
-    *,
-    run_dir: str | os.PathLike[str],
-    plan: Plan | None = None,
-    **options: Any,
+    make_workload: Callable[..., Workload], *, run_dir: str | os.PathLike[str], plan: Plan | None = None, **options: Any
 ) -> TrainResult:
     """Trains a recipe's workload, and shows the result on the chief.
 

@@ -26,7 +26,7 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.known_names import suggests_names
 from tfaccel.planning.compilation_cache import CompilationCache
 from tfaccel.planning.placements import SET_BY_YOU
-from tfaccel.planning.plan import Plan
+from tfaccel.planning.plan import Plan, default_value
 from tfaccel.planning.plan_environment import READ_AT_START, XLA_FLAGS, get_environment, with_flags_of
 from tfaccel.processes import heartbeat
 from tfaccel.processes.launched import serve_launcher
@@ -379,7 +379,7 @@ def unavailable_settings(plan: Plan) -> dict[str, str]:
             found[field] = (
                 f"The plan has {field}={getattr(plan, field)!r}, but this process "
                 + ("started without it." if field == "memory_allocator" else "has loaded TensorFlow without it.")
-                + f" Set the environment variable {needed} before Python starts, or use {field}={_neutral(field)}."
+                + f" Set the environment variable {needed} before Python starts, or use {field}={default_value(field)}."
             )
     return found
 
@@ -389,13 +389,9 @@ def without_unavailable(plan: Plan, fixed: Mapping[str, Any]) -> Plan:
     for field, problem in unavailable_settings(plan).items():
         if field not in fixed:
             logger.warning("The measured plan is used without its %s. %s", field, problem)
-            default: Any = _neutral(field)
+            default: Any = default_value(field)
             plan = replace(plan, **{field: default})
     return plan
-
-
-def _neutral(field: str) -> object:
-    return Plan.__dataclass_fields__[field].default
 
 
 def _tensorflow_has(name: str, value: str, plan: Plan) -> bool:
@@ -419,11 +415,7 @@ def _started_with(name: str, value: str) -> bool:
 
 
 def before_start(change: Callable[[], Any], fits: Callable[[], bool], what: str) -> None:
-    """Makes a change that TensorFlow accepts only before it starts; later, the setting must already match.
-
-    Raises:
-        PlanError: if it does not; the message names `what` the plan needs.
-    """
+    """Makes a change that TensorFlow accepts only before it starts; later, the setting must already match."""
     try:
         change()
     except RuntimeError as error:

@@ -130,10 +130,6 @@ def make_schedule(name: str, *, peak: float, num_steps: int, warm_up: float) -> 
 class AccumulatedSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """A learning-rate schedule over optimizer steps; Keras calls it with a batch number.
 
-    Args:
-        schedule: maps an optimizer step to its learning rate.
-        accumulation_steps: batches per optimizer step.
-
     Example:
         >>> linear = keras.optimizers.schedules.PolynomialDecay(1.0, decay_steps=10, end_learning_rate=0.0)
         >>> float(AccumulatedSchedule(linear, 4)(23)), float(linear(5))

@@ -31,13 +31,7 @@ from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, RETRY, resume_in_attempt
-from tfaccel.training.run.result import (
-    VERBOSE,
-    ShownRun,
-    TrainResult,
-    installed_versions,
-    trivial_scores,
-)
+from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions, trivial_scores
 from tfaccel.training.run.run_dir import (
     LEFT_OUT,
     RunDir,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 from tfaccel.errors import WorkloadError
-from tfaccel.known_names import check_names, did_you_mean, suggests_names
-from tfaccel.short_repr import short_repr
+from tfaccel.known_names import check_names, did_you_mean
+from tfaccel.short_repr import noun
 
 if TYPE_CHECKING:
     import keras
@@ -41,9 +41,7 @@ _NO_DECAY = ("bias", "gamma", "beta")
 _EMA_MOMENTUM = 0.98
 
 
-@short_repr
-@suggests_names
-@dataclass(frozen=True, kw_only=True)
+@noun(suggests=True)
 class TrainingOptions:
     """Optimizer, learning-rate schedule and early stopping.
 

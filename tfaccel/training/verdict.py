@@ -14,7 +14,7 @@ from typing import Any
 
 from tfaccel.errors import WorkloadError
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 _MIN_EXAMPLES = 10  # with fewer, scores other than fractions are not compared
 _MIN_SKILL = 0.2  # 0 is the best trivial predictor's score, 1 a perfect score
@@ -64,8 +64,7 @@ _FALL_OF_LEVEL, _MIN_FALL = 0.1, 0.005  # fractions of the loss itself
 _HARDLY_LEARNT = 0.1  # fraction of the first loss
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class BaselineScores(Record):
     """A trained model's score and those of cheaper predictors on the same examples.
 
@@ -186,8 +185,7 @@ class BaselineScores(Record):
         return math.sqrt(sum(value * (1 - value) for value in smoothed) / max(1, self.num_examples))
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class FitVerdict(Record):
     """The diagnosis of a training history.
 

@@ -5,22 +5,18 @@ The smoothed loss of a test says when it has diverged, and which rate to suggest
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from os import PathLike
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from tfaccel.argument_types import checks_types
-from tfaccel.errors import PlanError, ReportError, WorkloadError
-from tfaccel.known_names import suggests_names
-from tfaccel.local_path import local_path
+from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, check_seed
+from tfaccel.records import SavedRecord
 from tfaccel.reporting.charts import save_learning_rate_picture
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 EXPONENTIAL, LINEAR = "exponential", "linear"
 MIN_POINTS = 3  # a slope needs neighbors on both sides
@@ -28,10 +24,7 @@ _STANDARD_ERRORS = 3.0  # the loss must fall by more, or batches that differ exp
 _MEDIAN_TO_DEVIATION = 1.4826  # of normally distributed numbers
 
 
-@short_repr
-@suggests_names
-@checks_types(WorkloadError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=WorkloadError)
 class LearningRateTest:
     """How `find_learning_rate` tests a range of learning rates.
 
@@ -112,9 +105,8 @@ def check_one_worker(num_workers: int, received: str) -> None:
         )
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
-class LearningRateReport:
+@noun
+class LearningRateReport(SavedRecord):
     """The outcome of a learning-rate range test.
 
     Args:
@@ -155,20 +147,6 @@ class LearningRateReport:
         found.append(("ended", self.stopped_because))
         found.append(("optimizer", f"{self.optimizer}, whose next step would use {self.learning_rate:.2e}"))
         return found
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The report from its `to_json` data."""
-        lists = {name: tuple(data[name]) for name in ("learning_rates", "losses", "smoothed_losses")}
-        return cls(**{**data, **lists, "test": LearningRateTest(**data["test"])})
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Writes the report as a JSON file."""
-        local_path(path, ReportError).write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
     def save_picture(self, path: str | PathLike[str]) -> None:
         """Draws the losses over the tested rates, with the suggestion, as a PNG file.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
 from tfaccel.known_names import did_you_mean
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 # Measured for every trial in addition to its metrics, with short aliases.
 MEASURED = ("latency_seconds", "model_bytes")
@@ -27,8 +26,7 @@ DEFAULT_NAME = "default_objective"
 _WEIGHT_OF_TEN_TIMES = 0.1  # the gain in a metric that a 10x smaller or faster model is worth
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class Objective:
     """The metrics that a search optimizes.
 
@@ -135,9 +133,6 @@ def listed_names(wanted: str | Sequence[str]) -> list[tuple[str, str]]:
 def infer_direction(name: str) -> str:
     """Infers "max" or "min" from a metric's name.
 
-    Raises:
-        SearchError: if the name does not imply a direction.
-
     Example:
         >>> infer_direction("val_sparse_categorical_accuracy"), infer_direction("val_loss")
         ('max', 'min')
@@ -166,9 +161,6 @@ def checked_objective(wanted: Any, names: Collection[str]) -> Objective:
     Args:
         wanted: as in `SearchOptions`.
         names: all metrics of a trial; validation metrics start with `val_`.
-
-    Raises:
-        SearchError: for a metric that no trial has; suggests the closest name.
 
     Example:
         >>> checked_objective(None, ["loss", "accuracy", "val_loss", "val_accuracy"]).name

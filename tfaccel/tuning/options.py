@@ -295,11 +295,7 @@ def check_keras_tuner() -> None:
 
 
 def check_optuna(algorithm: str) -> None:
-    """Checks that Optuna is installed.
-
-    Raises:
-        SearchError: if it is not.
-    """
+    """Checks that Optuna is installed."""
     needed = ("optuna", "cmaes") if algorithm == "cmaes" else ("optuna",)
     missing = [name for name in needed if find_spec(name) is None]
     if missing:

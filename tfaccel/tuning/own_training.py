@@ -57,9 +57,6 @@ class OwnArguments:
     Args:
         function: a bound `fit` or `run_trial`.
         given: number of leading positional arguments that are already bound.
-
-    Raises:
-        SearchError: if it requires an argument that a search cannot pass.
     """
 
     def __init__(self, function: Callable[..., Any], *, given: int) -> None:
@@ -149,9 +146,6 @@ def own_fit_metrics(result: Any, objective: Objective, measured: Mapping[str, fl
             (averaged).
         objective: the objective of the search.
         measured: additional values that the objective needs, such as the model's size.
-
-    Raises:
-        SearchError: for any other type, or if the objective is missing.
 
     Example:
         >>> own_fit_metrics([{"score": 1.0}, {"score": 2.0}], Objective((("score", "max"),)))

@@ -56,9 +56,6 @@ def device_groups(parallel: int, hardware: Hardware, machine: Machine) -> list[D
     GPUs are divided evenly. With more workers than GPUs, several workers share a GPU, each with a fraction of its
     memory. CPU cores are divided the same way.
 
-    Raises:
-        SearchError: if several workers would share a TPU, which only one process can use.
-
     Example:
         >>> here = Machine(root="", environ={}, cpu_affinity=frozenset(range(8)))
         >>> [group.cores for group in device_groups(2, Hardware(num_usable_cores=8), here)]
@@ -186,9 +183,6 @@ class SearchProcesses:
 @contextlib.contextmanager
 def processes_on(engine: str | None, parallel: int, options: Mapping[str, Any] | None) -> Iterator[SearchProcesses]:
     """Within the block, the processes of a search can be started.
-
-    Args:
-        engine, parallel, options: as `engine`, `parallel` and `engine_options` of `tfaccel.search`.
 
     Raises:
         SearchError: for an unknown engine or option, or options that no engine takes.

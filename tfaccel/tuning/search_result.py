@@ -6,14 +6,15 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Self
 
 from tfaccel.errors import SearchError
 from tfaccel.files import write_json, write_json_lines
 from tfaccel.local_path import local_path
-from tfaccel.short_repr import short_repr
+from tfaccel.records import Record
+from tfaccel.short_repr import noun
 from tfaccel.tuning.objective import Objective
 
 MODEL_FILE = "model.keras"
@@ -21,9 +22,8 @@ OUTCOME_FILE = "outcome.json"
 STATUSES = ("completed", "pruned", "failed")
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
-class TrialRow:
+@noun
+class TrialRow(Record):
     """A finished trial.
 
     Attributes:
@@ -38,6 +38,8 @@ class TrialRow:
         train_seconds: time of its epochs without tracing: their number times the mean of all but the first; None for
             fewer than three epochs.
     """
+
+    _ignores_others = True
 
     trial_id: str
     hyperparameters: Mapping[str, Any]
@@ -58,15 +60,6 @@ class TrialRow:
     def finite_metrics(self) -> dict[str, float]:
         """The metrics except NaN and infinite ones, which are None in files."""
         return {name: float(v) for name, v in self.metrics.items() if v is not None and math.isfinite(v)}
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Restores a row from the output of `to_json`."""
-        return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
 
 
 OnRow = Callable[[TrialRow], None]
@@ -151,9 +144,8 @@ def pareto_front(rows: Sequence[TrialRow], objective: Objective) -> list[TrialRo
     ]
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
+@noun
+class SearchResult(Record):
     """The result of a search.
 
     Attributes:
@@ -227,14 +219,3 @@ class SearchResult:
             values = ", ".join(f"{name}={value}" for name, value in row.hyperparameters.items())
             lines.append(f"Trial {row.trial_id}: score {row.score:.6g}; {values}")
         return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {**asdict(self), "objective": self.objective.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Restores a result from the output of `to_json`."""
-        best = None if data["best"] is None else TrialRow.from_json(data["best"])
-        rows = {name: tuple(map(TrialRow.from_json, data[name])) for name in ("rows", "pareto")}
-        return cls(**{**data, **rows, "best": best, "objective": Objective.from_json(data["objective"])})

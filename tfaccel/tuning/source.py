@@ -125,9 +125,6 @@ def recipe_space(function: Callable[..., Any], workload: Workload, *, fixed: Col
         function: creates the workload from its arguments.
         workload: the workload that it creates with the fixed arguments.
         fixed: names of fixed arguments and plan fields, which are not searched.
-
-    Raises:
-        SearchError: if the function accepts none of these.
     """
     parameters = inspect.signature(function).parameters
     hints = get_type_hints(function)

@@ -16,14 +16,7 @@ from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
 from tfaccel.tuning.search_processes import START_ANEW, SearchProcesses
-from tfaccel.tuning.search_result import (
-    OnRow,
-    TrialRow,
-    read_hyperparameters,
-    read_outcome,
-    read_rows,
-    write_outcome,
-)
+from tfaccel.tuning.search_result import OnRow, TrialRow, read_hyperparameters, read_outcome, read_rows, write_outcome
 from tfaccel.tuning.source import SearchSource
 
 _MAX_FAILED_STARTS = 3
@@ -82,11 +75,7 @@ class Supervisor:
         return self._identity.path
 
     def discovered(self) -> dict[str, Any]:
-        """Waits for the first worker to discover the space; see `tfaccel.tuning.trial_maker.discover`.
-
-        Raises:
-            SearchError: if the workload or the space cannot be used.
-        """
+        """Waits for the first worker to discover the space; see `tfaccel.tuning.trial_maker.discover`."""
         limit_seconds = max(self._options.stall_seconds, _MIN_START_SECONDS)
         deadline = time.monotonic() + limit_seconds
         while True:

@@ -112,11 +112,7 @@ class TrialReport(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def outcome(self, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """The fields of the trial's row, from these metrics; None for those of its best epoch.
-
-        Raises:
-            SearchError: if the objective is missing, NaN or infinite.
-        """
+        """The fields of the trial's row, from these metrics; None for those of its best epoch."""
         objective = self._objective
         if metrics is None and not self.values:
             raise SearchError(f"No epoch reported the objective {objective.name!r}.")

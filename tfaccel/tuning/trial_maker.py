@@ -211,11 +211,7 @@ def _trial_epochs(source: SearchSource, options: SearchOptions, workload: Worklo
 
 
 def _builds_models(maker: TrialMaker, made: Any) -> bool:
-    """Whether a space builds models, from what it returned; otherwise it gives arguments.
-
-    Raises:
-        SearchError: for any other type, or a model that is not compiled, and that nothing else compiles.
-    """
+    """Whether a space builds models, from what it returned; otherwise it gives arguments."""
     name = maker.source.space.name
     if isinstance(made, Mapping):
         return False

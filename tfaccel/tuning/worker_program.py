@@ -78,11 +78,7 @@ def _work(parent: _Parent, order: dict[str, Any], maker: TrialMaker) -> None:
         parent.send({"event": "alive"})
 
     runner = TrialRunner(
-        maker=maker,
-        objective=order["objective"],
-        builds_models=order["builds_models"],
-        identity=identity,
-        sign=sign,
+        maker=maker, objective=order["objective"], builds_models=order["builds_models"], identity=identity, sign=sign
     )
     if "retrain" in order:
         parent.send({"event": "retrained", "best": retrain(runner, order["retrain"])})

@@ -82,11 +82,7 @@ class TaskMetrics:
             self._judge.compile(**compile_args)
 
     def lower_is_better(self, metric: str) -> bool:
-        """Whether a lower value of a metric is better: from its class if it is Keras's, else from its name.
-
-        Args:
-            metric: a name in the result of `of`.
-        """
+        """Whether a lower value of a metric is better: from its class if it is Keras's, else from its name."""
         own = [] if self._judge is None else metric_directions(self._judge)
         known = {direction for name, direction in own if metric == name or metric.endswith(f"_{name}")}
         return known == {"down"} if len(known) == 1 else lower_is_better(metric)
@@ -143,12 +139,7 @@ class TaskMetrics:
         return self._values(predicted())
 
     def _values(self, batches: Iterable[Judged], *, only: str | None = None) -> dict[str, float]:
-        """The metrics of given predictions, and their agreement with the float model.
-
-        Args:
-            batches: the predictions with their examples.
-            only: a metric, if the others are not needed.
-        """
+        """The metrics of given predictions, and their agreement with the float model."""
         agreement, losses, weights = Agreement(), 0.0, 0
         logs: dict[str, Any] = {}
         if self._judge is not None:
@@ -189,9 +180,6 @@ def _judged(judge: keras.Model, x: Any, y: Any, outputs: Any, sample_weight: Any
 
 def chosen_metric(metric: str | None, metrics: dict[str, float]) -> str:
     """The metric to compare by: the requested one, else the first that is not the loss, else the loss.
-
-    Raises:
-        CompressionError: for a metric that the model does not have.
 
     Example:
         >>> chosen_metric(None, {"accuracy": 0.9, "loss": 0.3, "agreement": 1.0})

@@ -80,9 +80,6 @@ class ConversionChild:
         Args:
             conversion: what is converted, and how.
             kept: operations to keep in float (selective quantization); None to quantize all.
-
-        Raises:
-            ConversionError: if the converter fails, with its message.
         """
         size = sum(path.stat().st_size for path in Path(conversion.folder).rglob("*") if path.is_file())
         if ConversionChild.left_behind + size + _LEFT_BY_EACH <= _MAX_LEFT_BEHIND:

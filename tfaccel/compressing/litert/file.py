@@ -48,11 +48,7 @@ def check_litert() -> None:
 
 
 def schema() -> Any:
-    """The module of the schema's classes, imported on first use.
-
-    Raises:
-        VersionError: if `ai-edge-litert` is not installed.
-    """
+    """The module of the schema's classes, imported on first use."""
     try:
         return import_module("ai_edge_litert.schema_py_generated")
     except ModuleNotFoundError as error:
@@ -276,11 +272,7 @@ def read_litert_labels(path: Path) -> list[str]:
 
 
 def read_litert_raw_input(path: Path) -> RawInput | None:
-    """The raw inputs recorded in a LiteRT file; None if it has none.
-
-    Raises:
-        ExportError: if the record cannot be read.
-    """
+    """The raw inputs recorded in a LiteRT file; None if it has none."""
     text = _read_archive(path, FILE_NAME)
     if not text:
         return None

@@ -20,9 +20,6 @@ class LitertModel:
         content: the file, or its path.
         signature: the model's call signature.
         num_threads: number of LiteRT threads.
-
-    Raises:
-        CompressionError: if LiteRT cannot load the file.
     """
 
     def __init__(self, content: bytes | Path, signature: CallSignature, *, num_threads: int = 1) -> None:
@@ -40,11 +37,7 @@ class LitertModel:
         self._outputs = {name: detail["index"] for name, detail in runner.get_output_details().items()}
 
     def run(self, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs for one example: arrays by name, of shape (1, ...).
-
-        Raises:
-            CompressionError: if LiteRT cannot run the model on it (for example, on a token id out of range).
-        """
+        """The outputs for one example: arrays by name, of shape (1, ...)."""
         try:
             for name, index in self._inputs.items():
                 self._interpreter.set_tensor(index, row[name])

@@ -138,9 +138,6 @@ class Converter:
         Per-channel scales usually keep outputs closest to the float model's, but take 24 bytes a channel, which is much
         in a small model. Per-kernel scales are used if their output error on the representative examples is at most a
         tenth larger, and the file more than 1 % smaller.
-
-        Args:
-            rows: representative examples.
         """
         by_channel = self.convert("int8", rows)
         by_kernel = self.convert("int8", rows, one_scale=True)
@@ -292,9 +289,6 @@ def _copy_with_mask_value(folder: Path, target: Path, value: float) -> None:
 def _best_mask_value(get_error: Callable[[float | None], float]) -> tuple[float | None, str]:
     """The mask value with the smallest output error, and why; None to leave masks unchanged.
 
-    Args:
-        get_error: the output error with a value; see `relative_error`.
-
     Example:
         >>> _best_mask_value({None: 0.9, 16.0: 0.02, 32.0: 0.03, 64.0: 0.05}.get)
         (16.0, 'masks are at -16, which a range can hold: outputs move by 2.0%, with the masks as they were by 90.0%')
@@ -333,10 +327,6 @@ def check_quantizer() -> None:
 def quantize_weights(content: bytes, *, num_bits: int) -> bytes:
     """A LiteRT file with integer weights, one scale for each channel, which are dequantized to float32 before use.
 
-    Args:
-        content: the file in float32.
-        num_bits: 8 or 4.
-
     Raises:
         CompressionError: if LiteRT's quantizer cannot process the file.
         VersionError: if it is not installed.
@@ -351,9 +341,6 @@ def quantize_blocks(content: bytes) -> tuple[bytes, str]:
 
     LiteRT computes such layers with activations that are quantized to int8 at run time. Other layers, and those whose
     number of inputs is no multiple of 32, are as after `quantize_weights`.
-
-    Args:
-        content: the file in float32.
 
     Returns:
         The file, and which layers have blocks.

@@ -54,11 +54,7 @@ class SelectiveQuantizer:
         self._converter, self._conversion = converter, converter.prepared("int8", rows)
 
     def quantize(self, layers: Collection[str]) -> bytes:
-        """The model with these layers in int8 and all others in float32.
-
-        Raises:
-            CompressionError: if there is no such layer, or none of their operations can be quantized.
-        """
+        """The model with these layers in int8 and all others in float32."""
         unknown = [layer for layer in layers if layer not in self._outputs]
         if unknown:
             raise CompressionError(f"The model has no layer {unknown[0]!r}. Layers: {', '.join(self._outputs)}.")
@@ -111,9 +107,6 @@ class Sensitivity:
 
         Returns:
             The file, and the layers in float.
-
-        Raises:
-            CompressionError: for a model with fewer than two such layers.
         """
         costs, quantizer = self.costs, self._quantizer
         if len(costs) < 2:

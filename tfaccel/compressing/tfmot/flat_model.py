@@ -79,11 +79,7 @@ class FlatModel:
 
     @classmethod
     def make(cls, model: keras.Model, serialized: Mapping[str, Any]) -> Self:
-        """The calls of a model.
-
-        Raises:
-            CompressionError: for sparse or ragged inputs.
-        """
+        """The calls of a model."""
         inputs = get_graph(model).inputs
         for one in inputs:
             if one.sparse or getattr(one, "ragged", False):
@@ -138,11 +134,7 @@ class FlatModel:
         return _get_weights(self.model)
 
     def with_weights(self, weights: Mapping[str, Sequence[np.ndarray]]) -> keras.Model:
-        """The model, with these weights.
-
-        Raises:
-            CompressionError: if those of a layer do not match.
-        """
+        """The model, with these weights."""
         for path, layer in leaf_layers(self.model):
             if path in weights:
                 try:
@@ -155,11 +147,7 @@ class FlatModel:
         return self.model
 
     def get_inputs(self, x: Any) -> list[Any]:
-        """The leaves of a batch's inputs, in the order of the model's inputs.
-
-        Raises:
-            CompressionError: if their number does not match the model.
-        """
+        """The leaves of a batch's inputs, in the order of the model's inputs."""
         names = self.input_names
         if isinstance(x, Mapping) and all(name in x for name in names):
             return [x[name] for name in names]
@@ -233,10 +221,6 @@ class TfmotJob:
 
 def flatten_model(model: keras.Model) -> FlatModel:
     """The calls of a model's copy in float32.
-
-    Raises:
-        CompressionError: for a subclassed model, one that is not built, or a layer that cannot be saved; the message
-            names it.
 
     Example:
         >>> layers = [keras.Input((4,)), keras.layers.Dense(2, name="scores", dtype="mixed_bfloat16")]

@@ -202,9 +202,6 @@ def run_child(messages: Iterator[Any], on_report: Callable[[dict[str, Any]], Non
     Args:
         messages: what the child is sent, made as it consumes them; see `_messages`.
         on_report: called with each report.
-
-    Raises:
-        CompressionError: if the job failed, or the child died.
     """
     errors: list[Exception] = []
     end: dict[str, Any] = {}
@@ -415,11 +412,7 @@ def _highest_rate(optimizer: keras.optimizers.Optimizer, workload: Workload) -> 
 
 
 def as_sendable_array(leaf: Any, what: str) -> np.ndarray:
-    """An array that can be sent to another process.
-
-    Raises:
-        CompressionError: for a non-numeric array.
-    """
+    """An array that can be sent to another process."""
     array = np.asarray(leaf)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)

@@ -50,9 +50,6 @@ def quantized_model(flat: FlatModel, layers: TranslatedLayers, method: str) -> Q
     Args:
         flat, layers: the translated model.
         method: "qat"; "pqat" keeps zero weights zero, "cqat" keeps equal weights equal.
-
-    Raises:
-        CompressionError: if TFMOT cannot quantize any layer with weights.
     """
     import tensorflow_model_optimization as tfmot
 
@@ -92,9 +89,6 @@ def litert_file(model: Any, flat: FlatModel, input_names: Sequence[str], output_
         model: a trained model with its ranges.
         flat: gives the shapes of the inputs.
         input_names, output_names: of the signature, in the order of the model.
-
-    Raises:
-        CompressionError: if LiteRT cannot convert the model.
     """
     specs = [
         tf.TensorSpec((1, *one.shape[1:]), one.dtype, name=name)

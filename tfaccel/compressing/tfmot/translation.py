@@ -51,12 +51,7 @@ _OF_BASES = ("trainable", "activity_regularizer", "zero_output_for_mask")
 
 @dataclass
 class TranslatedLayers:
-    """The `tf_keras` layers of a graph, by path, and why some are kept as Keras 3 layers.
-
-    Args:
-        by_path: the layers.
-        kept: path -> why the layer is kept as a Keras 3 layer.
-    """
+    """The `tf_keras` layers of a graph, by path, and why some are kept as Keras 3 layers."""
 
     by_path: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
@@ -165,11 +160,7 @@ def largest_difference(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
 
 
 def check_outputs(model: Any, flat: FlatModel, inputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
-    """Compares a translated model's outputs with the Keras 3 model's; returns the largest difference.
-
-    Raises:
-        CompressionError: if they differ by more than `TOLERANCE`.
-    """
+    """Compares a translated model's outputs with the Keras 3 model's; returns the largest difference."""
     import tensorflow as tf
 
     outputs = tf.nest.flatten(model([tf.convert_to_tensor(array) for array in inputs], training=False))
@@ -323,9 +314,6 @@ def native_layer(serialized: Mapping[str, Any], name: str) -> Any:
     Args:
         serialized: the layer, serialized by `keras.saving.serialize_keras_object`, in float32.
         name: the new layer's name.
-
-    Raises:
-        UntranslatableError: if `tf_keras` has no such layer, or not with these options.
     """
     import tf_keras
 
@@ -407,11 +395,7 @@ def _rebuilt(option: str, value: Any, module: Any) -> Any:
 
 
 def call_arguments(layer: Any, call: Call) -> tuple[Any, dict[str, Any]]:
-    """The first argument of a `tf_keras` layer's call, and the others by name, from those of the Keras 3 call.
-
-    Raises:
-        UntranslatableError: if the `tf_keras` layer does not take one of them.
-    """
+    """The first argument of a `tf_keras` layer's call, and the others by name, from those of the Keras 3 call."""
     names = list(inspect.signature(layer.call).parameters)
     if type(layer).__name__ in _MERGES and len(call.args) == 2:
         if not all(isinstance(value, Tensor) for value in call.args):

@@ -45,9 +45,6 @@ class ClusterJob(Record):
         grace_seconds: how long the workers may take to save a checkpoint and end after SIGTERM.
         environment: environment variables of all workers, in addition to those of the cluster.
 
-    Raises:
-        LaunchError: if a value is invalid, or two contradict each other.
-
     Example:
         >>> job = ClusterJob(command=("python", "train.py"), num_workers=2, name="digits")
         >>> ClusterJob.from_json(job.to_json()) == job
@@ -160,9 +157,6 @@ class RayOptions:
         min_workers: the minimum number of workers if the cluster has no room for all; None to wait for all. The batches
             stay those of the whole group, so that a number that does not divide `num_workers` trains on the next lower
             one that does.
-
-    Raises:
-        LaunchError: for a time that is not above 0, or a number that is not a whole one of at least 1.
 
     Example:
         >>> RayOptions(log_dir="runs/logs").address is None

@@ -52,10 +52,6 @@ def kubernetes_objects(job: ClusterJob, options: KubernetesOptions) -> list[dict
       Kubernetes counts each of them, so `backoffLimit` is `max_restarts` times the number of workers. Evicted and
       preempted workers are not counted. Any other status, such as 1 for an exception, fails the job.
 
-    Args:
-        job: what to run.
-        options: where to run it.
-
     Returns:
         The objects as JSON values. They need Kubernetes 1.31 or newer.
 
@@ -257,9 +253,6 @@ class KubernetesOptions:
         mount_path: where the volume is mounted; None for `/checkpoints`.
         namespace: None for the current one of `kubectl`.
         user_id: the user and group that the workers run as; not 0, which is root.
-
-    Raises:
-        LaunchError: if a value is invalid, or two contradict each other.
 
     Example:
         >>> KubernetesOptions(image="registry.example.com/digits:1", volume_claim="runs").user_id

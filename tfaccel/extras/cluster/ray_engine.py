@@ -44,11 +44,7 @@ _KEPT_CHECKPOINTS = 2  # as tfaccel's own
 
 
 def check_ray_is_installed() -> None:
-    """Checks that the extra `ray` is installed.
-
-    Raises:
-        LaunchError: if it is not; the message says how to install it.
-    """
+    """Checks that the extra `ray` is installed."""
     if find_spec("ray") is None:
         raise LaunchError("The engine `ray` needs Ray, which is not installed. Install it: pip install 'tfaccel[ray]'")
 
@@ -175,9 +171,6 @@ def run_on_ray(
     Returns:
         The exit status: 0 if all workers are done, 138 if starting again may succeed, 130 after Ctrl-C, otherwise 1.
 
-    Raises:
-        LaunchError: if Ray is not installed, its cluster does not answer, or has no room for the workers.
-
     Reference:
         [Ray Train](https://docs.ray.io/en/latest/train/train.html)
     """
@@ -271,9 +264,7 @@ class _Run:
             run_worker,
             train_loop_config=config,
             scaling_config=ray.train.ScalingConfig(
-                num_workers=num_workers,
-                use_gpu=job.gpus_per_worker > 0,
-                resources_per_worker=resources,
+                num_workers=num_workers, use_gpu=job.gpus_per_worker > 0, resources_per_worker=resources
             ),
             run_config=ray.train.RunConfig(
                 name=f"{job.name}-{started}-{secrets.token_hex(2)}",  # by a used name, Ray finds others' checkpoints

@@ -138,12 +138,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def put_back(folder: Path, run_dir: Path) -> bool:
-    """Makes a run directory that has no checkpoint one that can be resumed, from a reported one; whether it did.
-
-    Args:
-        folder: what was reported, on this machine.
-        run_dir: where the run goes on.
-    """
+    """Makes a run directory that has no checkpoint one that can be resumed, from a reported one; whether it did."""
     if any(run_dir.glob(f"{_CHECKPOINTS}/step_*")):
         return False
     shutil.copytree(folder, run_dir, dirs_exist_ok=True)
@@ -162,9 +157,6 @@ def run_worker(config: dict[str, Any]) -> None:
             driver; "log_dir"; "cores", a list for each worker, empty for all cores; "grace_seconds";
             "silence_seconds"; "num_workers", of the whole group; "run_dir", whose metrics and checkpoints are reported,
             or None.
-
-    Raises:
-        WorkerLostError: if starting again may help.
     """
     import ray
 

@@ -92,11 +92,7 @@ class RaySearch:
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Within the block, this process is connected to the cluster.
-
-        Raises:
-            LaunchError: if Ray is not installed, or its cluster does not answer.
-        """
+        """Within the block, this process is connected to the cluster."""
         check_ray_is_installed()
         with contextlib.ExitStack() as stack:
             try:
@@ -167,11 +163,9 @@ class _Host:
 
 
 class RayForkServer:
-    """Processes on nodes that Ray chooses, by actors which each hold cores and GPUs. This process is connected to Ray.
+    """Processes on nodes that Ray chooses, by actors which each hold cores and GPUs.
 
-    Args:
-        preload, environment: as for `ForkServer`.
-        cores, gpus: of each actor.
+    This process is connected to Ray.
     """
 
     def __init__(self, preload: Sequence[str], *, environment: Environment, cores: int, gpus: int) -> None:

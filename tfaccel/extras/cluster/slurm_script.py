@@ -79,9 +79,6 @@ class SlurmOptions:
         partition: the partition, or several separated by commas; None for Slurm's default.
         account: the account that is charged; None for Slurm's default.
 
-    Raises:
-        LaunchError: if a value is invalid.
-
     Example:
         >>> SlurmOptions(workers_per_node=2).partition is None
         True
@@ -113,15 +110,8 @@ def slurm_script(job: ClusterJob, options: SlurmOptions | None = None) -> str:
     training continues from its newest checkpoint, which must be on a disk that all nodes share. A failure that would
     repeat itself, such as an exception, ends the job.
 
-    Args:
-        job: what to run.
-        options: where to run it.
-
     Returns:
         The text of the script.
-
-    Raises:
-        LaunchError: if Slurm cannot run the job so; the message says what to change.
 
     Example:
         >>> script = slurm_script(ClusterJob(command=("python", "my script.py"), num_workers=4))

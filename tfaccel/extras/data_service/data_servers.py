@@ -46,12 +46,7 @@ _START_SECONDS = 300.0
 _POLL_SECONDS = 0.2
 _UNBLOCK_SECONDS = 3.0
 _PROGRAM = __name__  # its `main` runs in each process
-_ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "-1",
-    "TF_CONFIG": None,
-    "TF_CPP_MIN_LOG_LEVEL": "1",
-    heartbeat.VARIABLE: None,
-}
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CONFIG": None, "TF_CPP_MIN_LOG_LEVEL": "1", heartbeat.VARIABLE: None}
 
 
 @dataclass
@@ -109,11 +104,7 @@ class DataServers:
         return {server.kind: server.process_id for server in self._servers if server.process_id is not None}
 
     def wait(self) -> None:
-        """Waits until all processes serve.
-
-        Raises:
-            DataError: if they do not, or one cannot be started any more.
-        """
+        """Waits until all processes serve."""
         with self._changed:
             ready = self._changed.wait_for(
                 lambda: self.failure or self._ends or len(self.process_ids) == len(self._servers), _START_SECONDS

@@ -40,9 +40,6 @@ class DataService:
     Args:
         workload, plan: what is trained, with `plan.data_service` workers.
         taken: the names of the parameters of `train_data`.
-
-    Raises:
-        PlanError: if the workers could not prepare the same batches in the same order; the message says why.
     """
 
     def __init__(self, workload: Workload, plan: Plan, taken: Collection[str]) -> None:
@@ -59,9 +56,6 @@ class DataService:
         Args:
             make: `make(epoch, start_step, every=...)` returns a dataset of batches; see `tfaccel.Workload`.
             epoch, start_step: arguments for it.
-
-        Raises:
-            PlanError: if their number is unknown.
         """
         every: list[Every | None] = [None]
         if self._splits:
@@ -85,21 +79,14 @@ class DataService:
         self._servers = DataServers(self._num_workers)
 
     def epoch(self, parts: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
-        """The batches of an epoch in order, received from the workers; it can be iterated over once.
-
-        Raises:
-            DataError: if the processes did not start, or one of them cannot be started any more.
-        """
+        """The batches of an epoch in order, received from the workers; it can be iterated over once."""
         if self._servers is None:
             raise DataError("The data service was not started, or is closed.")
         self._servers.wait()
         number = next(self._numbers)
         self._servers.forget(_dataset_id(number - _NUM_KEPT))
         return served_epoch(
-            self._numbered(parts),
-            self._servers.services,
-            dataset_id=_dataset_id(number),
-            num_ahead=self._num_ahead,
+            self._numbered(parts), self._servers.services, dataset_id=_dataset_id(number), num_ahead=self._num_ahead
         )
 
     def failures_named(self) -> contextlib.AbstractContextManager[None]:
@@ -153,13 +140,7 @@ def _dataset_id(number: int) -> str:
 
 
 def check_sendable(dataset: tf.data.Dataset, name: str, num_workers: int) -> None:
-    """Raises PlanError if data workers cannot prepare a dataset, or not the same batches in the same order.
-
-    Args:
-        dataset: what one worker prepares.
-        name: of the workload.
-        num_workers: number of data workers.
-    """
+    """Raises PlanError if data workers cannot prepare a dataset, or not the same batches in the same order."""
     reason = _why_not(dataset)
     if reason:
         raise PlanError(

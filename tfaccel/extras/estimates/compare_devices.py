@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tfaccel.argument_types import checks_types
@@ -20,7 +20,6 @@ from tfaccel.extras.estimates.device_comparison import (
 from tfaccel.extras.estimates.estimate_scaling import StepFacts, step_facts
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Device, Hardware
-from tfaccel.known_names import suggests_names
 from tfaccel.measuring.candidate_child import StepTime, measured_steps
 from tfaccel.measuring.workload_task import make_task
 from tfaccel.planning.candidates import default_plan, taken_fields
@@ -29,7 +28,7 @@ from tfaccel.planning.moves import MEASURED
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.workload import Workload
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 LIMIT_SECONDS = 120.0
 _SEED = 0
@@ -37,10 +36,7 @@ _SEED = 0
 Progress = Callable[[str], None]
 
 
-@short_repr
-@suggests_names
-@checks_types(PlanError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=PlanError)
 class ComparisonOptions:
     """What is known already, or fixed.
 

@@ -8,17 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError, PlanError
 from tfaccel.hardware.hardware import Device
-from tfaccel.known_names import suggests_names
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 
-@short_repr
-@suggests_names
-@checks_types(PlanError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=PlanError)
 class GpuAssumptions:
     """What the estimate of a GPU's step assumes. The defaults are round numbers, not measurements.
 
@@ -46,8 +41,7 @@ class GpuAssumptions:
                 raise PlanError(f"{name} must be at least 0. Received: {name}={value}.")
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class DeviceTime:
     """How long training takes on one kind of device.
 
@@ -60,9 +54,6 @@ class DeviceTime:
         start_seconds: before the first step at full speed.
         parts: what an estimated step consists of: name -> seconds.
         notes: what the times rest on.
-
-    Raises:
-        PlanError: for a time that is not positive.
     """
 
     kind: str
@@ -89,8 +80,7 @@ class DeviceTime:
         return self.start_seconds + epochs * num_examples * self.example_seconds
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class DeviceComparison:
     """The times of a workload on a CPU and on a GPU.
 
@@ -334,9 +324,6 @@ def known_gpu(model: str) -> GpuPeaks | None:
 
 def gpu_peaks(device: Device) -> tuple[GpuPeaks, str]:
     """The figures of a GPU, and how they were found: by its model, or by its compute capability.
-
-    Raises:
-        HardwareError: if neither is in the table.
 
     Example:
         >>> gpu_peaks(Device(kind="GPU", index=0, model="Tesla T4"))[1]

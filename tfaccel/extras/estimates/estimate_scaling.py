@@ -195,9 +195,6 @@ def step_facts(task: Mapping[str, Any], plan: Plan, *, limit_seconds: float) -> 
         task: see `tfaccel.measuring.workload_task.make_task`.
         plan: its dtype policy and batch size are used; the step is that of one CPU.
         limit_seconds: time limit.
-
-    Raises:
-        WorkloadError: if the model cannot be built, or that takes longer.
     """
     size = plan.replica_batch_size
     alone = Plan(strategy="none", devices=("CPU:0",), global_batch_size=size, dtype_policy=plan.dtype_policy)

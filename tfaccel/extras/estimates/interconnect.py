@@ -12,27 +12,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal, Self
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import HardwareError
 from tfaccel.hardware.hardware import DEVICE_KINDS, check_count, check_text
-from tfaccel.known_names import did_you_mean, suggests_names
+from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
 from tfaccel.records import Record, quoted
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 Algorithm = Literal["auto", "ring", "hierarchical"]
 ALGORITHMS: tuple[Algorithm, ...] = ("auto", "ring", "hierarchical")
 _OF_A_MACHINE = {"hardware", "devices", "cpu_model"}  # in a file that describes a machine
 
 
-@short_repr
-@suggests_names
-@checks_types(HardwareError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=HardwareError)
 class Interconnect(Record):
     """What connects devices that train together, in the latency-bandwidth (alpha-beta) model.
 
@@ -200,9 +196,6 @@ KNOWN_INTERCONNECTS: dict[str, Interconnect] = {
 
 def known_interconnect(name: str) -> Interconnect:
     """The published figures of a machine or network.
-
-    Raises:
-        HardwareError: for a name that is not in the table.
 
     Example:
         >>> known_interconnect("dgx_a100").devices_per_machine

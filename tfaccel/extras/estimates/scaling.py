@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
-from tfaccel.argument_types import checks_types
 from tfaccel.errors import DataError, PlanError
 from tfaccel.extras.estimates.interconnect import (
     ALGORITHMS,
@@ -17,12 +16,12 @@ from tfaccel.extras.estimates.interconnect import (
     num_machines,
     num_packs,
 )
-from tfaccel.known_names import did_you_mean, suggests_names
+from tfaccel.known_names import did_you_mean
 from tfaccel.planning.option_checks import listed
 from tfaccel.planning.step_of_one_device import StepOfOneDevice
 from tfaccel.records import SavedRecord
 from tfaccel.reporting.figures import BLUE, GREY, LIGHT, ORANGE, new_figure, saved, shown
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,10 +33,7 @@ _MILLION = 1_000_000
 _SECONDS_PER_HOUR = 3600
 
 
-@short_repr
-@suggests_names
-@checks_types(PlanError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=PlanError)
 class ScalingOptions:
     """What `estimate_scaling` assumes.
 
@@ -90,8 +86,7 @@ class ScalingOptions:
                 raise PlanError(f"{name} must be a number of at least 0. Received: {name}={value}.")
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class ScalingRow:
     """Predictions for one number of replicas.
 
@@ -122,8 +117,7 @@ class ScalingRow:
     cost_per_million_examples: float | None = None
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class ScalingEstimate(SavedRecord):
     """Predictions of the speed of data-parallel training.
 
@@ -203,11 +197,7 @@ def scaling_rows(
 
 
 def checked_replicas(replicas: Iterable[int]) -> Sequence[int]:
-    """The numbers of replicas, in order, each once.
-
-    Raises:
-        PlanError: if there are none, or one is not a whole number of at least 1.
-    """
+    """The numbers of replicas, in order, each once."""
     numbers = listed("replicas", replicas)
     if not numbers or not all(type(number) is int and 1 <= number <= MAX_REPLICAS for number in numbers):
         raise PlanError(
@@ -281,9 +271,6 @@ def scaling_figure(estimate: ScalingEstimate, *, measured: Mapping[int, Sequence
     Args:
         estimate: the prediction.
         measured: number of replicas -> measured examples per second, to draw beside it; None for none.
-
-    Raises:
-        DataError: if the estimate has no rows.
 
     Example:
         >>> from tfaccel.extras.estimates.interconnect import Interconnect

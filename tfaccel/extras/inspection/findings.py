@@ -15,7 +15,7 @@ from tfaccel.data.class_labels import are_unequal, balanced_weights
 from tfaccel.data.folder_files import class_folders, counted, files_below, part_folders, unlisted
 from tfaccel.errors import DataError
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 # Called from time to time with the current task, the amount done, and the total.
 Progress = Callable[[str, int, int], None]
@@ -38,8 +38,7 @@ def no_progress(text: str, done: int, total: int) -> None:
     """Ignores all progress."""
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class Finding:
     """One thing about a dataset that its user should know.
 
@@ -73,8 +72,7 @@ class Examples:
     labels: np.ndarray | None = None
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class InspectionReport(Record):
     """The result of inspecting a dataset.
 
@@ -334,9 +332,6 @@ class LabelledFiles:
 def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFiles:
     """The files with these suffixes in the class folders of `folder`, or of its `train` and `test`.
 
-    Raises:
-        DataError: if there is none.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as name:
@@ -394,9 +389,6 @@ def read_labelled_files(
         noun: what the files are called in messages.
         every: files between two progress reports.
         progress: called with the noun, the number of files read, and the total.
-
-    Raises:
-        DataError: if no file can be read.
     """
     contents, rows, findings = [], [], list(files.findings)
     for row, file in enumerate(files.paths):

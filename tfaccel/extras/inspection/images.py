@@ -12,15 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tfaccel.data.coco_files import (
-    TURNED,
-    are_numbers,
-    check_ids,
-    has_area,
-    image_file,
-    is_crowd,
-    orientation_of_boxes,
-)
+from tfaccel.data.coco_files import TURNED, are_numbers, check_ids, has_area, image_file, is_crowd, orientation_of_boxes
 from tfaccel.data.images.files import read_image_arrays
 from tfaccel.data.images.image_check import ImageHeader, check_image, pixels
 from tfaccel.errors import DataError
@@ -209,9 +201,6 @@ def inspect_coco(folder: Path, files: Mapping[str, Path], *, progress: Progress 
         folder: holds the images, also in its sub-folders `images`, `train`, `val` and `test`.
         files: part -> the file with its annotations.
         progress: called with the current state.
-
-    Raises:
-        DataError: if no image can be read.
     """
     findings: list[Finding] = []
     images: list[SmallImage] = []

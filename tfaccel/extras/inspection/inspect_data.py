@@ -42,9 +42,6 @@ def inspect_data(
         encoding: Python's name of the encoding of CSV and text files.
         progress: called from time to time with the current task, the amount done and the total.
 
-    Raises:
-        DataError: if nothing can be read.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

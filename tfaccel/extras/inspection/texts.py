@@ -59,9 +59,6 @@ def inspect_text_files(
 def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress = no_progress) -> InspectionReport:
     """Inspects a single text for language modeling.
 
-    Raises:
-        DataError: if it cannot be read, or is empty.
-
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -78,9 +78,6 @@ def inputs_of_examples(given: Any, specs: Mapping[str, InputSpec], kinds: Mappin
         given: the message.
         specs: the inputs of the signature.
         kinds: types of features, if it takes serialized `tf.train.Example` messages; None if it takes tensors by name.
-
-    Raises:
-        RequestError: 400, naming the example and the input that do not fit the signature.
     """
     kind = given.WhichOneof("kind")
     part = given if kind is None else getattr(given, kind)
@@ -128,9 +125,6 @@ def get_array(proto: Any, dtype: np.dtype, *, max_bytes: int) -> np.ndarray:
         proto: a `TensorProto`.
         dtype: the expected dtype; object for strings.
         max_bytes: maximum size of the array, which may be much larger than the message.
-
-    Raises:
-        ValueError: if the message holds anything else; describes what it holds.
     """
     kind = _dtype(proto)
     if kind not in _FIELD_OF or np.dtype(kind.as_numpy_dtype) != dtype:

@@ -244,9 +244,6 @@ class GrpcMethods:
     Args:
         models: the served models.
         max_bytes: maximum size of a request, and of an array made from it.
-
-    Raises:
-        RequestError: from each method, if there is no answer.
     """
 
     def __init__(self, models: Models, *, max_bytes: int) -> None:

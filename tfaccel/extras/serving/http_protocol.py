@@ -224,9 +224,6 @@ def bound_socket(host: str, port: int, *, flag: str = "port") -> socket.socket:
         host: the address.
         port: the port; 0 for any free one.
         flag: the flag that sets the port.
-
-    Raises:
-        ServeError: if the address is taken or not this machine's.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -145,14 +145,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A response.
-
-    Args:
-        body: its content.
-        status: of HTTP.
-        headers: more headers.
-        media_type: of the content.
-    """
+    """A response."""
 
     body: bytes
     status: int = 200
@@ -212,11 +205,7 @@ def _takes_gzip(accepted: bytes) -> bool:
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """The JSON object in the body of a request.
-
-    Raises:
-        RequestError: 400, if it is not one; the message says where.
-    """
+    """The JSON object in the body of a request."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -62,9 +62,6 @@ def read_model_configs(file: Path) -> list[ModelConfig]:
     """The models in a file with a `model_config_list`: protocol buffer text, or JSON of the same fields.
 
     A model without a policy is served with its newest version, as in TensorFlow Serving.
-
-    Raises:
-        ServeError: if the file cannot be read, or is invalid.
     """
     try:
         text = file.read_text(encoding="utf-8")

@@ -203,9 +203,6 @@ def classes_of_rows(outputs: dict[str, np.ndarray], known: RawInput | None) -> l
     Args:
         outputs: the model's outputs, by name.
         known: gives class names; without it, each is "".
-
-    Raises:
-        RequestError: 400, if the outputs are not class scores.
     """
     if set(outputs) <= {"classes", "scores"}:
         return _pairs_of_rows(outputs)
@@ -241,9 +238,6 @@ def _text(label: Any) -> str:
 
 def one_value_a_row(outputs: dict[str, np.ndarray]) -> list[float]:
     """The number that a model predicts for each row: the answer of `:regress`.
-
-    Raises:
-        RequestError: 400, if it predicts anything else.
 
     Example:
         >>> one_value_a_row({"price": np.array([[2.5], [3.0]])})

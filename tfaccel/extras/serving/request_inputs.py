@@ -76,11 +76,7 @@ class Inputs:
 
 
 def read_inputs(data: Mapping[str, Any], specs: Mapping[str, InputSpec]) -> Inputs:
-    """The arrays in the `instances` (rows) or `inputs` (columns) of a `:predict`.
-
-    Raises:
-        RequestError: 400, naming the instance and the input that do not fit the signature.
-    """
+    """The arrays in the `instances` (rows) or `inputs` (columns) of a `:predict`."""
     if ("instances" in data) == ("inputs" in data):
         found = "both" if "inputs" in data else "neither"
         raise RequestError(400, f'Give "instances" (rows) or "inputs" (columns). Received: {found}.')
@@ -110,9 +106,6 @@ def read_examples(
         data: the request.
         specs: the inputs of the signature.
         kinds: types of features, if it takes serialized `tf.train.Example` messages; None if it takes tensors by name.
-
-    Raises:
-        RequestError: 400, as `read_inputs`.
     """
     examples, context = data.get("examples"), data.get("context", {})
     if not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples):
@@ -268,10 +261,6 @@ _SHORT = _short()
 def example_kinds(walk: GraphWalk, signature: Any) -> dict[str, str] | None:
     """The features of a signature's examples: name -> "float", "int64" or "bytes", as far as known.
 
-    Args:
-        walk: the graph.
-        signature: a `SignatureDef`.
-
     Returns:
         None if the signature takes no examples: its input is not parsed as such, nor a string input with the name that
         TensorFlow Serving uses for examples.
@@ -316,9 +305,6 @@ def serialized_examples(rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, s
         rows: rows of a request: values or lists of values, by feature name.
         kinds: what `example_kinds` found; for unknown features, integers become int64, other numbers float, and
             strings bytes.
-
-    Raises:
-        RequestError: 400, which names the example and the feature at fault.
     """
     found = np.empty(len(rows), dtype=object)
     for number, row in enumerate(rows):

@@ -77,34 +77,25 @@ class Batcher:
         self._max_batch_size, self._wait_seconds, self._max_queue = max_batch_size, wait_seconds, max_queue
         self._deliver, self._retry_seconds = deliver, retry_seconds
         self._waiting: OrderedDict[Hashable, deque[Work]] = OrderedDict()
-        self._num_waiting = 0
+        self.num_waiting = 0  # requests
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="tfaccel-batcher", daemon=True)
         self._thread.start()
 
-    @property
-    def num_waiting(self) -> int:
-        """The number of waiting requests."""
-        return self._num_waiting
-
     def submit(self, work: Work) -> None:
-        """Puts a request into the queue.
-
-        Raises:
-            RequestError: 429, if the queue is full; 503, if the server is stopping.
-        """
+        """Puts a request into the queue."""
         with self._changed:
             if self._closed:
                 raise RequestError(503, "The server is stopping.")
-            if self._num_waiting >= self._max_queue:
+            if self.num_waiting >= self._max_queue:
                 raise RequestError(
                     429,
-                    f"{self._num_waiting} requests are waiting already. Try again later.",
+                    f"{self.num_waiting} requests are waiting already. Try again later.",
                     {"Retry-After": str(self._retry_seconds)},
                 )
             self._waiting.setdefault(work if work.key is None else work.key, deque()).append(work)
-            self._num_waiting += 1
+            self.num_waiting += 1
             self._changed.notify()
 
     def close(self) -> None:
@@ -158,7 +149,7 @@ class Batcher:
             num_rows += batch[-1].num_rows
         if not works:
             del self._waiting[key]
-        self._num_waiting -= len(batch)
+        self.num_waiting -= len(batch)
         return batch
 
 
@@ -231,11 +222,7 @@ class Servable:
         return Work(run, key, inputs.arrays, inputs.num_rows or 1, client)
 
     def signature(self, name: str) -> dict[str, InputSpec]:
-        """The inputs of a signature.
-
-        Raises:
-            RequestError: 400, if there is no signature of this name.
-        """
+        """The inputs of a signature."""
         if name not in self.inputs:
             hint, known = did_you_mean(name, self.inputs), ", ".join(sorted(self.inputs))
             raise RequestError(
@@ -326,11 +313,7 @@ class _NotByRows(Exception):
 
 
 def load_saved_model(folder: Path, *, allow_file_operations: bool = False) -> SavedModelSession:
-    """A SavedModel with a signature.
-
-    Raises:
-        ServeError: if it cannot be loaded.
-    """
+    """A SavedModel with a signature."""
     if not (folder / GRAPH_FILE).is_file():
         raise ServeError(f"{folder} holds no SavedModel: it has no {GRAPH_FILE}. Write one with `tfaccel export`.")
     try:
@@ -346,11 +329,7 @@ def load_saved_model(folder: Path, *, allow_file_operations: bool = False) -> Sa
 
 
 def load_litert_model(file: Path) -> LitertModel:
-    """A LiteRT file.
-
-    Raises:
-        ServeError: if it cannot be loaded, or LiteRT's runtime is not installed.
-    """
+    """A LiteRT file."""
     try:
         return LitertModel(file)
     except (ExportError, VersionError) as error:
@@ -389,9 +368,6 @@ class LitertModel:
 
     `serving_default` takes and returns tensors; `serving_raw`, if the raw inputs are known, takes encoded images or
     texts, and returns the most likely class and all probabilities if the classes are known.
-
-    Args:
-        file: the file.
 
     Attributes:
         signatures: name -> `SignatureDef`.

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfaccel.errors import ServeError
-from tfaccel.exporting.saved_model_files import (
-    GRAPH_FILE,
-    holds_model,
-    is_version,
-    no_saved_model,
-    version_folders,
-)
+from tfaccel.exporting.saved_model_files import GRAPH_FILE, holds_model, is_version, no_saved_model, version_folders
 from tfaccel.extras.serving.messages import RequestError
 from tfaccel.extras.serving.model_config import VersionPolicy
 from tfaccel.extras.serving.servable import Servable
@@ -49,9 +43,6 @@ class Versions:
         load: makes a servable of a folder and a version.
         policy: which versions are served.
         labels: version labels.
-
-    Raises:
-        ServeError: from `load_all`, if no version can be served.
     """
 
     def __init__(
@@ -75,11 +66,7 @@ class Versions:
         self._thread: threading.Thread | None = None
 
     def load_all(self) -> None:
-        """Loads the versions found.
-
-        Raises:
-            ServeError: if there is no version, or none can be loaded; with the newest version's message.
-        """
+        """Loads the versions found."""
         self._look(wait_for_rest=False)
         self._is_loaded = True
         faults = {version: state.message for version, state in sorted(self._states.items()) if state.message}
@@ -127,11 +114,7 @@ class Versions:
         return sorted(self._servables)
 
     def get(self, version: int | None) -> Servable:
-        """A version; None for the newest.
-
-        Raises:
-            RequestError: 404, if it is not served; 503, while the first versions are loaded.
-        """
+        """A version; None for the newest."""
         servables = self._servables
         if not servables and not self._is_loaded:
             raise RequestError(503, f"{self.name} is being loaded. Try again later.", {"Retry-After": "1"})
@@ -145,22 +128,14 @@ class Versions:
         return servables[version]
 
     def labelled(self, label: str) -> int:
-        """The version with a label.
-
-        Raises:
-            RequestError: 400, if there is no such label.
-        """
+        """The version with a label."""
         if label not in self._labels:
             there = ", ".join(sorted(self._labels)) or "none"
             raise RequestError(400, f"Unrecognized servable version label: {label:.60}. Labels: {there}.")
         return self._labels[label]
 
     def states(self, version: int | None = None) -> dict[int, VersionState]:
-        """The state of each version, newest first; or of one of them.
-
-        Raises:
-            RequestError: 404, if there is no such version.
-        """
+        """The state of each version, newest first; or of one of them."""
         states = dict(sorted(self._states.items(), reverse=True))
         if version is None:
             return states

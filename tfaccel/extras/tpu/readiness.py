@@ -74,9 +74,6 @@ def parse_tpu(text: str | None) -> TpuTarget:
     Args:
         text: the flag's value; None for one core of any generation.
 
-    Raises:
-        HardwareError: if it is neither; the message lists the generations.
-
     Example:
         >>> parse_tpu("v5e-8").num_cores
         8

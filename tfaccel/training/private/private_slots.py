@@ -121,11 +121,7 @@ def updating_only(optimizer: keras.optimizers.Optimizer, owns: Callable[[int], b
 def get_keys(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], copies: Sequence[tf.Variable]
 ) -> dict[str, Any]:
-    """Attributes that make an optimizer know weights whose values are, for now, in copies of their variables.
-
-    Args:
-        variables: the weights; call this while their values are not in the copies.
-    """
+    """Attributes that make an optimizer know weights whose values are, for now, in copies of their variables."""
     name = "_var_key"
     key_of = private_part(type(optimizer), name)
     keys = {id(copy): key_of(optimizer, one) for one, copy in zip(variables, copies, strict=True)}

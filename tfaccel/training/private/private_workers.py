@@ -102,11 +102,7 @@ def broadcast(
 def broadcast_array(
     strategy: tf.distribute.Strategy, value: Any, replica: int, shape: Sequence[int], dtype: tf.DType
 ) -> np.ndarray:
-    """Sends a value from one replica to all workers, which call it together; not in a graph.
-
-    Args:
-        replica: which of that worker's replicas sends.
-    """
+    """Sends a value from one replica to all workers, which call it together; not in a graph."""
     devices = [launcher._device for launcher in _launchers(strategy)]
     flat = None if value is None else tf.reshape(value, [-1])
     num_values = math.prod(shape)

@@ -213,11 +213,7 @@ def positions(left_out: list[list[int]], accumulation_steps: int) -> frozenset[t
 def state_in_parts(
     state: dict[str, np.ndarray], model: keras.Model, parts: int, *, num_replicas: int
 ) -> dict[str, np.ndarray]:
-    """The state of a checkpoint, for optimizers that accumulate over `parts` times as many batches.
-
-    Raises:
-        RunDirError: if the model has states, which belong to the rows of a batch.
-    """
+    """The state of a checkpoint, for optimizers that accumulate over `parts` times as many batches."""
     if parts == 1:
         return state
     if any(name.startswith("state/") for name in state):
@@ -247,11 +243,7 @@ def state_in_parts(
 
 
 def step_in_split_epoch(workload: Workload, plan: Plan, parts: int, *, seed: int, epoch: int, step: int) -> int:
-    """Checks that an epoch can continue in smaller batches; returns its next step, at most the epoch's length.
-
-    Args:
-        step: the next step in the epoch, counted in smaller batches.
-    """
+    """Checks that an epoch can continue in smaller batches; returns its next step, at most the epoch's length."""
     size = plan.global_batch_size // plan.accumulation_steps
     smaller = workload.train_data(size, seed=seed, epoch=epoch)
     whole = workload.train_data(size * parts, seed=seed, epoch=epoch)
@@ -318,11 +310,7 @@ def _have_equal_rows(some: tf.data.Dataset, others: tf.data.Dataset) -> bool:
 def check_same_when_longer(
     workload: Workload, scaling: LearningRateScaling | None, *, num_steps: int | None, more_steps: int | None
 ) -> None:
-    """Checks that nothing of a run depends on its number of optimizer steps.
-
-    Raises:
-        RunDirError: if a compile argument differs, which is named, or the warm-up of a scaled rate does.
-    """
+    """Checks that nothing of a run depends on its number of optimizer steps."""
     if scaling is not None and scaling.warm_up:
         raise RunDirError(
             f"scaling_warm_up={scaling.warm_up} is a fraction of all steps, so a longer run warms up longer. {_ANEW}."

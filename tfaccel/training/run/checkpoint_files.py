@@ -116,12 +116,6 @@ def load_newest(folder: Path, run: RunIdentity | None = None) -> Checkpoint | No
     """Arrays and position of the newest complete checkpoint; None if there is no checkpoint.
 
     A broken one is named in a warning, and the one before is used.
-
-    Args:
-        run: the run that is to be continued; None not to ask whose checkpoint it is.
-
-    Raises:
-        RunDirError: if there are checkpoints, and all of them are broken; or if it belongs to another run.
     """
     found = checkpoints(folder)
     reasons = []
@@ -143,14 +137,7 @@ def load_newest(folder: Path, run: RunIdentity | None = None) -> Checkpoint | No
 
 
 def checkpoint_weights(folder: Path, name: str) -> list[np.ndarray]:
-    """The model's weights in a checkpoint, in the order of `Model.weights`.
-
-    Args:
-        name: "best", or the name of a checkpoint.
-
-    Raises:
-        RunDirError: if there is no such checkpoint, or it is broken, or belongs to another run.
-    """
+    """The model's weights in a checkpoint, in the order of `Model.weights`."""
     found = checkpoints(folder)
     by_name = {path.name: path for path in found} | {"best": best_checkpoint(found)}
     chosen = by_name.get(name)

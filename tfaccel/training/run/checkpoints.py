@@ -86,11 +86,7 @@ class OutsideVariables:
         }
 
     def restore(self, arrays: dict[str, np.ndarray], batch_spec: Any) -> None:
-        """Restores what `arrays` returned, once the callbacks have begun and before the first step is traced.
-
-        Raises:
-            RunDirError: if the step reads other variables than that of the stopped run.
-        """
+        """Restores what `arrays` returned, once the callbacks have begun and before the first step is traced."""
         saved = {name.removeprefix(OUTSIDE): array for name, array in arrays.items() if name.startswith(OUTSIDE)}
         if not saved:
             return
@@ -391,11 +387,7 @@ class CheckpointWriter:
         self._writing = self._thread.submit(save_checkpoint, self._folder, copies, position, **self._how)
 
     def wait(self) -> bool:
-        """Waits until the newest checkpoint is written; returns whether it is.
-
-        Raises:
-            RunDirError: if three checkpoints in a row could not be written.
-        """
+        """Waits until the newest checkpoint is written; returns whether it is."""
         if self._writing is None:
             return True
         writing, self._writing = self._writing, None

@@ -253,11 +253,7 @@ def _is_finite(value: Any) -> bool:
 
 @contextlib.contextmanager
 def input_errors_named(workload: Workload) -> Iterator[None]:
-    """Within the block, TensorFlow's errors about damaged input become a `DataError`.
-
-    Raises:
-        DataError: in place of TensorFlow's error.
-    """
+    """Within the block, TensorFlow's errors about damaged input become a `DataError`."""
     try:
         yield
     except _ERRORS as error:

@@ -59,13 +59,7 @@ class BatchTooLarge(Exception):
 def smaller_batches_if_out_of_memory(
     model: keras.Model, workload: Workload, plan: Plan, replicas: Replicas
 ) -> Iterator[None]:
-    """Within the block, running out of memory raises `BatchTooLarge`.
-
-    Raises:
-        BatchTooLarge: if the run may continue with smaller batches.
-        StepCancelled: if one of several replicas has failed, and it is not known how.
-        OutOfMemoryError: if it may not; the message says why, and what helps.
-    """
+    """Within the block, running out of memory raises `BatchTooLarge`."""
     try:
         yield
     except tf.errors.CancelledError as error:

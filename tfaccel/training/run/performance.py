@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Self
 
 from tfaccel.records import Record
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 INPUT_BOUND_FROM = 0.15  # fraction of the training time spent waiting for batches
 BUSY_FROM = 0.7  # utilization of the processor from which it holds the run back
@@ -39,8 +39,7 @@ _HELP = {
 }
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class TimedWindow:
     """Some training steps in a row, timed.
 
@@ -61,8 +60,7 @@ class TimedWindow:
     gpu_utilization: float | None = None
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Bottleneck(Record):
     """What held a run back.
 
@@ -75,8 +73,7 @@ class Bottleneck(Record):
     text: str
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Performance(Record):
     """How fast some steps trained, without the graph calls that trace and compile.
 
@@ -148,8 +145,7 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class WorkerTimes:
     """Seconds of one worker per batch.
 

@@ -94,11 +94,7 @@ class NotRepeated(Exception):
 
 
 class UntilFault(keras.callbacks.Callback):
-    """Stops a session that searches for a fault at the step where it occurred.
-
-    Args:
-        position: the epoch and the step by which it has occurred, from 1.
-    """
+    """Stops a session that searches for a fault at the step where it occurred."""
 
     tfaccel_windows = True
 
@@ -190,10 +186,7 @@ class TrainSession:
                 final = self._final_metrics(session, container.callbacks)
             if engine.replicas.is_chief:
                 self._run_dir.check_held()
-                with (
-                    workload_schedule(session.model.optimizer),
-                    whole_file(self._run_dir.model_file) as temporary,
-                ):
+                with workload_schedule(session.model.optimizer), whole_file(self._run_dir.model_file) as temporary:
                     session.model.save(temporary)
             workers = utilization.workers_of_run()
             engine.replicas.wait_for_all_workers()
@@ -315,10 +308,7 @@ class TrainSession:
             place_of_data=session.source.place_of_data,
         )
         checkpoints = Checkpoints(self._run_dir, session.engine, others, options, restored=self._restored)
-        return [
-            checkpoints,
-            StopWhenAsked(self._run.signals, checkpoints, self._run_dir, session.engine.replicas),
-        ]
+        return [checkpoints, StopWhenAsked(self._run.signals, checkpoints, self._run_dir, session.engine.replicas)]
 
     def _final_metrics(self, session: Session, callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, float]:
         if session.validation is None:
@@ -427,11 +417,7 @@ def _with_cause(failed: NonFiniteLossError, run: Run, plan: Plan) -> NonFiniteLo
 
 
 def _leave_out(failed: NonFiniteLossError, dropped: frozenset[tuple[int, int]], run_dir: RunDir, plan: Plan) -> None:
-    """Notes in the run directory that the batch is left out from now on.
-
-    Raises:
-        NonFiniteLossError: if too many batches would be.
-    """
+    """Notes in the run directory that the batch is left out from now on."""
     position = (failed.epoch or 1) - 1, (failed.step or 1) - 1
     if len(dropped) >= MAX_ROLLBACKS or position in dropped:
         raise NonFiniteLossError(

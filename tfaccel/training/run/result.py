@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tfaccel.errors import printable
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.planning.plan import Plan
 from tfaccel.records import Record, to_plain
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 from tfaccel.training.run.performance import Bottleneck, Performance, WorkerTimes, straggler
 from tfaccel.training.verdict import BaselineScores, FitVerdict, verdict
 
@@ -31,8 +31,7 @@ PROGRESS = "progress"  # the value of `verbose` that leaves out plan and result,
 VERBOSE = (0, 1, 2, "auto", PROGRESS)
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class TrainResult(Record):
     """The outcome of a training run.
 

@@ -150,11 +150,7 @@ class FitData:
         return place, arrays
 
     def go_to(self, place: dict[str, Any], arrays: Arrays, *, epoch: int) -> None:
-        """Makes the next epoch continue at a place.
-
-        Args:
-            epoch: epochs that are complete.
-        """
+        """Makes the next epoch continue at a place."""
         self._resumed = place, arrays
         if isinstance(self.source, ArraySource):
             self.source.go_to(place["at"])
@@ -172,10 +168,7 @@ class FitData:
         fits = self._is_dataset and place["classes"] == pipeline_classes(self._x)
         state = _without_prefix("state", arrays) if fits else {}
         resumed = ResumedPlace(
-            step=place["step"],
-            batches=place["at"]["batches"],
-            state=state or None,
-            next_checksum=place.get("next"),
+            step=place["step"], batches=place["at"]["batches"], state=state or None, next_checksum=place.get("next")
         )
         self.source.go_to(place["at"], resumed)
         first = getattr(self.source, "first_iterator", None)

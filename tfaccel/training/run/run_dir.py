@@ -59,9 +59,6 @@ class RunDir:
         resume: "never": the directory must be new or empty; "auto": continue if it holds this run; "must": it must hold
             this run; "extend": as "auto", and it may hold this run with fewer epochs.
         writes: False on workers other than the chief, which write nothing.
-
-    Raises:
-        RunDirError: if the path is a file, or holds another run or other files, or nothing to continue with "must".
     """
 
     def __init__(
@@ -115,11 +112,7 @@ class RunDir:
         self.rows = []
 
     def _hold(self) -> None:
-        """Locks the directory until `close`, or until this process ends for any reason.
-
-        Raises:
-            RunDirError: if another run has locked the directory, or has written to it since it was checked.
-        """
+        """Locks the directory until `close`, or until this process ends for any reason."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = RunLock(self.path)
@@ -136,11 +129,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Unlocks the directory at the end of the block, and explains errors such as a full disk.
-
-        Raises:
-            RunDirError: instead of an `OSError`, if a file of the run cannot be written.
-        """
+        """Unlocks the directory at the end of the block, and explains errors such as a full disk."""
         try:
             yield
         except OSError as error:
@@ -187,15 +176,7 @@ class RunDir:
             return b"".join(line.encode() + b"\n" for line in lines if json.loads(line)["epoch"] < num_epochs)
 
     def take_rows(self, lines: bytes, *, num_epochs: int = 0) -> None:
-        """Sets the metrics of the epochs trained before resuming.
-
-        Args:
-            lines: as `rows_before` returns them.
-            num_epochs: how many epochs were trained.
-
-        Raises:
-            RunDirError: if the metrics of an epoch are missing.
-        """
+        """Sets the metrics of the epochs trained before resuming."""
         self.rows = [json.loads(line) for line in lines.splitlines()]
         missing = min(set(range(num_epochs)) - {row["epoch"] for row in self.rows}, default=None)
         if missing is not None:

@@ -119,11 +119,7 @@ class StepRange:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """The steps from a text such as "10:12".
-
-        Raises:
-            WorkloadError: for another text.
-        """
+        """The steps from a text such as "10:12"."""
         found = re.fullmatch(r"(\d{1,12}):(\d{1,12})", text) if isinstance(text, str) else None
         if found is None:
             raise WorkloadError(f"profile must be two optimizer steps, such as 10:12. Received: {text!r:.80}.")

@@ -52,11 +52,6 @@ def compiled_model(
     Args:
         num_steps: number of optimizer steps of the whole run, for `compile_args`; None if unknown.
         rates: scales the learning rates; None to leave them as they are.
-
-    Raises:
-        WorkloadError: if `build_model` does not return a Keras 3 model, which must be compiled if `compile_args` is
-            a `CompiledByModel`, and not compiled otherwise; if `compile_args` does not return a dict of arguments of
-            `Model.compile`; or if one of them fails.
     """
     with building_for(plan):
         model = call_own(f"build_model of workload {workload.name!r}", workload.build_model)

@@ -306,11 +306,7 @@ def with_plan(dataset: Any, plan: Plan, name: str) -> tf.data.Dataset:
 
 
 def fetched_to(device: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """A dataset whose next batch is prefetched to a device's memory; it can only be iterated.
-
-    Raises:
-        PlanError: if the batches hold anything but dense numbers, since GPU memory takes nothing else.
-    """
+    """A dataset whose next batch is prefetched to a device's memory; it can only be iterated."""
     specs = tf.nest.flatten(dataset.element_spec)
     odd = [spec for spec in specs if not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string]
     if odd:

@@ -361,11 +361,7 @@ def check_model(model: keras.Model, num_stages: int) -> None:
 
 
 def cut_model(model: keras.Model, num_stages: int) -> list[CutStage]:
-    """Cuts a built model into stages.
-
-    Raises:
-        PlanError: if it cannot be cut into that many; the message names the layer that prevents it.
-    """
+    """Cuts a built model into stages."""
     graph = get_graph(model)
     if graph is None:
         raise PlanError(

@@ -18,12 +18,7 @@ import tensorflow as tf
 
 from tfaccel.errors import PlanError
 from tfaccel.training.private import private_api, private_layers
-from tfaccel.training.steps.global_batch import (
-    current_share,
-    gradient_of_exchanged,
-    gradient_weight,
-    zero_if_borrowed,
-)
+from tfaccel.training.steps.global_batch import current_share, gradient_of_exchanged, gradient_weight, zero_if_borrowed
 from tfaccel.training.steps.overrides import instance_attributes
 
 logger = logging.getLogger("tfaccel")

@@ -43,14 +43,7 @@ from tfaccel.training.steps.replicas import is_distributed
 from tfaccel.training.steps.several_replicas import SeveralReplicas
 from tfaccel.training.steps.slots import FLOAT32, HOST, placed_as_asked, updated_in_float32
 from tfaccel.training.steps.step_errors import check_same_data, clear_errors, fixed_rows_named
-from tfaccel.training.steps.step_graphs import (
-    OnUnsavedState,
-    StepGraphs,
-    Steps,
-    WindowResult,
-    get_logs,
-    metric_results,
-)
+from tfaccel.training.steps.step_graphs import OnUnsavedState, StepGraphs, Steps, WindowResult, get_logs, metric_results
 from tfaccel.training.steps.step_on_rows import FixedShares, StepOnRows, with_fixed_shapes
 from tfaccel.training.steps.xla import Compiled, compiled_by_replicas, compiles_steps
 

@@ -194,11 +194,7 @@ class LeftOutCount:
         self.of_epoch, self._first = of_epoch, None
 
     def add(self, epoch: int, window: range, steps: Sequence[int]) -> None:
-        """Adds the steps of a window whose batches were left out.
-
-        Raises:
-            NonFiniteLossError: if ten or more batches in a row were left out.
-        """
+        """Adds the steps of a window whose batches were left out."""
         if not steps:
             self._in_a_row = 0
             return
@@ -223,11 +219,7 @@ class LeftOutCount:
         self.of_epoch += number
 
     def end_epoch(self, epoch: int, num_steps: int, *, logs: bool) -> None:
-        """Ends an epoch with one line, if batches were left out.
-
-        Raises:
-            NonFiniteLossError: if no batch was left in.
-        """
+        """Ends an epoch with one line, if batches were left out."""
         if not self.of_epoch:
             return
         if self.of_epoch == num_steps:

@@ -86,11 +86,7 @@ def _generators(layers: list[keras.layers.Layer]) -> list[keras.random.SeedGener
 
 
 def recomputed_blocks(model: keras.Model) -> contextlib.AbstractContextManager[None]:
-    """While tracing a training step: the model's blocks recompute their activations in the backward pass.
-
-    Raises:
-        PlanError: if the model has no such block, or its own `train_step`, which may differentiate twice.
-    """
+    """While tracing a training step: the model's blocks recompute their activations in the backward pass."""
     if has_own_train_step(model):
         raise PlanError(
             f"{type(model).__name__} has its own train_step, for which rematerialization is not supported. {_HINT}"

@@ -226,11 +226,7 @@ def has_other_slots(optimizer: keras.optimizers.Optimizer, dtype: str) -> bool:
 
 
 def store_slots(optimizer: keras.optimizers.Optimizer, replicas: Replicas, dtype: str) -> None:
-    """Stores the slots of a built optimizer, which are on every replica, in a dtype.
-
-    Raises:
-        PlanError: for an optimizer whose slots are copies of weights.
-    """
+    """Stores the slots of a built optimizer, which are on every replica, in a dtype."""
     for one in stepping_optimizers(optimizer):
         if dtype == BFLOAT16 and isinstance(one, keras.optimizers.ScheduleFreeAdamW):
             raise PlanError(
@@ -362,11 +358,7 @@ def _checked(model: keras.Model, replicas: Replicas, how: str, whole_step: bool)
 
 
 def check_callbacks(callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, replicas: Replicas) -> None:
-    """Checks that no callback of Keras reads slots where they are not.
-
-    Raises:
-        PlanError: if one does; the message says what to use instead.
-    """
+    """Checks that no callback of Keras reads slots where they are not."""
     if not placed_slots(model) or replicas.num_replicas == 1:
         return
     for callback in callbacks:

@@ -48,9 +48,6 @@ def lost_workers_named(strategy: tf.distribute.Strategy, go_on: str = GO_ON_WITH
     Args:
         strategy: the strategy that the block trains under.
         go_on: last part of the message: how to continue.
-
-    Raises:
-        ClusterError: in place of TensorFlow's error.
     """
     try:
         yield

@@ -309,10 +309,6 @@ def hardware_of_worker() -> Hardware:
 def check_own_port(index: int, address: str) -> None:
     """Checks that no other process listens on the port of a worker.
 
-    Args:
-        index: of the worker.
-        address: its address as host:port.
-
     Raises:
         ClusterError: if one does; the message names it where the system allows that.
     """
@@ -397,10 +393,6 @@ def settings_to_agree_on(workload: Workload, config: Mapping[str, Any]) -> dict[
     The code is that of the model, its compile arguments and the augmentation, as a digest; see `get_signature`. The
     code that reads the data may contain paths, which differ between machines, so the engine compares first batches
     instead.
-
-    Args:
-        workload: what this worker trains.
-        config: the config of its run directory.
 
     Example:
         >>> work = Workload("digits", object, dict, print, global_batch_size=8, options={"width": 4})

@@ -83,14 +83,6 @@ def tpu_strategy(plan: Plan, library: TpuLibrary | None = None) -> tf.distribute
 
     An incompatible TPU library aborts its process, and an unreachable address hangs; Python code can catch neither. The
     child process has exited before this process starts the TPU, which only one process can use at a time.
-
-    Args:
-        plan: a plan with the strategy "tpu"; `plan.tpu` names the TPU.
-        library: starts the TPU; None for TensorFlow's.
-
-    Raises:
-        PlanError: if TensorFlow's TPU build is not installed, the TPU does not start, or its number of cores differs
-            from the plan's.
     """
     library = library or TpuLibrary()
     if tpu_wheel_version(library.machine) is None:
