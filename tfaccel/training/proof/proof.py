@@ -18,11 +18,10 @@ import tensorflow as tf
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.proof.one_device import CALLS_PYTHON, State, in_inference_mode, some_rows, without_side_effects
-from tfaccel.training.steps.merged_metrics import metrics_in
+from tfaccel.training.steps.merged_metrics import flat_logs, metrics_in
 from tfaccel.training.steps.model_parts import get_variables, has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import attributes_of_each, keeps_methods, replaces
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.step_graphs import flat_logs
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine

@@ -69,6 +69,7 @@ from tfaccel.training.proof.proof import Proof, agreed, agreed_way, as_arrays, i
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.loss_scaling import get_scales, lower_scales
+from tfaccel.training.steps.merged_metrics import concrete_function
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
     followers_of_weights,
@@ -118,7 +119,6 @@ class StepProof:
         self._of_one: Future[tuple[Any, State]] = Future()
         self._of_one.set_exception(RuntimeError("begin() was not called"))
         self._failure, self._one_overflows = "", False
-        self._noted: set[str] = set()
         self._on_shares: ReplicaLayers | None = None
         if kind == "train" and self._replicas.num_workers == 1 and not self._is_plain:
             self._on_shares = ReplicaLayers(self._model, self._replicas)
@@ -182,7 +182,7 @@ class StepProof:
         self._before = State(self._variables)
         self._accumulated = self._accumulated_by_all()
         if self._kind != "predict":
-            self.metrics.begin(self._before)
+            self._accumulated |= self.metrics.begin(self._before)
         if not self._failure:
             self._of_one = self._step_of_one.start(data, self._before, self._accumulated)
 
@@ -197,7 +197,6 @@ class StepProof:
             results: its logs; or, of a prediction, its outputs.
         """
         after = State(self._variables)
-        self._noted = set(self._engine.get_steps(self._kind).noted_results.of_logs)
         if not self.is_apart:
             found = self._agreed(data, lambda: (as_arrays(results), after))
             if not (self._one_overflows or (found.differing and self._on_shares)):
@@ -264,7 +263,7 @@ class StepProof:
         layers = self._on_shares
         when = (lambda: not layers.runs) if layers is not None else lambda: True
         with without_side_effects(self._model), still_random(drawn, when=when):
-            function = tf.function(traced, autograph=False).get_concrete_function(self._specs)
+            function = concrete_function(tf.function(traced, autograph=False), self._specs)
         self._graphs.append(function.graph)
         return function
 
@@ -286,10 +285,7 @@ class StepProof:
         results = getattr(steps, self._kind)(_BATCHES, data)
         if self._kind == "predict":
             return self._replicas.concatenate(results)
-        with self._replicas.strategy.scope():
-            own = {**(results or {}), **steps.noted_results.over_replicas(self._replicas)}
-        self._noted = set(steps.noted_results.of_logs)
-        return as_tensors(get_logs(self._model, self._replicas, own, metric_results(self._model, self._replicas)))
+        return as_tensors(get_logs(self._model, self._replicas, results, metric_results(self._model, self._replicas)))
 
     def _ran_by_all(self, data: Any) -> tuple[Any, State]:
         """The results and the state after a step of all replicas, apart from the engine's."""
@@ -468,7 +464,7 @@ class StepProof:
             return names if self.metrics.begun else set()
         tracker = private_api.loss_tracker(self._model)
         is_raw = tracker is not None and set(logs) != names
-        return (self._noted if self.metrics.begun else set()) | names - ({tracker.name} if is_raw else set())
+        return names - ({tracker.name} if is_raw else set())
 
     def _compared_variables(self) -> Iterator[tuple[str, tf.Variable, list[tf.Variable], bool]]:
         """Name, the component of one device, the components of all replicas, and whether an optimizer has slots for it.
