@@ -323,6 +323,8 @@ class MetricDifference:
         trackers = [one for one in loss_trackers(model) if one is not None]
         metrics = {id(one): one for one in (*metrics_in(model), *unlisted_metrics(model))}
         self._metrics = [metric for metric in metrics.values() if metric.variables]
+        texts = [metric for metric in self._metrics if any(one.dtype == "string" for one in metric.variables)]
+        self._compared = [one for one in self._metrics if not merges_itself(one) and one not in texts]
         self._of_losses = {id(tracker) for tracker in trackers}
         self.names = sorted({metric.name for metric in self._metrics})
         self.variables = [variable for metric in self._metrics for variable in metric.variables]
@@ -341,20 +343,15 @@ class MetricDifference:
             The metrics' state over all replicas, with which one device begins, by the ids of the first components.
         """
         self.names_of_results = names_of_results(self._model, self._replicas)
-        self._before, added = before, [metric for metric in self._metrics if self._adds_up(metric)]
+        self._before, added = before, [metric for metric in self._compared if metric not in GATHERED]
         parts = [value for metric in added for value in self._state(metric, before)]
         firsts = [one for metric in added for one in self._replicas.components(metric.variables, 0)]
         self._totals = dict(zip(map(id, firsts), self._replicas.sum_arrays_over_workers(parts), strict=True))
         return self._totals | merged_states(self._metrics, self._replicas)
 
-    def _adds_up(self, metric: keras.metrics.Metric) -> bool:
-        """Whether the metric's state over all replicas is the sum of theirs."""
-        return _is_compared(metric) and metric not in GATHERED
-
     def end(self, after: State) -> None:
         """Takes note of the state of all replicas after the step. Every worker must call it, once for a step."""
-        added = [metric for metric in self._metrics if self._adds_up(metric)]
-        alike = [metric for metric in self._metrics if _is_compared(metric) and metric in GATHERED]
+        alike, added = ([m for m in self._compared if (m in GATHERED) == is_alike] for is_alike in (True, False))
         local = [[self._state(metric, state) for state in (self._before, after)] for metric in added]
         has_rows, *totals = self._replicas.sum_arrays_over_workers([self._has_rows(), *tf.nest.flatten(local)])
         self.begun = bool(has_rows)
@@ -436,7 +433,3 @@ class MetricDifference:
                 return [np.asarray(one) for one in keras.tree.flatten(get_result(metric))]
             finally:
                 kept.put_back()
-
-
-def _is_compared(metric: keras.metrics.Metric) -> bool:
-    return not (merges_itself(metric) or any(variable.dtype == "string" for variable in metric.variables))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 64
 _CLOSE = 1e-3
+SHARED = ", created outside the strategy's scope (create it within)"  # behind the names of what replicas share
 _ADVICE = (
     "Return one value per row instead of a sum, use tfaccel.ops.all_gather_rows for rows that are compared or counted "
     "together, and tfaccel.ops.sum_over_replicas for what is summed over them; clip gradients by the optimizer's "
@@ -42,10 +43,13 @@ def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
     Args:
         engine: the engine that ran it; the model has its state from before.
     """
-    what = _mixing_layer(engine, kind, data) or _blamed(engine.model, kind, proof)
     logs, variables = proof.logs, proof.variables
+    shared = [one for one in variables if one.endswith(SHARED)]
+    what = f"{shared[0]}, is assigned by each replica" if shared else _mixing_layer(engine, kind, data)
+    what = what or _blamed(engine.model, kind, proof)
     many = "s" if len(variables) > 1 else ""
-    named = [f"{len(variables)} variable{many} ({', '.join(variables[:3])})"] if variables else []
+    paths = ", ".join(variables[:3]).replace(SHARED, "")
+    named = [f"{len(variables)} variable{many} ({paths})"] if variables else []
     named += [f"logs ({', '.join(logs[:3])})"] if logs else []
     named += ["predictions"] if len(proof.differing) > len(variables) + len(logs) else []
     return (

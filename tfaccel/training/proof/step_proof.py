@@ -30,7 +30,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.feeds import IteratorBatches
-from tfaccel.training.private import private_api
 from tfaccel.training.private.private_layers import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.private.private_tensorflow import (
@@ -65,11 +64,11 @@ from tfaccel.training.proof.one_device import (
     reversed_rows,
     without_side_effects,
 )
-from tfaccel.training.proof.proof import Proof, agreed, agreed_way, as_arrays, in_one_line
+from tfaccel.training.proof.proof import SHARED, Proof, agreed, agreed_way, as_arrays, in_one_line
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.loss_scaling import get_scales, lower_scales
-from tfaccel.training.steps.merged_metrics import concrete_function
+from tfaccel.training.steps.merged_metrics import concrete_function, is_read_later
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
     followers_of_weights,
@@ -432,7 +431,7 @@ class StepProof:
         for table in self._tables:
             differs = not all(
                 np.array_equal(*pair) or (is_rounded(pair[1]) and not tolerance.of_output(*pair)[0])
-                for pair in zip(many[table], one[table], strict=True)
+                for pair in zip(*(LookupTable.in_order(state[table]) for state in (many, one)), strict=True)
             )
             found[table.name] = differs, float(differs)
         return found
@@ -462,9 +461,7 @@ class StepProof:
         names = self.metrics.names_of_results
         if not has_own_logs(self._model, self._kind):
             return names if self.metrics.begun else set()
-        tracker = private_api.loss_tracker(self._model)
-        is_raw = tracker is not None and set(logs) != names
-        return names - ({tracker.name} if is_raw else set())
+        return names if set(logs) == names else {one for one in names if is_read_later(self._model, one, names)}
 
     def _compared_variables(self) -> Iterator[tuple[str, tf.Variable, list[tf.Variable], bool]]:
         """Name, the component of one device, the components of all replicas, and whether an optimizer has slots for it.
@@ -490,7 +487,8 @@ class StepProof:
             has_slots |= id(variable) in follows
             yield variable.path, copies[0], copies, has_slots
         for one in self._outer:
-            yield re.sub(r"(/replica_\d+)?(:\d+)?$", "", one.name), one, [one], False
+            is_shared = not self._replicas.strategy.extended.variable_created_in_scope(one)
+            yield re.sub(r"(/replica_\d+)?(:\d+)?$", "", one.name) + SHARED * is_shared, one, [one], False
 
     def _proof(self, **fields: Any) -> Proof:
         return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, draws=bool(self._drawn), **fields)
