@@ -231,3 +231,24 @@ def test_a_step_that_creates_slots_and_metrics_is_traced_no_more_often_than_by_k
         return len(traces)
 
     assert num_traces(fit) <= num_traces(keras.Model.fit) == 2
+
+
+class AppliesAnotherOptimizer(WithoutCall):
+    """The compiled optimizer is never used, so that the first step does not build it."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = keras.optimizers.SGD(0.05)
+        self.encoder.build((None, 6))
+        self.decoder.build((None, 4))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.decoder(self.encoder(data)) - data) ** 2)
+        self.other.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def test_a_compiled_optimizer_that_no_step_uses():
+    assert_equal(trained(AppliesAnotherOptimizer, 2, batches(X)), trained(AppliesAnotherOptimizer, 0, batches(X)))

@@ -124,6 +124,47 @@ class NotesATable(CountsInATable):
         self.table.insert(tf.constant([1, 0], tf.int64), [2.0, 3.0])
 
 
+class NotesADenseTable(OwnModel):
+    """Of such a table the order of the buckets matters, and most of them are empty."""
+
+    def keep(self):
+        options = {"empty_key": -1, "deleted_key": -2, "initial_num_buckets": 8}
+        self.table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.float32, 0.0, **options)
+
+    def after(self, x):
+        step = tf.cast(self.optimizer.iterations, tf.int64)
+        self.table.insert(step[None] + 10, [1.0])
+        self.table.erase(step[None] + 8)
+
+
+def test_a_dense_table_is_left_as_the_steps_have_filled_it():
+    keys = tf.constant([10, 11, 12, 13, 14], tf.int64)
+    model = fitted(NotesADenseTable, epochs=2)
+    assert (model.table.lookup(keys).numpy().tolist(), int(model.table.size())) == ([0.0, 0.0, 0.0, 1.0, 1.0], 2)
+
+
+class CountsByARegularizer(OwnModel):
+    """Its variable was created before the scope."""
+
+    steps = None
+
+    def layers_of_net(self):
+        def penalty(weights):
+            self.steps.assign_add(1.0)
+            return 0.01 * tf.reduce_sum(weights**2)
+
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, kernel_regularizer=penalty)])
+
+    def get_loss(self, x, y):
+        return super().get_loss(x, y) + tf.add_n(self.net.losses)
+
+
+def test_a_variable_from_outside_the_scope_is_named():
+    counts = type("Counts", (CountsByARegularizer,), {"steps": tf.Variable(0.0, name="penalties")})
+    with pytest.raises(CoupledRowsError, match=r"^penalties, created outside .* within\), is assigned by each replica"):
+        fitted(counts)
+
+
 class WritesAText(OwnModel):
     def keep(self):
         self.text = tf.Variable("")

@@ -210,6 +210,47 @@ def test_components_with_other_numbers_of_rows_are_refused():
         trained(two_inputs, 2, data, check_rows=False)
 
 
+class TwoStreams(keras.Model):
+    """Joins the rows of two streams, and differentiates one of its losses as a vector."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self(X[:1])
+        self.compile(keras.optimizers.SGD(0.05))
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        (x, y), others = data
+        with tf.GradientTape(persistent=True) as tape:
+            outputs = self(tf.concat([x, others], axis=0))
+            loss = tf.reduce_mean((y - outputs[: tf.shape(x)[0]]) ** 2)
+            each = tf.nn.relu(self(others))[:, 0] * 1e-2
+        one, other = tape.gradient(loss, self.trainable_variables), tape.gradient(each, self.trainable_variables)
+        self.optimizer.apply([tf.add(*pair) for pair in zip(one, other, strict=True)], self.trainable_variables)
+        return {"loss": loss}
+
+
+def streams(first, second, **options):
+    one = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(first, **options)
+    return tf.data.Dataset.zip(
+        one, tf.data.Dataset.from_tensor_slices(np.tile(X, (3, 1))[:48]).batch(second, **options)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_remainder": True}])
+def test_streams_with_batch_sizes_of_their_own_are_split_each(options):
+    assert_equal(*(trained(TwoStreams, num_replicas, streams(8, 24, **options)) for num_replicas in (2, 0)))
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_remainder": True}])
+def test_streams_that_the_replicas_do_not_divide_are_refused(options):
+    with pytest.raises(DataError, match=r"different numbers of rows: .*15.* need sizes that 2 divides"):
+        trained(TwoStreams, 2, streams(8, 15, **options))
+
+
 def test_a_distribution_that_keras_ignores_is_warned_of():
     mesh = keras.distribution.DeviceMesh((1, 1), ["batch", "model"], ["cpu:0"])
     layouts = keras.distribution.LayoutMap(mesh)

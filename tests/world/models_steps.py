@@ -260,3 +260,49 @@ def queue_of_outputs() -> keras.Model:
     model = Neighbours()
     model.compile(optimizer=sgd())
     return model
+
+
+def two_streams() -> dict[str, Any]:
+    """Labelled rows, and three times as many without labels, each in batches of their own."""
+    x, y = rows(6, num_rows=16), rows(1, seed=1, num_rows=16)
+    labelled = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    unlabelled = tf.data.Dataset.from_tensor_slices(rows(6, seed=2, num_rows=48)).batch(24)
+    return {"x": tf.data.Dataset.zip({"labelled": labelled, "unlabelled": unlabelled})}
+
+
+class SemiSupervised(keras.Model):
+    """Joins the rows of two streams; logs what it computes from the results of metrics, and weighs a loss by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.top = layers.Dense(6, activation="tanh"), layers.Dense(1)
+        self.of_labels, self.of_others = keras.metrics.Mean(name="of_labels"), keras.metrics.Mean(name="of_others")
+
+    def call(self, x: Any) -> Any:
+        return self.top(self.hidden(x))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data["labelled"]
+        weight = 0.5 / (1.0 + self.of_labels.result())
+        with tf.GradientTape() as tape:
+            outputs = self(tf.concat([x, data["unlabelled"]], axis=0))
+            own, others = tf.split(outputs, [tf.shape(x)[0], tf.shape(outputs)[0] - tf.shape(x)[0]])
+            of_labels, of_others = tf.reduce_mean((y - own) ** 2), tf.reduce_mean(tf.nn.relu(others))
+            loss = of_labels + weight * of_others
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.of_labels.update_state(of_labels)
+        self.of_others.update_state(of_others)
+        results = {metric.name: metric.result() for metric in self.metrics}
+        ratio = results["of_others"] / results["of_labels"]
+        return {**results, "perplexity": tf.exp(results["of_labels"]), "ratio": ratio}
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.of_labels, self.of_others]
+
+
+@world_model(two_streams, evaluates=False, predicts=False)
+def semi_supervised() -> keras.Model:
+    model = SemiSupervised()
+    model.compile(optimizer=sgd())
+    return model

@@ -138,14 +138,18 @@ class IteratorBatches:
         return _num_rows(next(a for a in keras.tree.flatten(batch) if a is not None and a.shape.rank != 0))
 
     def with_checked_rows(self, batch: Any, num_replicas: int) -> Any:
-        """The batch, after checking that its components have equally many rows, so that replicas can split it."""
+        """The batch, after checking that replicas can split it: all components have equally many rows.
+
+        Or those of several streams have numbers of rows that the replicas divide: each is then split in equal shares.
+        """
         leaves = [a for a in keras.tree.flatten(batch) if a is not None and a.shape.rank != 0]
         counts = [_num_rows(leaf) for leaf in leaves]
         if all(isinstance(count, int) for count in counts):
-            if len(set(counts)) > 1:
+            if len(set(counts)) > 1 and any(count % num_replicas for count in counts):
                 raise DataError(_uneven(counts, num_replicas))
             return batch
-        checks = [tf.debugging.assert_equal(count, counts[0], _UNEVEN_ROWS) for count in counts[1:]]
+        are_shared = tf.reduce_all(tf.equal(tf.stack(counts) % num_replicas, 0))
+        checks = [tf.debugging.Assert(are_shared | (n == counts[0]), [_UNEVEN_ROWS, n, counts[0]]) for n in counts]
         with tf.control_dependencies([check for check in checks if check is not None]):
             return keras.tree.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), batch)
 
@@ -156,8 +160,9 @@ class IteratorBatches:
         if self.augment is not None and self.mixes_rows:
             return keras.tree.map_structure(lambda a: _slice_rows(a, start, stop), self.augment(batch))
         first, last = start - self.first_row, stop - self.first_row
+        num_rows = None if self.num_global_rows is not None else self.num_rows(batch)
         with tf.device(HOST):
-            own = keras.tree.map_structure(lambda a: _slice_rows(a, first, last), batch)
+            own = keras.tree.map_structure(lambda a: _slice_rows(a, first, last, num_rows), batch)
         return own if self.augment is None else self.augment(own)
 
 
@@ -189,8 +194,9 @@ def _num_rows(leaf: Any) -> Any:
 def _uneven(counts: list[int], num_replicas: int) -> str:
     return (
         f"{_UNEVEN_ROWS}: {', '.join(map(str, counts))}. Every component is split along its first axis over the "
-        f"{num_replicas} replicas, so all must have as many rows as the batch has examples. Train on one replica "
-        "(build the model outside of the strategy), or pass inputs whose length varies per example as ragged tensors."
+        f"{num_replicas} replicas, so all must have as many rows as the batch has examples. Streams with batch sizes "
+        f"of their own need sizes that {num_replicas} divides and drop_remainder=True. Or train on one replica (build "
+        "the model outside of the strategy), or pass inputs whose length varies per example as ragged tensors."
     )
 
 
@@ -202,9 +208,14 @@ def raise_uneven_rows(error: tf.errors.InvalidArgumentError, num_replicas: int) 
         raise DataError(_uneven(counts[:2], num_replicas)) from None
 
 
-def _slice_rows(value: Any, start: Any, stop: Any) -> Any:
+def _slice_rows(value: Any, start: Any, stop: Any, num_rows: Any = None) -> Any:
+    """Rows of one component; of a stream with another number of rows than `num_rows`, the same fraction of them."""
     if value is None or (isinstance(value, tf.Tensor) and value.shape.rank == 0):
         return value
+    rows = None if num_rows is None else _num_rows(value)
+    if rows is not None and not (isinstance(rows, int) and isinstance(num_rows, int) and rows == num_rows):
+        rows, num_rows, start, stop = (tf.cast(number, tf.int64) for number in (rows, num_rows, start, stop))
+        start, stop = (tf.cast(at * rows // num_rows, tf.int32) for at in (start, stop))
     if isinstance(value, tf.SparseTensor):
         shape = tf.shape(value, out_type=tf.int64)
         begin = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], axis=0)

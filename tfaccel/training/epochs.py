@@ -88,7 +88,8 @@ def _run_epoch(
     done = begun = first_step
     feed = source.feed()
     begin, dropped = container.on_train_batch_begin, source.dropped
-    windows = epoch_windows(length, feed, limit=source.epoch_limit, begin=begin, done=first_step, dropped=dropped)
+    limit, expected = source.epoch_limit, source.epoch_limit or source.num_batches
+    windows = epoch_windows(length, feed, limit=limit, expected=expected, begin=begin, done=first_step, dropped=dropped)
     for done, result in windows:
         if not result.loss_is_finite:
             raise non_finite_loss(epoch, done)

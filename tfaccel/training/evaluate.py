@@ -12,9 +12,9 @@ from tfaccel.data.sources import whole_executions
 from tfaccel.training.front import Source, checked_callbacks, make_source, on_engine
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.steps.engine import Engine, get_engine
+from tfaccel.training.steps.merged_metrics import flat_logs
 from tfaccel.training.steps.replica_state import average_drifting
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.step_graphs import flat_logs
 from tfaccel.training.steps.windows import WindowLength, epoch_windows
 
 
@@ -134,7 +134,8 @@ def run_evaluation(engine: Engine, source: Source, container: keras.callbacks.Ca
     done = 0
     length = WindowLength(engine, "test", container.callbacks)
     feed = source.feed()
-    windows = epoch_windows(length, feed, limit=source.epoch_limit, begin=container.on_test_batch_begin)
+    limit, begin = source.epoch_limit, container.on_test_batch_begin
+    windows = epoch_windows(length, feed, limit=limit, expected=limit or source.num_batches, begin=begin)
     for done, result in windows:
         logs = result.logs
         container.on_test_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)

@@ -67,7 +67,7 @@ def outside_of_trace() -> Iterator[None]:
     from tensorflow.python.ops import resource_variable_ops
 
     variable = private_part(resource_variable_ops, "ResourceVariable", package="tensorflow")
-    with tf.init_scope(), tf.variable_creator_scope(lambda next_creator, **given: variable(**given)):
+    with tf.init_scope(), tf.variable_creator_scope(lambda _, use_resource=True, **given: variable(**given)):
         yield
 
 

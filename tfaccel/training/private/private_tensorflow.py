@@ -38,6 +38,7 @@ _XLA_IS_OFF = (
 _said: set[str] = set()
 _READS_AN_ITERATOR = re.compile(r"IteratorGetNext(Sync)?")  # the engine's own is read by `IteratorGetNextAsOptional`
 _CHANGES_A_TABLE = re.compile(r"LookupTable(Insert|Import|Remove)(V2)?")
+_VALUES_OF_TABLES = ("int64", "int32", "float32", "float64", "string", "bool")
 _TAKES_OR_WRITES = re.compile(
     r"IteratorGetNext(Sync|AsOptional)?|Queue(Enqueue|Dequeue)\w*|(Uns|S)tage|WriteFile|PrintV2|Write\w*Summary"
 )
@@ -310,7 +311,7 @@ def what_cannot_run_again(graph: Any) -> str:
 def changed_tables(graph: Any) -> list[LookupTable]:
     """The lookup tables that a step changes."""
     nodes = [node for node in get_nodes(graph.as_graph_def()) if _CHANGES_A_TABLE.fullmatch(node.op)]
-    kinds = sorted({tuple(tf.as_dtype(node.attr[name].type).name for name in ("Tin", "Tout")) for node in nodes})
+    kinds = sorted({(_dtype(node, "Tin"), _dtype(node, "Tout") or one) for node in nodes for one in _VALUES_OF_TABLES})
     variables = {id(variable.handle) for variable in graph.variables}
     found: list[LookupTable] = []
     for handle, _ in graph.captures if kinds else ():
@@ -324,6 +325,10 @@ def changed_tables(graph: Any) -> list[LookupTable]:
     return found
 
 
+def _dtype(node: Any, name: str) -> str:
+    return tf.as_dtype(node.attr[name].type).name if node.attr[name].type else ""  # of what is removed, no values
+
+
 class LookupTable:
     """The contents of a mutable lookup table, which can be taken and assigned as those of a variable."""
 
@@ -332,17 +337,21 @@ class LookupTable:
         self.shape, self.dtype = tf.TensorShape([0]), tf.resource
 
     def numpy(self) -> tuple[np.ndarray, np.ndarray]:
-        """Its keys in order, and their values."""
+        """Its keys and their values; of a `DenseHashTable` all buckets, which must be assigned in this order."""
         keys, values = self._types
         found = tf.raw_ops.LookupTableExportV2(table_handle=self._handle, Tkeys=keys, Tvalues=values)
-        keys, values = (one.numpy() for one in found)
-        order = np.lexsort(keys.reshape(len(keys), -1).T) if len(keys) else np.zeros(0, int)
-        return keys[order], values[order]
+        return found[0].numpy(), found[1].numpy()
 
     def assign(self, contents: tuple[np.ndarray, np.ndarray]) -> None:
         """Replaces the contents."""
         keys, values = (tf.constant(one, kind) for one, kind in zip(contents, self._types, strict=True))
         tf.raw_ops.LookupTableImportV2(table_handle=self._handle, keys=keys, values=values)
+
+    @staticmethod
+    def in_order(contents: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """The keys in order, and their values, without buckets that are empty: those have a key in common."""
+        keys, first, counts = np.unique(contents[0], axis=0, return_index=True, return_counts=True)
+        return keys[counts == 1], contents[1][first[counts == 1]]
 
 
 def _named(node: Any) -> str:

@@ -13,10 +13,16 @@ import tensorflow as tf
 from tfaccel.training.private.private_layers import loss_trackers
 from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.proof.detached_step import State
-from tfaccel.training.steps.merged_metrics import GATHERED, get_result, merges_itself, metrics_in
+from tfaccel.training.steps.merged_metrics import (
+    GATHERED,
+    get_result,
+    merged_states,
+    merges_itself,
+    metrics_in,
+    names_of_results,
+)
 from tfaccel.training.steps.model_parts import averages_and_steps, get_optimizers, inner_optimizer, unlisted_metrics
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.step_graphs import flat_logs
 
 _SPREADS = 50.0  # differences of more than so many times the rounding that was seen are not rounding
 _NEARBY = 2.0**-20  # by which weights are moved to see what rounding in other kernels may do: 8 times that of float32
@@ -317,6 +323,8 @@ class MetricDifference:
         trackers = [one for one in loss_trackers(model) if one is not None]
         metrics = {id(one): one for one in (*metrics_in(model), *unlisted_metrics(model))}
         self._metrics = [metric for metric in metrics.values() if metric.variables]
+        texts = [metric for metric in self._metrics if any(one.dtype == "string" for one in metric.variables)]
+        self._compared = [one for one in self._metrics if not merges_itself(one) and one not in texts]
         self._of_losses = {id(tracker) for tracker in trackers}
         self.names = sorted({metric.name for metric in self._metrics})
         self.variables = [variable for metric in self._metrics for variable in metric.variables]
@@ -325,18 +333,25 @@ class MetricDifference:
         self.differing: list[keras.metrics.Metric] = []
         self._ratios: dict[int, float] = {}  # of what one device and all replicas have added to the count of a mean
         self._before = State([])
+        self._totals: dict[int, np.ndarray] = {}
         self._of_all: dict[int, list[list[np.ndarray]]] = {}  # over all replicas, before the step and after it
 
-    def begin(self, before: State) -> None:
-        """Takes note of the state before a step, which holds all of the model's variables."""
-        with self._replicas.local(self._model.metrics_variables, 0):
-            self.names_of_results = set(flat_logs(self._model.get_metrics_result()))
-        self._before = before
+    def begin(self, before: State) -> dict[int, np.ndarray]:
+        """Takes note of the state before a step, which holds all of the model's variables. Every worker must call it.
+
+        Returns:
+            The metrics' state over all replicas, with which one device begins, by the ids of the first components.
+        """
+        self.names_of_results = names_of_results(self._model, self._replicas)
+        self._before, added = before, [metric for metric in self._compared if metric not in GATHERED]
+        parts = [value for metric in added for value in self._state(metric, before)]
+        firsts = [one for metric in added for one in self._replicas.components(metric.variables, 0)]
+        self._totals = dict(zip(map(id, firsts), self._replicas.sum_arrays_over_workers(parts), strict=True))
+        return self._totals | merged_states(self._metrics, self._replicas)
 
     def end(self, after: State) -> None:
         """Takes note of the state of all replicas after the step. Every worker must call it, once for a step."""
-        compared = [m for m in self._metrics if not (merges_itself(m) or any(v.dtype == "string" for v in m.variables))]
-        alike, added = ([m for m in compared if (m in GATHERED) == is_alike] for is_alike in (True, False))
+        alike, added = ([m for m in self._compared if (m in GATHERED) == is_alike] for is_alike in (True, False))
         local = [[self._state(metric, state) for state in (self._before, after)] for metric in added]
         has_rows, *totals = self._replicas.sum_arrays_over_workers([self._has_rows(), *tf.nest.flatten(local)])
         self.begun = bool(has_rows)
@@ -351,8 +366,9 @@ class MetricDifference:
         """
         self.differing = []
         for metric in (one for one in self._metrics if id(one) in self._of_all):
-            before = [np.asarray(self._before[v]) for v in self._replicas.components(metric.variables, 0)]
-            of_one = [np.asarray(one[v]) for v in self._replicas.components(metric.variables, 0)]
+            firsts = self._replicas.components(metric.variables, 0)
+            before = [np.asarray(self._totals.get(id(v), self._before[v])) for v in firsts]
+            of_one = [np.asarray(one[v]) for v in firsts]
             start, of_all = self._of_all[id(metric)]
             largest = max((float(np.abs(v).max(initial=0.0)) for v in before if np.isfinite(v).all()), default=0.0)
             if self.begun and metric not in GATHERED:

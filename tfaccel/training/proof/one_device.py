@@ -292,10 +292,10 @@ def _get_state(layer: keras.layers.Layer) -> list[keras.Variable]:
 
 
 def _shares(value: Any, num_rows: tf.Tensor, sizes: tf.Tensor, number: int) -> Sequence[Any]:
-    """Each replica's part of a tensor with one or more entries for each row of the batch; anything else as it is."""
+    """Each replica's part of a tensor whose entries are those of rows of the batch; anything else as it is."""
     if not (isinstance(value, tf.Tensor) and value.shape.rank):
         return [value] * number
-    return tf.split(value, sizes * (tf.shape(value)[0] // num_rows), num=number)
+    return tf.split(value, sizes * tf.shape(value)[0] // num_rows, num=number)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
@@ -372,16 +372,20 @@ def _get_spec(leaf: Any, known: Any) -> Any:
 
 def reversed_rows(data: Any, num_shares: int = 1) -> Any:
     """A batch in reverse order, or with the rows of each replica's share in reverse order."""
-    num_rows = get_num_rows(data)
-    shares = (split_rows(num_rows, share, num_shares) for share in range(num_shares))
-    order = tf.concat([tf.range(int(stop) - 1, int(start) - 1, -1, tf.int64) for start, stop in shares], axis=0)
+
+    def order_of(num_rows: int) -> tf.Tensor:
+        shares = (split_rows(num_rows, share, num_shares) for share in range(num_shares))
+        return tf.concat([tf.range(int(stop) - 1, int(start) - 1, -1, tf.int64) for start, stop in shares], axis=0)
 
     def of(leaf: Any) -> Any:
+        if leaf is None or not leaf.shape.rank:
+            return leaf
+        order = order_of(int(leaf.shape[0]))
         if isinstance(leaf, tf.SparseTensor):
             rows, *others = tf.unstack(leaf.indices, axis=1)
             indices = tf.stack([tf.gather(order, rows), *others], axis=1)  # the order is its own inverse
             return tf.sparse.reorder(tf.SparseTensor(indices, leaf.values, leaf.dense_shape))
-        return tf.gather(leaf, order) if leaf is not None and leaf.shape.rank else leaf
+        return tf.gather(leaf, order)
 
     return keras.tree.map_structure(of, data)
 

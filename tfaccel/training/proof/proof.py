@@ -19,17 +19,17 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.proof.detached_step import State
 from tfaccel.training.proof.one_device import CALLS_PYTHON, in_inference_mode, some_rows, without_side_effects
-from tfaccel.training.steps.merged_metrics import metrics_in
+from tfaccel.training.steps.merged_metrics import flat_logs, metrics_in
 from tfaccel.training.steps.model_parts import get_variables, has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import attributes_of_each, keeps_methods, replaces
 from tfaccel.training.steps.replicas import Replicas
-from tfaccel.training.steps.step_graphs import flat_logs
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
 
 _MAX_ROWS = 64
 _CLOSE = 1e-3
+SHARED = ", created outside the strategy's scope (create it within)"  # behind the names of what replicas share
 _ADVICE = (
     "Return one value per row instead of a sum, use tfaccel.ops.all_gather_rows for rows that are compared or counted "
     "together, and tfaccel.ops.sum_over_replicas for what is summed over them; clip gradients by the optimizer's "
@@ -44,10 +44,13 @@ def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
     Args:
         engine: the engine that ran it; the model has its state from before.
     """
-    what = _mixing_layer(engine, kind, data) or _blamed(engine.model, kind, proof)
     logs, variables = proof.logs, proof.variables
+    shared = [one for one in variables if one.endswith(SHARED)]
+    what = f"{shared[0]}, is assigned by each replica" if shared else _mixing_layer(engine, kind, data)
+    what = what or _blamed(engine.model, kind, proof)
     many = "s" if len(variables) > 1 else ""
-    named = [f"{len(variables)} variable{many} ({', '.join(variables[:3])})"] if variables else []
+    paths = ", ".join(variables[:3]).replace(SHARED, "")
+    named = [f"{len(variables)} variable{many} ({paths})"] if variables else []
     named += [f"logs ({', '.join(logs[:3])})"] if logs else []
     named += ["predictions"] if len(proof.differing) > len(variables) + len(logs) else []
     return (

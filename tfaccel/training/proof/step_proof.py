@@ -29,7 +29,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.feeds import IteratorBatches
-from tfaccel.training.private import private_api
 from tfaccel.training.private.private_layers import losses_of_one_device
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.private.private_tensorflow import (
@@ -64,10 +63,11 @@ from tfaccel.training.proof.one_device import (
     reversed_rows,
     without_side_effects,
 )
-from tfaccel.training.proof.proof import Proof, agreed, agreed_way, as_arrays, in_one_line
+from tfaccel.training.proof.proof import SHARED, Proof, agreed, agreed_way, as_arrays, in_one_line
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.loss_scaling import get_scales, lower_scales
+from tfaccel.training.steps.merged_metrics import concrete_function, is_read_later
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
     followers_of_weights,
@@ -116,7 +116,6 @@ class StepProof:
         self._accumulated: dict[int, np.ndarray] = {}
         self._of_one: StepAhead | None = None
         self._failure, self._one_overflows = "", False
-        self._noted: set[str] = set()
         self._on_shares: ReplicaLayers | None = None
         if kind == "train" and self._replicas.num_workers == 1 and not self._is_plain:
             self._on_shares = ReplicaLayers(self._model, self._replicas)
@@ -180,7 +179,7 @@ class StepProof:
         trains, self._before = self._kind == "train", State(self._variables)
         self._accumulated = accumulated_by_all(self._model, self._replicas, self._before) if trains else {}
         if self._kind != "predict":
-            self.metrics.begin(self._before)
+            self._accumulated |= self.metrics.begin(self._before)
         if not self._failure:
             other = self._reversed(data) if trains else None
             self._of_one = StepAhead(self._step_of_one, data, self._before, self._accumulated, other=other)
@@ -197,7 +196,6 @@ class StepProof:
             results: its logs; or, of a prediction, its outputs.
         """
         after = State(self._variables)
-        self._noted = set(self._engine.get_steps(self._kind).noted_results.of_logs)
         if not self.is_apart:
             found = self._agreed(data, lambda: (as_arrays(results), after))
             if not (self._one_overflows or (found.differing and self._on_shares)):
@@ -254,7 +252,7 @@ class StepProof:
         layers = self._on_shares
         when = (lambda: not layers.runs) if layers is not None else lambda: True
         with without_side_effects(self._model), still_random(drawn, when=when):
-            function = tf.function(traced, autograph=False).get_concrete_function(self._specs)
+            function = concrete_function(tf.function(traced, autograph=False), self._specs)
         self._graphs.append(function.graph)
         return function
 
@@ -276,10 +274,7 @@ class StepProof:
         results = getattr(steps, self._kind)(_BATCHES, data)
         if self._kind == "predict":
             return self._replicas.concatenate(results)
-        with self._replicas.strategy.scope():
-            own = {**(results or {}), **steps.noted_results.over_replicas(self._replicas)}
-        self._noted = set(steps.noted_results.of_logs)
-        return as_tensors(get_logs(self._model, self._replicas, own, metric_results(self._model, self._replicas)))
+        return as_tensors(get_logs(self._model, self._replicas, results, metric_results(self._model, self._replicas)))
 
     def _ran_by_all(self, data: Any) -> tuple[Any, State]:
         """The results and the state after a step of all replicas, apart from the engine's."""
@@ -433,7 +428,7 @@ class StepProof:
         for table in self._tables:
             differs = not all(
                 np.array_equal(*pair) or (is_rounded(pair[1]) and not tolerance.of_output(*pair)[0])
-                for pair in zip(many[table], one[table], strict=True)
+                for pair in zip(*(LookupTable.in_order(state[table]) for state in (many, one)), strict=True)
             )
             found[table.name] = differs, float(differs)
         return found
@@ -463,9 +458,7 @@ class StepProof:
         names = self.metrics.names_of_results
         if not has_own_logs(self._model, self._kind):
             return names if self.metrics.begun else set()
-        tracker = private_api.loss_tracker(self._model)
-        is_raw = tracker is not None and set(logs) != names
-        return (self._noted if self.metrics.begun else set()) | names - ({tracker.name} if is_raw else set())
+        return names if set(logs) == names else {one for one in names if is_read_later(self._model, one, names)}
 
     def _compared_variables(self) -> Iterator[tuple[str, tf.Variable, list[tf.Variable], bool]]:
         """Name, the component of one device, the components of all replicas, and whether an optimizer has slots for it.
@@ -491,7 +484,8 @@ class StepProof:
             has_slots |= id(variable) in follows
             yield variable.path, copies[0], copies, has_slots
         for one in self._outer:
-            yield re.sub(r"(/replica_\d+)?(:\d+)?$", "", one.name), one, [one], False
+            is_shared = not self._replicas.strategy.extended.variable_created_in_scope(one)
+            yield re.sub(r"(/replica_\d+)?(:\d+)?$", "", one.name) + SHARED * is_shared, one, [one], False
 
     def _proof(self, **fields: Any) -> Proof:
         return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, draws=bool(self._drawn), **fields)

@@ -32,7 +32,7 @@ from tfaccel.training.private.private_workers import broadcast_at_once
 from tfaccel.training.run.workload_source import WorkloadSource, with_plan
 from tfaccel.training.schedules import ScaledRate, accumulate
 from tfaccel.training.stages.staged_model import built_on_host
-from tfaccel.training.steps.batch_statistics import say_if_accumulated, synchronize_batch_norm
+from tfaccel.training.steps.batch_statistics import batch_norm_layers, synchronize_batch_norm
 from tfaccel.training.steps.embeddings import tables_created_on_host
 from tfaccel.training.steps.engine import Engine, EngineOptions, get_engine
 from tfaccel.training.steps.model_parts import get_optimizers, has_own_train_step, stepping_optimizers
@@ -126,7 +126,7 @@ def as_planned(model: keras.Model, plan: Plan) -> keras.Model:
 def _normalize_as_planned(model: keras.Model, plan: Plan) -> None:
     if plan.synchronize_batch_norm:
         synchronize_batch_norm(model)
-    say_if_accumulated(model, plan.accumulation_steps)
+    _say_if_accumulated(model, plan.accumulation_steps)
 
 
 def logical_devices(plan: Plan) -> tuple[str, ...]:
@@ -418,4 +418,16 @@ def refuse_restoring(callbacks: Sequence[keras.callbacks.Callback]) -> None:
         raise WorkloadError(
             "`train` and BackupAndRestore both restore the training state. Leave out BackupAndRestore: checkpoints are "
             'in run_dir, and resume="auto" continues from them.'
+        )
+
+
+def _say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
+    """Logs that batch normalization sees one micro-batch at a time, if gradients are accumulated."""
+    names = batch_norm_layers(model)
+    if accumulation_steps > 1 and names:
+        logger.warning(
+            "Gradients are accumulated over %d micro-batches, and batch normalization (%s) takes its statistics over "
+            "one micro-batch at a time: results differ from those with accumulation_steps=1.",
+            accumulation_steps,
+            ", ".join(names),
         )

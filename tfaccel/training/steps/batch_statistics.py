@@ -105,18 +105,6 @@ def batch_norm_layers(model: keras.Model) -> list[str]:
     return [layer.name for layer in private_api.all_layers(model) if isinstance(layer, kind) and layer.trainable]
 
 
-def say_if_accumulated(model: keras.Model, accumulation_steps: int) -> None:
-    """Logs that batch normalization sees one micro-batch at a time, if gradients are accumulated."""
-    names = batch_norm_layers(model)
-    if accumulation_steps > 1 and names:
-        logger.warning(
-            "Gradients are accumulated over %d micro-batches, and batch normalization (%s) takes its statistics over "
-            "one micro-batch at a time: results differ from those with accumulation_steps=1.",
-            accumulation_steps,
-            ", ".join(names),
-        )
-
-
 class _OverReplicas:
     """Sums over the replicas; the gradient is that of the sum of the replicas' losses, weighted by rows."""
 

@@ -107,6 +107,11 @@ def gather_nest(values: Any) -> Any:
     return keras.tree.map_structure(gather, values)
 
 
+def gather_states(value: tf.Tensor) -> tf.Tensor:
+    """A value of each replica, along a new first axis; call it in a replica's step."""
+    return _all_gather(value[None], tf.distribute.get_replica_context())
+
+
 def _gathered(own: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
     if not own.dtype.is_floating:
         return _all_gather(own, context)

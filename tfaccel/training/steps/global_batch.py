@@ -55,6 +55,8 @@ class Share:
         bad: numbers above 0 for losses and gradients that are not finite, if batches are left out.
         scaled: values of losses that are not reduced, divided by the replica's fraction of the rows.
         keeps_values: whether the values of a loss that is not reduced are left as they are; see `VALUES_KEPT`.
+        metric_states: states of metrics before the step, by the ids of their variables.
+        results: the results that the step has asked metrics for, each with its metric.
     """
 
     row_weight: Any
@@ -69,12 +71,13 @@ class Share:
     bad: list[tf.Tensor] = field(default_factory=list)
     scaled: list[Any] = field(default_factory=list)
     keeps_values: bool = False
+    metric_states: dict[int, tf.Tensor] = field(default_factory=dict)
+    results: list[tuple[Any, keras.metrics.Metric]] = field(default_factory=list)
 
     @property
-    def num_rows(self) -> int | None:
-        """Number of rows of the replica, if known while tracing."""
-        leaves = [leaf for leaf in keras.tree.flatten(self.data) if leaf is not None and leaf.shape.rank]
-        return leaves[0].shape[0] if leaves else None
+    def numbers_of_rows(self) -> set[int | None]:
+        """Numbers of rows of the replica's data, as far as they are known while tracing."""
+        return {leaf.shape[0] for leaf in keras.tree.flatten(self.data) if leaf is not None and leaf.shape.rank}
 
 
 class NeedsEveryReplica(Exception):
@@ -155,7 +158,7 @@ def sum_of_added(original: Callable[[Any], Any], loss: Any) -> Any:
 
 def _is_by_row(values: Any, share: Share) -> bool:
     """Whether a tensor has one or more values for each row of the replica."""
-    return (values.shape[0] is None or values.shape[0] == share.num_rows) and depends_on(values, share.data)
+    return (values.shape[0] is None or values.shape[0] in share.numbers_of_rows) and depends_on(values, share.data)
 
 
 def _gradient(

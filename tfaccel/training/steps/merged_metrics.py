@@ -7,22 +7,27 @@ is updated on every replica with the rows of the whole global batch (`GATHERED`)
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.steps.all_reduce import mean_over_replicas, sum_over_replicas
-from tfaccel.training.steps.gather_rows import gather_nest
-from tfaccel.training.steps.global_batch import replica_share
-from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes, left_by_user
+from tfaccel.training.steps.gather_rows import gather_nest, gather_states
+from tfaccel.training.steps.global_batch import NeedsEveryReplica, current_share, replica_share
+from tfaccel.training.steps.overrides import left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
 GATHERED: weakref.WeakSet[keras.metrics.Metric] = weakref.WeakSet()
+_USED: weakref.WeakSet[keras.metrics.Metric] = weakref.WeakSet()  # whose results a step computes with
+
+
+class ComputesWithResults(Exception):
+    """While tracing: a step computes with metric results, and must be traced again with those over all replicas."""
 
 
 def metrics_in(model: keras.Model) -> list[keras.metrics.Metric]:
@@ -53,18 +58,34 @@ def merges_itself(metric: keras.metrics.Metric) -> bool:
     return callable(getattr(metric, "merge_state", None))
 
 
-def gathered_updates(metrics: list[keras.metrics.Metric]) -> list[tuple[keras.metrics.Metric, dict[str, Any]]]:
-    """Attributes that update each metric in `GATHERED` with the rows of all replicas."""
+def attributes_in_steps(metrics: list[keras.metrics.Metric]) -> list[tuple[keras.metrics.Metric, dict[str, Any]]]:
+    """Attributes of metrics while replicas are traced.
 
-    def update(metric: keras.metrics.Metric) -> Callable[..., Any]:
+    Those in `GATHERED` are updated with the rows of all replicas. All note the results that a custom step asks for. A
+    replica's running result does not describe the global batch; the metric's result over all replicas does. A result
+    that is returned under the metric's name is read at the end of a window. Where a step does more with it, it is that
+    over all replicas within the step, too.
+    """
+
+    def of(metric: keras.metrics.Metric) -> dict[str, Any]:
         def update_state(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = keras.tree.map_structure(_number_of_all, gather_nest((args, kwargs)))
             with replica_share(None):  # as one device would
                 return left_by_user(metric, "update_state")(*args, **kwargs)
 
-        return update_state
+        def result() -> Any:
+            share, get = current_share(), left_by_user(metric, "result")
+            if share is None:
+                return get()
+            is_shared = (metric in _USED or tf.executing_eagerly()) and metric not in GATHERED
+            value = _over_replicas(metric, get_result) if is_shared else get()
+            value = tf.convert_to_tensor(value.value) if isinstance(value, keras.Variable) else value
+            share.results.append((value, metric))
+            return value
 
-    return [(metric, {"update_state": update(metric)}) for metric in metrics if metric in GATHERED]
+        return {"result": result} | ({"update_state": update_state} if metric in GATHERED else {})
+
+    return [(metric, of(metric)) for metric in metrics]
 
 
 def _number_of_all(value: Any) -> Any:
@@ -83,7 +104,7 @@ def own_results(metrics: list[keras.metrics.Metric], replicas: Replicas) -> list
         if metric in GATHERED:
             found.append((metric, {"result": lambda m=metric: _first_result(m, replicas)}))
         elif merges_itself(metric):
-            found.append((metric, {"result": lambda m=metric: _merged_result(m, replicas)}))
+            found.append((metric, {"result": lambda m=metric: _merged(m, replicas, get_result)}))
     return found
 
 
@@ -92,16 +113,42 @@ def _first_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
         return get_result(metric)
 
 
-def _merged_result(metric: keras.metrics.Metric, replicas: Replicas) -> Any:
-    """`result` after merging the states of all replicas with `merge_state`; the metric itself is unchanged."""
-    states = [_states_of_replicas(variable, replicas) for variable in metric.variables]
-    twins = [_twin(metric) for _ in range(replicas.num_replicas - 1)]
-    mapping = []
+def merged_states(metrics: list[keras.metrics.Metric], replicas: Replicas) -> dict[int, np.ndarray]:
+    """The states over all replicas of metrics that merge themselves, by the ids of the first components."""
+    states = [(metric, _merged(metric, replicas, _get_state)) for metric in metrics if merges_itself(metric)]
+    pairs = [pair for metric, state in states for pair in zip(metric.variables, state, strict=True)]
+    return {id(replicas.components([variable], 0)[0]): value.numpy() for variable, value in pairs}
+
+
+def _merged(metric: keras.metrics.Metric, replicas: Replicas, get: Callable[[Any], Any]) -> Any:
+    return replicas.local_results(replicas.strategy.run(_over_replicas, args=(metric, get)))[0]
+
+
+def _over_replicas(metric: keras.metrics.Metric, get: Callable[[Any], Any]) -> Any:
+    """What `get` returns of a metric with the state over all replicas. Call it on each of them."""
+    share, context = current_share(), tf.distribute.get_replica_context()
+    if share is not None and not share.may_gather:
+        raise NeedsEveryReplica
+    states = _get_state(metric)
+    if share is not None:  # what a borrowed row has added does not count
+        before = [share.metric_states.get(id(variable)) for variable in metric.variables]
+        pairs = zip(states, before, strict=True)
+        states = [now if was is None else tf.where(share.row_weight > 0, now, was) for now, was in pairs]
+    if not merges_itself(metric):
+        states = [context.all_reduce(tf.distribute.ReduceOp.SUM, state) for state in states]
+        with keras.StatelessScope(state_mapping=list(zip(metric.variables, states, strict=True))):
+            return get(metric)
+    states, mapping = [gather_states(state) for state in states], []
+    twins = [_twin(metric) for _ in range(context.num_replicas_in_sync - 1)]
     for replica, one in enumerate([metric, *twins]):
-        mapping += [(v, tf.cast(state[replica], v.dtype)) for v, state in zip(one.variables, states, strict=True)]
+        mapping += [(v, state[replica]) for v, state in zip(one.variables, states, strict=True)]
     with keras.StatelessScope(state_mapping=mapping):
         metric.merge_state(twins)
-        return get_result(metric)
+        return get(metric)
+
+
+def _get_state(metric: keras.metrics.Metric) -> list[tf.Tensor]:
+    return [tf.identity(tf.convert_to_tensor(variable.value)) for variable in metric.variables]
 
 
 def get_result(metric: keras.metrics.Metric) -> Any:
@@ -109,15 +156,6 @@ def get_result(metric: keras.metrics.Metric) -> Any:
     return keras.tree.map_structure(
         lambda value: tf.identity(keras.ops.convert_to_tensor(value)), left_by_user(metric, "result")()
     )
-
-
-def _states_of_replicas(variable: keras.Variable, replicas: Replicas) -> tf.Tensor:
-    """The replicas' values of a variable, stacked."""
-    strategy = replicas.strategy
-    if replicas.num_workers == 1:
-        return tf.stack([replicas.components([variable], r)[0].read_value() for r in range(replicas.num_replicas)])
-    values = strategy.run(lambda: private_api.tf_variable(variable).read_value()[None])
-    return strategy.gather(values, axis=0)
 
 
 def _twin(metric: keras.metrics.Metric) -> keras.metrics.Metric:
@@ -143,50 +181,55 @@ def _shallow_copy(value: Any) -> Any:
     return made
 
 
-class NotedResults:
-    """The metric results that a custom step returns as logs, under any name.
+def check_results(model: keras.Model, logs: Any, replicas: Replicas) -> None:
+    """Raises ComputesWithResults if the step of a replica, which returns `logs`, does more with a result than known."""
+    with tf.init_scope(), replica_share(None):
+        names = names_of_results(model, replicas)
+    share, flat = current_share(), flat_logs(logs or {})
+    are_all, results = set(flat) == names, [] if share is None else share.results
+    returned = {id(value) for name, value in flat.items() if not (are_all or is_read_later(model, name, names))}
+    used = [metric for value, metric in results if metric not in _USED and _is_used(value, returned)]
+    if used:
+        _USED.update(used)
+        raise ComputesWithResults
 
-    A replica's running result does not describe the global batch; the metric's result over all replicas does.
 
-    Attributes:
-        of_logs: name of a log -> the metric, and the log's key in the metric's result if that is a dict.
-    """
+def states_used(model: keras.Model) -> dict[int, tf.Tensor]:
+    """What metrics with whose results a step computes hold before it, by the ids of their variables."""
+    used = [metric for metric in metrics_in(model) if metric in _USED]
+    return {id(v): value for metric in used for v, value in zip(metric.variables, _get_state(metric), strict=True)}
 
-    def __init__(self) -> None:
-        self.of_logs: dict[str, tuple[keras.metrics.Metric, str | None]] = {}
-        self._results: list[tuple[Any, keras.metrics.Metric]] = []
 
-    @contextlib.contextmanager
-    def while_tracing(self, metrics: list[keras.metrics.Metric]) -> Iterator[None]:
-        """Records what each metric's `result` returns while all replicas are traced."""
+def concrete_function(function: Any, *specs: Any) -> Any:
+    """Traces a function of steps: again where they turn out to compute with metric results."""
+    while True:
+        try:
+            return function.get_concrete_function(*specs)
+        except ComputesWithResults:
+            continue
 
-        def noting(metric: keras.metrics.Metric) -> Callable[[], Any]:
-            def result() -> Any:
-                value = left_by_user(metric, "result")()
-                self._results.append((value, metric))
-                return value
 
-            return result
+def _is_used(result: Any, returned: set[int]) -> bool:
+    """Whether something in a graph is computed from a metric's result, or it is returned."""
+    values = [value for value in keras.tree.flatten(result) if tf.is_symbolic_tensor(value)]
+    return any(id(value) in returned or value.consumers() for value in values)
 
-        with attributes_of_each((metric, {"result": noting(metric)}) for metric in metrics):
-            yield
-        self._results.clear()
 
-    def look_at(self, logs: Any) -> Any:
-        """Finds metric results among the logs of a step, and returns the logs."""
-        for name, value in (logs or {}).items():
-            for result, metric in self._results:
-                if value is result:
-                    names = value if isinstance(value, dict) else {None: value}
-                    self.of_logs.update({key or name: (metric, key) for key in names})
-        return logs
+def names_of_results(model: keras.Model, replicas: Replicas) -> set[str]:
+    """The names of all metric results in logs."""
+    with replicas.local(model.metrics_variables, 0):
+        return set(flat_logs(model.get_metrics_result()))
 
-    def over_replicas(self, replicas: Replicas) -> dict[str, Any]:
-        """The recorded logs as metric results over all replicas. Call it in the strategy's scope."""
-        logs = {}
-        for name, (metric, key) in self.of_logs.items():
-            attributes = [attributes for _, attributes in own_results([metric], replicas)]
-            with instance_attributes(metric, attributes[0] if attributes else {}):
-                result = metric.result()
-            logs[name] = result if key is None else result[key]
-        return logs
+
+def is_read_later(model: keras.Model, name: str, results: Iterable[str]) -> bool:
+    """Whether `get_logs` takes a metric's result for a log of a custom step, even if not all results are returned."""
+    tracker = private_api.loss_tracker(model)
+    return name in results and (tracker is None or name != tracker.name)
+
+
+def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs with nested dicts (results of several metrics) merged in, as Keras reports them."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(flat_logs(value) if isinstance(value, dict) else {name: value})
+    return flat

@@ -17,7 +17,6 @@ from tfaccel.training.private.private_tensorflow import updates_of_copies
 from tfaccel.training.steps.gradient_update import build_optimizer, descend, is_plain
 from tfaccel.training.steps.gradients import CombineSlices
 from tfaccel.training.steps.left_out import OneReplicaGuard
-from tfaccel.training.steps.merged_metrics import NotedResults
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables
 from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
@@ -35,7 +34,6 @@ class OneReplica:
 
     Attributes:
         finite: with `leaves_out`, while tracing: whether the loss and gradients of the last step were finite.
-        noted_results: none: the logs of one replica are those of the global batch.
     """
 
     takes_fixed_shapes = gathers_rows = False
@@ -57,7 +55,6 @@ class OneReplica:
         self._jit_compile = jit_compile and not model.run_eagerly
         self._leaves_out = leaves_out
         self.finite: tf.Tensor | None = None
-        self.noted_results = NotedResults()
         guard = OneReplicaGuard(model, lambda variable: replicas.components([variable], 0)[0])
         self._train = self.on_replica(lambda: partial(guard.run, model.train_step) if leaves_out else model.train_step)
         self._test = self.on_replica(lambda: model.test_step)

@@ -40,7 +40,7 @@ from tfaccel.training.steps.global_batch import (
 from tfaccel.training.steps.gradient_update import GradientUpdate, UpdateInStep
 from tfaccel.training.steps.left_out import ReplicasGuard, bad_gradients, bad_logs
 from tfaccel.training.steps.loss_scaling import count_overflows
-from tfaccel.training.steps.merged_metrics import NotedResults, gathered_updates, metrics_in
+from tfaccel.training.steps.merged_metrics import attributes_in_steps, check_results, metrics_in, states_used
 from tfaccel.training.steps.model_parts import (
     get_optimizers,
     get_variables,
@@ -68,7 +68,6 @@ class SeveralReplicas:
 
     Attributes:
         gathers_rows: whether a step that was traced gathers rows over the replicas.
-        noted_results: see `NotedResults`.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class SeveralReplicas:
     ) -> None:
         self.model, self.replicas, self.rows = model, replicas, rows
         self.gathers_rows = False
-        self.noted_results = NotedResults()
         self.updates: dict[str, Any] = {name: make_update(one) for name, one in get_optimizers(model).items()}
         self._leaves_out, self._compiled, self._placed = leaves_out, compiled, placed
         self._guard = ReplicasGuard(model, replicas, leaves_out=leaves_out)
@@ -133,9 +131,8 @@ class SeveralReplicas:
         metrics = metrics_in(self.model)
         batch = self.rows.checked(batches, batch)
         with (
-            self.noted_results.while_tracing(metrics),
             summaries_of_all(self.replicas.num_replicas),
-            attributes_of_each([*gathered_updates(metrics), (self.model, gathered_loss(self.model))]),
+            attributes_of_each([*attributes_in_steps(metrics), (self.model, gathered_loss(self.model))]),
         ):
             try:
                 return step(batches, batch)
@@ -220,6 +217,7 @@ class SeveralReplicas:
                 may_gather=may_gather,
                 weighs_gradients=weighs_gradients,
                 keeps_values=self.model in VALUES_KEPT,
+                metric_states=states_used(self.model),
             )
             with replica_share(share):
                 results = step(data)
@@ -257,7 +255,10 @@ class SeveralReplicas:
 
     def _own_logs(self, logs: Any, kind: str) -> Any:
         """Logs that may differ from the metric results; the latter are read at the end of a window."""
-        return weighted_by_rows(self.noted_results.look_at(logs)) if has_own_logs(self.model, kind) else {}
+        if not has_own_logs(self.model, kind):
+            return {}
+        check_results(self.model, logs, self.replicas)
+        return weighted_by_rows(logs)
 
     def _denominators(self, batches: GraphBatches, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a forward pass that changes no state.

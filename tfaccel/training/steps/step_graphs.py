@@ -17,7 +17,7 @@ from tfaccel.training.private.private_random import noting_stateful_random
 from tfaccel.training.private.private_tensorflow import outside_variables, unsaved_state
 from tfaccel.training.stages.micro_batches import MicroBatches, window_of_micro_batches
 from tfaccel.training.steps.clocks import InputClock
-from tfaccel.training.steps.merged_metrics import NotedResults, metrics_in, own_results
+from tfaccel.training.steps.merged_metrics import concrete_function, flat_logs, is_read_later, metrics_in, own_results
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_logs, unlisted_variables
 from tfaccel.training.steps.overrides import attributes_of_each
 from tfaccel.training.steps.replicas import Replicas, current_replica
@@ -37,14 +37,12 @@ class Steps(Protocol):
     Attributes:
         finite: while tracing: whether the loss and gradients of the last step were finite; None if that is not checked.
         gathers_rows: whether a step that was traced gathers rows over the replicas.
-        noted_results: the logs of a custom step that are results of metrics.
         has_sparse_gradients: whether the gradients of a traced step include `IndexedSlices`, which are reduced.
         own_rows: the variables whose sparse gradients have rows of each replica's own, with their optimizers.
         takes_fixed_shapes: whether the rows of all batches of a graph call must be known before it.
     """
 
     gathers_rows: bool
-    noted_results: NotedResults
 
     @property
     def finite(self) -> tf.Tensor | None: ...
@@ -118,7 +116,7 @@ class StepGraphs:
             if not self.run_eagerly:
                 function = tf.function(self._in_contexts(function, feed.spec), autograph=False, reduce_retracing=True)
                 traced = arguments if specs is None else (specs, tf.TensorSpec([], tf.int32))[: 1 if predicts else 2]
-                concrete = function.get_concrete_function(*traced)
+                concrete = concrete_function(function, *traced)
                 function = function if specs is None else concrete
                 self._graphs[function] = concrete.graph
         if stateful and not (self.has_one_graph or self.run_eagerly):
@@ -159,7 +157,7 @@ class StepGraphs:
         if saved is None or self.run_eagerly:
             return []
         graph = self._in_contexts(lambda data: self.steps.train(IteratorBatches(), data), batch_spec)
-        return outside_variables(tf.function(graph, autograph=False).get_concrete_function(batch_spec).graph, saved)
+        return outside_variables(concrete_function(tf.function(graph, autograph=False), batch_spec).graph, saved)
 
     def _saved(self) -> list[tf.Variable] | None:
         """The variables that a checkpoint holds; None on TPUs, where one handle represents those of all cores."""
@@ -231,9 +229,6 @@ class StepGraphs:
                 goes_on = loop and not (is_alone and self._will_be_traced_again())
             go_on = _loop_condition(batches, num_steps, on_host, watch_loss=watch_loss)
             done, state, logs, flags, waited, bad = tf.while_loop(go_on, body, variables) if goes_on else variables
-            if keep_logs and steps.noted_results.of_logs:
-                with self._replicas.strategy.scope():
-                    logs = {**(logs or {}), **steps.noted_results.over_replicas(self._replicas)}
             finite, done = _finite_and_done(flags if watch_loss else (tf.constant(True),), done)
             bad = tuple(of_steps.stack() for of_steps in bad)
             return done, state, logs, metric_results(self._model, self._replicas), finite, waited, bad
@@ -399,17 +394,7 @@ def get_logs(model: keras.Model, replicas: Replicas, own: Any, results: dict[str
         return results
     if replicas.num_replicas == 1:
         return own
-    tracker = private_api.loss_tracker(model)
-    tracked = {name for name in results if tracker is None or name != tracker.name}
-    return {name: results[name] if name in tracked else value for name, value in own.items()}
-
-
-def flat_logs(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs with nested dicts (results of several metrics) merged in, as Keras reports them."""
-    flat: dict[str, Any] = {}
-    for name, value in logs.items():
-        flat.update(flat_logs(value) if isinstance(value, dict) else {name: value})
-    return flat
+    return {name: results[name] if is_read_later(model, name, results) else value for name, value in own.items()}
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ def epoch_windows(
     feed: Feed,
     *,
     limit: int | None,
+    expected: int | None,
     begin: Callable[[int], Any],
     done: int = 0,
     dropped: Collection[int] = (),
@@ -131,12 +132,13 @@ def epoch_windows(
 
     Args:
         limit: number of steps in the epoch; None for all batches of the feed.
+        expected: how many steps that will be; None if it is not known.
         begin: called with the first step of each window before it runs.
         done: steps that were done before, if the epoch is resumed.
         dropped: steps whose batches are not used; each is a window of its own, without logs.
     """
     engine, kind = length.engine, length.kind
-    due = () if feed.exhausted else engine.checks.due(kind, done, limit)
+    due = () if feed.exhausted else engine.checks.due(kind, done, expected)
     while (limit is None or done < limit) and not feed.exhausted:
         begin(done)
         engine.prepare(kind, feed)
