@@ -18,8 +18,8 @@ def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path
     """A path that a user gave.
 
     Raises:
-        TfaccelError: of the given type, for what is no path, and for a path with a scheme, such as gs://bucket/run:
-            Python would take it for a local folder named `gs:`.
+        TfaccelError: of the given type, for what is no path, and for a path with a scheme, such as gs://bucket/run, or
+            in ~, which shells do not replace in --flag=~/run: Python would take it for a local folder `gs:` or `~`.
 
     Example:
         >>> local_path("runs/digits", TfaccelError).name
@@ -32,6 +32,9 @@ def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path
     text = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(text, str):
         raise error(f"A path must be a text or a pathlib.Path. Received: {given!r:.200} of {type(given)}.")
+    if text == "~" or text.startswith("~/"):
+        advice = f"Write $HOME{text[1:]}, or in Python os.path.expanduser({text!r})."
+        raise error(f"{text!r} is not a local path. Nothing has replaced the ~ by your home directory. {advice}")
     found = _SCHEME.match(text)
     if found is None or (isinstance(given, str) and _SAVED_DATA_SET.match(given)):
         return Path(text)

@@ -1,4 +1,4 @@
-"""A path with a scheme, such as gs://bucket/run, is refused wherever a user gives one, and nothing is written."""
+"""A path with a scheme, such as gs://bucket/run, or in ~ is refused wherever a user gives it; nothing is written."""
 
 from pathlib import Path
 
@@ -52,12 +52,19 @@ COMMAND_LINES = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        (PLACE, "tfaccel reads and writes local files only. Mount the bucket"),
+        ("~/run", "Nothing has replaced the ~ by your home directory. Write $HOME/run"),
+    ],
+)
 @pytest.mark.parametrize("line", COMMAND_LINES)
-def test_a_command_refuses_it(line, tmp_path, monkeypatch, capsys):
+def test_a_command_refuses_it(line, place, reason, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["tfaccel", *line.format(PLACE).split()]) == 2
+    assert main(["tfaccel", *line.format(place).split()]) == 2
     found = capsys.readouterr()
-    assert "is not a local path. tfaccel reads and writes local files only. Mount the bucket" in found.err
+    assert f"is not a local path. {reason}" in found.err
     assert not found.out
     assert found.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -114,7 +121,7 @@ def test_addresses_are_no_paths(tmp_path, monkeypatch, capsys):
     ],
 )
 @pytest.mark.parametrize(
-    "place", [PLACE, Path(PLACE), "s3://bucket/run", "hf://datasets/x", Path("hf://datasets/x"), "file:///data"]
+    "place", [PLACE, Path(PLACE), "s3://bucket/run", "hf://datasets/x", Path("hf://datasets/x"), "file:///data", "~/x"]
 )
 def test_python_refuses_it(call, place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -123,7 +130,9 @@ def test_python_refuses_it(call, place, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["runs/a", "/a:/b", "C:/runs", "./gs:/a", "a:b", "tfds:mnist", "hf:owner/name"])
+@pytest.mark.parametrize(
+    "place", ["runs/a", "~a/b", "/a:/b", "C:/runs", "./gs:/a", "a:b", "tfds:mnist", "hf:owner/name"]
+)
 def test_other_paths_are_local(place):
     assert local_path(place, TfaccelError) == Path(place)
 
