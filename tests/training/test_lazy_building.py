@@ -242,6 +242,9 @@ class AppliesAnotherOptimizer(WithoutCall):
         self.encoder.build((None, 6))
         self.decoder.build((None, 4))
 
+    def call(self, inputs):
+        return self.decoder(self.encoder(inputs))
+
     def train_step(self, data):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self.decoder(self.encoder(data)) - data) ** 2)
