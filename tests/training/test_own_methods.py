@@ -171,8 +171,10 @@ def test_own_methods_that_call_tfaccel(num_replicas):
         lambda model: (partial(fit, model), partial(evaluate, model)),
     ):
         train, judge = calls(made(CallsTfaccel, num_replicas))
-        assert train(X, Y, **OPTIONS).history["loss"] == pytest.approx(expected[0])
+        history = train(X, Y, validation_data=(X, Y), **OPTIONS).history
+        assert history["loss"] == pytest.approx(expected[0])
         assert judge(X, Y, verbose=0) == pytest.approx(expected[1])
+        assert history["val_loss"][-1] == pytest.approx(expected[1])  # of the data that `evaluate` passes on
 
 
 @pytest.mark.parametrize("num_replicas", [0, 2])

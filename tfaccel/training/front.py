@@ -12,7 +12,7 @@ import inspect
 import logging
 import secrets
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import keras
@@ -140,8 +140,12 @@ def methods_on_engine(name: str, options: dict[str, Any]) -> dict[str, Callable[
     return {one: functools.partial(_on_engine[one], **(options if one == name else every)) for one in names}
 
 
-def _refuse_unknown(name: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
-    """Raises TypeError for an argument that neither Keras nor tfaccel knows."""
+def _refuse_unknown(name: str, signature: inspect.Signature, given: dict[str, Any]) -> None:
+    """Raises TypeError for an argument that neither Keras nor tfaccel knows.
+
+    Takes out of `given` what an `evaluate` of the model's own has received from `fit`, and passes on.
+    """
+    given.pop(private_api.CACHED_EVALUATION, None)
     known = [one for one in signature.parameters if one != _OWN]
     odd = next((one for one in given if one not in known), None)
     if odd is None:
