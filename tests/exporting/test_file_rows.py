@@ -19,10 +19,10 @@ LINES = '"one"\n{"text": "zwei ü"}\n'
     [
         ("a.jsonl", LINES.encode("utf-8-sig")),
         ("a.jsonl", LINES.encode("utf-16")),
-        ("a.jsonl.gz", gzip.compress(LINES.replace("\n", "\r\n").encode())),
+        ("a.jsonl.gz", gzip.compress(LINES.replace("\n", "\r\n").encode(), mtime=0)),
         ("a.txt", "one\n\nzwei ü".encode("utf-16")),
-        ("a.txt.gz", gzip.compress("one\rzwei ü".encode())),
-        ("a.csv.gz", gzip.compress("text\none\nzwei ü\n".encode())),
+        ("a.txt.gz", gzip.compress("one\rzwei ü".encode(), mtime=0)),
+        ("a.csv.gz", gzip.compress("text\none\nzwei ü\n".encode(), mtime=0)),
     ],
 )
 def test_texts_of_all_encodings_are_read(tmp_path, name, content):

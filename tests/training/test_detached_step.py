@@ -1,5 +1,6 @@
 """Steps that run ahead in a thread of their own."""
 
+import os
 import threading
 
 import pytest
@@ -9,7 +10,8 @@ from tfaccel.training.proof.detached_step import DetachedStep, State, StepAhead
 
 
 @pytest.fixture
-def adds():
+def adds(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
     total = tf.Variable(1.0)
     step = tf.function(lambda amount: total.assign_add(amount)).get_concrete_function(tf.TensorSpec([]))
     return total, DetachedStep(step)
@@ -51,4 +53,11 @@ def test_a_step_that_fails_on_other_rows_leaves_the_first_result(adds):
     total, step = adds
     ahead = StepAhead(step, tf.constant(2.0), State([total]), other=tf.constant([1.0, 2.0]))
     ahead._second.exception()
+    assert ahead.of_other() is None and float(ahead.result()[0]) == 3.0
+
+
+def test_on_two_cores_a_step_runs_on_other_rows_only_if_it_must(adds, monkeypatch):
+    total, step = adds
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    ahead = StepAhead(step, tf.constant(2.0), State([total]), other=tf.constant(5.0))
     assert ahead.of_other() is None and float(ahead.result()[0]) == 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
@@ -102,7 +103,8 @@ class StepAhead:
 
     Args:
         given: see `DetachedStep`.
-        other: rows that the step may be run on as well; it is if it is quick, and nobody waits yet.
+        other: rows that the step may be run on as well; it is if it is quick, nobody waits yet, and tracing leaves more
+            than one core idle.
     """
 
     def __init__(
@@ -130,7 +132,8 @@ class StepAhead:
 
         thread = background_thread()
         self._first = thread.submit(first)
-        self._second = None if other is None else thread.submit(second)
+        has_idle_cores = len(os.sched_getaffinity(0)) > 2
+        self._second = thread.submit(second) if other is not None and has_idle_cores else None
         thread.shutdown(wait=False)
 
     def wait(self) -> None:
