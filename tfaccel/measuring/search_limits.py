@@ -25,7 +25,7 @@ _COMPILES_LONGER = 1.5
 _CLUSTERS_LONGER = 4.0
 _SPLITS_LONGER = 2.0
 _LEAST_PLANS = 4  # that the time should allow, if each takes as long as the longest so far
-_END_SECONDS = 1.5  # to end the processes, and to keep the report
+_END_SECONDS = 2.5  # to end the processes, and to keep the report
 
 
 class SearchLimits:
@@ -102,6 +102,8 @@ class SearchLimits:
             return f"{count} measured (max_candidates={options.max_candidates})."
         budget = self.budget_seconds
         if self.seconds + self.times.expected(plan, is_new=is_new) <= budget:
+            return ""
+        if len(measured) == 1 and options.budget_seconds is None:
             return ""
         if len(measured) == 1:
             start, longest = self.times.start_seconds, self.times.longest
@@ -185,11 +187,11 @@ class PlanTimes:
         >>> times = PlanTimes()
         >>> times.note(plain, 4.0, start_seconds=6.0)
         >>> times.expected(plain), times.expected(compiled)
-        (5.5, 7.5)
+        (6.5, 8.5)
         >>> times.expected(Plan(strategy="none", devices=("CPU:0",), global_batch_size=32, xla_auto_clustering=True))
-        17.5
+        18.5
         >>> times.expected(plain, is_new=True)
-        11.5
+        12.5
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Which steps of an engine are compared with one device's, and what is done if one differs.
 
-Of the first epoch, the steps 1, 2, 4, 8, ... and the last one are compared; of later epochs, one. Where
-several replicas can compute what differs from the rows of all of them, they do from then on, and the step is compared
-again; anything else is refused, with all state as it was before the step.
+Of the first epoch, the steps 1, 2, 4, 8, ... and the last one are compared, or all of them if there are at most eight; of
+later epochs, one. Where several replicas can compute what differs from the rows of all of them, they do from then on, and
+the step is compared again; anything else is refused, with all state as it was before the step.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ _EVERY_EPOCH = 10  # the epochs that each have a step compared; after them, so m
 _STEPS_BETWEEN = 200
 _MAX_BYTES = 1 << 30  # larger models have their first step compared alone
 _MAX_SHAPES = 3  # of batches that one trace does not take, which are traced as well
+_FEW_STEPS = 8  # of an epoch, which are all compared in the first one
 _FIRST_STEPS = 16  # of an epoch of unknown length, from which its step is drawn
 _MAX_DOUBLINGS = 20
 
@@ -111,6 +112,8 @@ class StepChecks:
         self._steps_since[kind] = 0
         if epoch:
             return (*first, int(np.random.default_rng(epoch).integers(done, max(done + 1, limit or _FIRST_STEPS))))
+        if limit is not None and limit - done <= _FEW_STEPS:
+            return tuple(range(done, limit))
         doubled = (done + (1 << power) - 1 for power in range(_MAX_DOUBLINGS))
         return (*(step for step in doubled if limit is None or step < limit), *(() if limit is None else (limit - 1,)))
 
