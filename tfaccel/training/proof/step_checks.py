@@ -1,8 +1,8 @@
 """Which steps of an engine are compared with one device's, and what is done if one differs.
 
 Of the first epoch, the steps 1, 2, 4, 8, ... and the last one are compared, or all of them if there are at most eight;
-of later epochs, one. Where several replicas can compute what differs from the rows of all of them, they do from then on,
-and the step is compared again; anything else is refused, with all state as it was before the step.
+of later epochs, one. Where several replicas can compute what differs from the rows of all of them, they do so from then
+on, and the step is compared again; anything else is refused, with all state as it was before the step.
 """
 
 from __future__ import annotations
