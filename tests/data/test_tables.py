@@ -272,7 +272,7 @@ def test_durations_are_seconds_in_every_unit_and_the_index_of_pandas_is_no_colum
 
 
 def test_markers_of_missing_values(tmp_path):
-    markers = ["", "NA", "n/a", "NaN", "-nan", "+NaN", "NULL", "?", "#N/A", "#NA", "<NA>"]
+    markers = ["", "NA", "n/a", "NaN", "-nan", "+NaN", "NULL", "?", "#N/A", "#NA", "<NA>", "#DIV/0!", "#VALUE!"]
     table = read_table(write(tmp_path / "t.csv", "\n".join(["x,y", *(f"{marker},1" for marker in markers)])))
     assert table.column("x").values.tolist() == [None] * len(markers)
     table = read_table(

@@ -21,7 +21,8 @@ from tfaccel.short_repr import short_repr
 # dates, NO_VALUE marks one too, in any capitals; among texts it is a value.
 _WORDS = ("na", "n/a", "nan", "null", "-nan", "+nan", "#n/a", "#na", "#n/a n/a", "<na>")
 _OF_C = ("-nan(ind)", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")  # which programs in C write on Windows
-MISSING = ("", "?", *_WORDS, *map(str.upper, _WORDS), "NaN", "-NaN", "+NaN", *_OF_C)
+_OF_SPREADSHEETS = ("#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!")  # which their formulas give
+MISSING = ("", "?", *_WORDS, *map(str.upper, _WORDS), "NaN", "-NaN", "+NaN", *_OF_C, *_OF_SPREADSHEETS)
 NO_VALUE = "none"
 _SPELLINGS = pyarrow.array(MISSING)
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
