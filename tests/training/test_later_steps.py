@@ -174,7 +174,7 @@ def test_steps_that_draw_random_numbers_are_compared(name):
         coupled = sequential(DRAWING[name], lambda: Centred(name="centring"))()
     fit(model, X, Y, batch_size=8, verbose=0)
     proof = get_engine(model).checks.proofs["train"]
-    assert proof.holds and proof.num_steps == 4
+    assert proof.holds and proof.num_steps == 8
     with pytest.raises(CoupledRowsError, match="Layer 'centring'"):
         fit(coupled, X, Y, batch_size=8, verbose=0)
 

@@ -321,15 +321,15 @@ def with_logs(kind):
     return make
 
 
-def test_results_beside_own_logs_are_those_of_all_replicas():
+@pytest.mark.parametrize("kind", [AddsLogs, AddsOfAMetric])
+def test_results_beside_own_logs_are_those_of_all_replicas(kind):
     data = {"validation_data": (X[:9], Y[:9])}
-    assert_equal(trained(with_logs(AddsLogs), 2, **data), trained(with_logs(AddsLogs), 0, **data))
+    assert_equal(trained(with_logs(kind), 2, **data), trained(with_logs(kind), 0, **data))
 
 
-@pytest.mark.parametrize("kind", [AddsLargest, AddsOfAMetric])
-def test_a_log_that_is_no_mean_is_named(kind):
-    with pytest.raises(CoupledRowsError, match=rf"^Log 'own' of {kind.__name__}.compute_metrics is not a mean"):
-        trained(with_logs(kind), 2)
+def test_a_log_that_is_no_mean_is_named():
+    with pytest.raises(CoupledRowsError, match=r"^Log 'own' of AddsLargest.compute_metrics is not a mean"):
+        trained(with_logs(AddsLargest), 2)
 
 
 def mean_over_positives(y_true, y_pred):
