@@ -66,10 +66,10 @@ def read_table(
 
     A CSV file has a header; its delimiter is the comma, semicolon, tab or bar, whichever is most frequent in the
     header (in a .tsv file, the tab if it is there), or the one in a first line such as `sep=;`. Empty fields, NA, N/A,
-    #N/A, NaN, null, ? and #DIV/0! are missing values; among numbers and dates, None is too. All columns of a CSV file are read
-    as text, and so are all of a Parquet file but floating-point numbers, booleans and durations (in seconds). The index
-    that pandas writes to a Parquet file is left out. A column without a name, such as the index that pandas writes, is
-    named by its position: column_1.
+    #N/A, NaN, null, ? and #DIV/0! are missing values; among numbers and dates, None is too. All columns of a CSV file
+    are read as text, and so are all of a Parquet file but floating-point numbers, booleans and durations (in seconds).
+    The index that pandas writes to a Parquet file is left out. A column without a name, such as the index that pandas
+    writes, is named by its position: column_1.
 
     Args:
         path: the file. A CSV file may be compressed, as .csv.gz, .bz2, .xz, .zst or .zip.

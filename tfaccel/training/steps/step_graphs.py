@@ -116,7 +116,9 @@ class StepGraphs:
             if not self.run_eagerly:
                 function = tf.function(self._in_contexts(function, feed.spec), autograph=False, reduce_retracing=True)
                 traced = arguments if specs is None else (specs, tf.TensorSpec([], tf.int32))[: 1 if predicts else 2]
-                concrete = concrete_function(function, *traced)
+                is_alone = self._replicas.num_replicas == 1  # then metric results are those of all replicas
+                trace = function.get_concrete_function if is_alone else partial(concrete_function, function)
+                concrete = trace(*traced)
                 function = function if specs is None else concrete
                 self._graphs[function] = concrete.graph
         if stateful and not (self.has_one_graph or self.run_eagerly):
@@ -241,8 +243,7 @@ class StepGraphs:
             return None
         fetch = partial(batches.fetch, arguments, batches.start(arguments), tf.constant(0))
         batch = tf.function(lambda: fetch()[0], autograph=False).get_concrete_function().structured_outputs
-        function = tf.function(lambda batch: as_tensors(step(batches, batch)), autograph=False)
-        found = _StepTracedOnce(function.get_concrete_function(batch))
+        found = _StepTracedOnce(tf.function(partial(step, batches), autograph=False).get_concrete_function(batch))
         return found if found.has_fixed_logs else None
 
     def _will_be_traced_again(self) -> bool:
@@ -340,8 +341,8 @@ class _StepTracedOnce:
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        specs = [spec.shape for spec in tf.nest.flatten(function.structured_outputs)]
-        self.has_fixed_logs = all(shape.is_fully_defined() for shape in specs)
+        specs = tf.nest.flatten(function.structured_outputs)
+        self.has_fixed_logs = all(one is not None and one.shape.is_fully_defined() for one in specs)
         self.no_logs: Any = ()
         if self.has_fixed_logs:
             self.no_logs = tf.nest.map_structure(
