@@ -23,7 +23,7 @@ from tfaccel.processes.process_start import environment_digest
 
 _PROGRAM = "tfaccel.training.waiting_program"
 _ONLY_LOGS = ("TF_CPP_MIN_LOG_LEVEL",)  # scripts set it before they import; it changes no numbers
-_FREE_BYTES = 2 << 30  # for each worker: one that waits takes a quarter of that
+_FREE_BYTES = 2 << 30  # for each worker; one that waits takes 0.8 GB
 
 
 class WaitingWorkers:
@@ -126,9 +126,8 @@ def python_program(command: Sequence[str]) -> list[str]:
 
 def _is_this_python(path: str) -> bool:
     """Whether it is this interpreter: by its folder too, which decides what packages it has."""
+    same_folder = os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable)
     try:
-        return os.path.samefile(path, sys.executable) and os.path.dirname(os.path.abspath(path)) == os.path.dirname(
-            sys.executable
-        )
+        return same_folder and os.path.samefile(path, sys.executable)
     except OSError:
         return False

@@ -15,6 +15,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from tfaccel.files import write_json
 from tfaccel.processes.process_start import become_worker, changes_since_start
 
 
@@ -51,10 +52,7 @@ def _load(file: Path) -> None:
     import tfaccel.training.fit
     import tfaccel.training.train  # noqa: F401
 
-    temporary = file.with_name(f"{file.name}-{os.getpid()}")
-    temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(changes_since_start()), encoding="utf-8")
-    temporary.replace(file)
+    write_json(file, changes_since_start())
 
 
 if __name__ == "__main__":

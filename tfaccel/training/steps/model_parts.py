@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_layers import loss_trackers
@@ -162,3 +163,9 @@ def moved_by_gradients(model: keras.Model) -> list[keras.Variable]:
     """The weights that optimizers train, and the optimizers' own variables."""
     slots = [slot for optimizer in get_optimizers(model).values() for slot in optimizer.variables]
     return [*model.trainable_variables, *slots]
+
+
+def have_values(variables: list[keras.Variable]) -> bool:
+    """Whether variables were created before the step being traced: those that it creates have no values yet."""
+    with tf.init_scope():
+        return all(bool(private_api.tf_variable(variable).is_initialized()) for variable in variables)

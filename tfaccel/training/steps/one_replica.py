@@ -17,7 +17,7 @@ from tfaccel.training.private.private_tensorflow import updates_of_copies
 from tfaccel.training.steps.gradient_update import build_optimizer, descend, is_plain
 from tfaccel.training.steps.gradients import CombineSlices
 from tfaccel.training.steps.left_out import OneReplicaGuard
-from tfaccel.training.steps.model_parts import get_optimizers, get_variables
+from tfaccel.training.steps.model_parts import get_optimizers, get_variables, have_values
 from tfaccel.training.steps.overrides import instance_attributes, left_by_user
 from tfaccel.training.steps.replicas import Replicas
 
@@ -119,7 +119,7 @@ class OneReplica:
 
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
             trainable = None if trainable_variables is None else list(trainable_variables)
-            if trainable is not None and (not self.replicas.is_default or _have_values(trainable)):
+            if trainable is not None and (not self.replicas.is_default or have_values(trainable)):
                 build(trainable)
             if is_plain():
                 descend(gradients, self.model.trainable_variables if trainable is None else trainable)
@@ -134,9 +134,3 @@ class OneReplica:
 def _as_value(result: Any) -> Any:
     """The value of a variable that a metric returns as its result: elsewhere it stands for those of all replicas."""
     return tf.convert_to_tensor(result.value) if isinstance(result, keras.Variable) else result
-
-
-def _have_values(variables: list[keras.Variable]) -> bool:
-    """Whether variables were created before the step being traced, so that slots can be computed from them."""
-    with tf.init_scope():
-        return all(bool(private_api.tf_variable(variable).is_initialized()) for variable in variables)

@@ -18,7 +18,13 @@ from tfaccel.training.private.private_tensorflow import outside_variables, unsav
 from tfaccel.training.stages.micro_batches import MicroBatches, window_of_micro_batches
 from tfaccel.training.steps.clocks import InputClock
 from tfaccel.training.steps.merged_metrics import concrete_function, flat_logs, is_read_later, metrics_in, own_results
-from tfaccel.training.steps.model_parts import get_optimizers, get_variables, has_own_logs, unlisted_variables
+from tfaccel.training.steps.model_parts import (
+    get_optimizers,
+    get_variables,
+    has_own_logs,
+    have_values,
+    unlisted_variables,
+)
 from tfaccel.training.steps.overrides import attributes_of_each
 from tfaccel.training.steps.replicas import Replicas, current_replica
 from tfaccel.training.steps.tracing import TraceStates
@@ -195,10 +201,10 @@ class StepGraphs:
         # A loop's variables are where their first values are. A GPU must not hold what decides whether it goes on.
         on_host: Any = partial(tf.device, "/CPU:0") if on_gpu else contextlib.nullcontext
         times_input = self._times_input and (watch_loss or leaves_out or not on_gpu)
-        is_alone = keep_logs and loop and not (leaves_out or self._is_on_tpu) and self._replicas.num_replicas == 1
+        calls_step = keep_logs and loop and not (leaves_out or self._is_on_tpu) and self._replicas.num_replicas == 1
 
         def window(arguments: Any, num_steps: tf.Tensor) -> Any:
-            once = self._traced_once(step_fn, batches, arguments) if is_alone else None
+            once = self._traced_once(step_fn, batches, arguments) if calls_step else None
             run_step = once or partial(step_fn, batches)
 
             def body(step: tf.Tensor, state: Any, logs: Any, flags: Any, waited: Any, bad: Any) -> Any:
@@ -228,7 +234,7 @@ class StepGraphs:
                 variables = (tf.constant(0), batches.start(arguments), logs, self._first_flags(is_ahead), waited, bad)
             if once is None and (keep_logs or not loop):  # the first step determines the structure of the logs
                 variables = body(*variables)
-                goes_on = loop and not (is_alone and self._will_be_traced_again())
+                goes_on = loop and not (calls_step and self._will_be_traced_again())
             go_on = _loop_condition(batches, num_steps, on_host, watch_loss=watch_loss)
             done, state, logs, flags, waited, bad = tf.while_loop(go_on, body, variables) if goes_on else variables
             finite, done = _finite_and_done(flags if watch_loss else (tf.constant(True),), done)
@@ -248,8 +254,7 @@ class StepGraphs:
 
     def _will_be_traced_again(self) -> bool:
         """Whether variables are created by the step being traced: TensorFlow then traces it once more, without them."""
-        with tf.init_scope():
-            return not all(bool(private_api.tf_variable(v).is_initialized()) for v in get_variables(self._model))
+        return not have_values(get_variables(self._model))
 
     def _window_of_micro_batches(self, batches: GraphBatches, together: MicroBatches) -> Callable[..., Any]:
         run = window_of_micro_batches(
