@@ -24,6 +24,7 @@ def image_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     image_model().save(folder / "model.keras")
     (folder / "config.json").write_text('{"recipe": "small images"}')
+    (folder / "result.json").write_text("{}")
     (folder / "raw_input.json").write_text(json.dumps(IMAGES.to_json()))
     return folder
 
@@ -202,6 +203,7 @@ def test_text_model_has_its_vocabulary_inside(tmp_path):
     run.mkdir()
     text_model().save(run / "model.keras")
     (run / "config.json").write_text('{"recipe": "texts"}')
+    (run / "result.json").write_text("{}")
     (run / "raw_input.json").write_text(json.dumps(TEXTS.to_json()))
     result = export(run, ["saved_model"], out=tmp_path / "out")
     assert result.files[0].signatures == ("serving_default", "serving_raw")
@@ -257,6 +259,7 @@ def test_own_class_of_a_script(tmp_path, monkeypatch):
     run.mkdir()
     keras.Sequential([keras.Input((2,)), OwnScale(), keras.layers.Dense(1)]).save(run / "model.keras")
     (run / "config.json").write_text('{"recipe": "own"}')
+    (run / "result.json").write_text("{}")
     OwnScale.__module__ = "own_scale"
     with pytest.raises(ExportError, match=r"holds your class 'OwnScale', which is not imported .* --modules=mine"):
         export(run, ["saved_model"], out=tmp_path / "out")

@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from tfaccel.data.raw_input import ImageInput, load_raw_input
+from tfaccel.errors import RunDirError
+from tfaccel.exporting.load_model import load_run, place_of_run, raw_input_of_file
 from tfaccel.training.run.run_dir import RunDir
 
 RUN = "import sys; from tfaccel.scripts.main import main; sys.exit(main(['tfaccel', *sys.argv[1:]]))"
@@ -33,6 +35,33 @@ def test_run_directory_keeps_what_raw_inputs_are(tmp_path):
     other = RunDir(tmp_path / "worker", {}, writes=False)
     other.write_raw_input(raw_input)
     assert not (tmp_path / "worker").exists()
+
+
+@pytest.mark.parametrize("opened", [place_of_run, load_run, lambda folder: raw_input_of_file(folder / "model.keras")])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("raw_input.json", None, r"has lost its raw_input\.json, which the run has written\. Put it back"),
+        ("example_inputs.npz", None, r"has lost its example_inputs\.npz"),
+        ("raw_input.json", b"{}", r"raw_input\.json is not the file that this run has written: it was changed"),
+        ("model.keras", b"another's", r"model\.keras is not the file that this run has written"),
+        ("result.json", b'{"files": 3}', r"result\.json cannot be read"),
+    ],
+)
+def test_files_of_a_run_that_are_gone_or_replaced_are_refused(tmp_path, opened, name, content, message):
+    run = RunDir(tmp_path, {"recipe": "mine"})
+    run.start({})
+    run.model_file.write_bytes(b"a model")
+    (tmp_path / "example_inputs.npz").write_bytes(b"rows")
+    run.write_raw_input(ImageInput(image_size=8, num_channels=1, class_names=("a", "b")))
+    run.write_result({"final": {}})
+    run.close()
+    assert place_of_run(tmp_path).raw_input == raw_input_of_file(tmp_path / "model.keras") is not None
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RunDirError, match=message):
+        opened(tmp_path)
 
 
 @pytest.mark.slow

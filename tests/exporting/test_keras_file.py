@@ -180,6 +180,9 @@ def test_run_directory_that_is_none_is_refused(tmp_path):
     with pytest.raises(ExportError, match=r"has no model\.keras yet"):
         place_of_run(tmp_path)
     (tmp_path / "model.keras").write_text("")
+    with pytest.raises(ExportError, match=r"has no result\.json yet"):
+        place_of_run(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
     place = place_of_run(tmp_path)
     assert (place.name, place.raw_input) == ("my_lines_2", None)
     (tmp_path / "config.json").write_text("[]")

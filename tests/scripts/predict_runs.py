@@ -42,6 +42,7 @@ def write_runs(folder):
         (folder / name).mkdir()
         model.save(folder / name / "model.keras")
         (folder / name / "config.json").write_text(json.dumps({"recipe": name}))
+        (folder / name / "result.json").write_text("{}")
         if raw_input is not None:
             (folder / name / "raw_input.json").write_text(json.dumps(raw_input.to_json()))
 

@@ -16,7 +16,7 @@ from tfaccel.errors import ExportError, RunDirError
 from tfaccel.keras_file import load_checked
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
-from tfaccel.planning.load_workload import check_finished_run
+from tfaccel.planning.load_workload import check_finished_run, check_run_files
 from tfaccel.short_repr import noun
 from tfaccel.training.run.checkpoint_files import checkpoint_weights
 from tfaccel.training.run.result import TrainResult
@@ -24,7 +24,7 @@ from tfaccel.training.run.result import TrainResult
 if TYPE_CHECKING:
     import keras
 
-MODEL_FILE = "model.keras"
+MODEL_FILE, _RESULT_FILE = "model.keras", "result.json"
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,10 @@ def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
         raise ExportError(
             f"{folder} is not a run directory: it has no config.json. Give a folder written by `tfaccel train`."
         )
-    if not (folder / MODEL_FILE).is_file():
-        raise ExportError(f"The run in {folder} has no {MODEL_FILE} yet. Finish it: tfaccel train --resume=auto")
+    missing = [name for name in (MODEL_FILE, _RESULT_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise ExportError(f"The run in {folder} has no {missing[0]} yet. Finish it: tfaccel train --resume=auto")
+    check_run_files(folder)
     try:
         recipe = json.loads((folder / "config.json").read_text())["recipe"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -65,8 +67,10 @@ def raw_input_of_file(path: Path) -> RawInput | None:
     if known is not None:
         return known
     for folder in (path.parent, path.parent.parent):  # `compress` writes its models to a subfolder of the run
-        if (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
-            return load_raw_input(folder / FILE_NAME)
+        if (folder / "config.json").is_file():
+            if (folder / _RESULT_FILE).is_file():
+                check_run_files(folder)
+            return load_raw_input(folder / FILE_NAME) if (folder / FILE_NAME).is_file() else None
     return None
 
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.errors import RunDirError, TfaccelError, WorkloadError
+from tfaccel.files import get_sha256
 from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
 from tfaccel.planning.workload import Workload, call_own
 
 RECIPES_PACKAGE = "tfaccel.recipes"
-_FILES = ("config.json", "result.json", "model.keras")
+_RESULT = "result.json"
+_FILES = ("config.json", _RESULT, "model.keras")
 # The options of recipes besides their own parameters; see `tfaccel.training.training_options`.
 _TRAINING = (
     "optimizer",
@@ -275,7 +277,28 @@ def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
         if "config.json" not in missing:
             remedy = "Resume that run (--resume=auto) until it is finished."
         raise RunDirError(f"{path} is not the directory of a finished run: it has no {', '.join(missing)}. {remedy}")
+    check_run_files(path)
     return path
+
+
+def check_run_files(path: Path) -> None:
+    """Raises RunDirError if a file of a finished run is gone, or is not the one that the run has written.
+
+    The files are the model, the description of its raw inputs and the example rows; runs of earlier versions, whose
+    result has no digests of them, are not checked.
+    """
+    try:
+        digests = dict(json.loads((path / _RESULT).read_text()).get("files", {}))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise RunDirError(f"{path / _RESULT} cannot be read ({error}). Give the directory of another run.") from error
+    for name, digest in digests.items():
+        if not (path / name).is_file():
+            raise RunDirError(f"{path} has lost its {name}, which the run has written. Put it back, or train again.")
+        if get_sha256(path / name) != digest:
+            raise RunDirError(
+                f"{path / name} is not the file that this run has written: it was changed, or copied from elsewhere. "
+                "Put it back, train again, or move another model's file out of the run directory."
+            )
 
 
 def workload_of_run(run_dir: str | os.PathLike[str], *, workload: str | None = None) -> Workload:
