@@ -27,6 +27,7 @@ _END_OF_PNG = b"\0\0\0\0IEND\xae\x42\x60\x82"  # the last chunk: its length, nam
 _START_OF_JPEG, _END_OF_JPEG = b"\xff\xd8", b"\xff\xd9"
 _ORIENTATION = 0x112  # the EXIF tag
 _FILL, _SCAN = 0xFF, 0xDA
+_PLACE_IN_GRAPH = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")  # in TensorFlow's messages
 _NEXT_MARKER = re.compile(rb"\xff(?![\x00\xd0-\xd7\xff])")  # in a scan; the others are data
 
 
@@ -222,4 +223,5 @@ def pixels(content: bytes, num_channels: int, *, name: str) -> np.ndarray:
         with tf.init_scope(), tf.device("/CPU:0"):
             return np.asarray(decoded(content, num_channels))
     except tf.errors.OpError as error:
-        raise DataError(f"Cannot read the image {name}: {error.message:.200}. Repair or remove it.") from error
+        reason = _PLACE_IN_GRAPH.sub("", error.message)
+        raise DataError(f"Cannot read the image {name}: {reason:.200}. Repair or remove it.") from error

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.images.image_check import ImageToCheck, pixels, readable_images
 from tfaccel.data.images.image_set import EncodedImages, ImageSet, ImageSplit
-from tfaccel.errors import DataError, NonFiniteLossError
+from tfaccel.errors import DataError, NonFiniteLossError, WorkloadError
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.epochs import non_finite_loss
@@ -256,10 +256,13 @@ def input_errors_named(workload: Workload) -> Iterator[None]:
     """Within the block, TensorFlow's errors about damaged input become a `DataError`."""
     try:
         yield
-    except _ERRORS as error:
-        if isinstance(error, tf.errors.DataLossError):
-            record = _RECORD.search(str(error.message))
-            message = record[0] if record else " ".join(str(error.message).split())
+    except (*_ERRORS, WorkloadError) as error:
+        cause = error.__cause__ if isinstance(error, WorkloadError) else error  # raised by a function of the workload
+        if not isinstance(cause, _ERRORS):
+            raise
+        if isinstance(cause, tf.errors.DataLossError):
+            record = _RECORD.search(str(cause.message))
+            message = record[0] if record else " ".join(str(cause.message).split())
             raise DataError(
                 f"A file of the dataset of {workload.name!r} is damaged: {message:.200}. TensorFlow does not say "
                 "which; `tfaccel.data.read_image_set` does. Write or copy it again. (`ignore_errors()` would silently "
