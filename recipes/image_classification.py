@@ -10,9 +10,10 @@ Command:
     tfaccel train --recipe=image_classification --run_dir=runs/digits
     tfaccel train --recipe=image_classification --run_dir=runs/mine --data_dir=FOLDER
 
-    FOLDER has one subfolder of image files per class, or `train` and `test` with such subfolders; or TFRecord
-    files with the features image/encoded, image/class/label and image/class/text. A `.npz` file with the arrays
-    x_train, y_train, x_test and y_test also works, as does the name of a dataset: tfds:NAME or hf:NAME.
+    FOLDER has one subfolder of image files per class, or `train` and `test` with such subfolders; the four IDX files
+    of MNIST or Fashion-MNIST; or TFRecord files with the features image/encoded, image/class/label and
+    image/class/text. A `.npz` file with the arrays x_train, y_train, x_test and y_test also works, as does the
+    name of a dataset: tfds:NAME or hf:NAME.
 
 Expected result on the digits (scikit-learn's 1,797 images; a stratified 360 are held out for testing):
     99.7 % test accuracy, the median of five seeds (99.4 to 100.0 %), in 10 s on two cores of an AMD EPYC with

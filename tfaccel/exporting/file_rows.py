@@ -12,20 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow
 
+from tfaccel.data.characters import data_suffix, read_characters, text_damage
 from tfaccel.data.folder_files import counted, files_below, unlisted
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.raw_input import RawInput, TableInput
 from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import as_numbers
 from tfaccel.data.tables.encoding import find_gaps
-from tfaccel.data.tables.files import (
-    CSV_SUFFIXES,
-    PARQUET_SUFFIXES,
-    data_suffix,
-    read_characters,
-    read_table,
-    text_damage,
-)
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, read_table
 from tfaccel.data.tables.table import Column, Table, clean_texts, number_text
 from tfaccel.data.texts.files import read_text
 from tfaccel.errors import DataError

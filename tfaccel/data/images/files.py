@@ -10,6 +10,7 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.folder_files import class_folders, counted, files_below, part_folders, passed_over
+from tfaccel.data.images.idx_files import find_idx_files, read_idx_arrays
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.images.image_set import (
     MAX_DEFAULT_IMAGE_SIZE,
@@ -36,14 +37,15 @@ _NAMES = ("x_train", "y_train", "x_test", "y_test")
 def read_image_set(
     data_dir: str | os.PathLike[str], *, image_size: int | None = None, bad_data: BadData | None = None
 ) -> ImageSet:
-    """Reads and validates the images of a folder, a `.npz` file, TFRecord files or a named dataset.
+    """Reads and validates the images of a folder, a `.npz` file, IDX or TFRecord files or a named dataset.
 
     A folder has one sub-folder for each class, or `train` and `test` with one sub-folder for each class in both. Each
     holds PNG, JPEG, BMP or GIF files, also in folders below it; how many other files are passed over is logged.
     Without `test`, a stratified fifth of the images, always the same, is held out for testing. Every file is opened
     and checked here; pixels are read on use.
 
-    A folder may hold TFRecord files instead; see `read_tfrecord_images`. "tfds:NAME" is a dataset of TensorFlow
+    A folder may hold the four IDX files of MNIST or Fashion-MNIST instead (`train-images-idx3-ubyte.gz` and so on), or
+    TFRecord files; see `read_tfrecord_images`. "tfds:NAME" is a dataset of TensorFlow
     Datasets, "hf:NAME" one of Hugging Face; see `tfaccel.data.named_sets`.
 
     Args:
@@ -75,6 +77,8 @@ def read_image_set(
             return read(str(data_dir), image_size=image_size, bad_data=bad_data)
     if find_tfrecords(path, bad_data):
         return read_tfrecord_images(path, image_size=image_size, bad_data=bad_data)
+    if find_idx_files(path):
+        return read_idx_images(path, image_size=image_size, bad_data=bad_data)
     if path.is_dir():
         return _read_folder(path, image_size, bad_data)
     if path.is_file() and path.suffix.lower() == ".npz":
@@ -154,7 +158,25 @@ def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: Ba
         ...     read_image_arrays(Path(file.name)).class_names
         ('cat', 'dog')
     """
-    arrays, bad_data = _read(path), bad_data or BadData()
+    return _array_set(_read(path), path, image_size, bad_data or BadData())
+
+
+def read_idx_images(folder: Path, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:
+    """Reads and validates the image set in the four IDX files of a folder, named as those of MNIST.
+
+    Args:
+        folder: the folder.
+        image_size, bad_data: as in `read_image_arrays`.
+
+    Raises:
+        DataError: if a file is missing, damaged, or does not fit the others.
+    """
+    arrays = read_idx_arrays(folder, find_idx_files(folder))
+    return _array_set(arrays, folder, image_size, bad_data or BadData())
+
+
+def _array_set(arrays: dict[str, np.ndarray], path: Path, image_size: int | None, bad_data: BadData) -> ImageSet:
+    """The image set of the arrays x_train, y_train, x_test and y_test of a file or folder."""
     x_train, x_test = (_images(arrays[name], f"{name} in {path}") for name in ("x_train", "x_test"))
     if x_train.shape[1:] != x_test.shape[1:]:
         raise DataError(
@@ -175,8 +197,10 @@ def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: Ba
         x_train, x_test = _as_float32(x_train, f"x_train in {path}"), _as_float32(x_test, f"x_test in {path}")
     parts = ImageSplit(x_train, y_train), ImageSplit(x_test, y_test)
     longer_side = max(x_train.shape[1:3])
-    scale = float(x_train.std(dtype=np.float64)) or 1.0  # all pixels may be equal
-    scaling = {} if pixels_are_bytes else {"pixel_mean": float(x_train.mean()), "pixel_scale": scale}
+    scaling = {}
+    if not pixels_are_bytes:
+        scale = float(x_train.std(dtype=np.float64)) or 1.0  # all pixels may be equal
+        scaling = {"pixel_mean": float(x_train.mean()), "pixel_scale": scale}
     return ImageSet(
         class_names=classes,
         image_size=image_size or min(max(longer_side, MIN_IMAGE_SIZE), MAX_DEFAULT_IMAGE_SIZE),

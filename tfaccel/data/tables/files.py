@@ -1,4 +1,4 @@
-"""Tables from files: CSV and Parquet, read by Arrow; and the characters of any text file, compressed or not.
+"""Tables from files: CSV and Parquet, read by Arrow.
 
 pyarrow is a dependency because it reads a column in the same way, as texts, from both kinds. On two cores of an AMD
 EPYC it reads 200,000 rows of 12 columns in 0.07 s; pandas takes 0.58 s with `dtype=str`, and fills short rows.
@@ -6,18 +6,12 @@ EPYC it reads 200,000 rows of 12 columns in 0.07 s; pandas takes 0.58 s with `dt
 
 from __future__ import annotations
 
-import bz2
-import codecs
 import csv
-import gzip
 import io
 import logging
-import lzma
 import os
 import re
-import zipfile
-import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,17 +22,17 @@ from pyarrow import compute, parquet, types
 from pyarrow import csv as arrow_csv
 
 from tfaccel.data.bad_data import BadData, always_fail
+from tfaccel.data.characters import COMPRESSED_SUFFIXES, data_suffix, get_codec, read_characters, text_damage
 from tfaccel.data.tables.table import MISSING, Column, Table, clean_texts
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
 
 CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIXES = (".parquet", ".pq")
-_COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".zip")
 TABLE_SUFFIXES = (
     *CSV_SUFFIXES,
     *PARQUET_SUFFIXES,
-    *(csv + end for csv in CSV_SUFFIXES for end in _COMPRESSED_SUFFIXES),
+    *(csv + end for csv in CSV_SUFFIXES for end in COMPRESSED_SUFFIXES),
 )
 _INDEX = re.compile(r"__index_level_[0-9]+__")  # columns in which pandas keeps the index of a table
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
@@ -46,13 +40,9 @@ _DELIMITERS = ",;\t|"
 _MAX_FIELD_LENGTH = 2**24  # characters
 _MAX_HEADER_LENGTH = 2**16
 _SEPARATOR_LINE = re.compile(r'"?sep=([\t !#-/:-@\[-`{-~])"?')  # which Excel writes, and reads, before the header
-_BYTE_ORDER_MARKS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
-_MARK = "\ufeff"  # which some programs put first
 _QUOTED = re.compile(r'"[^"]*"')
 Fields = tuple[list[str], list[pyarrow.StringArray], np.ndarray]
-KEEP_BYTES = "surrogateescape"  # how bytes that cannot be decoded become characters, which `text_damage` finds
-_DAMAGE = re.compile("[\0\udc80-\udcff]")
 
 
 def read_table(
@@ -329,102 +319,3 @@ def _lines_of_rows(marks: np.ndarray, quotes: np.ndarray, start: int) -> np.ndar
     lines = np.concatenate([[first + 1], np.flatnonzero(is_end) + first + 2])
     lengths = np.concatenate([ends, [len(marks)]]) - begins
     return lines[lengths > 0].astype(np.int64)
-
-
-def data_suffix(path: str | os.PathLike[str]) -> str:
-    """The ending of a file's name in lowercase, without that of its compression.
-
-    Example:
-        >>> data_suffix("a.CSV"), data_suffix("a.csv.gz"), data_suffix("a.gz")
-        ('.csv', '.csv', '')
-    """
-    name = Path(path)
-    return (Path(name.stem) if name.suffix.lower() in _COMPRESSED_SUFFIXES else name).suffix.lower()
-
-
-def _from_zip(content: bytes) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
-        if len(names) != 1:
-            raise OSError(f"it is a ZIP archive of {len(names)} files, not of one")
-        return archive.read(names[0])
-
-
-def _from_zstd(content: bytes) -> bytes:
-    return bytes(pyarrow.CompressedInputStream(pyarrow.BufferReader(content), "zstd").read())
-
-
-_DECOMPRESS: dict[bytes, Callable[[bytes], bytes]] = {  # by how such files begin, whatever their names
-    rb"\x1f\x8b\x08": gzip.decompress,
-    rb"BZh[1-9]1AY&SY": bz2.decompress,
-    rb"\xfd7zXZ\x00": lzma.decompress,
-    rb"\x28\xb5\x2f\xfd": _from_zstd,
-    rb"PK\x03\x04": _from_zip,
-}
-
-
-def read_characters(path: Path, codec: str = "utf-8-sig", *, keeps_damage: bool = False, advice: str = "") -> str:
-    """The characters of a text file, decompressed, with newlines as line ends and without a byte order mark.
-
-    Args:
-        path: the file.
-        codec: Python's name of its encoding, see `get_codec`. UTF-16 with its byte order mark is recognized.
-        keeps_damage: whether bytes that are not in the encoding are kept for `text_damage` to find.
-        advice: what to do about them.
-
-    Raises:
-        DataError: if it cannot be read, decompressed or decoded; the line is named.
-    """
-    try:
-        content = path.read_bytes()
-        decompress = next((one for start, one in _DECOMPRESS.items() if re.match(start, content)), None)
-        content = content if decompress is None else decompress(content)
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}.") from error
-    except (OSError, EOFError, RuntimeError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
-    if codec == "utf-8-sig":
-        codec = next((name for mark, name in _BYTE_ORDER_MARKS.items() if content.startswith(mark)), codec)
-    try:
-        text = content.decode(codec, KEEP_BYTES if keeps_damage else "strict")
-    except UnicodeError as error:
-        wrong = str(error)
-        if isinstance(error, UnicodeDecodeError):
-            line = content.count(b"\n", 0, error.start) + 1
-            wrong, codec = f"byte {content[error.start]:#04x} cannot be read. It is in line {line}", error.encoding
-        raise DataError(f"{path} is not written in {codec}: {wrong}. {advice}".strip()) from error
-    text = text.removeprefix(_MARK)  # as codecs whose name says the order of bytes keep it
-    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-
-
-def get_codec(encoding: str) -> str:
-    """Python's name of an encoding; in UTF-8, the mark that some programs put first is passed over.
-
-    Raises:
-        DataError: if there is none.
-
-    Example:
-        >>> get_codec("latin1"), get_codec("UTF-8")
-        ('iso8859-1', 'utf-8-sig')
-    """
-    try:
-        name = codecs.lookup(str(encoding)).name
-    except LookupError as error:
-        raise DataError(
-            f"There is no encoding {encoding!r}. Common ones: utf-8, utf-16, latin-1, cp1252, shift_jis, gb18030."
-        ) from error
-    return "utf-8-sig" if name == "utf-8" else name
-
-
-def text_damage(text: str) -> str:
-    """What is wrong with a text, or "": zero bytes, and bytes that are not in the encoding (see `KEEP_BYTES`).
-
-    Example:
-        >>> text_damage(b"a\\xffb".decode("utf-8", KEEP_BYTES)), text_damage("a")
-        ('byte 0xff is not in the encoding of the file', '')
-    """
-    found = _DAMAGE.search(text)
-    if found is None:
-        return ""
-    byte = ord(found[0]) & 0xFF
-    return f"byte 0x{byte:02x} is not in the encoding of the file" if byte else "it holds a zero byte"

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.bad_data import SKIP_ADVICE, BadData
+from tfaccel.data.characters import get_codec, read_characters, text_damage
 from tfaccel.data.class_labels import LabelledTexts, labelled_texts
 from tfaccel.data.folder_files import class_folders, files_below, part_folders, passed_over
 from tfaccel.data.named_sets import read_hugging_face_texts, read_tfds_texts
 from tfaccel.data.tables.column_kinds import check_spellings
-from tfaccel.data.tables.files import get_codec, read_characters, read_table, text_damage
+from tfaccel.data.tables.files import read_table
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.coco_files import TURNED, are_numbers, check_ids, has_area, image_file, is_crowd, orientation_of_boxes
-from tfaccel.data.images.files import read_image_arrays
+from tfaccel.data.images.files import read_idx_images, read_image_arrays
 from tfaccel.data.images.image_check import ImageHeader, check_image, pixels
 from tfaccel.errors import DataError
 from tfaccel.extras.inspection.findings import (
@@ -79,12 +79,12 @@ def read_or_finding(file: Path) -> SmallImage | Finding:
 
 
 def inspect_image_arrays(path: Path, *, progress: Progress = no_progress) -> InspectionReport:
-    """Inspects the arrays of a `.npz` file with x_train, y_train, x_test and y_test.
+    """Inspects the arrays of a `.npz` file with x_train, y_train, x_test and y_test, or of a folder of IDX files.
 
     Raises:
-        DataError: if the file cannot be read or its arrays are not labeled images.
+        DataError: if a file cannot be read or its arrays are not labeled images.
     """
-    images = read_image_arrays(path)
+    images = read_idx_images(path) if path.is_dir() else read_image_arrays(path)
     splits = dict(zip(("train", "test"), images.load(), strict=True))
     names, keys, small, labels = [], [], [], []
     for part, split in splits.items():

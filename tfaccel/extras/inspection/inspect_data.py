@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tfaccel.data.characters import data_suffix
+from tfaccel.data.images.idx_files import find_idx_files
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
 from tfaccel.data.tables.column_kinds import kinds_from_text
-from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, TABLE_SUFFIXES, data_suffix, read_table
+from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, TABLE_SUFFIXES, read_table
 from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
 from tfaccel.extras.inspection.findings import InspectionReport, Progress, list_labelled_files, no_progress
@@ -33,9 +35,9 @@ def inspect_data(
     """Inspects a dataset: shape and types, missing values, class balance, duplicates, leaks, labels, memory.
 
     Args:
-        path: a table (.csv, .tsv, .parquet); images in a `.npz` file; a text (.txt, .md, .rst); a folder with one
-            sub-folder of images or texts for each class; a folder with images and boxes in COCO format; or a folder
-            with `train` and `test` of any of these.
+        path: a table (.csv, .tsv, .parquet); images in a `.npz` file, or in the IDX files of a folder; a text (.txt,
+            .md, .rst); a folder with one sub-folder of images or texts for each class; a folder with images and boxes
+            in COCO format; or a folder with `train` and `test` of any of these.
         target: the target column of a table; None to skip the checks of classes and labels.
         text_column: the column of a table that holds texts; None for a table of numbers and categories.
         column_kinds: overrides of inferred column kinds, as NAME=KIND,NAME=KIND.
@@ -54,7 +56,7 @@ def inspect_data(
     place = local_path(path, DataError)
     if not place.exists():
         raise DataError(f"There is no file or folder {place}.")
-    if place.is_file() and place.suffix.lower() == ".npz":
+    if find_idx_files(place) or (place.is_file() and place.suffix.lower() == ".npz"):
         return inspect_image_arrays(place, progress=progress)
     files = _table_files(place)
     if files:

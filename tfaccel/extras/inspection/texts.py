@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tfaccel.data.tables.files import get_codec, read_characters, text_damage
+from tfaccel.data.characters import get_codec, read_characters, text_damage
 from tfaccel.data.tables.table import Table
 from tfaccel.data.texts.files import read_text
 from tfaccel.errors import DataError
