@@ -11,7 +11,7 @@ _TRAINING = (
     "remat learning_rate_scaling scaling_warm_up"
 )
 _PLAN = (
-    "autotune plan strategy devices logical_cpus dtype_policy xla global_batch_size accumulation_steps "
+    "autotune plan strategy devices logical_cpus precision dtype_policy xla global_batch_size accumulation_steps "
     "steps_per_execution synchronize_batch_norm num_threads data_service set"
 )
 # Title -> flags in order. The workload's own parameters have a separate group; all others come last.

@@ -18,6 +18,7 @@ from tfaccel.planning.placements import may_be_cut
 from tfaccel.planning.plan import SETTINGS, Plan, explain
 from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.plan_checks import EVERYDAY, EXPERIMENTAL, EXPERT, LEVELS
+from tfaccel.planning.short_names import full_names
 from tfaccel.planning.workload import Workload
 from tfaccel.scripts.command import table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
@@ -55,7 +56,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         return compare(values, {**options, **fixed})
     refuse_compare_flags(values)
     hardware = Hardware.load(values.hardware) if values.hardware is not None else _this_machine()
-    workload = chosen_workload(values, **options)
+    workload, fixed = chosen_workload(values, **options), full_names(fixed, hardware)
     plans = candidate_plans(hardware, workload, **fixed)
     ways: tuple[WayToSave, ...] = ()
     if may_be_cut(hardware, fixed):

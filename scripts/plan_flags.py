@@ -6,7 +6,8 @@ from absl import flags
 
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import SETTINGS, check_field_names, check_value, override_flag
-from tfaccel.planning.plan_checks import EXPERIMENTAL, EXPERT
+from tfaccel.planning.plan_checks import EXPERIMENTAL, EXPERT, PRECISION
+from tfaccel.planning.short_names import full_names
 
 AUTO = "auto"
 
@@ -15,6 +16,7 @@ def define_plan_flags(values: flags.FlagValues) -> None:
     """Adds the flags to those of a command."""
     for name, text in {one.flag: one.help for one in SETTINGS.values() if one.flag is not None}.items():
         flags.DEFINE_string(name, AUTO, text, flag_values=values)
+    flags.DEFINE_string(PRECISION, AUTO, "fp32, fp16, bf16, or auto: --dtype_policy in short", flag_values=values)
     others = {
         level: ", ".join(name for name, one in SETTINGS.items() if one.level == level and one.flag is None)
         for level in (EXPERT, EXPERIMENTAL)
@@ -37,6 +39,10 @@ def fixed_fields(values: flags.FlagValues) -> dict[str, Any]:
         text = AUTO if setting.flag is None else str(values[setting.flag].value).strip()
         if text != AUTO:
             fixed[field] = _value(field, text, override_flag(field))
+    if str(values[PRECISION].value).strip() != AUTO:
+        if "dtype_policy" in fixed:
+            raise PlanError("--precision is short for --dtype_policy. Received both. Leave out one of them.")
+        fixed |= full_names({PRECISION: values[PRECISION].value.strip()})
     for assignment in values.set or []:
         field, equals, text = assignment.partition("=")
         if not equals:
@@ -59,7 +65,9 @@ def _value(field: str, text: str, flag: str) -> Any:
     if text.lower() == "none" and setting.none is not None:
         value = None
     elif field == "devices":
-        value = tuple(part.strip() for part in text.split(","))
+        if text.lstrip("+-").isdecimal():
+            return int(text)  # which ones depends on the machine; see `full_names`
+        value = full_names({field: text})[field]
     elif setting.bounds is not None:
         value = _count(text, flag)
     elif setting.is_switch and field != "tpu":

@@ -44,6 +44,7 @@ from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import get_run_epochs, scaling_advice
+from tfaccel.planning.short_names import full_names
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import launch_date, resume_in_attempt
 from tfaccel.scripts.command import table_console
@@ -189,7 +190,7 @@ def _chosen_plan(
 def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:
     """A plan from a file, changed by flags."""
     reasons = {**dict(plan.reasons), **dict.fromkeys(fixed, SET_BY_YOU)}
-    return replace(plan, **fixed, reasons=tuple(reasons.items()))
+    return replace(plan, **full_names(fixed), reasons=tuple(reasons.items()))
 
 
 def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagValues) -> TrainResult:

@@ -8,7 +8,7 @@ BUDGET = {
     "": 1_150,
     "compressing": 6_700,
     "costs": 850,
-    "data": 11_200,
+    "data": 11_350,
     "exporting": 3_700,
     "extras": 50,
     "extras.cluster": 1_850,
@@ -25,7 +25,7 @@ BUDGET = {
     "measuring": 4_350,
     "models": 1_650,
     "ops": 50,
-    "planning": 5_300,
+    "planning": 5_400,
     "processes": 1_300,
     "reporting": 2_750,
     "training": 4_150,
@@ -38,7 +38,7 @@ BUDGET = {
     "training.workers": 850,
     "tuning": 4_300,
 }
-MAX_FILES = 378
+MAX_FILES = 381
 UNUSED_LINES, UNUSED_SHARE = 100, 0.05  # what a budget may be above its package, before it has to be lowered
 
 

@@ -145,9 +145,9 @@ def test_gpu_memory_limit_stops_growth():
     [
         (TWO_CORES, {"stratgy": "none"}, "Plan has no field 'stratgy'. Did you mean 'strategy'?"),
         (TWO_CORES, {"reasons": ()}, "Plan has no field 'reasons'."),
-        (TWO_CORES, {"strategy": "auto"}, "Received: strategy='auto'."),
+        (TWO_CORES, {"strategy": "ddp"}, "Received: strategy='ddp'."),
         (TWO_CORES, {"strategy": "central_storage"}, "CentralStorageStrategy with Keras 3 reports wrong losses"),
-        (TWO_CORES, {"devices": "CPU:0"}, "`devices` must list at least one device"),
+        (TWO_CORES, {"devices": ()}, "`devices` must list at least one device"),
         (FOUR_A100, {"devices": ("GPU:4",)}, "GPU:4 is not there. Devices here: CPU:0, GPU:0, GPU:1, GPU:2, GPU:3."),
         (FOUR_A100, {"devices": ("CPU:1", "CPU:3")}, "CPU:3 is not there. Devices here: CPU:0, GPU:0,"),
         (FOUR_A100, {"devices": ("GPU:9", "GPU:8")}, "GPU:9, GPU:8 are not there."),

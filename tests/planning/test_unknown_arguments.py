@@ -29,7 +29,8 @@ def test_a_misspelled_argument_of_a_function_or_class(call, message):
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"precision": "bfloat16"}, r"field of the plan: tfaccel.train\(..., dtype_policy='mixed_bfloat16'\)"),
+        ({"precision": "bf16"}, r"field of the plan. Pass it to the verb: tfaccel.train\(..., precision=...\)"),
+        ({"mixed_precision": "bf16"}, r"field of the plan: tfaccel.train\(..., precision='bf16'\)"),
         ({"stratgy": "none"}, "There is no argument 'stratgy'. Did you mean 'strategy'"),
         ({"strategy": "none"}, r"Pass it to the verb: tfaccel.train\(..., strategy=...\)"),
         ({"epoch": 3}, "Did you mean 'epochs'"),

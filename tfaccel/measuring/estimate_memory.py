@@ -63,7 +63,7 @@ def estimate_memory(
         >>> estimate.weights_bytes >= 4 * estimate.num_parameters, estimate.fits(32)
         (True, True)
     """
-    fixed = taken_fields(options)
+    fixed = taken_fields(options, hardware=hardware)
     made = given_workload(workload, x, y, **options)
     hardware = hardware or detect_hardware()
     plan = default_plan(hardware, made, **fixed)

@@ -79,7 +79,7 @@ def find_batch_size(
         >>> report.largest
         64
     """
-    fixed = taken_fields(options)
+    fixed = taken_fields(options, hardware=hardware)
     made = given_workload(workload, x, y, **options)
     _check_batches(made)
     hardware = hardware or detect_hardware()

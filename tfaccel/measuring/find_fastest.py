@@ -86,7 +86,7 @@ def find_fastest(
         >>> report.plan.dtype_policy
         'float32'
     """
-    fixed = taken_fields(options)
+    fixed = taken_fields(options, hardware=hardware)
     made = _get_workload(workload, x, y, options)
     hardware = hardware or detect_hardware()
     _check_one_worker(hardware)

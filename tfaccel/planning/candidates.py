@@ -10,7 +10,9 @@ from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.placements import SET_BY_YOU, Case, Choice, placements
 from tfaccel.planning.plan import SETTINGS, Plan, check_field_names, check_value, default_value, plan_field_names
+from tfaccel.planning.plan_checks import PRECISION
 from tfaccel.planning.rules import RULES, Rule
+from tfaccel.planning.short_names import full_names
 from tfaccel.planning.workload import Workload
 
 # All combinations of these fields are tried: the gain of one depends on the other. Further choices of the other fields
@@ -46,7 +48,8 @@ def candidate_plans(
             `tfaccel.estimates.get_cost(workload).step.matrix_flops` counts them; None if unknown.
         training_bytes: memory of training on one device, as `tfaccel.estimates.estimate_memory` estimates it; None if
             unknown. A model that does not fit on one of several GPUs is cut into stages.
-        **fixed: plan fields with fixed values, which every returned plan has.
+        **fixed: plan fields with fixed values, which every returned plan has; `devices` may be a number, and
+            `precision` stand for `dtype_policy`: see `tfaccel.planning.short_names`.
 
     Raises:
         PlanError: if a fixed field is unknown, has an invalid value, or cannot run on this machine or with the others.
@@ -63,7 +66,7 @@ def candidate_plans(
             "Plans are made for a machine and a workload, in this order: default_plan(detect_hardware(), workload). "
             f"Received: {type(hardware).__name__} and {type(workload).__name__}."
         )
-    fixed = checked_fields(fixed)
+    fixed = checked_fields(fixed, hardware)
     if "dtype_policy" in fixed and isinstance(workload.build_model, RebuiltModel):
         workload.build_model.check_dtype_policy(fixed["dtype_policy"])
     given: Any = {"hardware": hardware, "workload": workload, "fixed": fixed, "step_operations": step_operations}
@@ -94,8 +97,8 @@ def default_plan(
     return candidate_plans(hardware, workload, step_operations=step_operations, **fixed)[0]
 
 
-def checked_fields(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan fields with fixed values, as a plan holds them.
+def checked_fields(fixed: Mapping[str, Any], hardware: Hardware | None = None) -> dict[str, Any]:
+    """Plan fields with fixed values, as a plan holds them; see `full_names`.
 
     Raises:
         PlanError: for an unknown field, or an invalid value.
@@ -104,21 +107,22 @@ def checked_fields(fixed: Mapping[str, Any]) -> dict[str, Any]:
         >>> checked_fields({"devices": ["CPU:0"]})
         {'devices': ('CPU:0',)}
     """
-    values = dict(fixed)
+    values = full_names(fixed, hardware)
     check_field_names(values, can_be_set=True)
-    if isinstance(values.get("devices"), list):
-        values["devices"] = tuple(values["devices"])
     for name, value in values.items():
         check_value(name, value)
     return values
 
 
-def taken_fields(options: dict[str, Any], plan: Plan | None = None) -> dict[str, Any]:
+def taken_fields(
+    options: dict[str, Any], plan: Plan | None = None, *, hardware: Hardware | None = None
+) -> dict[str, Any]:
     """Removes the plan fields from the options of a call, and returns them, as a plan holds them.
 
     Args:
         options: what a verb was called with.
         plan: a plan that was given as well.
+        hardware: the machine that the plan is for; None for this one.
 
     Raises:
         PlanError: for an invalid value, or for fields beside a plan.
@@ -128,10 +132,31 @@ def taken_fields(options: dict[str, Any], plan: Plan | None = None) -> dict[str,
         >>> taken_fields(options), options
         ({'strategy': 'none'}, {'width': 8})
     """
-    fixed = {name: options.pop(name) for name in plan_field_names() if name in options}
+    fixed = {name: options.pop(name) for name in (*plan_field_names(), PRECISION) if name in options}
     if plan is not None and fixed:
         raise PlanError(f"Give a plan, or fields of one. Received both: plan, {', '.join(fixed)}.")
-    return checked_fields(fixed)
+    return checked_fields(fixed, hardware)
+
+
+def given_plan(plan: Plan | Mapping[str, Any] | None, options: dict[str, Any]) -> Plan | None:
+    """The plan that a verb was called with. The fields in a mapping join the options of the call instead.
+
+    Raises:
+        PlanError: for an unknown field, or one that the call names as well.
+
+    Example:
+        >>> options = {}
+        >>> given_plan({"precision": "bf16"}, options), options
+        (None, {'precision': 'bf16'})
+    """
+    if not isinstance(plan, Mapping):
+        return plan
+    check_field_names(set(plan) - {PRECISION}, can_be_set=True)
+    twice = sorted({*plan} & {*options})
+    if twice:
+        raise PlanError(f"`{twice[0]}` is in the plan's fields and an argument of its own. Leave out one of them.")
+    options.update(plan)
+    return None
 
 
 def _default_choices(name: str, case: Case) -> list[Choice]:

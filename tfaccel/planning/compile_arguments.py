@@ -17,7 +17,7 @@ from tfaccel.errors import WorkloadError
 from tfaccel.known_names import check_names, did_you_mean
 from tfaccel.planning.own_model import COMPILE_ARGUMENTS, OF_THE_PLAN, Deferred, RebuiltModel, is_model
 from tfaccel.planning.plan import plan_field_names
-from tfaccel.planning.plan_checks import OTHER_NAMES
+from tfaccel.planning.plan_checks import OTHER_NAMES, PRECISION
 from tfaccel.planning.private_models import given_compile_arguments
 
 _Arguments = ParamSpec("_Arguments")
@@ -33,10 +33,10 @@ _OF_FIT = {
     "verbose": "It is an argument of tfaccel.train.",
 }
 _VALUES = {
-    "dtype_policy": "mixed_bfloat16",
+    "precision": "bf16",
     "strategy": "mirrored",
     "jit_compile": True,
-    "devices": ["GPU:0", "GPU:1"],
+    "devices": 2,
     "accumulation_steps": 2,
 }
 # Arguments of `train` and `Workload.of` that stand beside those of `Model.compile`.
@@ -306,7 +306,7 @@ def advice(name: str, known: tuple[str, ...]) -> str:
     if name in OTHER_NAMES:
         field = OTHER_NAMES[name]
         return f". Here it is a field of the plan: tfaccel.train(..., {field}={_VALUES[field]!r})."
-    if name in plan_field_names():
+    if name in (*plan_field_names(), PRECISION):
         return f", since it is a field of the plan. Pass it to the verb: tfaccel.train(..., {name}=...)."
-    field = did_you_mean(name, plan_field_names(), closeness=0.8)
+    field = did_you_mean(name, (*plan_field_names(), PRECISION), closeness=0.8)
     return "." + (field or did_you_mean(name, (*known, *_BESIDE)) or f" Options: {', '.join(known)}.")

@@ -183,7 +183,7 @@ def chosen_plan(hardware: Hardware, workload: Workload, **fixed: Any) -> Plan:
     Raises:
         PlanError: if a fixed field cannot run here.
     """
-    fixed = checked_fields(fixed)
+    fixed = checked_fields(fixed, hardware)
     found = cached_plan(hardware, workload, fixed)
     if found is not None:
         logger.info(f"Using the plan {found.origin}")

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 EVERYDAY, EXPERT, EXPERIMENTAL = "everyday", "expert", "experimental"
 LEVELS = (EVERYDAY, EXPERT, EXPERIMENTAL)
 LEFT_TO_TENSORFLOW = "to leave it to TensorFlow"
+PRECISION = "precision"  # the short name of `dtype_policy`; see `tfaccel.planning.short_names`
 # Names that other libraries have for fields of a plan.
 OTHER_NAMES = {
-    **dict.fromkeys(("precision", "mixed_precision", "dtype"), "dtype_policy"),
+    **dict.fromkeys(("mixed_precision", "dtype"), PRECISION),
     **dict.fromkeys(("distribution", "distribute", "distribute_strategy", "distribution_strategy"), "strategy"),
     "xla": "jit_compile",
     **dict.fromkeys(("gpus", "num_gpus", "device", "accelerator"), "devices"),

@@ -20,7 +20,7 @@ from tfaccel.hardware.hardware import Cluster
 from tfaccel.keras_file import check_members, check_no_code
 from tfaccel.known_names import check_names
 from tfaccel.local_path import local_path
-from tfaccel.planning.candidates import default_plan, taken_fields
+from tfaccel.planning.candidates import default_plan, given_plan, taken_fields
 from tfaccel.planning.compile_arguments import advice
 from tfaccel.planning.load_workload import RECIPES_PACKAGE
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, shortened
@@ -355,7 +355,11 @@ def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
 
 
 def run_recipe(
-    make_workload: Callable[..., Workload], *, run_dir: str | os.PathLike[str], plan: Plan | None = None, **options: Any
+    make_workload: Callable[..., Workload],
+    *,
+    run_dir: str | os.PathLike[str],
+    plan: Plan | Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> TrainResult:
     """Trains a recipe's workload, and shows the result on the chief.
 
@@ -365,6 +369,7 @@ def run_recipe(
             there is none; all others are passed to the workload.
     """
     of_train = {name: options.pop(name) for name in _OF_TRAIN if name in options}
+    plan = given_plan(plan, options)
     batch_size = options.pop("global_batch_size", None)
     fixed = taken_fields(options, plan)
     workload = make_workload(**options)

@@ -20,7 +20,7 @@ from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.launching.worker_group import WorkerGroup
 from tfaccel.local_path import local_path
-from tfaccel.planning.candidates import taken_fields
+from tfaccel.planning.candidates import given_plan, taken_fields
 from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.option_checks import STOP, check_callbacks, check_choice, check_counts, check_policy, check_seed
@@ -71,7 +71,7 @@ def train(
     y: Any = None,
     *,
     run_dir: str | os.PathLike[str],
-    plan: Plan | None = None,
+    plan: Plan | Mapping[str, Any] | None = None,
     epochs: int | None = None,
     seed: int = 0,
     resume: str = "never",
@@ -106,8 +106,9 @@ def train(
             second argument may be the plan.
         run_dir: a new or empty directory, or with another `resume` than "never" one that holds the same run.
         plan: the plan to train with; None for the one that `tfaccel.find_fastest` has measured for this workload on
-            this machine, or else the `default_plan`. A run that is resumed keeps its plan. In place of a plan, its
-            fields by name: `strategy="mirrored"`, `dtype_policy="mixed_bfloat16"`; the others are chosen.
+            this machine, or else the `default_plan`. A run that is resumed keeps its plan. In place of a plan, a
+            mapping of its fields, or the fields by name: `devices=2` (GPUs, or parts of the CPU where there are none),
+            `precision="bf16"` ("fp16", "fp32"), `strategy="mirrored"`; the others are chosen.
         epochs: total number of epochs; None for the workload's recommendation.
         seed: determines initial weights, dropout and the order of the data.
         resume: "never"; "auto" to continue from the newest complete checkpoint, to the same weights as without an
@@ -172,6 +173,7 @@ def train(
     """
     started = time.perf_counter()
     group, given = WorkerGroup.of(engine, num_workers, engine_options), workload
+    plan = given_plan(plan, of)
     fixed = taken_fields(of, x if isinstance(x, Plan) else plan)
     workload, plan = _what_to_train(workload, x, y, plan, of, fixed, scaling=learning_rate_scaling)
     epochs = get_run_epochs(workload, epochs)

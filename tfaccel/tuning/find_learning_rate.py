@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
-from tfaccel.planning.candidates import taken_fields
+from tfaccel.planning.candidates import given_plan, taken_fields
 from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import given_workload
 from tfaccel.planning.own_model import is_model
@@ -24,7 +24,7 @@ def find_learning_rate(
     y: Any = None,
     *,
     test: LearningRateTest | None = None,
-    plan: Plan | None = None,
+    plan: Plan | Mapping[str, Any] | None = None,
     on_step: Callable[[int, float, float], Any] = lambda num_steps, learning_rate, smoothed_loss: None,
     **options: Any,
 ) -> LearningRateReport:
@@ -42,11 +42,12 @@ def find_learning_rate(
             name, an import path, or a function that returns a workload.
         x, y: data, if `workload` is a model or a function that builds one; a generator is refused.
         test: the range of rates and other settings; None for 100 rates from 1e-7 to 10.
-        plan: the plan for a model that is built for the test; None for the one that `tfaccel.train` would choose.
+        plan: the plan for a model that is built for the test, or a mapping of its fields; None for the one that
+            `tfaccel.train` would choose.
         on_step: called after each step with the number of tested rates, the last rate and the smoothed loss.
         **options: `batch_size`, `sample_weight`, `class_weight`, `shuffle` of `Model.fit`; arguments of
             `Model.compile`, such as `optimizer` and `loss`; the workload's own arguments; for a model that is built for
-            the test, plan fields, such as `dtype_policy`.
+            the test, plan fields, such as `devices=2` and `precision="bf16"`.
 
     Returns:
         A `LearningRateReport`; its `suggestion` is None if the loss does not fall.
@@ -79,6 +80,7 @@ def find_learning_rate(
         from tfaccel.tuning.rate_sweep import sweep_model
 
         return sweep_model(workload, x, y, test=test, on_step=on_step, options=options)
+    plan = given_plan(plan, options)
     fixed = taken_fields(options, plan)
     made = given_workload(workload, x, y, **options)
     plan = plan or without_unavailable(chosen_plan(detect_hardware(), made, **fixed), fixed)

@@ -12,7 +12,9 @@ from typing import Any, Self, TypeVar, cast
 
 from tfaccel.errors import SearchError, VersionError
 from tfaccel.known_names import check_names, did_you_mean
-from tfaccel.planning.plan import check_field_names, check_value
+from tfaccel.planning.candidates import checked_fields
+from tfaccel.planning.plan import plan_field_names
+from tfaccel.planning.plan_checks import PRECISION
 from tfaccel.tuning.objective import listed_names, written_objective
 
 _Searches = TypeVar("_Searches", bound=Callable[..., Any])
@@ -181,9 +183,7 @@ class SearchOptions:
                 hint = did_you_mean(str(value), known.get("choices", ()))
                 raise SearchError(f"`{one.name}` must be {known['wanted']}. Received: {one.name}={value!r}.{hint}")
         self._check_pairs()
-        check_field_names(self.plan_fields)
-        for name, value in self.plan_fields.items():
-            check_value(name, tuple(value) if isinstance(value, list) else value)
+        object.__setattr__(self, "plan_fields", checked_fields(self.plan_fields))
 
     def _check_pairs(self) -> None:
         """Refuses invalid combinations of options."""
@@ -275,7 +275,7 @@ def takes_search_options(function: _Searches) -> _Searches:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        _check_names(kwargs, known)
+        _check_names(set(kwargs) - {*plan_field_names(), PRECISION}, known)
         return function(*args, **kwargs)
 
     checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from tfaccel.argument_types import checks_types
 from tfaccel.data.epochs import check_one_batch
 from tfaccel.errors import RunDirError, SearchError
 from tfaccel.files import write_json
+from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.option_checks import check_callbacks
 from tfaccel.planning.workload import Workload
@@ -93,7 +94,8 @@ def search(
             (1), `gpus_per_worker` (0), `wait_seconds` for free cores and GPUs (300), `connect_seconds` (15).
         **options: the fields of `tfaccel.options.SearchOptions`: `algorithm` (None for that of the `tuner`, or random)
             and its settings, `max_trials`, `objective`, `parallel`, `seed`, `epochs`, the early stopping of trials,
-            limits, fixed `workload_options` and `plan_fields`, and which models to keep. For an argument of Keras
+            limits, fixed `workload_options` and `plan_fields` (or these by their names, such as `devices=2` and
+            `precision="bf16"`), and which models to keep. For an argument of Keras
             Tuner, the error names its counterpart here.
 
     Returns:
@@ -124,6 +126,9 @@ def search(
     source = SearchSource.of(workload, space, tuner=tuner, training=training)
     if options.get("algorithm") is None:
         options["algorithm"] = _like_keras_tuner(tuner or space)
+    named = taken_fields(options)
+    if named:
+        options["plan_fields"] = {**(options.get("plan_fields") or {}), **named}
     chosen = SearchOptions.of(options)
     if isinstance(workload, str) and ":" not in workload:
         own = dict(chosen.workload_options)  # report a wrong name or value right away

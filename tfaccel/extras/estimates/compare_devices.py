@@ -103,7 +103,7 @@ def compare_devices(
         given or ComparisonOptions(),
     )
     gpu, is_here = get_gpu(hardware, here)
-    fixed = taken_fields(options)
+    fixed = taken_fields(options, hardware=hardware)
     for name in ("strategy", "devices"):
         if name in fixed:
             raise PlanError(f"The comparison chooses {name}. Received: {name}={fixed[name]!r}. Leave it out.")

@@ -47,7 +47,7 @@ def plan_and_origin(
         can_restart: whether settings that this process cannot take any more stay in a measured plan.
         measured: a plan that was measured just now, which counts as a kept one, whether or not it could be kept.
     """
-    fixed = _as_for_whole_group(hardware, workload, fixed)
+    fixed = checked_fields(_as_for_whole_group(hardware, workload, fixed), hardware)
     if hardware.cluster is not None and hardware.cluster.num_workers > 1:
         return default_plan(hardware, workload, **fixed), "by rules, as always with several workers"
     if resume != "never":
@@ -61,7 +61,6 @@ def plan_and_origin(
             if fits and places[0] == places[1]:
                 return saved, f"the run's own, {file}"
             return rules, f"by rules; that of the run, {file}, has other devices or settings than those asked for"
-    fixed = checked_fields(fixed)
     known = cached_plan(hardware, workload, fixed)
     if measured is not None and (known is None or known.plan != measured):
         plan, origin = measured, "measured now, but not kept"
