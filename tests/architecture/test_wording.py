@@ -58,7 +58,7 @@ def machine_paths(source: Source) -> list[str]:
 
 def texts() -> list[Source]:
     """Everything in the repository that is written by hand, except these tests."""
-    folders = ["tfaccel", "recipes", "scripts", "benchmarks", "parity", "tests", ".ci"]
+    folders = ["tfaccel", "recipes", "scripts", "benchmarks", "parity", "tests", ".ci", ".github"]
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXT_SUFFIXES]
     own = [path for path in ROOT.iterdir() if path.name != ".git"]  # a file in a worktree
     paths = [path for path in [*own, *paths] if path.is_file() and path.suffix in TEXT_SUFFIXES]
