@@ -16,9 +16,9 @@ COPY scripts scripts
 COPY benchmarks benchmarks
 COPY parity parity
 RUN pip install --no-cache-dir --constraint constraints.txt ".${EXTRAS:+[${EXTRAS}]}" \
-    && useradd --uid 1000 --create-home trainer
+    && useradd --uid 1000 --create-home --home-dir /trainer trainer
 
 # Workers are never root: Kubernetes' restricted standard asks for a number.
 USER 1000
-WORKDIR /home/trainer
+WORKDIR /trainer
 CMD ["tfaccel", "--help"]
