@@ -52,7 +52,7 @@ def commands_help() -> str:
 
 
 def _help_of(command: str) -> str:
-    words = [sys.executable, "-m", "tfaccel.scripts.main", command, "--help"]
+    words = [sys.executable, "-m", "tfaccel", command, "--help"]
     text = subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT).stdout
     return f"### tfaccel {command}\n\n```text\n{text.strip()}\n```\n"
 

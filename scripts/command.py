@@ -1,5 +1,6 @@
 """Shared by all command-line programs: absl flags, one-line errors, exit status 2 for bad input."""
 
+import contextlib
 import errno
 import importlib.util
 import math
@@ -7,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,18 @@ _ADDRESSES = ("address", "allowed_origins", "environment", "image", "set", "stor
 MAX_SECONDS = 10**8  # about three years; the operating system's timers support little more
 _NO_CHOICE = re.compile(r"^flag --\w+=(.*): value should be one of <(.*)>$")
 INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
+_described: ContextVar[list[tuple[flags.FlagValues, bool]] | None] = ContextVar("described", default=None)
+
+
+@contextlib.contextmanager
+def described_only() -> Iterator[list[tuple[flags.FlagValues, bool]]]:
+    """In it, `run_command` runs nothing: it adds the command's flags, and whether it takes other words, to the list."""
+    found: list[tuple[flags.FlagValues, bool]] = []
+    token = _described.set(found)
+    try:
+        yield found
+    finally:
+        _described.reset(token)
 
 
 def run_command(
@@ -53,7 +67,10 @@ def run_command(
         positional: what positional arguments are called in the usage line, and a list that takes them; None to refuse
             them.
     """
-    program = argv[0]
+    program, described = argv[0], _described.get()
+    if described is not None:
+        described.append((values, positional is not None))
+        return 0
     try:
         if any(arg in ("-h", "--help", "-help", "--helpshort") for arg in argv[1:]):
             help_text = flags_help() if flags_help else own_flags_help(values)

@@ -33,6 +33,7 @@ COMMANDS = {
     "check": "compare your own script on one device and on several replicas, with Keras and with tfaccel",
     "test": "test parity: N replicas must match one device",
     "benchmark": "measure tfaccel's speed and overhead compared with plain Keras and a custom training loop",
+    "completion": "print a script that completes commands and flags in bash, zsh or fish",
 }
 
 # What three commands were called in version 0.1; those names still work, until version 0.3.

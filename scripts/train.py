@@ -141,7 +141,7 @@ def _check_before_launch(values: flags.FlagValues, parameters: WorkloadParameter
 def _launched(values: flags.FlagValues, group: WorkerGroup, directory: str) -> int:
     """Runs this command as several workers."""
     checked_place(directory, values.resume)
-    command = [sys.executable, "-m", "tfaccel.scripts.main", *sys.argv[1:], f"--run_dir={directory}"]
+    command = [sys.executable, "-m", "tfaccel", *sys.argv[1:], f"--run_dir={directory}"]
 
     def say(text: str) -> None:
         if not values.quiet:

@@ -44,6 +44,7 @@ LAYERS = {
     "benchmarks": 5,
     "recipes": 5,
     "scripts": 5,
+    "__main__": 5,
 }
 # The package itself re-exports everything, so only the top may import names from it.
 FACADE_LAYER = 5

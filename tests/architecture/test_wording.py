@@ -58,9 +58,10 @@ def machine_paths(source: Source) -> list[str]:
 
 def texts() -> list[Source]:
     """Everything in the repository that is written by hand, except these tests."""
-    folders = ["tfaccel", "recipes", "scripts", "benchmarks", "parity", "tests", ".ci"]
+    folders = ["tfaccel", "recipes", "scripts", "benchmarks", "parity", "tests", ".ci", ".github"]
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXT_SUFFIXES]
-    paths = [path for path in [*ROOT.iterdir(), *paths] if path.is_file() and path.suffix in TEXT_SUFFIXES]
+    own = [path for path in ROOT.iterdir() if path.name != ".git"]  # a file in a worktree
+    paths = [path for path in [*own, *paths] if path.is_file() and path.suffix in TEXT_SUFFIXES]
     named = {path.relative_to(ROOT).as_posix(): path for path in paths}
     return [Source(name, path.read_text()) for name, path in named.items() if not name.startswith(OWN_FOLDER)]
 

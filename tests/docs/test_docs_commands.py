@@ -69,6 +69,15 @@ def test_extras_that_pages_install_are_there():
     assert {"gpu", "tune", "compress"} <= named <= set(setup["options.extras_require"])
 
 
+def test_the_first_page_lists_every_extra():
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    install = pages()["docs/get_started.md"].split("## The first result")[0]
+    listed = set(re.findall(r"`([\w-]+)`", install.split("Other extras:")[1].split("Check the")[0]))
+    shown = {name for names in re.findall(r"\.\[([\w,-]+)\]'", install) for name in names.split(",")}
+    assert listed | shown == set(setup["options.extras_require"])
+
+
 def test_other_programs_stand_in_blocks_that_say_what_they_need():
     known = re.compile(r"tfaccel|pip|python \w+\.py|wait$|CLUSTER=|TF_CONFIG=")
     for page in pages():

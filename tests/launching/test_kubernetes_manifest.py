@@ -199,6 +199,7 @@ TRAIN = ("tfaccel", "train", "--recipe=image_classification", "--resume=auto")
         ({"command": TRAIN}, {}, "Add --run_dir=/checkpoints/NAME --resume=auto to the command, or set max_restarts"),
         ({"command": (*TRAIN[:3], "--run_dir=/checkpoints/a")}, {}, "with --resume=auto. Add --resume=auto to the"),
         ({"command": ("/opt/tfaccel", "train", "--resume", "never")}, {}, "in the same run directory, with --resume="),
+        ({"command": ("python", "-m", "tfaccel", "train")}, {}, "in the same run directory"),
         ({"command": ("python", "-m", "tfaccel.scripts.main", "train")}, {}, "in the same run directory"),
         ({"command": ("python3", "-m", "tfaccel.scripts.train")}, {}, "in the same run directory"),
     ],

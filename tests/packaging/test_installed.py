@@ -79,6 +79,15 @@ def test_command_answers():
     assert run_command("--version").stdout == f"tfaccel {tfaccel.__version__}\n"
 
 
+def test_python_m_tfaccel_is_the_command(run_python):
+    def outcome(child):
+        return child.returncode, child.stdout, child.stderr
+
+    for arguments in (["--help"], ["--version"], ["trian"], ["recipes", "--json"], ["plan", "--recipe=nothing"]):
+        as_module = run_python("tfaccel", *arguments, check=False, fresh=True)
+        assert outcome(as_module) == outcome(run_command(*arguments)), arguments
+
+
 def test_command_names_the_nearest_for_an_unknown_one():
     wrong = run_command("trian")
     assert wrong.returncode == 2
@@ -98,7 +107,9 @@ def test_metadata():
     assert about["Version"] == tfaccel.__version__
     assert about["License"] == "Apache-2.0"
     assert about["Requires-Python"] == "<3.14,>=3.11"
-    extras = "compress detection dev docs gpu huggingface litert onnx optuna ray report serve text tfds tpu-aot tune"
+    extras = (
+        "compress detection dev docs gpu huggingface litert onnx optuna ray report serve text tfds tfmot tpu-aot tune"
+    )
     assert sorted(about.get_all("Provides-Extra")) == extras.split()
     assert about.get_payload().startswith("# tfaccel")
     [entry_point] = metadata.entry_points(group="console_scripts", name="tfaccel")

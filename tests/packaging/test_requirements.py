@@ -48,8 +48,16 @@ def test_versions_are_stated_alike():
     versions = {"keras": doctor_installation.KERAS_VERSIONS, "tensorflow": doctor_installation.TENSORFLOW_VERSIONS}
     for package, pair in versions.items():
         assert [".".join(map(str, version)) for version in pair] == [TESTED[package][0], TESTED[package][-1]]
+    for package in ("tensorflow-model-optimization", "tf-keras"):
+        assert entries(extras["tfmot"])[package] == between(TESTED[package])
     for extra in ("tune", "dev"):
         assert entries(extras[extra])["keras-tuner"].endswith(between(TESTED["keras-tuner"]).split(",")[1])
+
+
+def test_only_one_extra_for_users_brings_an_old_absl():
+    extras = setup_cfg()["options.extras_require"]
+    named = [name for name in extras if "tensorflow-model-optimization" in extras[name] and name != "dev"]
+    assert named == ["tfmot"]
 
 
 def between(tested):

@@ -20,6 +20,7 @@ QUICK = {
     "test": 3,
     "recipes": 1,
     "env": 1,
+    "completion": 1,
     "estimate-scaling": 8,
     "report": 1,
 }

@@ -159,7 +159,7 @@ def check_method(method: str) -> None:
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise CompressionError(
-            f"Method {method} needs {' and '.join(missing)}. Install the extra: pip install 'tfaccel[compress]'."
+            f"Method {method} needs {' and '.join(missing)}. Install the extra: pip install 'tfaccel[tfmot]'."
         )
     for package in _PACKAGES.values():
         warn_if_untested(package, installed_version(package))

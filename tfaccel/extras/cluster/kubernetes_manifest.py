@@ -128,7 +128,7 @@ def _check_run_dir(job: ClusterJob, mount: PurePosixPath) -> None:
 def _is_train(command: Sequence[str]) -> bool:
     """Whether a command is `tfaccel train`, under any of its names."""
     words = [PurePosixPath(command[0]).name, *command[1:]]
-    if words[0].startswith("python") and words[1:3] == ["-m", "tfaccel.scripts.main"]:
+    if words[0].startswith("python") and words[1:3] in (["-m", "tfaccel"], ["-m", "tfaccel.scripts.main"]):
         words = ["tfaccel", *words[3:]]
     return words[:2] == ["tfaccel", "train"] or words[1:3] == ["-m", "tfaccel.scripts.train"]
 
