@@ -208,6 +208,32 @@ class NotesTheLargest(keras.metrics.MeanAbsoluteError):
         return super().update_state(y_true, y_pred, sample_weight)
 
 
+class AssignsATrainedWeight(OwnModel):
+    """Adam has slots for it, which do not move: the step gives it no gradient."""
+
+    optimizer_of_step = staticmethod(lambda: keras.optimizers.Adam(1e-3))
+
+    def keep(self):
+        self.centre = self.add_weight(shape=(4,), initializer="zeros", name="centre")
+
+    def after(self, x):
+        self.centre.assign(tf.reduce_mean(x, axis=0))
+
+
+class SubtractsGradients(OwnModel):
+    """The optimizer is left out of it."""
+
+    optimizer_of_step = staticmethod(lambda: keras.optimizers.SGD(0.01, momentum=0.9))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.get_loss(*data)
+        for weight, gradient in zip(self.net.weights, tape.gradient(loss, self.net.trainable_variables), strict=True):
+            weight.assign_sub(0.01 * gradient)
+        self.metrics[0].update_state(loss)
+        return {"loss": self.metrics[0].result()}
+
+
 class IsNotedByAMetric(OwnModel):
     def keep(self):
         self.largest = self.add_weight(shape=(), initializer="zeros", trainable=False, name="largest")
@@ -222,6 +248,8 @@ class IsNotedByAMetric(OwnModel):
     [
         (IsNotedByAMetric, "largest is assigned"),
         (CountsInATable, "lookup table 0"),
+        (AssignsATrainedWeight, r"differ in 1 variable \(.*centre\)"),
+        (SubtractsGradients, r"differ in 2 variables \("),
         (WritesAText, "^Variable is assigned"),
         (CountsTwice, "row_count"),
         (HasTwoOfOneName, r"differ in 1 variable \(count\)"),
