@@ -185,6 +185,16 @@ class CountsTwice(OwnModel):
         self.rows.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
 
 
+class CountsByClass(CountsTwice):
+    def keep(self):
+        self.pixels = self.add_weight(shape=(2,), initializer="zeros", trainable=False, name="pixel_count")
+        self.rows = self.add_weight(shape=(2,), initializer="zeros", trainable=False, name="row_count")
+
+    def after(self, x):
+        self.pixels.assign_add([1e8, 1e8])
+        self.rows.assign_add(tf.reduce_sum(tf.cast(x[:, :2] > 0, tf.float32), axis=0))
+
+
 class HasTwoOfOneName(OwnModel):
     """The last variable of the name is the same on all replicas."""
 
@@ -252,6 +262,7 @@ class IsNotedByAMetric(OwnModel):
         (SubtractsGradients, r"differ in 2 variables \("),
         (WritesAText, "^Variable is assigned"),
         (CountsTwice, "row_count"),
+        (CountsByClass, "row_count"),
         (HasTwoOfOneName, r"differ in 1 variable \(count\)"),
     ],
 )

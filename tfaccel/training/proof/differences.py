@@ -188,7 +188,7 @@ def get_slots(
     followers = {id(slot) for optimizer in optimizers for slot in averages_and_steps(optimizer)}
     slots = (slot for optimizer in optimizers for slot in optimizer.variables if id(slot) not in followers)
     for slot in slots:
-        word, place = kind_of(slot.name), replicas.components([slot], 0)[0]
+        word, place = kind_of(slot.name, is_slot=True), replicas.components([slot], 0)[0]
         owner = path.replace("/", "_").removesuffix("_average").removesuffix("_momentum")
         if owner.endswith(slot.name.removesuffix(f"_{word}")) and word in largest:
             before, *after = (np.asarray(state[place], np.float64) for state in states)
@@ -302,9 +302,10 @@ def difference(
     return differs, float(distance[far if differs else ~far].max(initial=0.0)) / size
 
 
-def kind_of(name: str, *, is_trained: bool = False) -> str:
-    """Variables that are measured by the same step: all weights, all first moments, ..."""
-    return "weight" if is_trained else name.rpartition("/")[2].rpartition("_")[2]
+def kind_of(name: str, *, is_trained: bool = False, is_slot: bool = False) -> str:
+    """Variables that are measured by the same step: all weights, all first moments, all that layers call alike."""
+    last = name.rpartition("/")[2]
+    return "weight" if is_trained else last.rpartition("_")[2] if is_slot else last
 
 
 class MetricDifference:

@@ -395,7 +395,10 @@ class StepProof:
         slots = {slot.path for optimizer in get_optimizers(self._model).values() for slot in optimizer.variables}
         trained, numbers = self._trained, {name for name, first, *_ in compared if not first.shape.rank}
         counts = numbers - trained - slots  # numbers that a step counts or adapts: each is of its own kind
-        kinds = [name if name in counts else kind_of(name, is_trained=name in trained) for name, *_ in compared]
+        kinds = [
+            name if name in counts else kind_of(name, is_trained=name in trained, is_slot=name in slots)
+            for name, *_ in compared
+        ]
         largest: dict[str, float] = {}  # the largest step of a kind: of all first moments, say
         for kind, (_, first, *_) in zip(kinds, compared, strict=True):
             largest[kind] = max(size_of_step(self._before[first], one[first]), largest.get(kind, 0.0))
