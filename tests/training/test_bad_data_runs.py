@@ -133,9 +133,7 @@ def test_an_image_that_only_decoding_shows_to_be_damaged_is_named(tmp_path, logi
     images = ImageData(read_image_set(tmp_path))
     workload = SimpleNamespace(name="images", data=images)
     with (
-        pytest.raises(
-            DataError, match=rf"Cannot read the image {re.escape(str(path))}: Invalid PNG data, size \d+\."
-        ),
+        pytest.raises(DataError, match=rf"Cannot read the image {re.escape(str(path))}: Invalid PNG data, size \d+\."),
         input_errors_named(workload),
     ):
         for data in (images.validation_data(2), images.train_data(2, seed=0, epoch=0)):
