@@ -185,6 +185,16 @@ class CountsTwice(OwnModel):
         self.rows.assign_add(tf.cast(tf.shape(x)[0], tf.float32))
 
 
+class CountsByClass(CountsTwice):
+    def keep(self):
+        self.pixels = self.add_weight(shape=(2,), initializer="zeros", trainable=False, name="pixel_count")
+        self.rows = self.add_weight(shape=(2,), initializer="zeros", trainable=False, name="row_count")
+
+    def after(self, x):
+        self.pixels.assign_add([1e8, 1e8])
+        self.rows.assign_add(tf.reduce_sum(tf.cast(x[:, :2] > 0, tf.float32), axis=0))
+
+
 class HasTwoOfOneName(OwnModel):
     """The last variable of the name is the same on all replicas."""
 
@@ -208,6 +218,20 @@ class NotesTheLargest(keras.metrics.MeanAbsoluteError):
         return super().update_state(y_true, y_pred, sample_weight)
 
 
+class SubtractsGradients(OwnModel):
+    """The optimizer is left out of it."""
+
+    optimizer_of_step = staticmethod(lambda: keras.optimizers.SGD(0.01, momentum=0.9))
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.get_loss(*data)
+        for weight, gradient in zip(self.net.weights, tape.gradient(loss, self.net.trainable_variables), strict=True):
+            weight.assign_sub(0.01 * gradient)
+        self.metrics[0].update_state(loss)
+        return {"loss": self.metrics[0].result()}
+
+
 class IsNotedByAMetric(OwnModel):
     def keep(self):
         self.largest = self.add_weight(shape=(), initializer="zeros", trainable=False, name="largest")
@@ -222,13 +246,39 @@ class IsNotedByAMetric(OwnModel):
     [
         (IsNotedByAMetric, "largest is assigned"),
         (CountsInATable, "lookup table 0"),
+        (SubtractsGradients, r"differ in 2 variables \("),
         (WritesAText, "^Variable is assigned"),
         (CountsTwice, "row_count"),
+        (CountsByClass, "row_count"),
         (HasTwoOfOneName, r"differ in 1 variable \(count\)"),
     ],
 )
 def test_state_of_own_rows_is_refused(make, name):
     with pytest.raises(CoupledRowsError, match=name):
+        fitted(make)
+
+
+class Codebook(keras.layers.Layer):
+    """Its codes are weights that are trained, but get no gradient."""
+
+    def build(self, shape):
+        self.codes = self.add_weight(shape=shape[1:], name="codes")
+
+    def call(self, x, training=False):
+        moved = x + tf.stop_gradient(self.codes.value)
+        if training:
+            self.codes.assign(0.9 * self.codes + 0.1 * keras.ops.mean(x, axis=0))
+        return moved
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_what_a_layer_assigns_to_a_trained_weight_is_named():
+    def make():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), Codebook(), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+        return model
+
+    with pytest.raises(CoupledRowsError, match=r"codes is changed by .* or a layer assigns it, .* in 1 variable \("):
         fitted(make)
 
 

@@ -89,6 +89,15 @@ class KeepsMomentum(Accumulates):
         pass
 
 
+class OutsideOfItsTape(keras.Model):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            outputs = self(data[0], training=True)
+        gradients = tape.gradient(tf.reduce_mean(outputs**2), self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {}
+
+
 def own_step(kind):
     inputs = keras.Input((6,))
     model = kind(inputs, keras.layers.Dense(1)(inputs))
@@ -102,6 +111,7 @@ def own_step(kind):
     [
         (TakesTheLastRow, DataError, "Received: id 3, for a table of 2 rows.* each of 2 replicas has some of them"),
         (Accumulates, PlanError, "inside a condition or a loop .*gradient_accumulation_steps"),
+        (OutsideOfItsTape, ValueError, "^No gradients provided for any variable"),
         (KeepsMomentum, CoupledRowsError, "^total is assigned a value that depends on the rows .*mean_over_replicas"),
     ],
 )
@@ -110,6 +120,15 @@ def test_a_step_that_several_replicas_cannot_run_is_told_what_to_do(kind, error,
         model = own_step(kind)
     with pytest.raises(error, match=message):
         fit(model, PAIRS[0], PAIRS[0, :, :1], batch_size=4, shuffle=False, verbose=0)
+
+
+def test_variables_without_a_gradient_are_named_as_by_keras():
+    with scope_of(2):
+        inputs = keras.Input((6,))
+        model = keras.Model(inputs, [keras.layers.Dense(1)(inputs), keras.layers.Dense(1, name="unused")(inputs)])
+        model.compile("sgd", ["mse", None])
+    with pytest.warns(UserWarning, match=r"Gradients do not exist for variables \['unused/kernel', 'unused/bias'\]"):
+        fit(model, PAIRS[0], PAIRS[0, :, :1], batch_size=4, verbose=0, check_rows=False)
 
 
 def test_an_optimizer_that_fails_is_not_taken_for_an_id_beyond_its_table():

@@ -303,6 +303,14 @@ def variable_index(optimizer: keras.optimizers.Optimizer, variable: keras.Variab
     return index
 
 
+def check_gradients(
+    optimizer: keras.optimizers.Optimizer, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+) -> None:
+    """What Keras says of gradients that are None: it warns of some, and raises ValueError if all of them are."""
+    if gradients:
+        private_part(optimizer, "_filter_empty_gradients")(gradients, variables)
+
+
 def get_graph(model: keras.Model) -> Any:
     """The functional graph that a model's `call` runs; None if it runs something else, or is not built yet."""
     if not runs_its_layers(model):

@@ -173,7 +173,7 @@ def nearby(before: State, variables: list[tf.Variable]) -> dict[int, np.ndarray]
 
 
 def get_slots(
-    model: keras.Model, replicas: Replicas, path: str, before: State, one: State, largest: dict[str, float]
+    model: keras.Model, replicas: Replicas, path: str, states: tuple[State, State, State], largest: dict[str, float]
 ) -> list[tuple[str, np.ndarray, float]]:
     """The slots of a weight, or of its average, as `is_noise` takes them.
 
@@ -181,36 +181,40 @@ def get_slots(
         model: the model.
         replicas: its replicas.
         path: of the weight.
-        before: the state before a step.
-        one: the state after it on one device.
+        states: before a step, and after it on one device and on several replicas.
         largest: kind of a variable -> the largest step of that kind.
     """
     found, optimizers = [], get_optimizers(model).values()
     followers = {id(slot) for optimizer in optimizers for slot in averages_and_steps(optimizer)}
     slots = (slot for optimizer in optimizers for slot in optimizer.variables if id(slot) not in followers)
     for slot in slots:
-        word, place = kind_of(slot.name), replicas.components([slot], 0)[0]
+        word, place = kind_of(slot.name, is_slot=True), replicas.components([slot], 0)[0]
         owner = path.replace("/", "_").removesuffix("_average").removesuffix("_momentum")
         if owner.endswith(slot.name.removesuffix(f"_{word}")) and word in largest:
-            found.append((word, np.asarray(one[place], np.float64) - before[place], largest[word]))
+            before, *after = (np.asarray(state[place], np.float64) for state in states)
+            one, many = (np.abs(value - before) for value in after)
+            found.append((word, np.maximum(one, many), largest[word]))
     return found
 
 
 def is_noise(slots: list[tuple[str, np.ndarray, float]], tolerance: Tolerance) -> Any:
     """Where the gradient that an optimizer has seen is nothing beside the others', so that all of it may be rounding.
 
+    Where no slot has moved there was no gradient: the step itself has assigned what differs.
+
     Args:
-        slots: for each slot of a weight: the last word of its name, how far it has moved, and how far the slots of that
-            name have moved at most. Those that hold squares of gradients have other names than "momentum".
+        slots: for each slot of a weight: the last word of its name, how far it has moved, on one device or on the
+            replicas, and how far the slots of that name have moved at most. Those that hold squares of gradients have
+            other names than "momentum".
 
     Returns:
         A boolean array of the weight's shape; False without slots.
     """
-    found: Any = False
-    for place, (word, moved, largest) in enumerate(slots):
-        nothing = np.abs(moved) <= tolerance.nothing ** (1 if "momentum" in word else 2) * largest
-        found = nothing if not place else found & nothing
-    return found
+    found, moves = np.array(bool(slots)), np.array(False)
+    for word, moved, largest in slots:
+        found = found & (moved <= tolerance.nothing ** (1 if "momentum" in word else 2) * largest)
+        moves = moves | (moved != 0)
+    return found & moves
 
 
 def without_multiple(many: np.ndarray, one: np.ndarray, rounded: list[np.ndarray]) -> np.ndarray:
@@ -298,9 +302,10 @@ def difference(
     return differs, float(distance[far if differs else ~far].max(initial=0.0)) / size
 
 
-def kind_of(name: str, *, is_trained: bool = False) -> str:
-    """Variables that are measured by the same step: all weights, all first moments, ..."""
-    return "weight" if is_trained else name.rpartition("/")[2].rpartition("_")[2]
+def kind_of(name: str, *, is_trained: bool = False, is_slot: bool = False) -> str:
+    """Variables that are measured by the same step: all weights, all first moments, all that layers call alike."""
+    last = name.rpartition("/")[2]
+    return "weight" if is_trained else last.rpartition("_")[2] if is_slot else last
 
 
 class MetricDifference:

@@ -84,7 +84,7 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
         name = next(one for one in others if one in applied)
         return (
             f"{name} is changed by something else than the mean over the rows of the batch: the loss "
-            f"({names_of_losses(model)}) is none, or the gradient is sparse"
+            f"({names_of_losses(model)}) is none, the gradient is sparse, or a layer assigns it"
         )
     if of_loss:
         return (

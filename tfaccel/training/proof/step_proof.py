@@ -395,7 +395,10 @@ class StepProof:
         slots = {slot.path for optimizer in get_optimizers(self._model).values() for slot in optimizer.variables}
         trained, numbers = self._trained, {name for name, first, *_ in compared if not first.shape.rank}
         counts = numbers - trained - slots  # numbers that a step counts or adapts: each is of its own kind
-        kinds = [name if name in counts else kind_of(name, is_trained=name in trained) for name, *_ in compared]
+        kinds = [
+            name if name in counts else kind_of(name, is_trained=name in trained, is_slot=name in slots)
+            for name, *_ in compared
+        ]
         largest: dict[str, float] = {}  # the largest step of a kind: of all first moments, say
         for kind, (_, first, *_) in zip(kinds, compared, strict=True):
             largest[kind] = max(size_of_step(self._before[first], one[first]), largest.get(kind, 0.0))
@@ -413,15 +416,18 @@ class StepProof:
                 if copy is not first and base is first and np.array_equal(many[copy], many[first]):
                     continue  # as compared already
                 values = self._before[base], one[base], again[base]
-                result = difference(*values, many[copy], scaled, has_slots=has_slots)
+                result = difference(*values, many[copy], scaled, has_slots=False)
                 if result[0]:  # by more than what rounding of other variables explains?
-                    near = get_slots(self._model, self._replicas, name, self._before, one, largest) if has_slots else []
-                    noise = is_noise(near, tolerance)
+                    states = self._before, one, many
+                    near = get_slots(self._model, self._replicas, name, states, largest) if has_slots else []
+                    near = [slot for slot in near if slot[1].shape == first.shape]
                     value = many[copy]
                     if name not in trained | slots:
                         rounded = [np.asarray(many[one_of], np.float64) - one[one_of] for one_of in weights]
                         value = without_multiple(value, one[base], rounded)
-                    result = difference(*values, value, scaled, has_slots=has_slots, noise=noise)
+                    by_slots = has_slots and (not near or any(moved.any() for _, moved, _ in near))
+                    noise = is_noise(near, tolerance)
+                    result = difference(*values, value, scaled, has_slots=by_slots, noise=noise)
                 found[name] = max(found[name], result)
             if name in trained and not found[name][0] and is_rounded(one[first]):
                 weights.append(first)

@@ -180,6 +180,7 @@ class GradientUpdate:
         """
         if self.replicas.num_replicas > 1:
             refuse_overwritten(variables, self.replicas.num_replicas)
+        private_api.check_gradients(self._inner, gradients, variables)
         self._num_contributors = self.replicas.num_replicas if num_contributors is None else num_contributors
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         kept, kept_variables = [g for g, _ in present], [v for _, v in present]
@@ -368,6 +369,7 @@ class UpdateInStep:
                 refuse_overwritten(variables, num_replicas)
             if not optimizer.built:
                 context.merge_call(lambda strategy: build_optimizer(optimizer, variables, strategy))
+            private_api.check_gradients(optimizer, list(gradients), variables)
             pairs = [(g, v) for g, v in zip(densify(list(gradients)), variables, strict=True) if g is not None]
             weighted = share is not None and share.weighs_gradients
             own = [scaled(gradient, gradient_weight()) if weighted else gradient for gradient, _ in pairs]
