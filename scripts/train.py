@@ -54,7 +54,9 @@ from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.plan_table import choices_table
 from tfaccel.scripts.start_again import can_start_again, carried_plan, has_started_again, start_again_if_needed
 from tfaccel.scripts.train_flags import (
+    check_trackers,
     define_train_flags,
+    own_callbacks,
     run_dir,
     run_option,
     scaling_rule,
@@ -94,6 +96,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
         check_num_workers(values.num_workers, cluster)
     if values.profile is not None:
         StepRange.of(values.profile)  # reports a wrong range before anything is loaded
+    check_trackers(values.log_to)
     checked_place(directory, resume_on(find_cluster(Machine.here()), resume_in_attempt(values.resume)))
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload, plan, origin = _what_to_train(values, parameters, directory)
@@ -131,6 +134,7 @@ def _check_before_launch(values: flags.FlagValues, parameters: WorkloadParameter
     """Reports what can be known of wrong flags before workers are started; they check the others."""
     if values.profile is not None:
         StepRange.of(values.profile)
+    check_trackers(values.log_to)
     fixed_fields(values)
     if parameters.are_known:
         workload_options(values, parameters)
@@ -194,9 +198,31 @@ def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:
 
 
 def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagValues) -> TrainResult:
+    from tfaccel.training.run.trackers import trackers
+
+    cluster = find_cluster(Machine.here())
+    logs = values.log_to if cluster is None or cluster.is_chief else []
+    described = {**workload.options, "workload": workload.name, "seed": values.seed}
+    described |= {f"plan.{name}": value for name, value in plan.to_json().items() if name != "reasons"}
+    tracked = trackers(logs, Path(directory), described)
+    final = None
+    try:
+        result = _trained(workload, plan, directory, values, [*own_callbacks(values.callbacks), *tracked])
+        final = result.final
+    finally:
+        for tracker in tracked:
+            tracker.close(final)
+    from tfaccel.training.recipe import show_on_chief
+
+    return show_on_chief(workload, result)
+
+
+def _trained(
+    workload: Workload, plan: Plan, directory: str, values: flags.FlagValues, callbacks: list[Any]
+) -> TrainResult:
     from tfaccel.training.train import train
 
-    result = train(
+    return train(
         workload,
         plan,
         run_dir=directory,
@@ -210,10 +236,8 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
         learning_rate_scaling=scaling_rule(values),
         scaling_warm_up=values.scaling_warm_up,
         on_nonfinite=values.on_nonfinite,
+        callbacks=callbacks,
     )
-    from tfaccel.training.recipe import show_on_chief
-
-    return show_on_chief(workload, result)
 
 
 def _print_plan(workload: Workload, plan: Plan, origin: str) -> None:

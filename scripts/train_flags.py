@@ -2,16 +2,19 @@
 
 import itertools
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from tfaccel.data.bad_data import ON_BAD_DATA
-from tfaccel.errors import TfaccelError
-from tfaccel.planning.option_checks import MAX_SEED, POLICIES, STOP
+from tfaccel.errors import TfaccelError, VersionError, WorkloadError
+from tfaccel.known_names import did_you_mean
+from tfaccel.planning.load_workload import import_named, is_import_path
+from tfaccel.planning.option_checks import MAX_SEED, POLICIES, STOP, check_callbacks
 from tfaccel.planning.run_length import RULES
-from tfaccel.planning.workload import Workload
+from tfaccel.planning.workload import Workload, call_own
 from tfaccel.processes.launched import launch_date
 from tfaccel.scripts.model_flags import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
@@ -19,6 +22,7 @@ from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadPar
 from tfaccel.training.run.run_dir import RESUME
 
 # Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
+TRACKERS = ("tensorboard", "wandb", "mlflow", "dvclive")
 _WORKLOAD_OPTIONS: dict[str, tuple[str | tuple[str, ...], str]] = {
     "data_dir": (TEXT, "the training data, or auto for the recipe's own"),
     "on_bad_data": (ON_BAD_DATA, "what to do with damaged examples: fail, or skip and count them; or auto for fail"),
@@ -84,6 +88,10 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_float("scaling_warm_up", 0.05, text, **own)
     text = "write a trace of these optimizer steps for TensorBoard's profiler, such as 10:12"
     flags.DEFINE_string("profile", None, text, **own)
+    text = "your Keras callbacks: package.module:function, a function that returns them; can be repeated"
+    flags.DEFINE_multi_string("callbacks", [], text, **own)
+    text = "also log plan, metrics and final scores with wandb, mlflow or dvclive; tensorboard/ is always written"
+    flags.DEFINE_list("log_to", [], text, **own)
     text = "start so many workers, as `tfaccel launch` does, and again when one is lost"
     flags.DEFINE_integer("num_workers", None, text, lower_bound=1, **own)
     flags.DEFINE_string("engine", "local", "what starts them: local (this machine), or ray", **own)
@@ -91,6 +99,40 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_string("address", None, text, **own)
     flags.DEFINE_bool("json", False, "print the result as JSON, and everything else to standard error", **own)
     flags.DEFINE_bool("quiet", False, "print only the result, no plan and no progress", **own)
+
+
+def check_trackers(names: list[str]) -> None:
+    """Raises WorkloadError for an unknown tracker of --log_to, and VersionError for one that is not installed.
+
+    Example:
+        >>> check_trackers(["wandbb"])
+        Traceback (most recent call last):
+        ...
+        tfaccel.errors.WorkloadError: There is no tracker 'wandbb'. Did you mean 'wandb'?
+    """
+    for name in names:
+        if name not in TRACKERS:
+            hint = did_you_mean(name, TRACKERS) or f" Trackers: {', '.join(TRACKERS)}."
+            raise WorkloadError(f"There is no tracker {name!r}.{hint}")
+        if find_spec(name) is None:
+            raise VersionError(f"--log_to={name} needs the package {name}. Install it: pip install {name}.")
+
+
+def own_callbacks(paths: list[str]) -> list[Any]:
+    """The callbacks that the functions of --callbacks return.
+
+    Raises:
+        WorkloadError: for a path of another form, without a function, or a function that returns something else.
+    """
+    found: list[Any] = []
+    for path in paths:
+        if not is_import_path(path):
+            raise WorkloadError(f"--callbacks is written --callbacks=package.module:function. Received: {path!r}.")
+        made = call_own(f"--callbacks={path}", import_named(path, error_type=WorkloadError))
+        made = [made] if hasattr(made, "set_model") else made
+        check_callbacks(made)
+        found += made
+    return found
 
 
 def workload_options(values: flags.FlagValues, parameters: WorkloadParameters) -> dict[str, Any]:
