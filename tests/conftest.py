@@ -28,7 +28,7 @@ from rings import StoredDurations, chosen
 from tfaccel.processes.quiet_start import collect_less_often, keep_loaded_objects
 
 NUM_LOGICAL_CPUS = 4
-THREAD_GRACE_SECONDS = 15.0
+THREAD_GRACE_SECONDS = 60.0
 
 # Environment that would make a test's outcome depend on the machine it runs on: clusters, other backends, compilers.
 FOREIGN_NAMES = re.compile(

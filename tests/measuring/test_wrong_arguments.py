@@ -107,9 +107,11 @@ def test_a_misspelled_argument_of_find_fastest_is_named():
         tfaccel.find_fastest(WORKLOAD, epoch=1)
 
 
-def test_a_dict_is_no_plan_and_no_hardware():
-    with pytest.raises(PlanError, match=r"`plan` must be a tfaccel.Plan, such as .*Received: \{'strategy': 'none'\}"):
-        tfaccel.train("image_classification", run_dir="nowhere", plan={"strategy": "none"})
+def test_a_text_is_no_plan_and_a_dict_no_hardware():
+    with pytest.raises(PlanError, match=r"`plan` must be a tfaccel.Plan, such as .*, or a dict, .* 'mirrored'"):
+        tfaccel.train("image_classification", run_dir="nowhere", plan="mirrored")
+    with pytest.raises(PlanError, match=r"no field 'stratgy'\. Did you mean 'strategy'"):
+        tfaccel.train("image_classification", run_dir="nowhere", plan={"stratgy": "none"})
     with pytest.raises(HardwareError, match=r"`hardware` must be a tfaccel.Hardware, or None. Received: \{\}"):
         tfaccel.find_fastest("image_classification", hardware={})
 

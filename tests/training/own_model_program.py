@@ -179,7 +179,7 @@ def refusals() -> dict[str, list[str]]:
         "no such recipe": refused("recipe", model="image_clasification"),
         "no such option": refused("option", model=make_workload, widht=3),
         "not compiled": refused("raw", X, Y, model=lambda: keras.Sequential([keras.Input((8,))])),
-        "plan": refused("no_plan", X, Y, plan={"strategy": "none"}),
+        "plan": refused("no_plan", X, Y, plan="mirrored"),
         "not built": refused("unbuilt", X, Y, model=unbuilt()),
         "policy": refused(
             "policy", X, Y, model=build_model(), plan=dataclasses.replace(PLAN, dtype_policy="mixed_bfloat16")

@@ -27,7 +27,7 @@ REFUSED = {
         "There is no recipe 'image_clasification'. Did you mean 'image_class",
     ),
     "no such option": ("WorkloadError", r"make_workload.* cannot be called like this: .*Did you mean 'width'"),
-    "plan": ("PlanError", r"`plan` must be a tfaccel.Plan, such as.*Received: \{'strategy': 'none'\}"),
+    "plan": ("PlanError", r"`plan` must be a tfaccel.Plan, such as.*Received: 'mirrored'"),
     "not built": ("WorkloadError", r"The model \(Unbuilt\) is not built.*Give the function that builds it in place"),
     "not compiled": ("WorkloadError", "returns a model that is not compiled. Call `model.compile"),
     "policy": ("PlanError", "built with the dtype policy float32, which the plan cannot change"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tfaccel.training.run.run_dir import RUN_ID, read_config
 _PROJECT = "tfaccel"
 
 
-class Tracker(keras.callbacks.Callback):
+class Tracker(keras.callbacks.Callback, abc.ABC):
     """Logs one run of `train`. A run that is resumed goes on in the tracker's own record of it.
 
     Nothing is logged before training begins, so that a refused run leaves no record.
@@ -45,17 +46,17 @@ class Tracker(keras.callbacks.Callback):
             self.is_open = False
             self.end(final)
 
+    @abc.abstractmethod
     def begin(self, run_id: str) -> None:
         """Opens or continues the record of the run with this id."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def log(self, metrics: Mapping[str, float], epoch: int) -> None:
         """Logs the metrics of an epoch, counted from 0."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def end(self, final: Mapping[str, float] | None) -> None:
         """Logs the final scores, if there are any, and closes the record."""
-        raise NotImplementedError
 
 
 class _WandbTracker(Tracker):
