@@ -121,8 +121,8 @@ def _label() -> str:
 def main(arguments: list[str]) -> int:
     """Trains as often as there are lines in the picture, each time in a new process, and draws them."""
     values = flags.FlagValues()
-    flags.DEFINE_string("picture", "docs/pictures/losses.svg", "the file to draw", flag_values=values)
-    flags.DEFINE_string("out", "benchmarks/losses.json", "the file for losses and differences", flag_values=values)
+    flags.DEFINE_string("picture", "losses.svg", "the file to draw", flag_values=values)
+    flags.DEFINE_string("out", "losses.json", "the file for losses and differences", flag_values=values)
     values(arguments)
     options = SuiteOptions(repetitions=1, progress=lambda line: sys.stderr.write(f"{line}\n"))
     found = {}
