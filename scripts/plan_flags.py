@@ -1,5 +1,6 @@
 """The flags that set fields of a plan, shared by several commands."""
 
+import re
 from typing import Any
 
 from absl import flags
@@ -65,7 +66,7 @@ def _value(field: str, text: str, flag: str) -> Any:
     if text.lower() == "none" and setting.none is not None:
         value = None
     elif field == "devices":
-        if text.lstrip("+-").isdecimal():
+        if re.fullmatch(r"[+-]?\d+", text):
             return int(text)  # which ones depends on the machine; see `full_names`
         value = full_names({field: text})[field]
     elif setting.bounds is not None:

@@ -21,8 +21,8 @@ from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, get_value
 from tfaccel.training.run.run_dir import RESUME
 
-# Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
 TRACKERS = ("tensorboard", "wandb", "mlflow", "dvclive")
+# Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
 _WORKLOAD_OPTIONS: dict[str, tuple[str | tuple[str, ...], str]] = {
     "data_dir": (TEXT, "the training data, or auto for the recipe's own"),
     "on_bad_data": (ON_BAD_DATA, "what to do with damaged examples: fail, or skip and count them; or auto for fail"),

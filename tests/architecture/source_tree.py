@@ -1,6 +1,7 @@
 """The sources as the architecture tests see them: files, modules, imports, dotted names."""
 
 import ast
+import configparser
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -8,6 +9,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("tfaccel", "recipes", "scripts", "benchmarks", "parity")
+
+
+def setup_cfg():
+    """What setup.cfg says, by section."""
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    return parser
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,17 @@
 """constraints.txt holds a version of every package that setup.cfg names, and of none besides."""
 
-import configparser
 import importlib.metadata
 import re
 
 import pytest
 from packaging.requirements import Requirement
-from source_tree import ROOT
+from source_tree import ROOT, setup_cfg
 
 NOT_IN_DEV = {"jax", "libtpu", "nvidia-ml-py"}  # of extras that need other machines, or a process of their own
 
 
 def requirements():
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg")
+    parser = setup_cfg()
     extras = parser["options.extras_require"].values()
     lines = [line for text in (parser["options"]["install_requires"], *extras) for line in text.splitlines() if line]
     return [Requirement(line) for line in lines]

@@ -1,10 +1,9 @@
 """The image has what the wheel is made from, and runs as the user whom Kubernetes' workers are. No image is built."""
 
-import configparser
 import re
 
 import pytest
-from source_tree import ROOT
+from source_tree import ROOT, setup_cfg
 
 from tfaccel.extras.cluster.kubernetes_manifest import KubernetesOptions
 
@@ -18,9 +17,7 @@ def instructions():
 
 @pytest.fixture(scope="module")
 def setup():
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg", encoding="utf-8")
-    return parser
+    return setup_cfg()
 
 
 def copied(instructions):

@@ -1,10 +1,9 @@
 """The extras stand alone: nothing imports them but commands, benchmarks and tests; the rest finds them by name."""
 
 import ast
-import configparser
 
 import pytest
-from source_tree import ROOT, Source, imports, sources
+from source_tree import ROOT, Source, imports, setup_cfg, sources
 
 import tfaccel
 
@@ -30,9 +29,7 @@ def imports_of_extras(source):
 
 def entry_points():
     """Name -> module and object, as setup.cfg lists them."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    lines = setup["options.entry_points"][EXTRAS].strip().splitlines()
+    lines = setup_cfg()["options.entry_points"][EXTRAS].strip().splitlines()
     return {name.strip(): place.strip() for name, place in (line.split("=") for line in lines)}
 
 

@@ -1,12 +1,11 @@
 """What forges and pre-commit read names things that exist: scripts, hooks, versions, pages."""
 
-import configparser
 import os
 import re
 
 import pytest
 import yaml
-from source_tree import ROOT
+from source_tree import ROOT, setup_cfg
 
 WORKFLOW, PIPELINE, HOOKS = ".github/workflows/test.yml", ".gitlab-ci.yml", ".pre-commit-config.yaml"
 ABOUT = ("SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "CHANGELOG.md", "README.md")
@@ -19,9 +18,7 @@ def read(name):
 
 @pytest.fixture(scope="module")
 def setup():
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg", encoding="utf-8")
-    return parser
+    return setup_cfg()
 
 
 def pythons(setup):

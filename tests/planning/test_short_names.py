@@ -129,6 +129,7 @@ def test_flags_take_them(capsys):
     for flag, message in {
         "--precision=bf61": "Did you mean 'bf16'?",
         "--devices=0": "must be at least 1 if it is a number",
+        "--devices=+-2": "such as 'GPU:0'. Received: '+-2'.",
     }.items():
         assert main(["tfaccel", "plan", "--recipe=image_classification", flag]) == 2
         assert message in capsys.readouterr().err

@@ -32,6 +32,7 @@ from tfaccel.planning.load_workload import (
     as_workload,
     check_finished_run,
     check_function,
+    check_run_files,
     import_named,
     is_import_path,
     workload_of_run,
@@ -159,7 +160,7 @@ def known_workload(run_or_model: Any, workload: Any) -> Workload | None:
     if isinstance(workload, str) and is_import_path(workload):
         check_function(workload, import_named(workload, error_type=WorkloadError))
     if is_run(run_or_model):
-        check_finished_run(run_or_model)
+        check_run_files(check_finished_run(run_or_model))
         if workload is None or isinstance(workload, str):
             return workload_of_run(run_or_model, workload=workload)
     elif not isinstance(run_or_model, str | os.PathLike | keras.Model):

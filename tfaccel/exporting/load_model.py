@@ -175,6 +175,7 @@ def load_run(run_dir: str | os.PathLike[str]) -> Run:
         tfaccel.errors.RunDirError: There is no run directory no/such/run. Give the directory of a finished run.
     """
     path = check_finished_run(run_dir)
+    check_run_files(path)
     try:
         config = dict(json.loads((path / "config.json").read_text()))
         result = TrainResult.from_json({**json.loads((path / "result.json").read_text()), "run_dir": str(path)})

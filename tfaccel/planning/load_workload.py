@@ -277,7 +277,6 @@ def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
         if "config.json" not in missing:
             remedy = "Resume that run (--resume=auto) until it is finished."
         raise RunDirError(f"{path} is not the directory of a finished run: it has no {', '.join(missing)}. {remedy}")
-    check_run_files(path)
     return path
 
 

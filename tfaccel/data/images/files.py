@@ -45,8 +45,8 @@ def read_image_set(
     and checked here; pixels are read on use.
 
     A folder may hold the four IDX files of MNIST or Fashion-MNIST instead (`train-images-idx3-ubyte.gz` and so on), or
-    TFRecord files; see `read_tfrecord_images`. "tfds:NAME" is a dataset of TensorFlow
-    Datasets, "hf:NAME" one of Hugging Face; see `tfaccel.data.named_sets`.
+    TFRecord files; see `read_tfrecord_images`. "tfds:NAME" is a dataset of TensorFlow Datasets, "hf:NAME" one of
+    Hugging Face; see `tfaccel.data.named_sets`.
 
     Args:
         data_dir: the folder or file, a pattern of TFRecord files such as `data/*.tfrecord`, or the name of a dataset.

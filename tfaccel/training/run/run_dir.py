@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tfaccel.data.raw_input import FILE_NAME as RAW_INPUT_FILE
 from tfaccel.errors import PlanError, RunDirError, WorkloadError
 from tfaccel.files import get_sha256, whole_file, write_json, write_json_lines
 from tfaccel.hardware.hardware import Cluster
@@ -34,7 +35,6 @@ logger = logging.getLogger("tfaccel")
 _LEFT_OUT_FILE, _METRICS_FILE, _RESULT_FILE = "left_out.json", "metrics.jsonl", "result.json"
 _EPOCHS = "epochs"
 _INPUTS_FILE, _NUM_ROWS, _MAX_BYTES = "example_inputs.npz", 4, 1 << 24
-_RAW_INPUT_FILE = "raw_input.json"
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved
 RESUME_BY_ARGUMENT = 'resume="auto" (--resume=auto)'
@@ -237,13 +237,13 @@ class RunDir:
         """Writes the description of raw inputs, if there is one."""
         if self.writes and raw_input is not None:
             self.check_held()
-            write_json(self.path / _RAW_INPUT_FILE, raw_input.to_json())
+            write_json(self.path / RAW_INPUT_FILE, raw_input.to_json())
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Writes the outcome of the run, with the digests of its files; see `check_run_files`."""
         if self.writes:
             self.check_held()
-            files = [self.model_file, self.path / _RAW_INPUT_FILE, self.path / _INPUTS_FILE]
+            files = [self.model_file, self.path / RAW_INPUT_FILE, self.path / _INPUTS_FILE]
             digests = {file.name: get_sha256(file) for file in files if file.is_file()}
             write_json(self.path / _RESULT_FILE, {**result, "files": digests})
 
