@@ -23,9 +23,9 @@ from rich.text import Text
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_result import HEADINGS, CompressResult, cells, get_notes, sensitivity_cells
 from tfaccel.planning.load_workload import check_finished_run
+from tfaccel.processes.quiet_start import quiet_tensorflow
 from tfaccel.scripts.command import run_command, show_progress, table_console
 from tfaccel.scripts.compress_flags import compress_flags, compress_options, run_dir
-from tfaccel.scripts.model_flags import quiet_tensorflow
 
 TOO_FEW_EXAMPLES = 3  # exit status
 

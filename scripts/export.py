@@ -18,9 +18,10 @@ from rich.table import Table
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportResult
+from tfaccel.processes.quiet_start import quiet_tensorflow
 from tfaccel.scripts.command import run_command, table_console
 from tfaccel.scripts.command_flags import Flag, command_flags
-from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow, shown_log
+from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, shown_log
 
 _FLAGS: dict[str, Flag] = {
     **MODEL_FLAGS,

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import signal
 import sys
 import threading
@@ -14,7 +13,6 @@ from absl import flags
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, place_of_run, raw_input_of_file, url_name
-from tfaccel.processes.quiet_start import without_notes
 from tfaccel.scripts.command_flags import Flag
 
 MODEL_FLAGS: dict[str, Flag] = {
@@ -60,31 +58,6 @@ def _place_of_model(path: Path) -> ModelPlace:
         raise ExportError(no_saved_model(folder))
     noted = next(filter(None, (read_notes(place)[0] for place in places)), None)
     return ModelPlace(folder, url_name(noted or path.resolve().name))
-
-
-def quiet_tensorflow() -> None:
-    """Imports TensorFlow without its start-up messages, unless the user asks for them."""
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
-        return
-    with quiet_import():
-        import tensorflow as tf
-
-        tf.config.list_physical_devices()
-
-
-@contextlib.contextmanager
-def quiet_import() -> Iterator[None]:
-    """Leaves out TensorFlow's start-up messages if it is imported in the context, unless the user asks for them."""
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
-        yield
-        return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-    try:
-        with without_notes(wants_gpus=os.path.exists("/dev/nvidiactl")):
-            yield
-    finally:
-        if "tensorflow" not in sys.modules:
-            del os.environ["TF_CPP_MIN_LOG_LEVEL"]
 
 
 @contextlib.contextmanager

@@ -21,9 +21,10 @@ from absl import flags
 
 from tfaccel.compressing.litert.file import is_litert_file
 from tfaccel.errors import DataError
+from tfaccel.processes.quiet_start import quiet_tensorflow
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags
-from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow
+from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end
 
 _FLAGS: dict[str, Flag] = {
     **MODEL_FLAGS,

@@ -28,9 +28,10 @@ from tfaccel.errors import ServeError, VersionError
 from tfaccel.exporting.load_model import ModelPlace
 from tfaccel.extras.serving.model_config import ModelConfig, VersionPolicy, read_model_configs
 from tfaccel.extras.serving.options import ServeOptions
+from tfaccel.processes.quiet_start import quiet_tensorflow
 from tfaccel.scripts.command import run_command
 from tfaccel.scripts.command_flags import Flag, command_flags, option_flags
-from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, quiet_tensorflow, shown_log
+from tfaccel.scripts.model_flags import MODEL_FLAGS, chosen_place, clean_end, shown_log
 
 _OPTIONS = option_flags(
     ServeOptions,

@@ -28,6 +28,7 @@ or was lost: the same command with --resume=auto continues, on all workers; 130 
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.machine import Machine
 from tfaccel.launching.worker_group import WorkerGroup
+from tfaccel.planning.own_model import DeferredItems
 from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import get_run_epochs, scaling_advice
@@ -54,6 +56,7 @@ from tfaccel.scripts.plan_flags import fixed_fields
 from tfaccel.scripts.plan_table import choices_table
 from tfaccel.scripts.start_again import can_start_again, carried_plan, has_started_again, start_again_if_needed
 from tfaccel.scripts.train_flags import (
+    check_callback_paths,
     check_trackers,
     define_train_flags,
     own_callbacks,
@@ -97,6 +100,7 @@ def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
     if values.profile is not None:
         StepRange.of(values.profile)  # reports a wrong range before anything is loaded
     check_trackers(values.log_to)
+    check_callback_paths(values.callbacks)
     checked_place(directory, resume_on(find_cluster(Machine.here()), resume_in_attempt(values.resume)))
     with contextlib.redirect_stdout(sys.stderr) if values.json else contextlib.nullcontext():
         workload, plan, origin = _what_to_train(values, parameters, directory)
@@ -135,6 +139,7 @@ def _check_before_launch(values: flags.FlagValues, parameters: WorkloadParameter
     if values.profile is not None:
         StepRange.of(values.profile)
     check_trackers(values.log_to)
+    check_callback_paths(values.callbacks)
     fixed_fields(values)
     if parameters.are_known:
         workload_options(values, parameters)
@@ -198,16 +203,22 @@ def _changed(plan: Plan, fixed: dict[str, Any]) -> Plan:
 
 
 def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagValues) -> TrainResult:
-    from tfaccel.training.run.trackers import trackers
+    tracked: list[Any] = []
 
-    cluster = find_cluster(Machine.here())
-    logs = values.log_to if cluster is None or cluster.is_chief else []
-    described = {**workload.options, "workload": workload.name, "seed": values.seed}
-    described |= {f"plan.{name}": value for name, value in plan.to_json().items() if name != "reasons"}
-    tracked = trackers(logs, Path(directory), described)
+    def callbacks() -> list[Any]:
+        from tfaccel.training.run.trackers import trackers
+
+        cluster = find_cluster(Machine.here())
+        logs = values.log_to if cluster is None or cluster.is_chief else []
+        described = {**workload.options, "workload": workload.name, "seed": values.seed}
+        described |= {f"plan.{name}": value for name, value in plan.to_json().items() if name != "reasons"}
+        tracked.extend(trackers(logs, Path(directory), described))
+        return [*own_callbacks(values.callbacks), *tracked]
+
     final = None
     try:
-        result = _trained(workload, plan, directory, values, [*own_callbacks(values.callbacks), *tracked])
+        # TensorFlow reads the plan's environment when Keras is imported, which callbacks do: not before `train` does.
+        result = _trained(workload, plan, directory, values, DeferredItems(callbacks))
         final = result.final
     finally:
         for tracker in tracked:
@@ -218,7 +229,7 @@ def _train(workload: Workload, plan: Plan, directory: str, values: flags.FlagVal
 
 
 def _trained(
-    workload: Workload, plan: Plan, directory: str, values: flags.FlagValues, callbacks: list[Any]
+    workload: Workload, plan: Plan, directory: str, values: flags.FlagValues, callbacks: Sequence[Any]
 ) -> TrainResult:
     from tfaccel.training.train import train
 

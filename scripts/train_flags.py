@@ -16,7 +16,7 @@ from tfaccel.planning.option_checks import MAX_SEED, POLICIES, STOP, check_callb
 from tfaccel.planning.run_length import RULES
 from tfaccel.planning.workload import Workload, call_own
 from tfaccel.processes.launched import launch_date
-from tfaccel.scripts.model_flags import quiet_tensorflow
+from tfaccel.processes.quiet_start import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, get_value
 from tfaccel.training.run.run_dir import RESUME
@@ -118,16 +118,21 @@ def check_trackers(names: list[str]) -> None:
             raise VersionError(f"--log_to={name} needs the package {name}. Install it: pip install {name}.")
 
 
+def check_callback_paths(paths: list[str]) -> None:
+    """Raises WorkloadError for a path of --callbacks of another form than package.module:function."""
+    for path in paths:
+        if not is_import_path(path):
+            raise WorkloadError(f"--callbacks is written --callbacks=package.module:function. Received: {path!r}.")
+
+
 def own_callbacks(paths: list[str]) -> list[Any]:
     """The callbacks that the functions of --callbacks return.
 
     Raises:
-        WorkloadError: for a path of another form, without a function, or a function that returns something else.
+        WorkloadError: for a path without a function, or a function that returns something else.
     """
     found: list[Any] = []
     for path in paths:
-        if not is_import_path(path):
-            raise WorkloadError(f"--callbacks is written --callbacks=package.module:function. Received: {path!r}.")
         made = call_own(f"--callbacks={path}", import_named(path, error_type=WorkloadError))
         made = [made] if hasattr(made, "set_model") else made
         check_callbacks(made)

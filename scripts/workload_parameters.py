@@ -16,7 +16,7 @@ from tfaccel.errors import WorkloadError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.load_workload import RECIPES_PACKAGE
 from tfaccel.planning.option_checks import max_count
-from tfaccel.scripts.model_flags import quiet_import
+from tfaccel.processes.quiet_start import quiet_import
 from tfaccel.scripts.plan_flags import AUTO
 
 NUMBER, COUNT, TEXT = "a number", "a whole number of at least 1", "a text"

@@ -8,10 +8,12 @@ from source_tree import Source, aliases, dotted_name, sources
 
 # These are programs: the parity child splits the CPU of its own process, the fork server prepares those that it makes,
 # and so does a notebook that forks workers; a worker that waits takes its variables when it begins.
+# TensorFlow reads its log level when it is imported, which a quiet start does.
 RUNTIME_FILES = {
     "tfaccel/training/runtime.py",
     "parity/child.py",
     "tfaccel/processes/fork_server_program.py",
+    "tfaccel/processes/quiet_start.py",
     "tfaccel/launching/notebook_launch.py",
     "tfaccel/training/waiting_program.py",
 }

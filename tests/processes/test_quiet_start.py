@@ -22,6 +22,32 @@ for _ in range(2):
     with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=8)):
         tf.constant(1.0) + 1.0
 """
+TRAINED = """
+import sys
+from tfaccel.scripts.main import main
+
+arguments = ["--recipe=tabular_regression", "--epochs=1", "--run_dir=run", "--quiet", "--callbacks=mine:callbacks"]
+print(main(["tfaccel", "train", *arguments]))
+"""
+CALLBACKS = """
+import os
+import keras
+
+def callbacks():
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"  # which the runtime sets before TensorFlow is imported
+    return [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print("called"))]
+"""
+INSPECTED = """
+import sys
+from pathlib import Path
+from PIL import Image
+from tfaccel.scripts.main import main
+
+for name in ("a", "b"):
+    Path("images", name).mkdir(parents=True)
+    Image.new("L", (8, 8)).save(f"images/{name}/1.png")
+print(main(["tfaccel", "inspect-data", "--data_dir=images"]))
+"""
 PASSED = r"""
 import os
 from tfaccel.processes.quiet_start import without_notes
@@ -45,6 +71,20 @@ def test_tensorflow_starts_without_a_word(run_python):
 def test_tensorflow_that_the_script_has_imported_starts_without_a_word(run_python):
     child = run_python(IMPORTED_BEFORE, env={"TF_CPP_MIN_LOG_LEVEL": None}, fresh=True)
     assert child.stderr.partition("imported\n")[2] == ""
+
+
+def test_train_imports_tensorflow_only_with_the_plans_environment(run_python, tmp_path):
+    (tmp_path / "mine.py").write_text(CALLBACKS)
+    environment = {"TF_CPP_MIN_LOG_LEVEL": None, "CUDA_VISIBLE_DEVICES": None, "PYTHONPATH": str(tmp_path)}
+    child = run_python(TRAINED, env=environment, fresh=True, cwd=tmp_path)
+    assert "called" in child.stdout and child.stdout.endswith("\n0\n")
+    assert child.stderr == ""
+
+
+@pytest.mark.slow
+def test_images_are_inspected_without_a_word_of_tensorflow(run_python, tmp_path):
+    child = run_python(INSPECTED, env={"TF_CPP_MIN_LOG_LEVEL": None}, fresh=True, cwd=tmp_path)
+    assert child.stdout.endswith("\n0\n") and "TensorFlow" not in child.stderr and "cuda" not in child.stderr.lower()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.known_names import did_you_mean
+from tfaccel.planning.own_model import DeferredItems
 
 MAX_COUNT = 2**31 - 1
 """The largest integer that TensorFlow accepts for counts and sizes: steps, examples, one dimension."""
@@ -75,7 +76,7 @@ def check_seconds(**values: Any) -> None:
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Raises WorkloadError for anything but a list of Keras callbacks.
+    """Raises WorkloadError for anything but a list of Keras callbacks, or `DeferredItems`, which are not loaded here.
 
     Example:
         >>> check_callbacks("EarlyStopping")
@@ -83,6 +84,8 @@ def check_callbacks(callbacks: Any) -> None:
         ...
         tfaccel.errors.WorkloadError: `callbacks` must be a list of Keras callbacks. Received: 'EarlyStopping'.
     """
+    if isinstance(callbacks, DeferredItems):
+        return
     is_list = isinstance(callbacks, Collection) and not isinstance(callbacks, str)
     if not is_list or not all(hasattr(one, "set_model") for one in callbacks):
         raise WorkloadError(f"`callbacks` must be a list of Keras callbacks. Received: {shortened(callbacks)}.")

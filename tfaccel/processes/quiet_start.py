@@ -49,6 +49,31 @@ def without_notes(*, wants_gpus: bool) -> Iterator[None]:
         yield
 
 
+def quiet_tensorflow() -> None:
+    """Imports TensorFlow without its start-up messages, unless the user asks for them."""
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        return
+    with quiet_import():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+
+
+@contextlib.contextmanager
+def quiet_import() -> Iterator[None]:
+    """Leaves out TensorFlow's start-up messages if it is imported in the context, unless the user asks for them."""
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        yield
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    try:
+        with without_notes(wants_gpus=os.path.exists("/dev/nvidiactl")):
+            yield
+    finally:
+        if "tensorflow" not in sys.modules:
+            del os.environ["TF_CPP_MIN_LOG_LEVEL"]
+
+
 @contextlib.contextmanager
 def without_lines(parts: Sequence[str]) -> Iterator[None]:
     """Within the block, removes the lines on standard error that have one of these parts."""

@@ -27,6 +27,7 @@ from tfaccel.extras.inspection.findings import (
     probable_label_errors,
     read_labelled_files,
 )
+from tfaccel.processes.quiet_start import quiet_tensorflow
 
 _SMALL_SIZE = 16  # height and width, in pixels, of the images for the classifier
 _NUM_TREES = 200
@@ -103,6 +104,7 @@ def inspect_image_arrays(path: Path, *, progress: Progress = no_progress) -> Ins
 def _read(file: Path) -> SmallImage:
     from PIL import Image
 
+    quiet_tensorflow()  # which decodes the image
     content = file.read_bytes()
     header = check_image(content, str(file))
     array = pixels(content, 1 if header.is_grey else 3, name=str(file))
