@@ -84,18 +84,22 @@ def run(argv: list[str]) -> int:
     """Runs the command; returns its exit status."""
     values = flags.FlagValues()
     return run_workload_command(
-        _main, argv, values, description=(__doc__ or "").strip(), define_options=define_train_flags
+        lambda values, parameters: _main(values, parameters, argv[1:]),
+        argv,
+        values,
+        description=(__doc__ or "").strip(),
+        define_options=define_train_flags,
     )
 
 
-def _main(values: flags.FlagValues, parameters: WorkloadParameters) -> int:
+def _main(values: flags.FlagValues, parameters: WorkloadParameters, arguments: Sequence[str]) -> int:
     directory = run_dir(values)
     group = _group(values)
     if group is not None and launch_date() is None:
         cluster = detect_hardware().cluster
         if cluster is None:
             _check_before_launch(values, parameters)
-            return _launched(values, group, directory)
+            return _launched(values, group, directory, arguments)
         check_num_workers(values.num_workers, cluster)
     if values.profile is not None:
         StepRange.of(values.profile)  # reports a wrong range before anything is loaded
@@ -147,10 +151,10 @@ def _check_before_launch(values: flags.FlagValues, parameters: WorkloadParameter
         chosen_workload(values)  # says why it cannot be loaded
 
 
-def _launched(values: flags.FlagValues, group: WorkerGroup, directory: str) -> int:
+def _launched(values: flags.FlagValues, group: WorkerGroup, directory: str, arguments: Sequence[str]) -> int:
     """Runs this command as several workers."""
     checked_place(directory, values.resume)
-    command = [sys.executable, "-m", "tfaccel", *sys.argv[1:], f"--run_dir={directory}"]
+    command = [sys.executable, "-m", "tfaccel", "train", *arguments, f"--run_dir={directory}"]
 
     def say(text: str) -> None:
         if not values.quiet:

@@ -177,9 +177,10 @@ def test_recipe_trains_shows_its_plan_and_says_where_things_are(command, tmp_pat
     assert ended.returncode == 0, ended.stderr
     plan = Plan.load(tmp_path / "runs/first/plan.json")
     assert plan.global_batch_size == 8
-    assert "  --global_batch_size=8  Set by you.\n" in ended.stdout
-    assert f"  --xla={'on' if plan.jit_compile else 'off'}  {dict(plan.reasons)['jit_compile']}\n" in ended.stdout
-    assert "  --devices=CPU:0  " in ended.stdout
+    rows = [" ".join(line.split()) for line in ended.stdout.splitlines()]
+    assert "--global_batch_size=8 Set by you." in rows
+    assert f"--xla={'on' if plan.jit_compile else 'off'} {dict(plan.reasons)['jit_compile']}" in rows
+    assert any(row.startswith("--devices=CPU:0 ") for row in rows)
     table = dict(
         line.split(maxsplit=1) for line in ended.stdout.partition("Trained image_classification")[2].splitlines()[1:]
     )
@@ -190,6 +191,22 @@ def test_recipe_trains_shows_its_plan_and_says_where_things_are(command, tmp_pat
     assert "epoch 2/2" in ended.stderr
     again = command(*arguments, "--run_dir=runs/first")
     assert (again.returncode, "already holds a run" in again.stderr) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("def workload(): pass", "mine:workload must return a tfaccel.Workload, or (model, x, y)"),
+        ("def workload(labels): pass", "mine:workload(labels) cannot be called like this"),
+    ],
+)
+def test_workload_that_the_workers_refuse_is_bad_input(command, tmp_path, function, said):
+    (tmp_path / "mine.py").write_text(f"{function}\n")
+    ended = command("--workload=mine:workload", "--run_dir=run", "--num_workers=2")
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith(f"tfaccel train: {said}")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -212,7 +229,7 @@ def test_json_is_all_that_stands_on_standard_output(command, tmp_path):
     result = json.loads(ended.stdout)
     assert result["plan"]["global_batch_size"] == 12
     assert (result["plan"]["strategy"], result["plan"]["prefetch_batches"]) == ("mirrored", 1)
-    assert "  --set=prefetch_batches=1  Set by you." in ended.stderr
+    assert "--set=prefetch_batches=1 Set by you." in " ".join(ended.stderr.split())
     assert result == json.loads((tmp_path / "run/result.json").read_text())
 
 

@@ -21,7 +21,7 @@ from tfaccel.planning.compilation_cache import CompilationCache
 from tfaccel.planning.plan_environment import XLA_FLAGS
 from tfaccel.processes import heartbeat
 from tfaccel.processes.child import Environment
-from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, PERMANENT, RETRY, STARTED, can_be_retried
+from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, PERMANENT, RETRY, STARTED, can_be_retried, final_status
 from tfaccel.processes.local_cluster import cluster_environments
 
 logger = logging.getLogger("tfaccel")
@@ -137,7 +137,7 @@ class _Failures:
     def add(self, outcome: Outcome) -> _Decision:
         """Decides after an attempt that failed."""
         if not outcome.can_be_retried:
-            return _Decision(PERMANENT, "Starting again would not help.")
+            return _Decision(final_status(outcome.status), "Starting again would not help.")
         is_further = outcome.step is not None and (self._furthest is None or outcome.step > self._furthest)
         self._num_at_a_step = 1 if is_further else self._num_at_a_step + 1
         self._furthest = outcome.step if is_further else self._furthest

@@ -85,6 +85,16 @@ def _end_with_its_status(kind: type[BaseException], error: BaseException, traceb
     heartbeat.note_failure()
 
 
+def final_status(status: int) -> int:
+    """The exit status of a group that is not started again, because one of its workers ended with `status`.
+
+    Example:
+        >>> final_status(2), final_status(134)
+        (2, 1)
+    """
+    return BAD_INPUT if status == BAD_INPUT else PERMANENT
+
+
 def can_be_retried(status: int) -> bool:
     """Whether a process that ended with a status may succeed if it is started again.
 

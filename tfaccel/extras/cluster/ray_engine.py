@@ -23,7 +23,7 @@ from tfaccel.launching.local_launcher import make_log_folder, signals_noted
 from tfaccel.launching.local_worker import WorkerPlace, found_command, worker_places
 from tfaccel.local_path import local_path
 from tfaccel.processes.child import ProcessError, last_words, run_program
-from tfaccel.processes.launched import DONE, INTERRUPTED, PERMANENT, RETRY
+from tfaccel.processes.launched import DONE, INTERRUPTED, RETRY, final_status
 from tfaccel.processes.quiet_start import without_notes
 
 _TRIES = 3
@@ -331,7 +331,7 @@ class _Run:
             self._on_event(f"{final.cause} Starting again would not help.")
             if final.last_words:
                 self._on_event(final.last_words)
-            return PERMANENT
+            return final_status(final.status)
         if self._told:
             self._on_event("The workers were told to stop.")
             statuses = {end.status for end in last}
