@@ -17,8 +17,8 @@ or with TF_CONFIG set, the cluster exists already: COMMAND runs once, as this wo
 
 Ctrl-C and SIGTERM are passed on to the workers; a second one ends them at once.
 
-Exit status: 0 if all workers are done; 138 if starting again may succeed; 1 if not; 2 for bad input, of the workers too;
-130 for Ctrl-C.
+Exit status: 0 if all workers are done; 138 if starting again may succeed; 1 if not; 2 for bad input, also of the
+workers; 130 for Ctrl-C.
 """
 
 import os

@@ -174,7 +174,8 @@ def _what_to_train(
         )
     plan = None if values.plan is None else _changed(Plan.load(values.plan), fixed)
     workload = chosen_workload(values, **workload_options(values, parameters))
-    get_run_epochs(workload, run_option("epochs", values))  # reports a missing number of epochs early
+    if values.max_minutes is None:
+        get_run_epochs(workload, run_option("epochs", values))  # reports a missing number of epochs early
     measured = carried_plan()
     continues = resume_in_attempt(values.resume) != "never" and (Path(directory) / "plan.json").exists()
     measures = values.autotune and not continues
@@ -242,6 +243,7 @@ def _trained(
         plan,
         run_dir=directory,
         epochs=run_option("epochs", values),
+        max_seconds=None if values.max_minutes is None else 60 * values.max_minutes,
         seed=values.seed,
         resume=values.resume,
         checkpoint_interval=run_option("checkpoint_interval", values),

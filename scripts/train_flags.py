@@ -78,6 +78,8 @@ def define_train_flags(values: flags.FlagValues) -> None:
         "extend also continues a complete run, up to a larger number of --epochs"
     )
     flags.DEFINE_enum("resume", "never", list(RESUME), help_text, **own)
+    text = "train for so many minutes: some steps are timed, and the schedule gets as many as fit, at most --epochs"
+    flags.DEFINE_float("max_minutes", None, text, **own)
     text = "newest checkpoints to keep; the one with the lowest val_loss (or loss) is kept as well"
     flags.DEFINE_integer("keep_checkpoints", 2, text, lower_bound=1, **own)
     text = "when the loss or gradients become NaN or infinite: stop, leave out the batch, or go back to the checkpoint"

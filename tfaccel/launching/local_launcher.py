@@ -21,7 +21,16 @@ from tfaccel.planning.compilation_cache import CompilationCache
 from tfaccel.planning.plan_environment import XLA_FLAGS
 from tfaccel.processes import heartbeat
 from tfaccel.processes.child import Environment
-from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, PERMANENT, RETRY, STARTED, can_be_retried, final_status
+from tfaccel.processes.launched import (
+    ATTEMPT,
+    DONE,
+    INTERRUPTED,
+    PERMANENT,
+    RETRY,
+    STARTED,
+    can_be_retried,
+    final_status,
+)
 from tfaccel.processes.local_cluster import cluster_environments
 
 logger = logging.getLogger("tfaccel")

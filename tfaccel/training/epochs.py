@@ -36,10 +36,12 @@ def run_epochs(
     epochs: int,
     initial_epoch: int,
     first_step: int = 0,
+    last_steps: int | None = None,
 ) -> keras.callbacks.History:
     """The outer loop: epochs of windows, validation, callbacks, in the order of `Model.fit`.
 
-    With a `first_step`, the first epoch resumes after that many steps, and its metrics are not reset.
+    With a `first_step`, the first epoch resumes after that many steps, and its metrics are not reset. The last
+    epoch has only `last_steps`, if they are given.
     """
     model, replicas = engine.model, engine.replicas
     length = WindowLength(engine, "train", container.callbacks)
@@ -55,8 +57,9 @@ def run_epochs(
             model.reset_metrics()
             engine.left_out.begin_epoch()
         container.on_epoch_begin(epoch)
+        most = last_steps if epoch + 1 == epochs else None
         logs = last_logs = _run_epoch(
-            engine, source, container, length, epoch=epoch, first_step=first_step, last_logs=last_logs
+            engine, source, container, length, epoch=epoch, first_step=first_step, last_logs=last_logs, most=most
         )
         first_step = 0
         align_seeds(model, replicas)
@@ -82,13 +85,15 @@ def _run_epoch(
     epoch: int,
     first_step: int,
     last_logs: dict[str, Any],
+    most: int | None = None,
 ) -> dict[str, Any]:
-    """Trains one epoch, or the rest of it. Batches and steps are counted from its begin, also if it is resumed."""
+    """Trains one epoch, or the rest of it, up to its step `most`; batches and steps are counted from its begin."""
     logs: dict[str, Any] = engine.metric_results() if first_step else {}
     done = begun = first_step
     feed = source.feed()
     begin, dropped = container.on_train_batch_begin, source.dropped
-    limit, expected = source.epoch_limit, source.epoch_limit or source.num_batches
+    limit = source.epoch_limit if most is None else most
+    expected = limit or source.num_batches
     windows = epoch_windows(length, feed, limit=limit, expected=expected, begin=begin, done=first_step, dropped=dropped)
     for done, result in windows:
         if not result.loss_is_finite:
@@ -108,7 +113,7 @@ def _run_epoch(
         if engine.model.stop_training:
             break
     engine.left_out.end_epoch(epoch, done, logs=engine.replicas.is_chief)
-    source.epoch_end(done, stopped=engine.model.stop_training)
+    source.epoch_end(done, stopped=engine.model.stop_training or most is not None)
     if source.steps_per_epoch and done < source.steps_per_epoch and not engine.model.stop_training:
         warnings.warn(
             f"The data ended after {done} of {source.steps_per_epoch} steps_per_epoch. Give at least steps_per_epoch * "

@@ -49,6 +49,7 @@ from tfaccel.training.run.run_options import (
     scaling_of_run,
 )
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
+from tfaccel.training.run.time_limit import TimeLimit
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.workers.rendezvous import hardware_of_worker, settings_to_agree_on
 
@@ -73,6 +74,7 @@ def train(
     run_dir: str | os.PathLike[str],
     plan: Plan | Mapping[str, Any] | None = None,
     epochs: int | None = None,
+    max_seconds: float | None = None,
     seed: int = 0,
     resume: str = "never",
     checkpoint_interval: int | None = None,
@@ -110,6 +112,10 @@ def train(
             mapping of its fields, or the fields by name: `devices=2` (GPUs, or parts of the CPU where there are none),
             `precision="bf16"` ("fp16", "fp32"), `strategy="mirrored"`; the others are chosen.
         epochs: total number of epochs; None for the workload's recommendation.
+        max_seconds: how long the call may take. Some steps are timed first, and the run gets as many as fit, at most
+            `epochs` if they are given: a learning rate schedule ends with them. A run that is resumed keeps its length.
+            If the machine becomes slower meanwhile, training ends when the time is over, with a checkpoint, and
+            `time_limit` of the result says what would have come next.
         seed: determines initial weights, dropout and the order of the data.
         resume: "never"; "auto" to continue from the newest complete checkpoint, to the same weights as without an
             interruption, or to start if there is no run; "must" to continue, or fail. A complete run is left unchanged.
@@ -176,17 +182,20 @@ def train(
     plan = given_plan(plan, of)
     fixed = taken_fields(of, x if isinstance(x, Plan) else plan)
     workload, plan = _what_to_train(workload, x, y, plan, of, fixed, scaling=learning_rate_scaling)
-    epochs = get_run_epochs(workload, epochs)
+    limit = None if max_seconds is None else TimeLimit(max_seconds, started, epochs)
+    epochs = get_run_epochs(workload, epochs) if limit is None else epochs
     check_callbacks(callbacks)
     check_choice("verbose", verbose, VERBOSE)
     _check_options(epochs, checkpoint_interval, keep_checkpoints=keep_checkpoints, seed=seed, on_nonfinite=on_nonfinite)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
-    config: dict[str, Any] = {"epochs": epochs, "seed": seed, "checkpoint_interval": checkpoint_interval}
+    config: dict[str, Any] = {"seed": seed, "checkpoint_interval": checkpoint_interval}
     asked = {**config, "keep_checkpoints": keep_checkpoints, "verbose": verbose, "on_nonfinite": on_nonfinite}
+    config |= {"epochs": epochs} if limit is None else limit.config
     if group is not None:
         scales = {"learning_rate_scaling": learning_rate_scaling, "scaling_warm_up": scaling_warm_up}
         sent = {**fixed, **asked, **scales, "plan": plan, "resume": resume, "profile": profile}
+        sent |= {"epochs": epochs, "max_seconds": max_seconds}
         result = train_on_workers(group, given, workload, of, run_dir=run_dir, callbacks=callbacks, arguments=sent)
         _give_back(own, Path(result.run_dir, "model.keras"))
         return result
@@ -198,7 +207,8 @@ def train(
     _refuse_training_alone(plan, hardware.cluster)
     workload_key = plan_key(hardware, workload, {})
     scaling = scaling_of_run(workload, plan, learning_rate_scaling, scaling_warm_up)
-    directory = RunDir(run_dir, {**config_of_run(workload, plan, scaling), **config}, resume=resume)
+    config |= config_of_run(workload, plan, scaling)
+    directory = RunDir(run_dir, dict(config), resume=resume)
     complete = directory.result()
     if complete is not None:
         shown.complete(directory.path)
@@ -206,7 +216,7 @@ def train(
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})
     check_resumable(workload, directory, on_nonfinite)
     with nothing_left_if_refused(directory), directory.in_use(), contextlib.ExitStack() as stack:
-        same = settings_to_agree_on(workload, directory.config)
+        same = settings_to_agree_on(workload, config)
         runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
         # These modules import TensorFlow, which reads the runtime's environment.
         from tfaccel.training.run.recovery import errors_of_run_named, train_until_done
@@ -222,6 +232,8 @@ def train(
             callbacks=callbacks,
             scaling=scaling,
             profile=steps_to_profile,
+            epochs=config["epochs"],
+            limit=limit,
             **asked,
         )
         plan, trained = train_until_done(run, plan)
@@ -247,7 +259,7 @@ def _check_options(
     epochs: Any, checkpoint_interval: Any, *, keep_checkpoints: Any, seed: Any, on_nonfinite: Any
 ) -> None:
     """Raises WorkloadError for an invalid value."""
-    check_counts(epochs=epochs, keep_checkpoints=keep_checkpoints)
+    check_counts(keep_checkpoints=keep_checkpoints, **({} if epochs is None else {"epochs": epochs}))
     check_seed(seed)
     check_policy(on_nonfinite)
     if checkpoint_interval is not None:

@@ -65,6 +65,7 @@ from tfaccel.training.run.session import (
     refuse_restoring,
 )
 from tfaccel.training.run.stopping import StopWhenAsked
+from tfaccel.training.run.time_limit import FITTED, TRIAL_EPOCHS, UNDECIDED, TrialEnded
 from tfaccel.training.run.train_callbacks import (
     MetricLines,
     ProfileSteps,
@@ -118,9 +119,15 @@ class TrainSession:
 
     Args:
         until: only repeat the steps up to this position (epoch and step, from 1) to find out why they failed.
+
+    If the length of the run is not decided yet, the session is a trial: it measures, writes nothing, calls no callbacks
+    but its own, and ends with `TrialEnded`.
     """
 
     def __init__(self, run: Run, plan: Plan, until: tuple[int, int] | None = None) -> None:
+        self._is_trial = run.epochs == UNDECIDED
+        if self._is_trial:
+            run = replace(run, epochs=TRIAL_EPOCHS, profile=None)
         self._run, self.plan, self._until, self._run_dir = run, plan, until, run.directory
         self.dropped: frozenset[tuple[int, int]] = frozenset()  # positions of batches that are left out
         self._rates: ScaledRates | None = None
@@ -168,7 +175,9 @@ class TrainSession:
         Returns:
             What a `TrainResult` says of the training itself, by its attributes.
         """
-        times = StepTimes()
+        times, limit = StepTimes(), self._run.limit
+        if limit is not None:
+            limit.begin_session(times=times if self._is_trial else None)
         with contextlib.closing(self._open()) as session:
             session.source.leave_out(self.dropped)
             check_memory(session.model, self._run.workload.name, self.plan, self._run.hardware)
@@ -182,7 +191,11 @@ class TrainSession:
                 _closed(container.callbacks),
                 only_chief_writes(session.model, container.callbacks, engine.replicas),
             ):
-                run_epochs(engine, source, container, validation, **session.length)
+                try:
+                    run_epochs(engine, source, container, validation, **session.length)
+                except TrialEnded as ended:
+                    ended.limit.decide(session, self._run)
+                    raise
                 final = self._final_metrics(session, container.callbacks)
             if engine.replicas.is_chief:
                 self._run_dir.check_held()
@@ -201,6 +214,7 @@ class TrainSession:
                 "workers": workers,
                 "learning_rate_scaling": None if self._rates is None else self._rates.to_json(),
                 "proof": engine.checks.to_json(),
+                "time_limit": None if limit is None else limit.to_json(session, self._run_dir.config),
             }
 
     def _open(self) -> Session:
@@ -214,6 +228,7 @@ class TrainSession:
             seed=self._run.seed,
             epochs=self._run.epochs,
             planned_epochs=self._run.epochs,
+            last_steps=self._run.last_steps,
             start_epoch=self._first_epoch,
             start=ResumedPlace.of(self._restored),
             options=self._engine_options(),
@@ -225,19 +240,20 @@ class TrainSession:
         if self.plan.strategy == "tpu" and on_nonfinite != STOP:
             raise PlanError(NOT_ON_TPUS)
         skips, own = on_nonfinite == SKIP, engine_options(self.plan)
-        return replace(own, stop_at_non_finite_loss=finds or not skips, leaves_out=finds or skips)
+        stops = not self._is_trial and (finds or not skips)  # a trial may diverge: its learning rate does not fall
+        return replace(own, stop_at_non_finite_loss=stops, leaves_out=finds or skips)
 
     def _begin(self, session: Session, times: StepTimes) -> tuple[Utilization, keras.callbacks.CallbackList]:
         """Restores the model, starts the run directory, and makes the callbacks."""
         model, engine, source = session.model, session.engine, session.source
         engine.on_unsaved_state = warned_unsaved_state()
         note_first_step(0 if self._restored is None else self._restored[1]["step"])
-        asked_for = [*callbacks_of_workload(self._run.workload), *self._run.callbacks]
+        asked_for = [] if self._is_trial else [*callbacks_of_workload(self._run.workload), *self._run.callbacks]
         refuse_restoring(asked_for)
         if self._rates is not None:
             self._rates.check_callbacks(asked_for)
             self._rates.log()
-        self._run_dir.writes = engine.replicas.is_chief and self._until is None
+        self._run_dir.writes = engine.replicas.is_chief and self._until is None and not self._is_trial
         check_built(self._run_dir, built_settings(model, num_batches=source.num_batches, batch_size=source.batch_size))
         restore_model(engine, self._restored, parts=self._parts)
         if self._run_dir.resumes and self._run_dir.writes and self._run.verbose:
@@ -276,7 +292,7 @@ class TrainSession:
         ]
         if self._until is not None:
             return [*every, UntilFault(self._until)]
-        if not engine.replicas.is_chief:
+        if self._is_trial or not engine.replicas.is_chief:
             return every
         every.append(TensorBoardScalars(self._run_dir.tensorboard, utilization))
         if run.profile is not None:
@@ -308,7 +324,8 @@ class TrainSession:
             place_of_data=session.source.place_of_data,
         )
         checkpoints = Checkpoints(self._run_dir, session.engine, others, options, restored=self._restored)
-        return [checkpoints, StopWhenAsked(self._run.signals, checkpoints, self._run_dir, session.engine.replicas)]
+        stops = StopWhenAsked(self._run.signals, checkpoints, self._run_dir, session.engine.replicas, self._run.limit)
+        return [stops] if self._is_trial else [checkpoints, stops]
 
     def _final_metrics(self, session: Session, callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, float]:
         if session.validation is None:
@@ -355,15 +372,22 @@ def train_until_done(run: Run, plan: Plan) -> tuple[Plan, dict[str, Any]]:
     """
     shortage: tuple[Plan, str] | None = None
     num_cancelled = 0
+    if run.limit is not None:
+        run = _with_length(run, of_chief=True)
     while True:
         fault: NonFiniteLossError | None = None
-        plan = place_for_run(run.workload, plan, run.directory, run.runtime, epochs=run.epochs)
+        plan = place_for_run(run.workload, plan, run.directory, run.runtime, epochs=max(1, run.epochs))
         session = TrainSession(run, plan)
         if shortage is not None:
             logger.warning(retry_text(*shortage, session.place, plan))
         shortage = None
         try:
             return plan, session.run()
+        except TrialEnded:
+            del session
+            run = _with_length(run)
+            _start_again(run, resumes=run.directory.resumes)
+            continue
         except BatchTooLarge as error:
             shortage, plan, num_cancelled = (plan, error.detail), error.plan, 0
         except StepCancelled as error:
@@ -389,10 +413,19 @@ def train_until_done(run: Run, plan: Plan) -> tuple[Plan, dict[str, Any]]:
         _start_again(run)
 
 
-def _start_again(run: Run) -> None:
+def _start_again(run: Run, *, resumes: bool = True) -> None:
     gc.collect()  # models and their graphs refer to each other
-    run.directory.start_again()
+    run.directory.start_again(resumes=resumes)
     run.runtime.seed_generators()
+
+
+def _with_length(run: Run, *, of_chief: bool = False) -> Run:
+    """The run with the length that was decided for its time, if it was; `of_chief`, for all workers as on the chief."""
+    length: dict[str, Any] = {name: run.directory.config.get(name) for name in FITTED}
+    if of_chief:
+        length = json.loads(Replicas(run.runtime.strategy).bytes_of_chief(json.dumps(length).encode()))
+        run.directory.config |= length
+    return replace(run, **length)
 
 
 def _with_cause(failed: NonFiniteLossError, run: Run, plan: Plan) -> NonFiniteLossError:

@@ -62,6 +62,9 @@ class TrainResult(Record):
             `tfaccel.data.BadData.to_json` returns them; None if damaged data are an error.
         proof: with several replicas in one process, what comparing the first step with one device's has shown: kind of
             step ("train", "test") -> number of variables, largest difference and a text; None if nothing was compared.
+        time_limit: for a run with `max_seconds`, the length that was decided for it: `epochs`, batches in the last one
+            (`last_steps`; None for all) and optimizer `steps`; `ended_at`, the batch after which the clock ended the
+            run before that, and what would have come `next`, both None if it did not.
     """
 
     _ignores_others = True
@@ -85,6 +88,7 @@ class TrainResult(Record):
     workload_key: str = field(default="", repr=False)
     bad_data: dict[str, Any] | None = None
     proof: dict[str, Any] | None = None
+    time_limit: dict[str, Any] | None = None
 
     @property
     def verdict(self) -> FitVerdict:

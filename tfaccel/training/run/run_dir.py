@@ -29,6 +29,7 @@ from tfaccel.local_path import is_utf8, local_path, shown_path
 from tfaccel.planning.load_workload import list_recipes
 from tfaccel.planning.workload import Workload
 from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
+from tfaccel.training.run.time_limit import FITTED, MAX_SECONDS
 
 logger = logging.getLogger("tfaccel")
 
@@ -107,9 +108,9 @@ class RunDir:
             else:
                 self.make(self.checkpoints, self.tensorboard, plan=plan)
 
-    def start_again(self) -> None:
+    def start_again(self, *, resumes: bool = True) -> None:
         """Lets a new session of this process continue the run from its newest checkpoint, or start it over."""
-        self.resumes = True
+        self.resumes = resumes
         self.rows = []
 
     def _hold(self) -> None:
@@ -251,6 +252,8 @@ class RunDir:
         found = read_config(self.path)
         self.identity = RunIdentity(self.path, found.pop(RUN_ID, None))
         self.built = found.pop("built", None)
+        if MAX_SECONDS in self.config:  # which has decided the length of the run
+            self.config |= {name: found.get(name) for name in FITTED}
         found, wanted = _flat(found), _flat(json.loads(json.dumps(self.config)))
         there, here = found.get(_EPOCHS), wanted.get(_EPOCHS)
         if may_be_longer and isinstance(there, int) and isinstance(here, int) and there < here:

@@ -22,6 +22,7 @@ from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import whole_group_size
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals
+from tfaccel.training.run.time_limit import TimeLimit
 from tfaccel.training.runtime import Runtime, without_unavailable
 
 logger = logging.getLogger("tfaccel")
@@ -141,6 +142,7 @@ class Run:
         runtime: the plan's, entered.
         signals: what asks to stop.
         scaling: how to scale the learning rate; None to leave it as it is.
+        limit: of the time, which decides `epochs` and `last_steps` (see `Session`); None for none.
         others: as in `train`.
     """
 
@@ -158,6 +160,8 @@ class Run:
     scaling: LearningRateScaling | None
     profile: StepRange | None
     on_nonfinite: str
+    limit: TimeLimit | None = None
+    last_steps: int | None = None
 
 
 def config_of_run(workload: Workload, plan: Plan, scaling: LearningRateScaling | None) -> dict[str, Any]:

@@ -237,6 +237,7 @@ class Session:
     Args:
         epochs: total number of epochs; no batches of more are prepared.
         planned_epochs: number of epochs that `num_steps` is computed for; None for the workload's recommendation.
+        last_steps: number of batches in the last epoch; None for all of them.
         start_epoch, start: the first epoch, and where in it to start.
         options: of the engine; None for those of the plan.
         make_model: `make_model(workload, plan, num_steps=...)` returns the compiled model, called in the strategy's
@@ -258,6 +259,7 @@ class Session:
     seed: int
     epochs: int = 1
     planned_epochs: int | None = None
+    last_steps: int | None = None
     start_epoch: int = 0
     start: ResumedPlace = field(default_factory=ResumedPlace)
     options: EngineOptions | None = None
@@ -273,7 +275,10 @@ class Session:
     def num_steps(self) -> int | None:
         """The number of optimizer steps of the planned epochs; None if it is unknown."""
         num_batches = self.source.num_batches
-        return num_optimizer_steps(self.workload, self.plan, epochs=self.planned_epochs, num_batches=num_batches)
+        whole = num_optimizer_steps(self.workload, self.plan, epochs=self.planned_epochs, num_batches=num_batches)
+        if whole is None or num_batches is None or self.last_steps is None:
+            return whole
+        return (self.epochs * num_batches - num_batches + self.last_steps) // self.plan.accumulation_steps
 
     @cached_property
     def unbuilt_model(self) -> keras.Model:
@@ -310,9 +315,10 @@ class Session:
         return Validation(source)
 
     @property
-    def length(self) -> dict[str, int]:
+    def length(self) -> dict[str, Any]:
         """Where `run_epochs` begins and ends."""
-        return {"epochs": self.epochs, "initial_epoch": self.start_epoch, "first_step": self.start.step}
+        place = {"epochs": self.epochs, "initial_epoch": self.start_epoch, "first_step": self.start.step}
+        return {**place, "last_steps": self.last_steps}
 
     def train(self, callbacks: Sequence[Any] | keras.callbacks.CallbackList) -> keras.callbacks.History:
         """Trains from the start to the end of the last epoch, and evaluates after each one."""

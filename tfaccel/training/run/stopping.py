@@ -1,4 +1,4 @@
-"""Stops a run when SIGTERM or Ctrl-C asks for it: all workers at the same step, with one checkpoint.
+"""Stops a run when SIGTERM or Ctrl-C asks for it, or its time is over: all workers at the same step.
 
 With several workers, each may get the signal at another time, or only one of them gets it. They sum what each has
 received in one small all-reduce about every half second of training, after the same steps on all of them.
@@ -18,6 +18,7 @@ from tfaccel.errors import RunStopped
 from tfaccel.training.run.checkpoints import Checkpoints
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals
+from tfaccel.training.run.time_limit import TimeLimit, TrialEnded
 from tfaccel.training.steps.model_parts import untracked_variables
 from tfaccel.training.steps.replica_state import get_values, restore_values, seed_variables
 from tfaccel.training.steps.replicas import Replicas
@@ -26,19 +27,32 @@ logger = logging.getLogger("tfaccel")
 
 _SECONDS_BETWEEN_ASKING = 0.5
 _TRAIN, _TEST = "train", "test"
+_TIME = signal.SIGALRM  # stands for a time that is over, where workers tell each other of signals
 
 
 class StopWhenAsked(keras.callbacks.Callback):
     """Saves a checkpoint and raises, after the window of steps in which a signal arrived. It must be the last callback.
 
     Validation is interrupted as well: the checkpoint then has the state from before it, and a resumed run repeats it.
+
+    When the time is over, it saves a checkpoint too, and training ends as if this was the last step.
+
+    Args:
+        limit: of the run's time; None for none.
     """
 
     tfaccel_windows = True
 
-    def __init__(self, signals: StopSignals, checkpoints: Checkpoints, run_dir: RunDir, replicas: Replicas) -> None:
+    def __init__(
+        self,
+        signals: StopSignals,
+        checkpoints: Checkpoints,
+        run_dir: RunDir,
+        replicas: Replicas,
+        limit: TimeLimit | None = None,
+    ) -> None:
         super().__init__()
-        self._signals, self._checkpoints = signals, checkpoints
+        self._signals, self._checkpoints, self._limit = signals, checkpoints, limit
         self._run_dir, self._replicas = run_dir, replicas
         self._agreement = Agreement(replicas) if replicas.num_workers > 1 else None
         self._begun = (0, 0.0)  # the first step of the current window, and when it began
@@ -56,10 +70,12 @@ class StopWhenAsked(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stops after a window."""
         self._count(_TRAIN, batch)
-        self._stop_if_asked()
+        self._stop_if_asked(has_limit=True)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Copies what validation changes."""
+        if self._limit is not None:
+            self._limit.begin_validation()
         if not self._has_trained:
             variables = [*self.model.metrics_variables, *untracked_variables(self.model), *seed_variables(self.model)]
             self._before_validation = get_values(variables, self._replicas)
@@ -75,12 +91,14 @@ class StopWhenAsked(keras.callbacks.Callback):
 
     def on_test_end(self, logs: Any = None) -> None:
         """Releases the copy."""
+        if self._limit is not None:
+            self._limit.end_validation()
         self._before_validation = None
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stops after an epoch; several workers stop after the next window."""
         if self._agreement is None:
-            self._stop_if_asked()
+            self._stop_if_asked(has_limit=True)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Notes that there is nothing left to save."""
@@ -91,18 +109,36 @@ class StopWhenAsked(keras.callbacks.Callback):
             first, began = self._begun
             self._agreement.count(kind, batch + 1 - first, time.perf_counter() - began)
 
-    def _stop_if_asked(self, *, always: bool = False) -> None:
+    def _stop_if_asked(self, *, always: bool = False, has_limit: bool = False) -> None:
         asked, elsewhere = self._signals.asked, False
+        if asked is None and has_limit and self._limit is not None and self._limit.is_over:
+            asked = _TIME
         if self._agreement is not None:
             if not (always or self._agreement.is_due):
                 return
             own = asked
             asked = self._agreement.ask(own)
             elsewhere = own is None
-        if asked is not None:
+        if asked == _TIME:
+            self._end_in_time()
+        elif asked is not None:
             self._stop(asked, elsewhere=elsewhere)
 
+    def _end_in_time(self) -> None:
+        if self._limit is None or self.model.stop_training:
+            return
+        if self._limit.is_trial:
+            raise TrialEnded(self._limit)
+        self.model.stop_training = True
+        with self._signals.saving():
+            self._limit.ended_at = self._checkpoints.save_now()
+            self._replicas.wait_for_all_workers()
+
     def _stop(self, asked: signal.Signals, *, elsewhere: bool) -> NoReturn:
+        if self._limit is not None and self._limit.is_trial:
+            self._signals.raise_what_handlers_raised()
+            text = f"Training was stopped by {asked.name} while its steps were timed: nothing is saved. Start it again."
+            raise KeyboardInterrupt(text) if asked == signal.SIGINT else RunStopped(text)
         with self._signals.saving():
             if self._before_validation is not None:
                 restore_values(self._before_validation, self._replicas)
@@ -150,15 +186,17 @@ class Agreement:
         return sum(number * self._step_seconds[kind] for kind, number in counted.items()) >= _SECONDS_BETWEEN_ASKING
 
     def ask(self, own: signal.Signals | None) -> signal.Signals | None:
-        """The signal that any worker has received: SIGINT before SIGTERM; None if there was none."""
+        """What any worker has been asked: SIGINT before SIGTERM before the end of the time; None for nothing."""
         is_chief = self._replicas.is_chief
         micros = [int(is_chief * self._seconds[kind] * 1e6) for kind in (_TRAIN, _TEST)]
-        asked = [int(own == number) for number in (signal.SIGINT, signal.SIGTERM)]
-        interrupts, terminations, *chief_micros = self._replicas.sum_over_workers([*asked, *micros])
+        asked = [int(own == number) for number in (signal.SIGINT, signal.SIGTERM, _TIME)]
+        interrupts, terminations, time_over, *chief_micros = self._replicas.sum_over_workers([*asked, *micros])
         for kind, total in zip((_TRAIN, _TEST), chief_micros, strict=True):
             if self._num_steps[kind]:
                 self._step_seconds[kind] = total * 1e-6 / self._num_steps[kind]
             self._num_steps[kind], self._seconds[kind] = 0, 0.0
         if interrupts:
             return signal.SIGINT
-        return signal.SIGTERM if terminations else None
+        if terminations:
+            return signal.SIGTERM
+        return _TIME if time_over else None

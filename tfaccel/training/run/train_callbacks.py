@@ -38,6 +38,7 @@ class StepTimes(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.first_seconds = 0.0
+        self.first_ended = 0.0  # by `time.perf_counter`
         self.windows: list[tuple[int, float]] = []
         self._begin = (0, 0.0)
         self._first = True
@@ -51,7 +52,7 @@ class StepTimes(keras.callbacks.Callback):
         """Records how long the window took."""
         seconds = time.perf_counter() - self._begin[1]
         if self._first:
-            self._first, self.first_seconds = False, seconds
+            self._first, self.first_seconds, self.first_ended = False, seconds, time.perf_counter()
             self._first_window = (batch + 1 - self._begin[0], seconds)
         else:
             self.windows.append((batch + 1 - self._begin[0], seconds))
@@ -79,6 +80,8 @@ class MetricLines(keras.callbacks.Callback):
         left_out: knows how many batches of the epoch were left out; None if none may be.
     """
 
+    tfaccel_windows = True
+
     def __init__(
         self,
         run_dir: RunDir,
@@ -91,12 +94,22 @@ class MetricLines(keras.callbacks.Callback):
         self._utilization = utilization
         self._run_dir = run_dir
         self._steps = steps_of_epoch
+        self._in_epoch: int | None = None  # steps of the epoch, which may end early
         self._started = time.perf_counter()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts anew."""
+        self._in_epoch = None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts the steps."""
+        self._in_epoch = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Adds the epoch's metrics."""
         seconds = time.perf_counter() - self._started
-        row = {"epoch": epoch, "step": None if self._steps is None else (epoch + 1) * self._steps}
+        step = None if self._steps is None else epoch * self._steps + (self._in_epoch or self._steps)
+        row = {"epoch": epoch, "step": step}
         left_out = {} if self._left_out is None else {LEFT_OUT: self._left_out.of_epoch}
         metrics = {k: float(v) for k, v in (logs or {}).items()}
         known = self._utilization.of_epoch if self._utilization is not None else None
