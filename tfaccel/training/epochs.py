@@ -27,22 +27,31 @@ from tfaccel.training.steps.windows import WindowLength, epoch_windows
 _ADVICE = "Try a lower learning rate, gradient clipping, or float32"
 
 
+@dataclass(frozen=True)
+class Span:
+    """Where training begins and ends.
+
+    Args:
+        epochs: the number of the last epoch, from 1.
+        initial_epoch: the first epoch, from 0.
+        first_step: the first epoch resumes after that many steps, and its metrics are not reset.
+        last_steps: how many steps the last epoch has; None for all.
+    """
+
+    epochs: int
+    initial_epoch: int = 0
+    first_step: int = 0
+    last_steps: int | None = None
+
+
 def run_epochs(
     engine: Engine,
     source: Source,
     container: keras.callbacks.CallbackList,
     validation: Validation | None,
-    *,
-    epochs: int,
-    initial_epoch: int,
-    first_step: int = 0,
-    last_steps: int | None = None,
+    span: Span,
 ) -> keras.callbacks.History:
-    """The outer loop: epochs of windows, validation, callbacks, in the order of `Model.fit`.
-
-    With a `first_step`, the first epoch resumes after that many steps, and its metrics are not reset. The last
-    epoch has only `last_steps`, if they are given.
-    """
+    """The outer loop: epochs of windows, validation, callbacks, in the order of `Model.fit`."""
     model, replicas = engine.model, engine.replicas
     length = WindowLength(engine, "train", container.callbacks)
     model.stop_training = False
@@ -52,15 +61,14 @@ def run_epochs(
     container.on_train_begin()
     logs: dict[str, Any] = {}
     last_logs: dict[str, Any] = {}  # training logs of the last epoch
-    for epoch in range(private_api.initial_epoch(model, initial_epoch), epochs):
+    first_step = span.first_step
+    for epoch in range(private_api.initial_epoch(model, span.initial_epoch), span.epochs):
         if not first_step:
             model.reset_metrics()
             engine.left_out.begin_epoch()
         container.on_epoch_begin(epoch)
-        most = last_steps if epoch + 1 == epochs else None
-        logs = last_logs = _run_epoch(
-            engine, source, container, length, epoch=epoch, first_step=first_step, last_logs=last_logs, most=most
-        )
+        steps = first_step, span.last_steps if epoch + 1 == span.epochs else None
+        logs = last_logs = _run_epoch(engine, source, container, length, epoch=epoch, steps=steps, last_logs=last_logs)
         first_step = 0
         align_seeds(model, replicas)
         average_drifting(model, replicas)
@@ -69,7 +77,7 @@ def run_epochs(
         container.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
-    if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
+    if isinstance(model.optimizer, keras.optimizers.Optimizer) and span.epochs > 0:
         finalize_weights(model.optimizer, model.trainable_weights, replicas)
     copy_absent_slots(model, replicas)
     container.on_train_end(logs=logs)
@@ -83,11 +91,14 @@ def _run_epoch(
     length: WindowLength,
     *,
     epoch: int,
-    first_step: int,
+    steps: tuple[int, int | None],
     last_logs: dict[str, Any],
-    most: int | None = None,
 ) -> dict[str, Any]:
-    """Trains one epoch, or the rest of it, up to its step `most`; batches and steps are counted from its begin."""
+    """Trains one epoch, or a part of it: after the first number of `steps`, and up to the second one, if given.
+
+    Batches and steps are counted from the begin of the epoch, also if it is resumed.
+    """
+    first_step, most = steps
     logs: dict[str, Any] = engine.metric_results() if first_step else {}
     done = begun = first_step
     feed = source.feed()

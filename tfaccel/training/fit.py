@@ -15,7 +15,7 @@ from tfaccel.data.private_pipelines import get_batch_size
 from tfaccel.errors import PlanError, RunDirError, WorkloadError
 from tfaccel.planning.option_checks import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
-from tfaccel.training.epochs import run_epochs, validation_of_fit
+from tfaccel.training.epochs import Span, run_epochs, validation_of_fit
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import make_source, on_engine, prepared_model
 from tfaccel.training.run.resume import FitData, Resume, ResumedFit
@@ -197,7 +197,7 @@ def fit(
                 return resumed.run(engine, data, others, validation, verbose=verbose, **length)
             container = make_callbacks(callbacks, engine, source, verbose=verbose, epochs=epochs)
             with only_chief_writes(model, container.callbacks, engine.replicas):
-                return run_epochs(engine, source, container, validation, epochs=epochs, initial_epoch=initial_epoch)
+                return run_epochs(engine, source, container, validation, Span(epochs, initial_epoch))
     finally:
         source.close()
         if validation is not None:

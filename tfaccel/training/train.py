@@ -223,19 +223,9 @@ def train(
 
         stack.enter_context(errors_of_run_named(workload, directory, runtime))
         signals = stack.enter_context(StopSignals(grace))
-        run = Run(
-            workload=workload,
-            directory=directory,
-            runtime=runtime,
-            hardware=hardware,
-            signals=signals,
-            callbacks=callbacks,
-            scaling=scaling,
-            profile=steps_to_profile,
-            epochs=config["epochs"],
-            limit=limit,
-            **asked,
-        )
+        where: dict[str, Any] = {"directory": directory, "runtime": runtime, "hardware": hardware, "signals": signals}
+        asked |= {"callbacks": callbacks, "scaling": scaling, "profile": steps_to_profile, "limit": limit}
+        run = Run(workload=workload, epochs=config["epochs"], **where, **asked)
         plan, trained = train_until_done(run, plan)
         result = _result(run, plan, trained, started=started, workload_key=workload_key)
         directory.write_raw_input(workload.raw_input)

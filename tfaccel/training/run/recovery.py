@@ -192,7 +192,7 @@ class TrainSession:
                 only_chief_writes(session.model, container.callbacks, engine.replicas),
             ):
                 try:
-                    run_epochs(engine, source, container, validation, **session.length)
+                    run_epochs(engine, source, container, validation, session.span)
                 except TrialEnded as ended:
                     ended.limit.decide(session, self._run)
                     raise

@@ -38,7 +38,7 @@ from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_counts
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.processes.launched import end_uncaught_with_status
-from tfaccel.training.epochs import Validation, run_epochs
+from tfaccel.training.epochs import Span, Validation, run_epochs
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import Source, new_order_seed
 from tfaccel.training.private import private_tensorflow
@@ -377,15 +377,7 @@ class ResumedFit:
             stack.enter_context(instance_attributes(engine, {"on_unsaved_state": look}))
             stack.enter_context(only_chief_writes(model, container.callbacks, engine.replicas))
             try:
-                history = run_epochs(
-                    engine,
-                    data.source,
-                    container,
-                    validation,
-                    epochs=epochs,
-                    initial_epoch=first_epoch,
-                    first_step=first_step,
-                )
+                history = run_epochs(engine, data.source, container, validation, Span(epochs, first_epoch, first_step))
             except RunStopped:
                 end_uncaught_with_status()
                 raise

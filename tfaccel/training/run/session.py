@@ -24,7 +24,7 @@ from tfaccel.planning.own_model import RebuiltModel
 from tfaccel.planning.plan import SETTINGS, Plan
 from tfaccel.planning.run_length import LearningRateScaling, compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload, call_own
-from tfaccel.training.epochs import Validation, run_epochs
+from tfaccel.training.epochs import Span, Validation, run_epochs
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import refuse_own_methods
 from tfaccel.training.private import private_api, private_models
@@ -315,16 +315,15 @@ class Session:
         return Validation(source)
 
     @property
-    def length(self) -> dict[str, Any]:
+    def span(self) -> Span:
         """Where `run_epochs` begins and ends."""
-        place = {"epochs": self.epochs, "initial_epoch": self.start_epoch, "first_step": self.start.step}
-        return {**place, "last_steps": self.last_steps}
+        return Span(self.epochs, self.start_epoch, self.start.step, self.last_steps)
 
     def train(self, callbacks: Sequence[Any] | keras.callbacks.CallbackList) -> keras.callbacks.History:
         """Trains from the start to the end of the last epoch, and evaluates after each one."""
         engine, source, validation = self.engine, self.source, self.validation
         container = make_callbacks(callbacks, engine, source, verbose=0, epochs=self.epochs)
-        return run_epochs(engine, source, container, validation, **self.length)
+        return run_epochs(engine, source, container, validation, self.span)
 
     def close(self) -> None:
         """Releases the data."""
