@@ -21,8 +21,8 @@ _GROUPS = {
     "Learning from a trained model": "teacher distill_temperature distill_alpha",
     "Devices and speed (auto: measured by `tfaccel find-fastest`, or the rules of `tfaccel plan`)": _PLAN,
     "The tested rates": "min_learning_rate max_learning_rate num_steps spacing smoothing divergence_factor",
-    "The run": "run_dir resume max_minutes checkpoint_interval keep_checkpoints on_nonfinite callbacks log_to "
-    "num_workers engine address profile",
+    "The run": "run_dir resume extend_schedule max_minutes checkpoint_interval keep_checkpoints on_nonfinite "
+    "callbacks log_to num_workers engine address profile",
     "Output": "picture json quiet",
 }
 _OWN, _OTHERS = "Options of this workload", "Other flags"

@@ -254,6 +254,7 @@ def _trained(
         scaling_warm_up=values.scaling_warm_up,
         on_nonfinite=values.on_nonfinite,
         callbacks=callbacks,
+        extend_schedule=values.extend_schedule,
     )
 
 

@@ -20,6 +20,7 @@ from tfaccel.processes.quiet_start import quiet_tensorflow
 from tfaccel.scripts.plan_flags import AUTO
 from tfaccel.scripts.workload_parameters import COUNT, NUMBER, TEXT, WorkloadParameters, get_value
 from tfaccel.training.run.run_dir import RESUME
+from tfaccel.training.run.run_options import EXTEND_SCHEDULE
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "dvclive")
 # Flags that become arguments of the workload's function if they are set: flag -> the kind of value, and its help.
@@ -78,6 +79,8 @@ def define_train_flags(values: flags.FlagValues) -> None:
         "extend also continues a complete run, up to a larger number of --epochs"
     )
     flags.DEFINE_enum("resume", "never", list(RESUME), help_text, **own)
+    text = "with --resume=extend: the learning rate schedule goes on as it was, is stretched, or another one begins"
+    flags.DEFINE_enum("extend_schedule", None, list(EXTEND_SCHEDULE), text, **own)
     text = "train for so many minutes: some steps are timed, and the schedule gets as many as fit, at most --epochs"
     flags.DEFINE_float("max_minutes", None, text, **own)
     text = "newest checkpoints to keep; the one with the lowest val_loss (or loss) is kept as well"

@@ -21,11 +21,11 @@ from tfaccel.scripts import train as train_command
 RECIPE = "--recipe=image_classification"
 FLAGS = (
     "accumulation_steps address autotune callbacks checkpoint_interval clipnorm data_dir data_service devices "
-    "distill_alpha distill_temperature dtype_policy early_stopping ema engine epochs global_batch_size "
-    "global_clipnorm json keep_checkpoints learning_rate learning_rate_scaling log_to logical_cpus max_bad_fraction "
-    "max_minutes num_threads num_workers on_bad_data on_nonfinite optimizer plan precision profile quiet recipe remat "
-    "resume run_dir scaling_warm_up schedule seed set steps_per_execution strategy synchronize_batch_norm teacher "
-    "warm_up weight_decay workload xla"
+    "distill_alpha distill_temperature dtype_policy early_stopping ema engine epochs extend_schedule "
+    "global_batch_size global_clipnorm json keep_checkpoints learning_rate learning_rate_scaling log_to logical_cpus "
+    "max_bad_fraction max_minutes num_threads num_workers on_bad_data on_nonfinite optimizer plan precision profile "
+    "quiet recipe remat resume run_dir scaling_warm_up schedule seed set steps_per_execution strategy "
+    "synchronize_batch_norm teacher warm_up weight_decay workload xla"
 )
 LINES = """
 import dataclasses

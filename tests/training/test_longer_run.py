@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfaccel
-from tfaccel.errors import RunDirError
+from tfaccel.errors import RunDirError, WorkloadError
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -96,3 +96,60 @@ def test_what_depends_on_the_number_of_steps_is_named(tmp_path, optimizer, name)
     with pytest.raises(RunDirError, match=name):
         trained(tmp_path, 4, optimizer=optimizer, resume="extend")
     assert trained(tmp_path, 2, optimizer=optimizer, resume="auto").final == result.final
+
+
+def rates(run_dir, steps):
+    model = keras.models.load_model(run_dir / "model.keras")
+    return [float(model.optimizer._learning_rate(step)) for step in steps]
+
+
+def falling(*, num_steps):
+    return {
+        "optimizer": keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(0.1, num_steps, 0.0)),
+        "loss": "mse",
+    }
+
+
+def falling_run(run_dir, epochs, **options):
+    return tfaccel.train(build_model, falling, X, Y, batch_size=8, epochs=epochs, run_dir=run_dir, verbose=0, **options)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("continue", {12: 0.0, 18: 0.0}),
+        ("stretch", {12: 0.1 * 12 / 24, 18: 0.1 * 6 / 24}),
+        ("new", {12: 0.1, 18: 0.05, 24: 0.0}),
+    ],
+)
+def test_schedule_of_a_longer_run_is_what_was_asked(tmp_path, how, expected):
+    falling_run(tmp_path / "run", 2)  # 12 steps
+    with pytest.raises(RunDirError, match=r"Others need extend_schedule \(--extend_schedule\): continue, stretch, new"):
+        falling_run(tmp_path / "run", 4, resume="extend")
+    with pytest.raises(RuntimeError, match="killed"):
+        falling_run(tmp_path / "run", 4, resume="extend", extend_schedule=how, callbacks=[Killed()])
+    longer = falling_run(tmp_path / "run", 4, resume="auto")
+    np.testing.assert_allclose(rates(tmp_path / "run", expected), list(expected.values()), atol=1e-7)
+    assert len(longer.history["loss"]) == 4
+    falling_run(tmp_path / "other", 2)
+    at_once = falling_run(tmp_path / "other", 4, resume="extend", extend_schedule=how)
+    assert at_once.history == longer.history
+    assert_same(tmp_path / "run", tmp_path / "other")
+
+
+def test_a_run_is_extended_more_than_once(tmp_path):
+    falling_run(tmp_path / "run", 1)
+    falling_run(tmp_path / "run", 2, resume="extend", extend_schedule="new")
+    with pytest.raises(RunDirError, match="was extended with extend_schedule='new'. Say again what becomes of it"):
+        falling_run(tmp_path / "run", 4, resume="extend")
+    falling_run(tmp_path / "run", 4, resume="extend", extend_schedule="new")
+    np.testing.assert_allclose(rates(tmp_path / "run", [12, 18, 24]), [0.1, 0.05, 0.0], atol=1e-7)
+    model = keras.models.load_model(tmp_path / "run/model.keras")
+    assert int(model.optimizer.iterations.numpy()) == 24
+
+
+def test_unknown_schedule_of_a_longer_run_is_refused(tmp_path):
+    with pytest.raises(
+        WorkloadError, match=r"`extend_schedule` must be one of None, continue, stretch, new\. Received"
+    ):
+        falling_run(tmp_path / "run", 2, resume="extend", extend_schedule="stretched")

@@ -56,6 +56,21 @@ class WarmUp(LaterSchedule):
 
 
 @keras.saving.register_keras_serializable(package="tfaccel")
+class LaterStart(LaterSchedule):
+    """A schedule that begins after `num_steps` steps, as in a run that goes on with a new one.
+
+    Example:
+        >>> falling = keras.optimizers.schedules.PolynomialDecay(1.0, decay_steps=4, end_learning_rate=0.0)
+        >>> [float(LaterStart(falling, 10)(step)) for step in (10, 11, 14)]
+        [1.0, 0.75, 0.0]
+    """
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of a step."""
+        return self.schedule(keras.ops.maximum(keras.ops.cast(step, "float32") - self.num_steps, 0.0))
+
+
+@keras.saving.register_keras_serializable(package="tfaccel")
 class ScaledRate(LearningRateSchedule):
     """A learning rate multiplied by a factor, which rises linearly from 1 during a warm-up.
 

@@ -41,6 +41,7 @@ from tfaccel.training.run.run_dir import (
     write_example_inputs,
 )
 from tfaccel.training.run.run_options import (
+    EXTEND_SCHEDULE,
     Run,
     StepRange,
     check_resumable,
@@ -79,6 +80,7 @@ def train(
     resume: str = "never",
     checkpoint_interval: int | None = None,
     keep_checkpoints: int = 2,
+    extend_schedule: str | None = None,
     callbacks: Sequence[Any] = (),
     profile: str | None = None,
     verbose: int | str = 1,
@@ -121,6 +123,9 @@ def train(
             interruption, or to start if there is no run; "must" to continue, or fail. A complete run is left unchanged.
             "extend" is "auto", and a run of fewer epochs goes on to `epochs`, also if it is complete: to the same
             weights as if it had had them from the start, or it is refused, as with a cosine schedule over all steps.
+        extend_schedule: what becomes of the learning rate schedule of a run that "extend" makes longer. None: it must
+            be the same as from the start. "continue": it goes on as it was made, mostly with its last rate. "stretch":
+            from now on, it is the one of the longer run. "new": another one begins, as long as the rest.
         checkpoint_interval: optimizer steps between checkpoints; None for one after each epoch, or after several if
             epochs are so short that saving would take more than 2 % of the time.
         keep_checkpoints: number of the newest checkpoints to keep. The best one after an epoch, by `val_loss`, or by
@@ -186,11 +191,13 @@ def train(
     epochs = get_run_epochs(workload, epochs) if limit is None else epochs
     check_callbacks(callbacks)
     check_choice("verbose", verbose, VERBOSE)
+    check_choice("extend_schedule", extend_schedule, (None, *EXTEND_SCHEDULE))
     _check_options(epochs, checkpoint_interval, keep_checkpoints=keep_checkpoints, seed=seed, on_nonfinite=on_nonfinite)
     steps_to_profile, grace = None if profile is None else StepRange.of(profile), grace_seconds()
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     config: dict[str, Any] = {"seed": seed, "checkpoint_interval": checkpoint_interval}
     asked = {**config, "keep_checkpoints": keep_checkpoints, "verbose": verbose, "on_nonfinite": on_nonfinite}
+    asked["extend_schedule"] = extend_schedule
     config |= {"epochs": epochs} if limit is None else limit.config
     if group is not None:
         scales = {"learning_rate_scaling": learning_rate_scaling, "scaling_warm_up": scaling_warm_up}

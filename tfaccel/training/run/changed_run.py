@@ -32,6 +32,7 @@ from tfaccel.planning.run_length import LearningRateScaling, compile_arguments
 from tfaccel.planning.workload import Workload
 from tfaccel.training.private.private_api import raw_iterations
 from tfaccel.training.run.run_dir import RunDir
+from tfaccel.training.run.run_options import CONTINUE, EXTEND_SCHEDULE, NEW, STRETCH
 from tfaccel.training.schedules import AccumulatedSchedule
 from tfaccel.training.steps.model_parts import (
     accumulators_by_replica,
@@ -324,8 +325,43 @@ def check_same_when_longer(
         raise RunDirError(
             f"This run depends on its number of steps: {name} is {was!r:.80} for the {num_steps} steps that it was "
             f"begun with, and {would_be!r:.80} for {more_steps}. {_ANEW}. Runs can go on whose rates do not depend "
-            "on it; in recipes: --schedule=constant --warm_up=0 --weight_decay=NUMBER."
+            "on it; in recipes: --schedule=constant --warm_up=0 --weight_decay=NUMBER. Others need extend_schedule "
+            f"(--extend_schedule): {', '.join(EXTEND_SCHEDULE)}."
         )
+
+
+HOW_AGAIN = "This run was extended with extend_schedule={!r}. Say again what becomes of it (--extend_schedule)."
+
+
+def extended_schedule(
+    how: str, before: int | None, after: int | None, *, extended: Mapping[str, Any], epochs: int
+) -> dict[str, Any]:
+    """What the learning rate schedule of a run that goes on is made for: a number of `steps`, from step `offset` on.
+
+    Args:
+        how: "continue", "stretch" or "new"; see `train`.
+        before, after: the number of steps that the schedule was made for, and of optimizer steps in the longer run.
+        extended: what this returned when the run was extended before; empty if it was not.
+        epochs: of the longer run.
+
+    Raises:
+        RunDirError: if a number of steps is not known.
+
+    Example:
+        >>> extended_schedule("new", 100, 250, extended={}, epochs=5)
+        {'epochs': 5, 'how': 'new', 'steps': 150, 'offset': 100}
+    """
+    offset = extended.get("offset", 0)
+    if before is None or after is None:
+        raise RunDirError(
+            f"extend_schedule={how!r} needs the number of batches in an epoch, which is unknown. {_ANEW}."
+        )
+    steps, start = {
+        CONTINUE: (before, offset),
+        STRETCH: (after, 0),
+        NEW: (after - offset - before, offset + before),
+    }[how]
+    return {"epochs": epochs, "how": how, "steps": steps, "offset": start}
 
 
 def _deep(value: Any) -> Any:

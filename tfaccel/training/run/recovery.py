@@ -24,7 +24,7 @@ from typing import Any
 import keras
 
 from tfaccel.data.feeds import ResumedPlace
-from tfaccel.errors import DataError, NonFiniteLossError, PlanError, RunStopped
+from tfaccel.errors import DataError, NonFiniteLossError, PlanError, RunDirError, RunStopped
 from tfaccel.files import whole_file
 from tfaccel.planning.option_checks import NOT_ON_TPUS, ROLLBACK, SKIP, STOP
 from tfaccel.planning.plan import Plan, override_flag
@@ -34,9 +34,11 @@ from tfaccel.training.epochs import run_epochs
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.run.augmentation_place import place_for_run
 from tfaccel.training.run.changed_run import (
+    HOW_AGAIN,
     built_settings,
     check_built,
     check_same_when_longer,
+    extended_schedule,
     in_parts,
     parts_per_batch,
     positions,
@@ -54,9 +56,10 @@ from tfaccel.training.run.out_of_memory import (
     within_memory,
 )
 from tfaccel.training.run.result import say
-from tfaccel.training.run.run_dir import NO_METRICS, RunDir
+from tfaccel.training.run.run_dir import EXTENDED, NO_METRICS, RunDir
 from tfaccel.training.run.run_options import Run
 from tfaccel.training.run.session import (
+    LaterRates,
     ScaledRates,
     Session,
     callbacks_of_workload,
@@ -150,7 +153,8 @@ class TrainSession:
         self._begin_from(checkpoint_of_chief(self._stored, replicas))
         left_out = json.loads(replicas.bytes_of_chief(json.dumps(self._run_dir.left_out()).encode()))
         self.dropped = positions(left_out, self.plan.accumulation_steps)
-        self._is_longer = bool(json.loads(replicas.bytes_of_chief(json.dumps(self._run_dir.is_longer).encode())))
+        longer = [self._run_dir.is_longer, self._run_dir.config.get(EXTENDED) or {}]
+        self._is_longer, self._extended = json.loads(replicas.bytes_of_chief(json.dumps(longer).encode()))
         lines = replicas.bytes_of_chief(self._run_dir.rows_before(self._first_epoch))
         self._run_dir.take_rows(lines, num_epochs=self._restored[1]["epoch"] if self._restored else 0)
 
@@ -267,12 +271,22 @@ class TrainSession:
 
     def _know_steps(self, num_steps: int | None) -> None:
         """Takes the number of optimizer steps; a resumed run has that of the original, unless it becomes longer."""
-        if self._num_steps is not None and not self._is_longer:
-            return
-        before, self._num_steps = self._num_steps, num_steps
-        if self._is_longer and self._restored is not None:
-            steps = {"num_steps": before, "more_steps": self._num_steps}
-            check_same_when_longer(self._run.workload, self._run.scaling, **steps)
+        run, extended = self._run, self._extended
+        before = extended.get("steps", self._num_steps)
+        if before is not None and (not self._is_longer or extended.get("epochs") == run.epochs):
+            self._num_steps = before
+        elif not self._is_longer or self._restored is None:
+            self._num_steps = num_steps
+        elif run.extend_schedule is not None:
+            more = {"extended": extended, "epochs": run.epochs}
+            self._extended = extended_schedule(run.extend_schedule, before, num_steps, **more)
+            self._num_steps = self._extended["steps"]
+            self._run_dir.config[EXTENDED], self._run_dir.built = self._extended, None
+        elif extended:
+            raise RunDirError(HOW_AGAIN.format(extended["how"]))
+        else:
+            check_same_when_longer(run.workload, run.scaling, num_steps=before, more_steps=num_steps)
+            self._num_steps = num_steps
 
     def _compiled_model(self, workload: Workload, plan: Plan, *, num_steps: int | None) -> keras.Model:
         scaling, profile = self._run.scaling, self._run.profile
@@ -281,7 +295,9 @@ class TrainSession:
             profile.check_length(self._num_steps)
         self._rates = None if scaling is None else ScaledRates(scaling, self._num_steps)
         with within_memory(workload.name, plan, self._run.hardware):
-            return compiled_model(workload, plan, num_steps=self._num_steps, rates=self._rates)
+            offset = self._extended.get("offset")
+            rates = LaterRates(offset, self._rates) if offset else self._rates
+            return compiled_model(workload, plan, num_steps=self._num_steps, rates=rates)
 
     def _callbacks_that_show(self, session: Session, utilization: Utilization) -> list[keras.callbacks.Callback]:
         """Callbacks that write metrics; or the one that ends a search for a fault."""

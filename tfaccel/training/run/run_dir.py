@@ -35,6 +35,7 @@ logger = logging.getLogger("tfaccel")
 
 _LEFT_OUT_FILE, _METRICS_FILE, _RESULT_FILE = "left_out.json", "metrics.jsonl", "result.json"
 _EPOCHS = "epochs"
+EXTENDED = "extended"  # the key in the config of what became of the schedule of a run that was extended
 _INPUTS_FILE, _NUM_ROWS, _MAX_BYTES = "example_inputs.npz", 4, 1 << 24
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERFORMANCE = "performance"  # the key of a row under which `Performance` is saved
@@ -254,6 +255,8 @@ class RunDir:
         self.built = found.pop("built", None)
         if MAX_SECONDS in self.config:  # which has decided the length of the run
             self.config |= {name: found.get(name) for name in FITTED}
+        if EXTENDED in found:
+            self.config[EXTENDED] = found[EXTENDED]
         found, wanted = _flat(found), _flat(json.loads(json.dumps(self.config)))
         there, here = found.get(_EPOCHS), wanted.get(_EPOCHS)
         if may_be_longer and isinstance(there, int) and isinstance(here, int) and there < here:

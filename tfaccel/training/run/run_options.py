@@ -27,6 +27,8 @@ from tfaccel.training.runtime import Runtime, without_unavailable
 
 logger = logging.getLogger("tfaccel")
 
+CONTINUE, STRETCH, NEW = EXTEND_SCHEDULE = ("continue", "stretch", "new")  # see `train`
+
 
 def plan_and_origin(
     hardware: Hardware,
@@ -160,6 +162,7 @@ class Run:
     scaling: LearningRateScaling | None
     profile: StepRange | None
     on_nonfinite: str
+    extend_schedule: str | None = None
     limit: TimeLimit | None = None
     last_steps: int | None = None
 

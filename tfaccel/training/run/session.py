@@ -30,7 +30,7 @@ from tfaccel.training.front import refuse_own_methods
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.private.private_workers import broadcast_at_once
 from tfaccel.training.run.workload_source import WorkloadSource, with_plan
-from tfaccel.training.schedules import ScaledRate, accumulate
+from tfaccel.training.schedules import LaterStart, ScaledRate, accumulate
 from tfaccel.training.stages.staged_model import built_on_host
 from tfaccel.training.steps.batch_statistics import batch_norm_layers, synchronize_batch_norm
 from tfaccel.training.steps.embeddings import tables_created_on_host
@@ -45,13 +45,13 @@ _SETTERS = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPla
 
 
 def compiled_model(
-    workload: Workload, plan: Plan, *, num_steps: int | None, rates: ScaledRates | None = None
+    workload: Workload, plan: Plan, *, num_steps: int | None, rates: ScaledRates | LaterRates | None = None
 ) -> keras.Model:
     """Builds and compiles a new model of a workload; call it inside the scope of the plan's strategy.
 
     Args:
         num_steps: number of optimizer steps of the whole run, for `compile_args`; None if unknown.
-        rates: scales the learning rates; None to leave them as they are.
+        rates: scales the learning rates, or moves their schedules; None to leave them as they are.
     """
     with building_for(plan):
         model = call_own(f"build_model of workload {workload.name!r}", workload.build_model)
@@ -88,7 +88,7 @@ def building_for(plan: Plan) -> Iterator[None]:
         yield
 
 
-def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan, rates: ScaledRates | None) -> None:
+def _compile(model: keras.Model, arguments: dict[str, Any], plan: Plan, rates: ScaledRates | LaterRates | None) -> None:
     optimizer = keras.optimizers.get(arguments.get("optimizer", "rmsprop"))
     if rates is not None and optimizer is not None:
         rates.scale([optimizer])
@@ -228,6 +228,34 @@ class ScaledRates:
                 "scaled_learning_rate": max(after),
             }
         return known
+
+
+@dataclass(frozen=True)
+class LaterRates:
+    """Lets learning rate schedules begin after some steps, and scales them.
+
+    Args:
+        num_steps: the optimizer steps before.
+        scaled: None to leave the rates as they are.
+    """
+
+    num_steps: int
+    scaled: ScaledRates | None
+
+    def scale(self, optimizers: Iterable[Any]) -> None:
+        """Moves the schedules of optimizers whose schedules have not been moved."""
+        known = list(optimizers)
+        for one in [part for optimizer in known for part in stepping_optimizers(optimizer)]:
+            if isinstance(one, keras.optimizers.MultiOptimizer) or private_api.learning_rate_function(one) is not None:
+                raise WorkloadError(
+                    f"The learning rate of {type(one).__name__} cannot begin anew: it is a function, or one of several "
+                    'that are created later. Use a LearningRateSchedule, or extend_schedule="stretch".'
+                )
+            schedule = private_api.learning_rate_schedule(one)
+            if schedule is not None and not isinstance(schedule, LaterStart | ScaledRate):
+                one.learning_rate = LaterStart(schedule, self.num_steps)
+        if self.scaled is not None:
+            self.scaled.scale(known)
 
 
 @dataclass(frozen=True, eq=False)
