@@ -104,10 +104,8 @@ def rates(run_dir, steps):
 
 
 def falling(*, num_steps):
-    return {
-        "optimizer": keras.optimizers.SGD(keras.optimizers.schedules.PolynomialDecay(0.1, num_steps, 0.0)),
-        "loss": "mse",
-    }
+    schedule = keras.optimizers.schedules.PolynomialDecay(0.1, num_steps, 0.0)
+    return {"optimizer": keras.optimizers.SGD(schedule), "loss": "mse"}
 
 
 def falling_run(run_dir, epochs, **options):
@@ -140,7 +138,7 @@ def test_schedule_of_a_longer_run_is_what_was_asked(tmp_path, how, expected):
 def test_a_run_is_extended_more_than_once(tmp_path):
     falling_run(tmp_path / "run", 1)
     falling_run(tmp_path / "run", 2, resume="extend", extend_schedule="new")
-    with pytest.raises(RunDirError, match="was extended with extend_schedule='new'. Say again what becomes of it"):
+    with pytest.raises(RunDirError, match=r"was extended with extend_schedule='new'\. Say again what becomes of it"):
         falling_run(tmp_path / "run", 4, resume="extend")
     falling_run(tmp_path / "run", 4, resume="extend", extend_schedule="new")
     np.testing.assert_allclose(rates(tmp_path / "run", [12, 18, 24]), [0.1, 0.05, 0.0], atol=1e-7)
