@@ -25,6 +25,7 @@ def write_presets(folder: Path) -> None:
             hidden_dim=16,
             intermediate_dim=16,
             max_sequence_length=8,
+            dropout=0.0,
         ),
         num_classes=2,
         preprocessor=models.BertTextClassifierPreprocessor(tokenizer, sequence_length=8),

@@ -117,6 +117,7 @@ def test_a_killed_run_from_a_preset_is_resumed_to_the_last_bit(run_python, prese
 
 OWN = """
 import sys
+import warnings
 
 import keras
 import keras_hub
@@ -137,9 +138,6 @@ loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 def task(**options):
     keras.utils.set_random_seed(0)
     model = keras_hub.models.TextClassifier.from_preset(folder + "/bert", num_classes=2, dropout=0.0, **options)
-    for layer in model.backbone.layers:
-        if isinstance(layer, keras.layers.Dropout):
-            layer.rate = 0.0
     model.compile(keras.optimizers.Adam(0.01), loss)
     return model
 
@@ -166,7 +164,9 @@ for devices in (("CPU:0",), ("CPU:0", "CPU:1")):
     run = {"devices": devices, "run_dir": f"{folder}/own{len(devices)}", "dtype_policy": "float32"}
     result = tfaccel.train(build, tokens, classes, num_logical_cpus=2, **run, **train)
     np.testing.assert_allclose(result.history["loss"], whole, rtol=1e-5)
-    model = keras.models.load_model(f"{folder}/own{len(devices)}/model.keras")
+    with warnings.catch_warnings():  # The task's constructor compiles it, with another optimizer than the saved one.
+        warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
+        model = keras.models.load_model(f"{folder}/own{len(devices)}/model.keras", compile=False)
     assert model.predict({name: rows[:2] for name, rows in tokens.items()}, verbose=0).shape == (2, 2)
 """
 
