@@ -1,4 +1,4 @@
-"""Text classification: pooled embedding, bidirectional LSTM or Transformer, on documentation or your own texts.
+"""Text classification: pooled embedding, bidirectional LSTM, Transformer or a pretrained network, on your own texts.
 
 References:
     Joulin et al., Bag of tricks for efficient text classification, 2016, https://arxiv.org/abs/1607.01759 (embedding)
@@ -9,8 +9,11 @@ References:
 Command:
     tfaccel train --recipe=text_classification --run_dir=runs/chapters --model=transformer
     tfaccel train --recipe=text_classification --run_dir=runs/mine --data_dir=FILE.csv
+    tfaccel train --recipe=text_classification --run_dir=runs/mine --data_dir=FILE.csv --backbone=PRESET
 
     FILE.csv has the columns `text` and `label`; or pass a folder with one subfolder per class, tfds:NAME or hf:NAME.
+    PRESET is a folder that KerasHub's `save_to_preset` wrote, or a name that KerasHub downloads, such as
+    bert_base_en_uncased: its tokenizer and its network take the place of the recipe's.
 
 Use: `classify("runs/mine", ["A text."])` in this module returns the class of each text.
 
@@ -24,6 +27,7 @@ chapter groups), the median of five seeds and their range, and CPU time in float
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +35,7 @@ import tfaccel
 from tfaccel import data, reporting
 
 LEARNING_RATES = {"embedding": 1e-2, "lstm": 3e-3, "transformer": 1e-3}
+PRESET_LEARNING_RATE = 5e-5  # that of KerasHub's tasks
 
 
 # ---------- The models
@@ -63,11 +68,27 @@ def build_model(name: str, *, num_tokens: int, num_words: int, num_classes: int,
     return keras.Model(inputs, layers.Dense(num_classes, dtype="float32", name="logits")(x))
 
 
+def build_preset_model(preset: Any, *, num_words: int, num_classes: int, dropout: float, remat: bool) -> Any:
+    """Maps the tokens of a preset of KerasHub to one logit (float32) per class: its features, and a new head."""
+    import keras
+    from keras import layers
+
+    from tfaccel.layers import preset_text_features, rematerialize
+
+    features = preset_text_features(preset, num_tokens=num_words)
+    if remat:
+        rematerialize(features)
+    inputs = {name: keras.Input((num_words,), dtype=one.dtype, name=name) for name, one in features.input.items()}
+    x = layers.Dropout(dropout)(features(inputs))
+    return keras.Model(inputs, layers.Dense(num_classes, dtype="float32", name="logits")(x))
+
+
 # ---------- The workload: data, model, optimizer and loss
 
 
 @tfaccel.recipe(
-    data_dir_only=("text_column", "label_column", "encoding"), adamw_learning_rate=lambda model: LEARNING_RATES[model]
+    data_dir_only=("text_column", "label_column", "encoding"),
+    adamw_learning_rate=lambda model, backbone: PRESET_LEARNING_RATE if backbone else LEARNING_RATES[model],
 )
 def workload(
     *,
@@ -75,9 +96,12 @@ def workload(
     # documentation, labeled by chapter group
     data_dir: tfaccel.options.DataPath | None = None,
     model: Literal["embedding", "lstm", "transformer"] = "embedding",  # architecture
+    # preset of KerasHub to start from, a folder or a name; None for `model`, from random weights
+    backbone: str | None = None,
     num_words: tfaccel.options.Count = 100,  # max tokens of a text; the rest is cut off
     dropout: tfaccel.options.Fraction = 0.5,  # dropout rate inside the model
-    token_dropout: tfaccel.options.Fraction = 0.4,  # fraction of tokens replaced by the unknown token in training
+    # fraction of tokens replaced by the unknown token in training; none with a backbone
+    token_dropout: tfaccel.options.Fraction = 0.4,
     label_smoothing: tfaccel.options.Fraction = 0.1,  # fraction of the target spread evenly over all classes
     remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
     text_column: str = "text",  # column with the texts, in a table
@@ -92,8 +116,15 @@ def workload(
     else:
         reading = {"text_column": text_column, "label_column": label_column, "encoding": encoding}
         texts = data.read_labelled_texts(data_dir, **reading, bad_data=bad_data)
-    examples = data.TextData(texts, num_words=num_words, token_dropout=token_dropout)
-    sizes = {"num_tokens": len(examples.vocabulary), "num_words": num_words, "num_classes": len(texts.class_names)}
+    sizes = {"num_words": num_words, "num_classes": len(texts.class_names), "dropout": dropout, "remat": remat}
+    if backbone is None:
+        examples = data.TextData(texts, num_words=num_words, token_dropout=token_dropout)
+        build = partial(build_model, model, num_tokens=len(examples.vocabulary), **sizes)
+    else:
+        preset = data.find_preset(backbone)
+        preset.check_takes("texts")
+        examples = data.PresetTextData(texts, preset, num_tokens=num_words)
+        build = partial(build_preset_model, preset, **sizes)
 
     def compile_args(num_steps: int) -> dict[str, Any]:
         import keras
@@ -106,12 +137,13 @@ def workload(
 
     return tfaccel.Workload(
         name=__name__,
-        build_model=lambda: build_model(model, **sizes, dropout=dropout, remat=remat),
+        build_model=build,
         compile_args=compile_args,
         data=examples,
+        options={"backbone": backbone and preset.name},  # for a folder, its absolute path
         epochs=12,
         global_batch_size=32,
-        bfloat16_on_cpu=model != "embedding",
+        bfloat16_on_cpu=backbone is not None or model != "embedding",
     )
 
 
@@ -120,9 +152,12 @@ def workload(
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes `vocabulary.json` and `classes.json`; compares the accuracy with linear classifiers."""
+    """Writes `vocabulary.json` or `preset.json`, and `classes.json`; compares the accuracy with linear classifiers."""
     run_dir, texts = Path(result.run_dir), work.data.source
-    reporting.write_json(run_dir / "vocabulary.json", work.raw_input.vocabulary.to_json())
+    if work.options["backbone"] is None:
+        reporting.write_json(run_dir / "vocabulary.json", work.raw_input.vocabulary.to_json())
+    else:
+        reporting.write_json(run_dir / "preset.json", {name: work.options[name] for name in ("backbone", "num_words")})
     reporting.write_json(run_dir / "classes.json", list(texts.class_names))
     train, test = (texts.train_texts, texts.train_labels), (texts.test_texts, texts.test_labels)
     return reporting.text_class_scores(result.final["accuracy"], train, test)
@@ -134,9 +169,14 @@ def classify(run_dir: tfaccel.options.DataPath, texts: Sequence[str]) -> list[st
 
     from tfaccel.layers import load_text_model
 
-    model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
+    if Path(run_dir, "preset.json").exists():
+        of_preset = json.loads(Path(run_dir, "preset.json").read_text())
+        tokens = data.encode_by_preset(data.find_preset(of_preset["backbone"]), texts, of_preset["num_words"])
+        model, _ = load_text_model(run_dir)
+    else:
+        model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
+        tokens = vocabulary.encode_all(texts, model.input_shape[1])
     names = json.loads(Path(run_dir, "classes.json").read_text())
-    tokens = vocabulary.encode_all(texts, model.input_shape[1])
     return [names[number] for number in model.predict(tokens, verbose=0).argmax(axis=1)]
 
 

@@ -10,9 +10,11 @@ Command:
     tfaccel train --recipe=transfer_learning --run_dir=runs/few
     tfaccel train --recipe=transfer_learning --run_dir=runs/mine --data_dir=FOLDER --backbone=MobileNetV2
     tfaccel train --recipe=transfer_learning --run_dir=runs/mine --data_dir=FOLDER --backbone=FILE.keras
+    tfaccel train --recipe=transfer_learning --run_dir=runs/mine --data_dir=FOLDER --backbone=PRESET
 
     FOLDER has one subfolder of image files per class; see the recipe image_classification. ImageNet weights of
-    Keras applications are downloaded once.
+    Keras applications are downloaded once. PRESET is a folder that KerasHub's `save_to_preset` wrote, or a name that
+    KerasHub downloads, such as resnet_50_imagenet.
 
 Result: `comparison.json`, the test accuracy next to that of the same network trained from scratch for as many steps
 (its run is in the folder `from_scratch`); `curves.png`, both accuracies after each epoch; and `predictions.png`, test
@@ -72,7 +74,7 @@ def workload(
     data_dir: tfaccel.options.DataPath | None = None,  # folder of images; None for the digits 5 to 9
     # height and width to resize images to, in pixels; None for the backbone's default
     image_size: int | None = None,
-    # digits, a network of keras.applications (MobileNetV2 ...), or the path of a `.keras` file
+    # digits, a network of keras.applications (MobileNetV2 ...), the path of a `.keras` file, or a preset of KerasHub
     backbone: str = "digits",
     # start from the backbone's pretrained weights; otherwise from random ones, all trainable from the first step
     pretrained: bool = True,
@@ -137,7 +139,7 @@ def workload(
             takes_every=True,
             raw_input=data.ImageInput.of(images),
         ),
-        options={"backbone": network.name},  # for a file, its absolute path
+        options={"backbone": network.name},  # for a file or folder, its absolute path
         epochs=5,
         global_batch_size=20,
         bfloat16_on_cpu=True,

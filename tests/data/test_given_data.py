@@ -55,6 +55,8 @@ def test_what_changes_the_batches_changes_the_identity():
         ((X[:0], Y[:0]), "There is no example to train on"),
         ((np.float32(1),), "x must have a first axis of examples"),
         ((pd.DataFrame({"size": [1.0], "town": ["Bonn"]}),), "Column 'town' of x holds objects that are not numbers"),
+        ((np.array(["red", "blue"]),), "x has the dtype <U4, which Keras does not take. Use class indices for"),
+        ((np.array([b"red", b"\xff"], object),), "x holds bytes that are no texts in UTF-8"),
         ((np.array([{}], object),), "x holds objects that are not numbers"),
         ((X, np.arange(10).astype("M8[s]")), r"y holds datetime64\[s\] values that are not numbers"),
     ],
@@ -128,3 +130,12 @@ def test_workload_of_refused(changed, message):
     arguments = {"build_model": object, "x": X, "y": Y, "loss": "mse", **changed}
     with pytest.raises(WorkloadError, match=message):
         Workload.of(**arguments)
+
+
+def test_tensors_of_texts_are_taken_as_arrays_of_texts(logical_devices):
+    import tensorflow as tf
+
+    texts = np.array(["red", "grün", ""], object)
+    for given in (texts, tf.constant(texts)):
+        found, _ = given_data(given, np.zeros(3)).tensors
+        assert found.numpy().tolist() == [text.encode() for text in texts]

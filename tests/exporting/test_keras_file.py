@@ -60,6 +60,7 @@ def test_a_class_is_found_where_this_version_has_it(keras_file):
         (dense(module="os", class_name="system"), "refused: it uses Python's module 'os'"),
         (dense(module="tfaccel.scripts.main", class_name="main"), "names a class of the module 'tfaccel.scripts.main'"),
         (dense(module="kerasx.layers"), "If you trust that module, name it: --modules=kerasx.layers"),
+        (dense(module="keras_hub.src.layers"), "name it: --modules=keras_hub"),
         (dense(module="tfaccel.models.nowhere"), "which this version of tfaccel does not have"),
         (
             dense(config={"fn": {"module": "subprocess", "class_name": "function", "config": "run"}}),

@@ -192,9 +192,9 @@ class GivenArrays:
                 shuffle=False,
                 class_weight=self._class_weight,
             )
+            return dense_arrays(adapter)
         except ValueError as error:
             raise DataError(f"Keras does not take these data: {error}") from error
-        return dense_arrays(adapter)
 
 
 def checksum_of_rows(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
@@ -243,6 +243,11 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         array = array[:, np.newaxis]  # as Keras treats a column
     if array.ndim == 0:
         raise DataError(f"{name} must have a first axis of examples. Received a single value: {value!r:.100}.")
+    if array.dtype.kind in "SU":
+        advice = f"class indices for categories, tf.constant({name}) for texts"
+        raise DataError(f"{name} has the dtype {array.dtype}, which Keras does not take. Use {advice}.")
+    if array.dtype == object and all(isinstance(one, bytes) for one in array.ravel()):
+        array = _as_texts(name, array)
     if array.dtype.kind in "mMV" or (array.dtype == object and not all(isinstance(one, str) for one in array.ravel())):
         columns = value.columns if hasattr(value, "columns") else ()
         odd = [column for column in columns if value[column].to_numpy().dtype == object]
@@ -250,6 +255,14 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         held = "objects" if array.dtype == object else f"{array.dtype} values"
         raise DataError(f"{what} holds {held} that are not numbers. Encode them as numbers first.")
     return array
+
+
+def _as_texts(name: str, array: np.ndarray) -> np.ndarray:
+    """The texts in the bytes of a tensor of strings: Keras takes arrays of `str`."""
+    try:
+        return np.array([one.decode() for one in array.ravel()], object).reshape(array.shape)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} holds bytes that are no texts in UTF-8 ({error}).") from error
 
 
 def _is_a(package: str, path: str, value: Any) -> bool:

@@ -37,6 +37,7 @@ _RUNS_CODE = {
 }
 _OWN_CLASSES = re.compile(r"tfaccel\.(data|models|parity|recipes|training)(\.\w+)+")
 _FREE_PACKAGES = ("keras", "builtins", "numpy", "tensorflow")
+_EXTRAS = ("keras_hub",)  # packages of layers in many modules, to be trusted as a whole
 _NO_CLASS = re.compile(r"Could not locate (?:class|function) '([^']+)'")
 _MAX_REASON_LENGTH = 300  # characters
 
@@ -96,7 +97,7 @@ def _check_module(module: str, classes: set[str], path: Path, modules: tuple[str
         raise ExportError(f"{path} is refused: it uses Python's module {module!r}, which defines no layers.")
     raise ExportError(
         f"{path} names a class of the module {module!r}, which is not imported for a file that may come from anywhere. "
-        f"If you trust that module, name it: --modules={module}"
+        f"If you trust that module, name it: --modules={package if package in _EXTRAS else module}"
     )
 
 

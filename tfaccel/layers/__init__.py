@@ -33,6 +33,7 @@ _PUBLIC_NAMES = {
     "load_text_model": "tfaccel.models.sequence_to_sequence",
     "median_absolute_error": "tfaccel.models.losses",
     "normal_cost": "tfaccel.models.losses",
+    "preset_text_features": "tfaccel.models.pretrained",
     "prepared_backbone": "tfaccel.models.pretrained",
     "read_detections": "tfaccel.models.centre_detector",
     "rematerialize": "tfaccel.training.steps.rematerialized",

@@ -1,4 +1,7 @@
-"""Pretrained backbones: the digits backbone, Keras applications, or a `.keras` file; found without TensorFlow."""
+"""Pretrained backbones: the digits backbone, Keras applications, a `.keras` file, or a preset of KerasHub.
+
+They are found without TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfaccel.data.hub_presets import Preset, find_preset, may_be_preset
 from tfaccel.errors import WorkloadError
 from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import did_you_mean
@@ -38,16 +42,18 @@ class Backbone:
     """A backbone and the images it accepts.
 
     Args:
-        name: "digits", a name in `APPLICATIONS`, or the path of a `.keras` file.
+        name: "digits", a name in `APPLICATIONS`, the path of a `.keras` file, or a preset of KerasHub.
         image_size: height and width in pixels; None for any size from `smallest_size` up.
         num_channels: 1 or 3.
         smallest_size: min height and width in pixels.
+        preset: the preset of KerasHub, if it is one.
     """
 
     name: str
     image_size: int | None
     num_channels: int
     smallest_size: int = 8
+    preset: Preset | None = None
 
     def size_of_images(self, image_size: int | None, *, default: int) -> int:
         """Returns the height and width to resize images to, in pixels.
@@ -73,8 +79,8 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
     """Looks up a backbone by name or file, without importing TensorFlow.
 
     Raises:
-        WorkloadError: if it does not exist (the message suggests the closest name), or the model in the file does not
-            have exactly one image input.
+        WorkloadError: if it does not exist (the message suggests the closest name), the model in the file does not
+            have exactly one image input, or KerasHub is needed and not installed.
         ExportError: if the file would run code.
 
     Example:
@@ -85,8 +91,13 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
     if text in APPLICATIONS:
         return Backbone(text, None, 3, _MIN_SIZE.get(text, _OTHERS_SMALLEST_SIZE))
     if text != DIGITS and not text.endswith(".keras"):
+        if may_be_preset(text):
+            return _of_preset(find_preset(text))
         known = (DIGITS, *APPLICATIONS)
-        hint = did_you_mean(text, known) or f" Backbones: {', '.join(known)}, or the path of a .keras file."
+        hint = (
+            did_you_mean(text, known)
+            or f" Backbones: {', '.join(known)}, the path of a .keras file, or a preset of KerasHub."
+        )
         raise WorkloadError(f"There is no backbone {text!r}.{hint}")
     path = DIGITS_FILE if text == DIGITS else local_path(text, WorkloadError)
     if text != DIGITS and zipfile.is_zipfile(path):
@@ -98,6 +109,18 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
             f"{tuple(shape)}."
         )
     return Backbone(text if text == DIGITS else os.path.abspath(text), shape[1], shape[3])
+
+
+def _of_preset(preset: Preset) -> Backbone:
+    preset.check_takes("images")
+    height, width, num_channels = preset.config.get("image_shape") or (None, None, 3)
+    if height != width or num_channels not in (1, 3):
+        raise WorkloadError(
+            f"The preset {preset.name} must take square images with 1 or 3 channels. Received: image_shape="
+            f"{(height, width, num_channels)}."
+        )
+    smallest = 8 if height else _OTHERS_SMALLEST_SIZE
+    return Backbone(preset.name, height, num_channels, smallest, preset)
 
 
 def _input_shape(path: Path) -> list[Any]:

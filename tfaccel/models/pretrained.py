@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 from keras import layers
 
+from tfaccel.data.hub_presets import Preset
 from tfaccel.data.images.image_data import ImageBatches, ImageMoves
 from tfaccel.data.images.image_set import few_digits
 from tfaccel.errors import WorkloadError
@@ -36,6 +38,8 @@ def _load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> 
     """
     if backbone.name in APPLICATIONS:
         return _application(backbone.name, image_size, pretrained=pretrained)
+    if backbone.preset is not None:
+        return _image_preset(backbone.preset, image_size, pretrained=pretrained)
     path = DIGITS_FILE if backbone.name == DIGITS else Path(backbone.name)
     try:
         model = load_model(path, compile=False, safe_mode=True)
@@ -43,8 +47,7 @@ def _load_backbone(backbone: Backbone, image_size: int, *, pretrained: bool) -> 
         raise WorkloadError(f"Cannot load the backbone {path}: {str(error).splitlines()[0]}") from error
     if not pretrained:
         model = keras.models.clone_model(model)
-    last = model.layers[-1]
-    features = last.input if isinstance(last, keras.layers.Dense) else model.outputs[0]
+    features = _without_head(model)
     if len(features.shape) == 4:
         features = keras.layers.GlobalAveragePooling2D(name="pooled")(features)
     if len(features.shape) != 2:
@@ -69,7 +72,8 @@ def prepared_backbone(
         remat: recompute activations in the backward pass: less memory, more time.
 
     Raises:
-        WorkloadError: if the weights cannot be downloaded, the file cannot be loaded, or no layer supports LoRA.
+        WorkloadError: if the weights cannot be downloaded, the file or preset cannot be loaded, or no layer supports
+            LoRA.
     """
     model = _load_backbone(backbone, image_size, pretrained=pretrained)
     for layer in all_layers(model):
@@ -77,9 +81,59 @@ def prepared_backbone(
             layer.trainable = not pretrained
     if lora_rank is not None:
         with_lora(model, lora_rank)
-    if remat:  # Keras applications are nested as one layer of the backbone.
-        rematerialize(next((layer for layer in model.layers if isinstance(layer, keras.Model)), model))
+    if remat:
+        rematerialize(_innermost(model))
     return model
+
+
+def _innermost(model: keras.Model) -> keras.Model:
+    """Keras applications are one layer of the backbone; the networks of presets are one of that layer."""
+    inner = next((layer for layer in model.layers if isinstance(layer, keras.Model)), None)
+    return model if inner is None else _innermost(inner)
+
+
+def _without_head(model: keras.Model) -> Any:
+    """The output of a model without its last layer, if that is dense."""
+    last = model.layers[-1]
+    return last.input if isinstance(last, keras.layers.Dense) else model.outputs[0]
+
+
+def preset_text_features(preset: Preset, *, num_tokens: int, pretrained: bool = True) -> keras.Model:
+    """The text classifier in a preset of KerasHub, without its last layer: maps token ids to a vector per text.
+
+    Args:
+        preset: from `find_preset`.
+        num_tokens: tokens per text.
+        pretrained: whether to load its weights instead of drawing random ones.
+
+    Raises:
+        WorkloadError: if it cannot be loaded, or takes fewer tokens.
+    """
+    task = preset.load("TextClassifier", num_classes=2, preprocessor=None, load_weights=pretrained)
+    longest = getattr(task.backbone, "max_sequence_length", None) or num_tokens
+    if num_tokens > longest:
+        raise WorkloadError(
+            f"The preset {preset.name} takes texts of at most {longest} tokens (`num_words`). Received: {num_tokens}."
+        )
+    return keras.Model(task.input, _without_head(task), name="features")
+
+
+def _image_preset(preset: Preset, image_size: int, *, pretrained: bool) -> keras.Model:
+    """The image classifier in a preset, without its last layer, with its scaling of pixels in the model."""
+    task = preset.load("ImageClassifier", num_classes=2, load_weights=pretrained)
+    _, size, _, num_channels = task.input_shape
+    if size not in (None, image_size):
+        raise WorkloadError(
+            f"The preset {preset.name} needs images of {size} pixels (`image_size`). Received: {image_size}."
+        )
+    inputs = x = keras.Input((image_size, image_size, num_channels))
+    converter = getattr(task.preprocessor, "image_converter", None)
+    scale, offset = getattr(converter, "scale", None), getattr(converter, "offset", None)
+    if scale is not None or offset is not None:
+        scaling = (1.0 if scale is None else scale, 0.0 if offset is None else offset)
+        x = keras.layers.Rescaling(*scaling, name="pixels_of_preset")(inputs)
+    features = keras.Model(task.input, _without_head(task), name="features")
+    return keras.Model(inputs, features(x), name="backbone")
 
 
 def _application(name: str, image_size: int, *, pretrained: bool) -> keras.Model:
