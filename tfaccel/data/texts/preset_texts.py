@@ -24,8 +24,8 @@ class PresetTextData(Batches):
     Example:
         >>> from tfaccel.data import documentation_passages, find_preset
         >>> data = PresetTextData(documentation_passages(), find_preset("bert_tiny_en_uncased"), num_tokens=64)
-        >>> data.num_train_examples
-        735
+        >>> data.num_train_examples == len(data.source.train_texts)
+        True
     """
 
     source: LabelledTexts
