@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfaccel.argument_types import checks_types
 from tfaccel.data import private_pipelines
 from tfaccel.data.epochs import order_of_keras, random_order
+from tfaccel.data.grain_batches import grain_dataset, is_grain
 from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource, arrays_on
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.known_names import did_you_mean
@@ -314,7 +315,9 @@ def make_source(
                 dataset, num_batches=adapter.num_batches, num_epochs=num_epochs, steps_per_execution=steps_per_execution
             )
     if arrays is None:
-        return DatasetSource(adapter, steps_per_epoch=steps, steps_per_execution=steps_per_execution)
+        dataset = grain_dataset(x, adapter.get_tf_dataset().element_spec) if is_grain(x) else None
+        length = {"steps_per_epoch": steps, "steps_per_execution": steps_per_execution}
+        return DatasetSource(adapter, **length, dataset=dataset)
     seed = others.get("order_seed")
     order = _order_of_rows(arrays, adapter.batch_size, shuffle, replicas, seed) if shuffle else None
     device = replicas.device_of_arrays(arrays)
