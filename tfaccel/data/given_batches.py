@@ -238,8 +238,8 @@ class GivenGrain:
             self._spec = specs_of_batches(firsts)
         except (ValueError, TypeError, AttributeError) as error:
             raise DataError(
-                f"The Grain pipeline does not yield batches of arrays: {error} Write `.batch(NUMBER)` after it is "
-                "mapped to (x, y), or grain.transforms.Batch as the last operation of a DataLoader."
+                f"The Grain pipeline does not yield batches of numbers: {str(error).rstrip('.')}. Map its elements to "
+                "(x, y) of arrays, then `.batch(NUMBER)`; in a DataLoader, grain.transforms.Batch is the last operation."
             ) from error
         self._first = [leaf for leaf in keras.tree.flatten(firsts[0]) if leaf is not None]
         self.batch_size = int(self._first[0].shape[0])

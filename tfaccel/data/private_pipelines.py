@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,7 @@ _MISSING = (AttributeError, RuntimeError, TypeError, ValueError)  # if the priva
 _IGNORE = 1  # of state outside of the pipeline, in `external_state_policy`
 _AUTOTUNED = 16  # elements in a buffer whose size tf.data chooses
 _UNKNOWN_SIZE = 256  # of an axis
+_ENDLESS = 1 << 48  # the length of a repeated `grain.MapDataset` is `sys.maxsize`, divided by the size of batches
 _STRING_BYTES = 1 << 18  # such as an encoded image
 
 _UNSEEDED = "The dataset is shuffled without a seed: write `.shuffle(..., seed=NUMBER)`"
@@ -269,7 +269,7 @@ def never_ends(pipeline: Any) -> bool:
     """Whether a Grain pipeline is known to repeat its elements without end."""
     dataset = getattr(pipeline, "_dataset", pipeline)  # that of a `DataLoader`
     if hasattr(dataset, "__len__"):
-        return len(dataset) >= sys.maxsize
+        return len(dataset) >= _ENDLESS
     kind, parents = type(dataset), list(getattr(dataset, "_parents", []))
     if kind.__module__.partition(".")[0] != "grain" or kind.__name__.startswith("Limit"):
         return False
