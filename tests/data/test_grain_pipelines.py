@@ -1,5 +1,6 @@
 """Grain pipelines: the losses of `Model.fit`, and runs that continue where they were stopped, to the last bit."""
 
+import gc
 import itertools
 import logging
 import re
@@ -81,7 +82,9 @@ def trained(folder, data, *, dropout=0.0, **options):
 
 
 def of_keras(model, data, **options):
-    return model.fit(data, **options)
+    history = model.fit(data, **options)
+    gc.collect()  # a cycle of Keras's holds the iterator, whose threads would run on
+    return history
 
 
 def assert_close(found, expected):
