@@ -108,7 +108,8 @@ def test_metadata():
     assert about["License"] == "Apache-2.0"
     assert about["Requires-Python"] == "<3.14,>=3.11"
     extras = (
-        "compress detection dev docs gpu huggingface litert onnx optuna ray report serve text tfds tfmot tpu-aot tune"
+        "compress detection dev docs gpu grain huggingface litert onnx optuna ray report serve text tfds tfmot tpu-aot "
+        "tune"
     )
     assert sorted(about.get_all("Provides-Extra")) == extras.split()
     assert about.get_payload().startswith("# tfaccel")

@@ -38,3 +38,30 @@ def test_a_killed_run_ends_with_the_same_weights(runs, tmp_path):
     assert status == 0, errors
     assert json.loads(found) == json.loads(expected)
     assert "again" not in errors
+
+
+def launched(folder, how, *, num_workers):
+    """The status, what each worker ended with, and all lines."""
+    program = [sys.executable, str(HERE / "grain_workers_program.py"), str(folder), how]
+    launch = [sys.executable, "-m", "tfaccel.scripts.main", "launch", f"--num_workers={num_workers}"]
+    command = program if num_workers == 1 else [*launch, f"--log_dir={folder}/logs", "--", *program]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent / "data")}
+    child = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, check=False)
+    ends = [json.loads(line.partition("ended ")[2]) for line in child.stdout.splitlines() if "ended [" in line]
+    return child.returncode, sorted(ends), child.stdout + child.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_workers_read_the_same_pipeline_and_take_their_own_rows(tmp_path):
+    _, [(losses, _, num_workers)], _ = launched(tmp_path / "alone", "well", num_workers=1)
+    assert num_workers == 1
+    status, ends, lines = launched(tmp_path / "well", "well", num_workers=2)
+    assert (status, [end[2] for end in ends]) == (0, [2, 2]), lines
+    assert ends[0][0] == ends[1][0] == pytest.approx(losses, rel=1e-5)
+    status, again, lines = launched(tmp_path / "killed", "killed", num_workers=2)
+    assert (status, again) == (0, ends), lines
+    assert "Worker 1 of 2 was killed by SIGKILL" in lines
+    status, ends, lines = launched(tmp_path / "shards", "shards", num_workers=2)
+    assert (status, ends) == (2, []), lines
+    assert "on worker 1. Start all of them with the same" in lines

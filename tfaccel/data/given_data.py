@@ -26,6 +26,12 @@ ACCEPTED = (
     "arrays (or dictionaries and lists of arrays), data frames, a tf.data.Dataset, a keras.utils.PyDataset, or a Grain "
     "dataset or loader"
 )
+# Package -> what to pass in place of its datasets and loaders.
+_INSTEAD = {
+    "torch": " Pass the tensors of its dataset, or read its rows in a keras.utils.PyDataset.",
+    "datasets": ' Pass columns of x.with_format("numpy")[:], or x.to_tf_dataset(batch_size=NUMBER, columns=..., '
+    "label_cols=...) and batch_size=NUMBER.",
+}
 
 
 def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
@@ -226,8 +232,9 @@ def _as_array(name: str, value: Any) -> np.ndarray:
     is_frame = type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "to_numpy")
     if not is_frame and not (hasattr(value, "shape") and hasattr(value, "__array__")):
         kind = type(value).__name__
-        hint = f" Write np.array({name})." if isinstance(value, int | float | bool | str) else ""
-        raise DataError(f"{name} must be {ACCEPTED}. Received: {kind}{' in a list' if hint else ''}.{hint}")
+        is_one = isinstance(value, int | float | bool | str)
+        hint = f" Write np.array({name})." if is_one else hint_for(value)
+        raise DataError(f"{name} must be {ACCEPTED}. Received: {kind}{' in a list' if is_one else ''}.{hint}")
     array = value.to_numpy() if is_frame else np.asarray(value)
     if is_frame and array.ndim == 1:
         array = array[:, np.newaxis]  # as Keras treats a column
@@ -240,6 +247,16 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         held = "objects" if array.dtype == object else f"{array.dtype} values"
         raise DataError(f"{what} holds {held} that are not numbers. Encode them as numbers first.")
     return array
+
+
+def hint_for(value: Any) -> str:
+    """What to pass in place of data of another library; "" if nothing is known.
+
+    Example:
+        >>> hint_for([1.0])
+        ''
+    """
+    return _INSTEAD.get(type(value).__module__.partition(".")[0], "")
 
 
 def _is_a(package: str, path: str, value: Any) -> bool:

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfaccel.argument_types import checks_types
 from tfaccel.data import private_pipelines
 from tfaccel.data.epochs import order_of_keras, random_order
+from tfaccel.data.given_data import hint_for
 from tfaccel.data.grain_batches import grain_dataset, is_grain
 from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource, arrays_on
 from tfaccel.errors import DataError, PlanError, WorkloadError
@@ -336,10 +337,12 @@ def _unknown_type(given: dict[str, Any]) -> str:
     for name, value in given.items():
         for leaf in keras.tree.flatten(value):
             if leaf is not None and not hasattr(leaf, "shape"):
-                hint = f" For a list of numbers, pass numpy.array({name})." if isinstance(value, list | tuple) else ""
+                is_list = isinstance(value, list | tuple)
+                hint = f" For a list of numbers, pass numpy.array({name})." if is_list else hint_for(leaf)
                 kinds = "arrays, tensors or DataFrames" + (", a tf.data.Dataset or a PyDataset" if name == "x" else "")
                 return f"{_UNKNOWN_TYPE}: `{name}` must be {kinds}. Received: {leaf!r:.100} of {type(leaf)}.{hint}"
-    return f"{_UNKNOWN_TYPE}: x={given['x']!r:.200} of {type(given['x'])}."
+    x = given["x"]
+    return f"{_UNKNOWN_TYPE}: x={' '.join(repr(x).split()):.200} of {type(x)}.{hint_for(x)}"
 
 
 def _unknown_dtype(given: dict[str, Any]) -> str:
