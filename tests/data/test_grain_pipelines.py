@@ -204,7 +204,9 @@ def test_what_is_no_epoch_of_batches_is_refused(name):
 def test_targets_and_other_batch_sizes_are_refused(tmp_path):
     with pytest.raises(DataError, match="A Grain pipeline yields the targets and sample weights itself"):
         given_data(PIPELINES["map"](), grain_pipelines.Y)
-    with pytest.raises(tfaccel.errors.WorkloadError, match="The Grain pipeline has batches of 8 rows. Received: batch"):
+    with pytest.raises(
+        tfaccel.errors.WorkloadError, match=r"The Grain pipeline has batches of 8 rows\. Received: batch"
+    ):
         trained(tmp_path, PIPELINES["map"](), batch_size=16)
 
 

@@ -239,7 +239,7 @@ class GivenGrain:
         except (ValueError, TypeError, AttributeError) as error:
             raise DataError(
                 f"The Grain pipeline does not yield batches of numbers: {str(error).rstrip('.')}. Map its elements to "
-                "(x, y) of arrays, then `.batch(NUMBER)`; in a DataLoader, grain.transforms.Batch is the last operation."
+                "(x, y) of arrays, then `.batch(NUMBER)`; in a DataLoader, grain.transforms.Batch is the last one."
             ) from error
         self._first = [leaf for leaf in keras.tree.flatten(firsts[0]) if leaf is not None]
         self.batch_size = int(self._first[0].shape[0])
