@@ -8,7 +8,6 @@ saved with its place, or read again up to a place.
 from __future__ import annotations
 
 import logging
-import random
 import re
 import time
 import zlib
@@ -20,6 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.data.grain_batches import reader_of
+from tfaccel.data.private_pipelines import buffered_bytes
 from tfaccel.errors import DataError
 
 logger = logging.getLogger("tfaccel")
@@ -29,7 +30,6 @@ _SECONDS_BETWEEN_LINES = 30.0
 _UNREADABLE = (tf.errors.OpError, ValueError, TypeError)
 
 HOST = "/CPU:0"
-_NUMPY = "MT19937"  # the only kind that NumPy's global generator has, unless a script replaces it
 
 _UNEVEN_ROWS = "The components of a batch have different numbers of rows"
 
@@ -309,9 +309,7 @@ class ResumedPlace:
     def _opened(self, dataset: Any, batches: IteratorBatches | None) -> IteratorFeed:
         if self.state is not None:
             try:
-                feed = IteratorFeed(dataset, batches, state=self.state)
-                feed.num_used = self.batches
-                return feed
+                return IteratorFeed(dataset, batches, state=self.state, num_used=self.batches)
             except ValueError as error:
                 logger.warning("The saved position in the dataset cannot be used: %.300s", error)
         feed = IteratorFeed(dataset, batches)
@@ -329,7 +327,7 @@ class ResumedPlace:
             return cls()
         arrays, position = restored
         step, place = position["step_in_epoch"], position.get("data", {})
-        state = {name: arrays[f"data/{name}"] for name in ("iterator", "next") if f"data/{name}" in arrays}
+        state = {name[5:]: array for name, array in arrays.items() if name.startswith("data/")}
         return cls(
             step=step,
             batches=step,
@@ -346,19 +344,30 @@ class IteratorFeed:
         dataset: yields global batches, or this worker's rows of them; or an unused iterator over it.
         batches: how batches are split; None for global batches.
         state: where to continue: what `state` returned for an iterator over the same dataset.
+        num_used: batches that were used before this state.
 
     Raises:
         ValueError: if the state does not fit the dataset.
     """
 
     def __init__(
-        self, dataset: Any, batches: IteratorBatches | None = None, *, state: dict[str, np.ndarray] | None = None
+        self,
+        dataset: Any,
+        batches: IteratorBatches | None = None,
+        *,
+        state: dict[str, np.ndarray] | None = None,
+        num_used: int = 0,
     ) -> None:
         self.batches = batches or IteratorBatches()
+        reader = reader_of(dataset)
+        if reader is not None and state is not None:
+            reader.go_to(state, num_used)
+            state = None
         self._iterator: Any = iter(dataset)
         self.spec = self._iterator.element_spec  # of any batch
         self._next: Any = self._iterator.get_next_as_optional() if state is None else self._restored(state)
-        self.num_used = 0  # batches of the iterator that were used
+        self._pass = None if reader is None else reader.newest  # which the line above began
+        self.num_used = num_used  # batches of the iterator that were used
         self._left: int | None = None
         self._fingerprinted = self.batches.num_global_rows is not None  # workers' own rows differ
 
@@ -416,6 +425,8 @@ class IteratorFeed:
         """Takes note of the steps that a graph call ran, and of the loop state that it ended with."""
         self._next = state[0]
         self.num_used += num_steps
+        if self._pass is not None:
+            self._pass.forget_before(self.num_used)
         if self._left is not None:
             self._left -= num_steps
 
@@ -424,7 +435,12 @@ class IteratorFeed:
         self.finished(1, (self._iterator.get_next_as_optional(),))
 
     def state(self) -> dict[str, np.ndarray] | None:
-        """The iterator's position and its buffers, as bytes; None where tf.data cannot save them, or they are large."""
+        """The iterator's position and its buffers, as bytes; None where tf.data cannot save them, or they are large.
+
+        Of a Grain pipeline, the state before the next batch.
+        """
+        if self._pass is not None:
+            return _if_small(self._pass.state(self.num_used))
         try:
             [handle] = tf.nest.flatten(self._iterator, expand_composites=True)
             [following] = tf.nest.flatten(self._next, expand_composites=True)
@@ -433,7 +449,7 @@ class IteratorFeed:
         except _UNREADABLE:
             return None
         arrays = {name: np.frombuffer(content.numpy(), np.uint8) for name, content in contents.items()}
-        return arrays if sum(len(array) for array in arrays.values()) <= MAX_STATE_BYTES else None
+        return _if_small(arrays)
 
     def _restored(self, state: dict[str, np.ndarray]) -> Any:
         """Puts the iterator where it was, and returns the batch that was prefetched."""
@@ -466,34 +482,10 @@ class IteratorFeed:
             )
 
 
-def random_states() -> dict[str, np.ndarray]:
-    """The states of `random` and `numpy.random`, as arrays.
-
-    Example:
-        >>> before = random_states()
-        >>> first = random.random(), np.random.rand()
-        >>> set_random_states(before)
-        >>> (random.random(), np.random.rand()) == first
-        True
-    """
-    _, words, gauss = random.getstate()
-    found: dict[str, np.ndarray] = {
-        "python": np.array(words, np.uint32),
-        "python_gauss": np.array([gauss is not None, gauss or 0.0], np.float64),
-    }
-    state: Any = np.random.get_state(legacy=True)
-    kind, keys, position, has_gauss, cached = state
-    if kind == _NUMPY:
-        found["numpy"] = np.array(keys, np.uint32)
-        found["numpy_gauss"] = np.array([position, has_gauss, cached], np.float64)
-    return found
+def _if_small(state: dict[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
+    return state if state is not None and sum(map(len, state.values())) <= MAX_STATE_BYTES else None
 
 
-def set_random_states(states: dict[str, np.ndarray]) -> None:
-    """Sets what `random_states` returned."""
-    has_next, following = states["python_gauss"]
-    random.setstate((3, tuple(int(word) for word in states["python"]), float(following) if has_next else None))
-    before: Any = np.random.get_state(legacy=True)
-    if "numpy" in states and before[0] == _NUMPY:
-        position, has_gauss, cached = states["numpy_gauss"]
-        np.random.set_state((_NUMPY, states["numpy"], int(position), int(has_gauss), float(cached)))
+def may_save_state(dataset: tf.data.Dataset) -> bool:
+    """Whether the state of an iterator over a dataset is, as far as is known, small enough for a checkpoint."""
+    return reader_of(dataset) is not None or buffered_bytes(dataset) <= MAX_STATE_BYTES

@@ -1,4 +1,4 @@
-"""Data in the forms that `Model.fit` accepts: arrays, a `tf.data.Dataset` or a `PyDataset`, as a workload's data.
+"""Data in the forms that `Model.fit` accepts, as a workload's data: arrays, and others that come as batches.
 
 They are recognized, validated and identified without importing TensorFlow.
 """
@@ -11,33 +11,27 @@ import inspect
 import math
 import operator
 import sys
-import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tfaccel.data.epochs import random_order, row_batches
-from tfaccel.data.private_pipelines import (
-    data_adapter,
-    dense_arrays,
-    get_batch_size,
-    known_to_vary,
-    passes_are_alike,
-    runs_python,
-)
+from tfaccel.data.given_batches import GivenDataset, GivenGrain, GivenPyDataset, named_weights
+from tfaccel.data.grain_batches import is_grain
+from tfaccel.data.private_pipelines import data_adapter, dense_arrays
 from tfaccel.errors import DataError
 
-if TYPE_CHECKING:
-    import keras
-    import tensorflow as tf
-
-ACCEPTED = "arrays (or dictionaries and lists of arrays), data frames, a tf.data.Dataset, or a keras.utils.PyDataset"
-DATASET = "tf.data.Dataset"  # what a `GivenDataset` is called
-
-# Dataset -> its passes in this process: iterators of a `tf.data.Dataset`, epochs of a `PyDataset`.
-_times_begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+ACCEPTED = (
+    "arrays (or dictionaries and lists of arrays), data frames, a tf.data.Dataset, a keras.utils.PyDataset, or a Grain "
+    "dataset or loader"
+)
+# Package -> what to pass in place of its datasets and loaders.
+_INSTEAD = {
+    "torch": " Pass the tensors of its dataset, or read its rows in a keras.utils.PyDataset.",
+    "datasets": ' Pass columns of x.with_format("numpy")[:], or x.to_tf_dataset(batch_size=NUMBER, columns=..., '
+    "label_cols=...) and batch_size=NUMBER.",
+}
 
 
 def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
@@ -48,8 +42,8 @@ def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any)
         **options: `shuffle` and `class_weight`, as in `Model.fit`.
 
     Returns:
-        A `GivenArrays`, `GivenDataset` or `GivenPyDataset`, which serves as a workload's `train_data`; its method
-        `validation` serves as the workload's `validation_data`.
+        A `GivenArrays`, `GivenDataset`, `GivenPyDataset` or `GivenGrain`, which serves as a workload's `train_data`;
+        its method `validation` serves as the workload's `validation_data`.
 
     Raises:
         DataError: for any other data, and for arrays of different lengths.
@@ -63,6 +57,8 @@ def given_data(x: Any, y: Any = None, sample_weight: Any = None, **options: Any)
         kind = GivenDataset
     elif _is_a("keras", "utils.PyDataset", x):
         kind = GivenPyDataset
+    elif is_grain(x):
+        kind = GivenGrain
     elif inspect.isgenerator(x) or hasattr(x, "__next__"):
         raise DataError(
             f"x is a generator or an iterator ({type(x).__name__}), which can be iterated over only once: no epoch can "
@@ -139,7 +135,7 @@ class GivenArrays:
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed: a checksum of all rows, and the settings of the batches."""
         checksum = checksum_of_rows((name, leaf) for name, part in self._parts.items() for leaf in leaves(part))
-        return {"data": checksum, "shuffle": self._shuffle, "class_weight": _named(self._class_weight)}
+        return {"data": checksum, "shuffle": self._shuffle, "class_weight": named_weights(self._class_weight)}
 
     def __call__(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1
@@ -236,8 +232,9 @@ def _as_array(name: str, value: Any) -> np.ndarray:
     is_frame = type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "to_numpy")
     if not is_frame and not (hasattr(value, "shape") and hasattr(value, "__array__")):
         kind = type(value).__name__
-        hint = f" Write np.array({name})." if isinstance(value, int | float | bool | str) else ""
-        raise DataError(f"{name} must be {ACCEPTED}. Received: {kind}{' in a list' if hint else ''}.{hint}")
+        is_one = isinstance(value, int | float | bool | str)
+        hint = f" Write np.array({name})." if is_one else hint_for(value)
+        raise DataError(f"{name} must be {ACCEPTED}. Received: {kind}{' in a list' if is_one else ''}.{hint}")
     array = value.to_numpy() if is_frame else np.asarray(value)
     if is_frame and array.ndim == 1:
         array = array[:, np.newaxis]  # as Keras treats a column
@@ -265,211 +262,19 @@ def _as_texts(name: str, array: np.ndarray) -> np.ndarray:
         raise DataError(f"{name} holds bytes that are no texts in UTF-8 ({error}).") from error
 
 
+def hint_for(value: Any) -> str:
+    """What to pass in place of data of another library; "" if nothing is known.
+
+    Example:
+        >>> hint_for([1.0])
+        ''
+    """
+    return _INSTEAD.get(type(value).__module__.partition(".")[0], "")
+
+
 def _is_a(package: str, path: str, value: Any) -> bool:
     """Whether a value is an instance of a package's class; False if the package is not imported."""
     found: Any = sys.modules.get(package)
     for part in path.split("."):
         found = getattr(found, part, None)
     return isinstance(found, type) and isinstance(value, found)
-
-
-class GivenDataset:
-    """A `tf.data.Dataset` of batches, iterated over once in each epoch, in the order of `Model.fit`.
-
-    The order of a seeded shuffle depends on how many iterators were created before. As many are created as by
-    `Model.fit`, so that an epoch has the same batches as there, also in a resumed run.
-
-    Args:
-        dataset: yields (x, y) or (x, y, sample_weight).
-        shuffle: has no effect, as in `Model.fit`.
-        class_weight: as in `Model.fit`.
-
-    Raises:
-        DataError: if the dataset is infinite or empty.
-    """
-
-    what = DATASET
-    num_examples: int | None = None
-
-    def __init__(self, dataset: tf.data.Dataset, *, shuffle: Any = True, class_weight: Any = None) -> None:
-        import tensorflow as tf
-
-        del shuffle
-        self._class_weight = class_weight
-        self._source = dataset
-        self._dataset = _weighted(dataset, class_weight)
-        self._is_alike = passes_are_alike(dataset)
-        self.num_batches = int(dataset.cardinality())
-        if self.num_batches == tf.data.INFINITE_CARDINALITY:
-            raise DataError(
-                "The dataset is infinite. Pass one epoch, without `.repeat()`, or limit it to the batches of an epoch: "
-                "`.take(NUMBER)`."
-            )
-        if self.num_batches == 0:
-            raise DataError("The dataset is empty.")
-        self.batch_size = get_batch_size(dataset)
-        self.not_resumable = known_to_vary(dataset)
-        self.runs_python = runs_python(dataset)
-
-    @property
-    def prepares_ahead(self) -> bool:
-        """Whether the next epoch may be prepared during training."""
-        return self._is_alike
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What must not change when a run is resumed, as far as it is known without reading the data."""
-        text = f"{self._dataset.element_spec} x {self.num_batches}"
-        return {"data": text, "class_weight": _named(self._class_weight)}
-
-    def __call__(self, global_batch_size: int, *, seed: int, epoch: int) -> tf.data.Dataset:
-        """The batches of an epoch; see `tfaccel.Workload`."""
-        del seed
-        _check_size(self, global_batch_size)
-        if not self._is_alike:
-            wanted = epoch * (2 if self.num_batches > 0 else 1)
-            made = _times_begun.get(self._source, 0)
-            if wanted < made:
-                raise DataError(
-                    "The dataset has been iterated over before in this process, which changes the order of its "
-                    "shuffle. Create a new dataset for each run."
-                )
-            for _ in range(wanted - made):
-                iter(self._dataset)
-            _times_begun[self._source] = wanted + 1
-        return self._dataset
-
-    def validation(self, global_batch_size: int) -> tf.data.Dataset:
-        """All batches, in their own size."""
-        del global_batch_size
-        return self._dataset
-
-
-class GivenPyDataset:
-    """A `keras.utils.PyDataset`, whose batches are shuffled as a whole, in an order determined by seed and epoch.
-
-    `workers` threads call its `__getitem__`. `on_epoch_begin` and `on_epoch_end` are called as in `Model.fit`, also
-    for the epochs that a resumed run has completed.
-
-    Args:
-        dataset: yields (x, y) or (x, y, sample_weight) by index.
-        shuffle: whether to shuffle the order of the batches in each epoch.
-        class_weight: as in `Model.fit`.
-
-    Raises:
-        DataError: if its number of batches is unknown.
-    """
-
-    what = "PyDataset"
-    num_examples: int | None = None
-    prepares_ahead = False
-    not_resumable = ""
-
-    def __init__(self, dataset: keras.utils.PyDataset, *, shuffle: bool = True, class_weight: Any = None) -> None:
-        import keras
-
-        self._dataset = dataset
-        self._shuffle = shuffle
-        self._class_weight = class_weight
-        if dataset.num_batches is None:
-            raise DataError("The PyDataset does not define how many batches an epoch has. Give it `__len__`.")
-        self.num_batches = int(dataset.num_batches)
-        if self.num_batches < 1:
-            raise DataError("The PyDataset is empty.")
-        self._first = keras.tree.map_structure(_array, _as_tuple(dataset[0]))
-        first = [leaf for leaf in keras.tree.flatten(self._first) if leaf is not None]
-        self.batch_size = int(first[0].shape[0])
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What must not change when a run is resumed, as far as the first batch shows."""
-        import keras
-
-        checksum = 0
-        for leaf in keras.tree.flatten(self._first):
-            checksum = checksum if leaf is None else zlib.crc32(np.ascontiguousarray(leaf).tobytes(), checksum)
-        text = f"{type(self._dataset).__qualname__} x {self.num_batches} {checksum}"
-        return {"data": text, "shuffle": self._shuffle, "class_weight": _named(self._class_weight)}
-
-    def __call__(self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0) -> tf.data.Dataset:
-        """The batches of an epoch; see `tfaccel.Workload`."""
-        _check_size(self, global_batch_size)
-        begun = _times_begun.get(self._dataset, 0)
-        if epoch < begun - 1 and self._has_hooks:
-            raise DataError(
-                "The PyDataset has been iterated over before in this process. Create a new one for each run."
-            )
-        for _ in range(begun, epoch + 1):
-            self._dataset.on_epoch_end()  # before the first epoch too, as in Keras
-            self._dataset.on_epoch_begin()
-            _times_begun[self._dataset] = epoch + 1
-        numbers = np.arange(self.num_batches)
-        if self._shuffle:
-            numbers = np.random.default_rng([seed, epoch]).permutation(numbers)
-        return self._batches(numbers[start_step:])
-
-    @property
-    def _has_hooks(self) -> bool:
-        """Whether the batches may change from epoch to epoch."""
-        import keras
-
-        own, plain = type(self._dataset), keras.utils.PyDataset
-        return own.on_epoch_end is not plain.on_epoch_end or own.on_epoch_begin is not plain.on_epoch_begin
-
-    def validation(self, global_batch_size: int) -> tf.data.Dataset:
-        """All batches, in order."""
-        del global_batch_size
-        return self._batches(np.arange(self.num_batches))
-
-    def _batches(self, numbers: np.ndarray) -> tf.data.Dataset:
-        import keras
-        import tensorflow as tf
-
-        flat = [leaf for leaf in keras.tree.flatten(self._first) if leaf is not None]
-
-        def batch(number: Any) -> list[np.ndarray]:
-            found = [leaf for leaf in keras.tree.flatten(_as_tuple(self._dataset[int(number)])) if leaf is not None]
-            return [np.asarray(leaf, like.dtype) for leaf, like in zip(found, flat, strict=True)]
-
-        def fetched(number: tf.Tensor) -> Any:
-            tensors = tf.numpy_function(batch, [number], [leaf.dtype for leaf in flat])
-            for tensor, like in zip(tensors, flat, strict=True):
-                tensor.set_shape([None, *like.shape[1:]])
-            rest = iter(tensors)
-            return keras.tree.map_structure(lambda leaf: None if leaf is None else next(rest), self._first)
-
-        workers = max(1, self._dataset.workers)
-        batches = tf.data.Dataset.from_tensor_slices(numbers).map(fetched, num_parallel_calls=workers)
-        return _weighted(batches, self._class_weight)
-
-
-def _check_size(given: GivenDataset | GivenPyDataset, global_batch_size: int) -> None:
-    size = given.batch_size
-    if size not in (None, global_batch_size):
-        raise DataError(
-            f"The {given.what} has batches of {size} rows, but {global_batch_size} are asked for. Make it with batches "
-            f"of {global_batch_size}, or leave the batch size at {size} (without accumulation)."
-        )
-
-
-def _weighted(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
-    """The batches, with sample weights if classes have weights."""
-    if class_weight is None:
-        return dataset
-    adapter = data_adapter(dataset, batch_size=None, steps=None, shuffle=False, class_weight=class_weight)
-    return adapter.get_tf_dataset()
-
-
-def _as_tuple(batch: Any) -> tuple[Any, ...]:
-    return tuple(batch) if isinstance(batch, list | tuple) else (batch,)
-
-
-def _array(leaf: Any) -> Any:
-    import keras
-
-    array = np.asarray(leaf)
-    return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
-
-
-def _named(class_weight: Any) -> Any:
-    return class_weight and {str(name): float(weight) for name, weight in class_weight.items()}

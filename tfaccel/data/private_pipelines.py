@@ -1,4 +1,4 @@
-"""Private names of `tf.data`, of Keras's data adapters and of Hugging Face's `datasets` that tfaccel needs.
+"""Private names of `tf.data`, Keras's data adapters, Grain and Hugging Face's `datasets` that tfaccel needs.
 
 Keras's adapters define what `Model.fit` accepts, and how arrays, data frames and class weights become batches. The
 private parts of a `tf.data` pipeline say whether its passes are alike, whether a process can read its batches a second
@@ -30,6 +30,7 @@ _MISSING = (AttributeError, RuntimeError, TypeError, ValueError)  # if the priva
 _IGNORE = 1  # of state outside of the pipeline, in `external_state_policy`
 _AUTOTUNED = 16  # elements in a buffer whose size tf.data chooses
 _UNKNOWN_SIZE = 256  # of an axis
+_ENDLESS = 1 << 48  # the length of a repeated `grain.MapDataset` is `sys.maxsize`, divided by the size of batches
 _STRING_BYTES = 1 << 18  # such as an encoded image
 
 _UNSEEDED = "The dataset is shuffled without a seed: write `.shuffle(..., seed=NUMBER)`"
@@ -98,6 +99,16 @@ def pipeline_classes(dataset: tf.data.Dataset) -> str:
         return " ".join(type(one).__name__ for one in _pipeline(dataset))
     except _MISSING:
         return ""
+
+
+def pipeline_of(source: Any) -> list[Any]:
+    """A dataset, or that of an iterator, and what it is made from, the last first; nothing if that is unknown."""
+    import tensorflow as tf
+
+    try:
+        return list(_pipeline(source._dataset if isinstance(source, tf.data.Iterator) else source))
+    except _MISSING:
+        return []
 
 
 def _pipeline(dataset: tf.data.Dataset) -> Iterator[Any]:
@@ -222,6 +233,49 @@ def data_adapter(
         shuffle=shuffle,
         class_weight=class_weight,
     )
+
+
+def specs_of_batches(batches: list[Any]) -> Any:
+    """The specs that Keras's adapters give a dataset whose first batches are known; axes that differ are None.
+
+    Raises:
+        ValueError, TypeError: if they are not batches of arrays.
+    """
+    import keras
+    from keras.src.trainers.data_adapters import data_adapter_utils
+
+    merged = private_part(data_adapter_utils, "get_keras_tensor_spec")(batches)
+    specs = keras.tree.map_structure(private_part(data_adapter_utils, "convert_to_tf_tensor_spec"), merged)
+    return keras.tree.lists_to_tuples(specs)
+
+
+def tensors_of_batch(batch: Any) -> Any:
+    """A batch of a Grain pipeline as `tf.data.Dataset.from_generator` takes it, as in Keras's adapter."""
+    import keras
+    import tensorflow as tf
+    from keras.src.trainers.data_adapters import data_adapter_utils
+
+    def tensor(leaf: Any) -> Any:
+        if leaf is None:
+            return tf.experimental.Optional.empty(None)
+        if private_part(data_adapter_utils, "is_scipy_sparse")(leaf):
+            return private_part(data_adapter_utils, "scipy_sparse_to_tf_sparse")(leaf)
+        return leaf
+
+    return keras.tree.lists_to_tuples(keras.tree.map_structure(tensor, batch))
+
+
+def never_ends(pipeline: Any) -> bool:
+    """Whether a Grain pipeline is known to repeat its elements without end."""
+    dataset = getattr(pipeline, "_dataset", pipeline)  # that of a `DataLoader`
+    if hasattr(dataset, "__len__"):
+        return len(dataset) >= _ENDLESS
+    kind, parents = type(dataset), list(getattr(dataset, "_parents", []))
+    if kind.__module__.partition(".")[0] != "grain" or kind.__name__.startswith("Limit"):
+        return False
+    if kind.__name__.startswith("Repeat") and getattr(dataset, "_num_epochs", 1) is None:
+        return True
+    return len(parents) == 1 and never_ends(parents[0])
 
 
 def dense_arrays(adapter: Any) -> Any | None:

@@ -333,11 +333,21 @@ class DatasetSource(IteratorSource):
         adapter: Keras's data adapter, which is notified when an epoch begins and ends.
         steps_per_epoch: steps of one epoch; the iterator then continues across epochs.
         steps_per_execution: that of the compiled model; an epoch consists of whole executions.
+        dataset: what to read in place of the adapter's own dataset.
     """
 
-    def __init__(self, adapter: Any, *, steps_per_epoch: int | None = None, steps_per_execution: int = 1) -> None:
+    def __init__(
+        self,
+        adapter: Any,
+        *,
+        steps_per_epoch: int | None = None,
+        steps_per_execution: int = 1,
+        dataset: tf.data.Dataset | None = None,
+    ) -> None:
         super().__init__(
-            adapter.get_tf_dataset(), num_batches=adapter.num_batches, steps_per_execution=steps_per_execution
+            adapter.get_tf_dataset() if dataset is None else dataset,
+            num_batches=adapter.num_batches,
+            steps_per_execution=steps_per_execution,
         )
         self.steps_per_epoch = steps_per_epoch
         self._adapter = adapter

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfaccel.data.given_data import DATASET
+from tfaccel.data.given_batches import DATASET
 from tfaccel.errors import TfaccelError, WorkloadError, is_out_of_memory
 from tfaccel.planning.load_workload import as_workload
 from tfaccel.planning.reference import Origin, Reference

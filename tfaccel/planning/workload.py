@@ -203,8 +203,8 @@ class Workload:
             build_model: `build_model()` returns a Keras model, which may be uncompiled if compile arguments are given.
                 It is called inside the scope of the strategy. Or a compiled model, which is recreated there from its
                 config, with its weights.
-            x, y: arrays, dictionaries or lists of arrays, data frames; or x a `tf.data.Dataset` of batches or a
-                `keras.utils.PyDataset`, which yields the targets itself.
+            x, y: arrays, dictionaries or lists of arrays, data frames; or x a `tf.data.Dataset` of batches, a
+                `keras.utils.PyDataset` or a Grain pipeline, which yields the targets itself.
             sample_weight, class_weight, shuffle: as in `Model.fit`.
             validation_data: (x, y) or (x, y, sample_weight), a `tf.data.Dataset` or a `PyDataset`.
             validation_split: the fraction of the arrays, from their end, to validate on.

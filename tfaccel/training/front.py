@@ -22,6 +22,8 @@ import tensorflow as tf
 from tfaccel.argument_types import checks_types
 from tfaccel.data import private_pipelines
 from tfaccel.data.epochs import order_of_keras, random_order
+from tfaccel.data.given_data import hint_for
+from tfaccel.data.grain_batches import grain_dataset, is_grain
 from tfaccel.data.sources import ArraySource, DatasetSource, IteratorSource, arrays_on
 from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.known_names import did_you_mean
@@ -314,7 +316,9 @@ def make_source(
                 dataset, num_batches=adapter.num_batches, num_epochs=num_epochs, steps_per_execution=steps_per_execution
             )
     if arrays is None:
-        return DatasetSource(adapter, steps_per_epoch=steps, steps_per_execution=steps_per_execution)
+        dataset = grain_dataset(x, adapter.get_tf_dataset().element_spec) if is_grain(x) else None
+        length = {"steps_per_epoch": steps, "steps_per_execution": steps_per_execution}
+        return DatasetSource(adapter, **length, dataset=dataset)
     seed = others.get("order_seed")
     order = _order_of_rows(arrays, adapter.batch_size, shuffle, replicas, seed) if shuffle else None
     device = replicas.device_of_arrays(arrays)
@@ -333,10 +337,12 @@ def _unknown_type(given: dict[str, Any]) -> str:
     for name, value in given.items():
         for leaf in keras.tree.flatten(value):
             if leaf is not None and not hasattr(leaf, "shape"):
-                hint = f" For a list of numbers, pass numpy.array({name})." if isinstance(value, list | tuple) else ""
+                is_list = isinstance(value, list | tuple)
+                hint = f" For a list of numbers, pass numpy.array({name})." if is_list else hint_for(leaf)
                 kinds = "arrays, tensors or DataFrames" + (", a tf.data.Dataset or a PyDataset" if name == "x" else "")
                 return f"{_UNKNOWN_TYPE}: `{name}` must be {kinds}. Received: {leaf!r:.100} of {type(leaf)}.{hint}"
-    return f"{_UNKNOWN_TYPE}: x={given['x']!r:.200} of {type(given['x'])}."
+    x = given["x"]
+    return f"{_UNKNOWN_TYPE}: x={' '.join(repr(x).split()):.200} of {type(x)}.{hint_for(x)}"
 
 
 def _unknown_dtype(given: dict[str, Any]) -> str:

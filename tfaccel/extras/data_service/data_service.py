@@ -16,7 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfaccel.data.epochs import Every, untuned
-from tfaccel.data.given_data import GivenArrays, GivenDataset
+from tfaccel.data.given_batches import GivenDataset
+from tfaccel.data.given_data import GivenArrays
 from tfaccel.data.private_pipelines import draws_without_seed, get_nodes, is_in_any_order
 from tfaccel.errors import DataError, PlanError
 from tfaccel.extras.data_service.data_servers import DataServers

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.data.given_data import GivenDataset, GivenPyDataset
+from tfaccel.data.given_batches import GivenDataset, GivenGrain, GivenPyDataset
 from tfaccel.errors import OutOfMemoryError, WorkloadError, is_out_of_memory
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.placements import SET_BY_YOU
@@ -127,7 +127,7 @@ def _what_depends_on_the_batch(model: keras.Model, workload: Workload, plan: Pla
             own = optimizer.gradient_accumulation_steps or 1
             if own != plan.accumulation_steps:
                 return f"the optimizer accumulates gradients itself, over {own} batches"
-    if isinstance(workload.train_data, GivenDataset | GivenPyDataset):
+    if isinstance(workload.train_data, GivenDataset | GivenPyDataset | GivenGrain):
         return f"the {workload.train_data.what} decides how many rows a batch has: make its batches half as large"
     size = plan.global_batch_size // plan.accumulation_steps
     batch = next(iter(workload.train_data(size, seed=0, epoch=0).take(1)), None)

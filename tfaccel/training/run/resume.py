@@ -22,15 +22,15 @@ import tensorflow as tf
 
 from tfaccel.argument_types import checks_types
 from tfaccel.data.feeds import (
-    MAX_STATE_BYTES,
     IteratorFeed,
     ResumedPlace,
     changed_data,
-    random_states,
-    set_random_states,
+    may_save_state,
 )
-from tfaccel.data.given_data import DATASET, checksum_of_rows
-from tfaccel.data.private_pipelines import buffered_bytes, get_batch_size, known_to_vary, pipeline_classes, runs_python
+from tfaccel.data.given_batches import DATASET
+from tfaccel.data.given_data import checksum_of_rows
+from tfaccel.data.grain_batches import is_grain, saved_state
+from tfaccel.data.private_pipelines import get_batch_size, known_to_vary, pipeline_classes, runs_python
 from tfaccel.data.sources import ArraySource, DatasetSource
 from tfaccel.errors import ClusterError, DataError, RunDirError, RunStopped, WorkloadError
 from tfaccel.known_names import did_you_mean, suggests_names
@@ -52,6 +52,7 @@ from tfaccel.training.run.checkpoints import (
     refused_unsaved_state,
     restore_model,
 )
+from tfaccel.training.run.random_states import random_states, set_random_states
 from tfaccel.training.run.result import say
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
@@ -67,6 +68,10 @@ _CHOICE = (
     "The data cannot be resumed exactly. {}. Or choose: tfaccel.Resume(..., data='replay') if you know that they yield "
     "the same batches each time that the script is started; data='restart' to begin the data anew in the rest of an "
     "interrupted epoch."
+)
+_NO_STATE = (
+    "The iterator of x ({}) has no state that can be saved: let its `get_state` return what JSON can hold, for "
+    "`set_state`"
 )
 _PYTHON = "The dataset runs Python code (a generator, `numpy_function` or `py_function`), which may do something else"
 
@@ -97,7 +102,9 @@ class FitData:
         self.source = source
         self._x, self._mode, self._order_seed = x, mode, order_seed
         self._is_dataset = isinstance(x, tf.data.Dataset)
-        self._saves_state = self._is_dataset and buffered_bytes(x) <= MAX_STATE_BYTES
+        is_read_here = is_grain(x) and isinstance(source, DatasetSource)
+        self._pipeline = x if self._is_dataset else getattr(source, "dataset", None) if is_read_here else None
+        self._saves_state = self._pipeline is not None and may_save_state(self._pipeline)
         self._begin: Arrays | None = None  # random states before the current iterator was made
         self._first: int | None = None  # checksum of the first batch of the run
         self._resumed: tuple[dict[str, Any], Arrays] | None = None
@@ -113,6 +120,8 @@ class FitData:
             return known_to_vary(self._x) or (_PYTHON if runs_python(self._x) else "")
         if isinstance(self._x, keras.utils.PyDataset):
             return _doubt_of_py_dataset(self._x)
+        if self._pipeline is not None:
+            return "" if saved_state(iter(self._x)) else _NO_STATE.format(type(self._x).__name__)
         if inspect.isgenerator(self._x) or hasattr(self._x, "__next__"):
             return f"x is a generator or an iterator ({type(self._x).__name__}): pass a PyDataset or arrays"
         if isinstance(self.source, DatasetSource) and known_to_vary(self.source.dataset):
@@ -133,13 +142,17 @@ class FitData:
             return {"kind": DATASET, "global_batch_size": get_batch_size(self._x), **elements}
         return {"kind": type(self._x).__name__, **elements}
 
+    @property
+    def _classes(self) -> str:
+        return "" if self._pipeline is None else pipeline_classes(self._pipeline)
+
     def place(self, step: int) -> tuple[dict[str, Any], Arrays]:
         """Where the next batch is, after `step` steps of the epoch: JSON values, and arrays."""
         place: dict[str, Any] = {"at": self.source.place(step), "step": step, "order_seed": self._order_seed}
         arrays = _prefixed("random", random_states())
         if isinstance(self.source, ArraySource):
             return place, arrays
-        place |= {"first": self._first, "classes": pipeline_classes(self._x) if self._is_dataset else ""}
+        place |= {"first": self._first, "classes": self._classes}
         feed = self.source.open_feed
         if feed is not None and place["at"]["batches"]:
             place["next"] = feed.checksum_of_next()
@@ -165,14 +178,14 @@ class FitData:
             for _ in range(epoch):
                 self._x.on_epoch_begin()
                 self._x.on_epoch_end()
-        fits = self._is_dataset and place["classes"] == pipeline_classes(self._x)
+        fits = self._pipeline is not None and place["classes"] == self._classes
         state = _without_prefix("state", arrays) if fits else {}
         resumed = ResumedPlace(
             step=place["step"], batches=place["at"]["batches"], state=state or None, next_checksum=place.get("next")
         )
         self.source.go_to(place["at"], resumed)
         first = getattr(self.source, "first_iterator", None)
-        if self._is_dataset and first is not None:
+        if self._pipeline is not None and first is not None:
             self._check_first(IteratorFeed(first).checksum_of_next())
 
     @contextlib.contextmanager

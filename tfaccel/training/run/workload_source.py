@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.epochs import Every, Shard, shard_rows
-from tfaccel.data.feeds import HOST, MAX_STATE_BYTES, IteratorBatches, IteratorFeed, ResumedPlace
+from tfaccel.data.feeds import HOST, IteratorBatches, IteratorFeed, ResumedPlace, may_save_state
 from tfaccel.data.given_data import GivenArrays
-from tfaccel.data.private_pipelines import buffered_bytes, pipeline_classes
+from tfaccel.data.private_pipelines import pipeline_classes
 from tfaccel.data.sources import ArrayFeed, IteratorSource, arrays_on, num_bytes_of_batch
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.load_extra import load_extra
@@ -196,7 +196,7 @@ class WorkloadSource(IteratorSource):
         dataset = with_plan(dataset, self._plan, "train_data")
         if self._plan.prefetch_to_device:
             dataset = fetched_to("/GPU:0", dataset)  # no other GPU is visible
-        self._saves_state = buffered_bytes(dataset) <= MAX_STATE_BYTES
+        self._saves_state = may_save_state(dataset)
         self._pipeline = pipeline_classes(dataset)
         return self._checked_start(start).feed(dataset, self._batches)
 
