@@ -40,10 +40,10 @@ class WithoutStateIterator(grain.DatasetIterator):
         return next(self.batches)
 
     def get_state(self):
-        raise NotImplementedError
+        raise RuntimeError("This iterator has no state.")
 
     def set_state(self, state):
-        raise NotImplementedError
+        raise RuntimeError("This iterator has no state.")
 
 
 def rows():

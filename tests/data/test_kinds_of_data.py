@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import tensorflow as tf
+import tqdm
 
 import tfaccel
 from tfaccel.errors import TfaccelError
@@ -19,6 +20,7 @@ pytestmark = [
     pytest.mark.usefixtures("logical_devices"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
 ]
+tqdm.tqdm.monitor_interval = 0  # its thread would outlive the tests
 generator = np.random.default_rng(0)
 X = generator.normal(size=(48, 4)).astype("float32")
 Y = (X @ generator.normal(size=(4, 1))).astype("float32")

@@ -49,7 +49,7 @@ def saved_state(iterator: Any) -> bytes | None:
     try:
         state = iterator.get_state()
         return state if isinstance(state, bytes) else json.dumps(state).encode()
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return None
 
 
