@@ -98,6 +98,7 @@ def workload(
     model: Literal["embedding", "lstm", "transformer"] = "embedding",  # architecture
     # preset of KerasHub to start from, a folder or a name; None for `model`, from random weights
     backbone: str | None = None,
+    unit: Literal["words", "characters", "subwords"] = "words",  # unit of a token, without a backbone
     num_words: tfaccel.options.Count = 100,  # max tokens of a text; the rest is cut off
     dropout: tfaccel.options.Fraction = 0.5,  # dropout rate inside the model
     # fraction of tokens replaced by the unknown token in training; none with a backbone
@@ -118,7 +119,7 @@ def workload(
         texts = data.read_labelled_texts(data_dir, **reading, bad_data=bad_data)
     sizes = {"num_words": num_words, "num_classes": len(texts.class_names), "dropout": dropout, "remat": remat}
     if backbone is None:
-        examples = data.TextData(texts, num_words=num_words, token_dropout=token_dropout)
+        examples = data.TextData(texts, num_words=num_words, unit=unit, token_dropout=token_dropout)
         build = partial(build_model, model, num_tokens=len(examples.vocabulary), **sizes)
     else:
         preset = data.find_preset(backbone)

@@ -1,4 +1,4 @@
-"""Text generation: a character-level LSTM or small Transformer, on documentation or your own text.
+"""Text generation: an LSTM or small Transformer on characters or subwords, of documentation or your own text.
 
 References:
     Graves, Generating sequences with recurrent neural networks, 2013, https://arxiv.org/abs/1308.0850 (lstm)
@@ -30,15 +30,15 @@ import tfaccel
 import tfaccel.layers
 from tfaccel import data, reporting
 
-NUM_CHARACTERS = 128  # length of each training example, and the stride between them
+NUM_CHARACTERS = 128  # or subwords: the length of each training example, and the stride between them
 LEARNING_RATES = {"lstm": 1e-2, "transformer": 2e-3}
 
 
-# ---------- The model: a layer with a state, from which `generate` predicts one character after another
+# ---------- The model: a layer with a state, from which `generate` predicts one token after another
 
 
 def build_model(name: str, *, num_tokens: int, num_layers: int, remat: bool, **sizes: Any) -> Any:
-    """Maps token ids of characters to logits (float32) of the character that follows each one."""
+    """Maps token ids to logits (float32) of the token that follows each one."""
     import keras
 
     inputs = keras.Input((NUM_CHARACTERS,), dtype="int32", name="characters")
@@ -57,11 +57,12 @@ def build_model(name: str, *, num_tokens: int, num_layers: int, remat: bool, **s
 def workload(
     *,
     data_dir: tfaccel.options.DataPath | None = None,  # text file; None for CPython's documentation
+    unit: Literal["characters", "subwords"] = "characters",  # unit of a token
     model: Literal["lstm", "transformer"] = "lstm",  # architecture
     width: tfaccel.options.Count = 128,  # width of the model's layers
     num_layers: tfaccel.options.Count = 2,  # number of LSTM layers or Transformer blocks
     dropout: tfaccel.options.Fraction = 0.1,  # dropout rate inside the model
-    label_smoothing: tfaccel.options.Fraction = 0.0,  # fraction of the target spread evenly over all characters
+    label_smoothing: tfaccel.options.Fraction = 0.0,  # fraction of the target spread evenly over all tokens
     remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
     bad_data: tfaccel.data.BadData,
     training: tfaccel.options.TrainingOptions,
@@ -71,8 +72,9 @@ def workload(
         texts = data.documentation_text(held_out=False), data.documentation_text(held_out=True)
     else:
         texts = data.read_text_parts(data_dir, min_characters=NUM_CHARACTERS + 1, bad_data=bad_data)
-    vocabulary = data.Vocabulary.of(texts[:1], unit="characters")
+    vocabulary = data.Vocabulary.of(texts[:1], unit=unit)
     shape = {"width": width, "num_layers": num_layers, "dropout": dropout, "remat": remat}
+    num_tokens = len(vocabulary.split(texts[0]))
 
     def batches() -> Any:
         train, test = (np.array(vocabulary.encode(text), np.int32) for text in texts)
@@ -85,11 +87,11 @@ def workload(
             "optimizer": training.make_optimizer(num_steps=num_steps),
             "loss": tfaccel.layers.TokenCrossentropy(label_smoothing),
             # The cross-entropy without label smoothing.
-            "metrics": [keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="nats_per_character")],
+            "metrics": [keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name=f"nats_per_{unit[:-1]}")],
         }
 
-    # One example less than would fit, since each epoch begins at a different character.
-    num_train_examples = (len(texts[0]) - NUM_CHARACTERS - 1) // NUM_CHARACTERS
+    # One example less than would fit, since each epoch begins at a different token.
+    num_train_examples = (num_tokens - NUM_CHARACTERS - 1) // NUM_CHARACTERS
     return tfaccel.Workload(
         name=__name__,
         build_model=lambda: build_model(model, num_tokens=len(vocabulary), **shape),
@@ -113,7 +115,9 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     sample = prompt + generate(run_dir, prompt)
     reporting.write_text(run_dir / "sample.txt", sample + "\n")
     reporting.show_text(f"A sample; its first {len(prompt)} characters are from the test text:\n\n{sample}\n")
-    return reporting.text_bit_scores(result.final["nats_per_character"] / float(np.log(2)), train_text, test_text)
+    bits_per_token = result.final[f"nats_per_{vocabulary.unit[:-1]}"] / float(np.log(2))
+    bits = bits_per_token * len(vocabulary.split(test_text)) / len(test_text)
+    return reporting.text_bit_scores(bits, train_text, test_text)
 
 
 def generate(
@@ -122,8 +126,8 @@ def generate(
     *,
     num_characters: int = 400,
     temperature: float = 0.7,  # 0 for greedy decoding; higher values give more varied text
-    top_k: int | None = None,  # sample from this many most likely characters only; None for all
-    top_p: float = 0.95,  # sample from the most likely characters whose probabilities sum to this
+    top_k: int | None = None,  # sample from this many most likely tokens only; None for all
+    top_p: float = 0.95,  # sample from the most likely tokens whose probabilities sum to this
     seed: int = 0,
 ) -> str:
     """Continues a prompt of at least one character with the model of a finished run."""
@@ -132,9 +136,9 @@ def generate(
     sampling = tfaccel.layers.Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     model, (vocabulary,) = tfaccel.layers.load_text_model(run_dir, "vocabulary")
     writer = tfaccel.layers.TokenWriter(model.get_layer("writer"))
-    no_characters = range(4)  # padding, unknown, start and end tokens
-    tokens = writer.write(vocabulary.encode(prompt), num_characters, sampling, seed=seed, forbidden=no_characters)
-    return vocabulary.decode(tokens)
+    begun, no_text = vocabulary.encode(prompt), range(4)  # padding, unknown, start and end tokens
+    tokens = writer.write(begun, num_characters, sampling, seed=seed, forbidden=no_text)
+    return vocabulary.decode([*begun, *tokens])[len(vocabulary.decode(begun)) :][:num_characters]
 
 
 run = workload.run

@@ -7,7 +7,7 @@ References:
 
 Command:
     tfaccel train --recipe=translation --run_dir=runs/dates
-    tfaccel train --recipe=translation --run_dir=runs/mine --data_dir=FOLDER --unit=words
+    tfaccel train --recipe=translation --run_dir=runs/mine --data_dir=FOLDER --unit=subwords
 
     FOLDER has `source.txt` and `target.txt`, in UTF-8; each line of the second is the translation of the same line of
     the first. A tenth of the lines is held out for testing.
@@ -52,7 +52,7 @@ def build_model(num_tokens: tuple[int, int], lengths: tuple[int, int], **blocks:
 def workload(
     *,
     data_dir: tfaccel.options.DataPath | None = None,  # folder with source.txt and target.txt; None for dates
-    unit: Literal["characters", "words"] = "characters",  # unit of a token, in both languages
+    unit: Literal["characters", "words", "subwords"] = "characters",  # unit of a token, in both languages
     max_length: tfaccel.options.Count = 128,  # max tokens of a source or target text; the rest is cut off
     width: tfaccel.options.Count = 64,  # width of the Transformer blocks
     num_blocks: tfaccel.options.Count = 2,  # Transformer blocks of the encoder, and of the decoder
@@ -65,8 +65,9 @@ def workload(
     """Builds the workload. The texts are read and checked here."""
     pairs = data.dates_in_words() if data_dir is None else data.read_translations(data_dir, bad_data=bad_data)
     languages = list(zip(*pairs.train, strict=True))
-    vocabularies = [data.Vocabulary.of(texts, unit=unit, most_tokens=20_000) for texts in languages]
-    longest = [max(len(data.split_text(text, unit)) for text in texts) for texts in languages]
+    most_tokens = 8_000 if unit == "subwords" else 20_000
+    vocabularies = [data.Vocabulary.of(texts, unit=unit, most_tokens=most_tokens) for texts in languages]
+    longest = [max(map(len, map(v.split, texts))) for v, texts in zip(vocabularies, languages, strict=True)]
     lengths = min(longest[0], max_length), min(longest[1] + 1, max_length)  # plus the end token
     sizes = len(vocabularies[0]), len(vocabularies[1])
     blocks = {"width": width, "num_blocks": num_blocks, "dropout": dropout, "remat": remat}
@@ -103,7 +104,10 @@ def workload(
 
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
-    """Writes both vocabularies and `translations.json`; compares the exact matches with simple baselines."""
+    """Writes both vocabularies and `translations.json`; compares exact matches of dates, or BLEU of your texts.
+
+    BLEU and chrF need the library `sacrebleu` (`pip install "tfaccel[text]"`); without it, exact matches are compared.
+    """
     run_dir, (pairs, read, written) = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "source_vocabulary.json", read.to_json())
     reporting.write_json(run_dir / "vocabulary.json", written.to_json())
@@ -114,9 +118,17 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
     right = [a == b for a, b in zip(found, wanted, strict=True)]
     exact_match = float(np.mean(right))
     rows = [list(row) for row in zip(sources, found, wanted, strict=True)]
-    reporting.write_json(run_dir / "translations.json", {"exact_match": exact_match, "texts": rows})
+    scores = None
+    if work.options["data_dir"] is not None:
+        nearest = reporting.nearest_translations(pairs.train, sources)
+        scores = reporting.translation_scores({"this model": found, "most similar training text": nearest}, targets)
+    found_scores = {name: one.score for name, one in (scores or {}).items()}
+    reporting.write_json(run_dir / "translations.json", {"exact_match": exact_match, **found_scores, "texts": rows})
     shown = [rows[row] for row in sorted(range(len(rows)), key=lambda row: right[row])[:6]]
     reporting.show_table("Translations, wrong ones first", ["text", "translation", "wanted"], shown)
+    if scores:
+        reporting.show_text(f"BLEU {scores['BLEU'].score:.1f}, chrF {scores['chrF'].score:.1f}")
+        return scores["BLEU"]
     are_dates = work.options["data_dir"] is None
     return reporting.exact_match_scores(exact_match, pairs.train, pairs.test, are_dates=are_dates)
 

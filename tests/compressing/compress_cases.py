@@ -102,8 +102,8 @@ class OwnTestStep(keras.Model):
         return {"loss": 0.0}
 
 
-def stack_of_blocks() -> keras.Model:
-    """A model that names its blocks, for GPTQ."""
+def stack_of_blocks(num_blocks: int = 2) -> keras.Model:
+    """A model that names its blocks, for GPTQ and AWQ; its inputs differ in size, and two of them are alike."""
     keras.utils.set_random_seed(3)
     tokens = keras.Input((12,), dtype="int32", name="tokens")
     parts = [layers.Embedding(30, 16), layers.Dense(32, activation="relu"), layers.Dense(8)]
@@ -113,6 +113,9 @@ def stack_of_blocks() -> keras.Model:
     model = keras.Model(tokens, x)
     model.get_quantization_layer_structure = lambda mode: {
         "pre_block_layers": parts[:1],
-        "sequential_blocks": parts[1:],
+        "sequential_blocks": parts[1 : 1 + num_blocks],
     }
+    rows = np.random.default_rng(1).normal(size=(30, 16)) * np.linspace(0.05, 3, 16)
+    rows[:, 1] = 2 * rows[:, 0] + 0.1 * rows[:, 1]
+    parts[0].set_weights([rows])
     return model

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import warnings
 
 import compress_cases as cases
 import keras
@@ -12,10 +13,9 @@ from keras import layers
 from PIL import Image
 
 from tfaccel import compress
-from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras
+from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras, save_quantized
 from tfaccel.compressing.litert.file import read_litert_labels, read_litert_raw_input
 from tfaccel.data.raw_input import ImageInput
-from tfaccel.errors import CompressionError
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_sizes_and_operations_are_what_the_methods_promise(all_forms):
 
 @pytest.mark.slow
 def test_forms_in_keras_and_of_weights_alone(logical_devices, tmp_path):
-    methods = "keras_int8,keras_int4,weight_int8,weight_int4,weight_int4_blocks,keras_gptq"
+    methods = "keras_int8,keras_int4,weight_int8,weight_int4,weight_int4_blocks,keras_gptq,keras_awq"
     found = compress(
         cases.image_model(),
         workload=cases.image_workload(),
@@ -85,20 +85,37 @@ def test_forms_in_keras_and_of_weights_alone(logical_devices, tmp_path):
     assert by_name["weight_int8"].agreement > 0.9
     assert by_name["keras_int8"].latencies[0].p50_seconds > 0
     assert by_name["keras_int4"].variant.notes == ("2 of 5 layers with weights are quantized by Keras",)
-    assert "GPTQ needs a token embedding followed by a stack" in by_name["keras_gptq"].failure
+    for name in ("gptq", "awq"):
+        assert f"{name.upper()} needs a token embedding followed by a stack" in by_name[f"keras_{name}"].failure
 
 
-@pytest.mark.slow
-def test_gptq_takes_a_model_that_names_its_blocks_but_keras_cannot_load_it_again(logical_devices, tmp_path):
-    model = cases.stack_of_blocks()
-    tokens = np.random.default_rng(0).integers(2, 30, (8, 12)).astype("int32")
+@pytest.mark.parametrize("mode", ["gptq", "awq"])
+def test_calibration_sees_the_rows_unlike_keras_s_own_and_is_loaded_as_it_was(logical_devices, tmp_path, mode):
+    tokens = np.random.default_rng(0).integers(0, 30, (64, 12)).astype("int32")
+    model, alone = cases.stack_of_blocks(), cases.stack_of_blocks()
     expected = model.predict(tokens, verbose=0)
-    notes = quantize_in_keras(model, "gptq", [{"tokens": tokens[row : row + 1]} for row in range(len(tokens))])
+    notes = quantize_in_keras(model, mode, [{"tokens": tokens[row : row + 1]} for row in range(len(tokens))])
     assert notes == ("2 of 3 layers with weights are quantized by Keras",)
-    assert 0 < np.abs(model.predict(tokens, verbose=0) - expected).mean() < 0.3 * np.abs(expected).mean()
-    model.save(tmp_path / "small.keras")
-    with pytest.raises(CompressionError, match="Keras cannot load the quantized model again"):
-        load_quantized(tmp_path / "small.keras")
+    kind = {"gptq": keras.quantizers.GPTQConfig, "awq": keras.quantizers.AWQConfig}[mode]
+    settings = {"num_samples": 64, "sequence_length": 12, "group_size": -1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about layers that have nothing to quantize
+        alone.quantize(mode, config=kind(list(tokens), str, **settings))
+    error, of_alone = (np.square(one.predict(tokens, verbose=0) - expected).mean() for one in (model, alone))
+    assert 0 < error < 0.95 * of_alone
+    save_quantized(model, tmp_path / "small.keras")
+    loaded = load_quantized(tmp_path / "small.keras")
+    assert np.array_equal(loaded.predict(tokens, verbose=0), model.predict(tokens, verbose=0))
+
+
+def test_layers_after_the_blocks_stay_in_float(logical_devices, tmp_path):
+    model = cases.stack_of_blocks(num_blocks=1)
+    tokens = np.random.default_rng(0).integers(0, 30, (8, 12)).astype("int32")
+    quantize_in_keras(model, "gptq", [{"tokens": tokens[row : row + 1]} for row in range(len(tokens))])
+    assert [layer.quantization_mode for layer in model.layers[1:]] == [None, "gptq", None]
+    save_quantized(model, tmp_path / "small.keras")
+    loaded = load_quantized(tmp_path / "small.keras")
+    assert np.array_equal(loaded.predict(tokens, verbose=0), model.predict(tokens, verbose=0))
 
 
 def test_costliest_layers_stay_in_float(all_forms):

@@ -1,7 +1,9 @@
 """Vocabularies: tokens to numbers and back, to JSON and back."""
 
 import json
+import pickle
 import re
+import sys
 
 import pytest
 
@@ -28,6 +30,32 @@ def test_words_are_joined_and_copied_ones_put_in():
     assert WORDS.decode([4, 7, 9, 5, 6, 3, 4], extra=["y", "z"]) == "a (z b."
 
 
+def test_subwords_are_the_longest_that_fit_and_decoded_as_they_were():
+    vocabulary = Vocabulary(unit="subwords", tokens=("\u2581", "a", "b", "c", "ab", "\u2581ab", "abc", "\u2581c"))
+    assert vocabulary.split("abc cab  a") == ["\u2581ab", "c", "\u2581c", "ab", "\u2581", "\u2581", "a"]
+    for text in ("abc cab  a", "", " a", "b ", "abcabc"):
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+    assert vocabulary.encode("ax") == [4, 5, 1]
+    assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary
+
+
+def test_subwords_are_learnt_from_texts():
+    texts = ["lower lowest, newer newest."] * 5 + ["Ändere"]
+    vocabulary = Vocabulary.of(texts, unit="subwords", most_tokens=60)
+    assert vocabulary == Vocabulary.of(texts, unit="subwords", most_tokens=60)
+    assert {"\u2581lower", "st", "\u2581newest"} <= set(vocabulary.tokens)
+    assert not [token for token in vocabulary.tokens if len(token) > 1 and token[-1] in ",."]
+    assert len(vocabulary.encode(texts[0])) < 12
+    assert vocabulary.decode(vocabulary.encode(texts[0])) == texts[0]
+    assert len(Vocabulary.of(texts, unit="subwords", most_tokens=6).tokens) <= 6
+
+
+def test_subwords_need_a_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(DataError, match=r"A vocabulary of subwords needs `tokenizers`, which is not installed"):
+        Vocabulary.of(["a"], unit="subwords")
+
+
 def test_vocabulary_goes_to_json_and_back(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(WORDS.to_json()))
     assert Vocabulary.load(tmp_path / "a.json") == WORDS
@@ -40,7 +68,7 @@ def test_vocabulary_goes_to_json_and_back(tmp_path):
         (None, "There is no file"),
         ("{", "holds no vocabulary"),
         ("{}", "holds no vocabulary"),
-        ('{"unit": "syllables", "tokens": []}', "A vocabulary's unit must be 'characters' or 'words'."),
+        ('{"unit": "syllables", "tokens": []}', "A vocabulary's unit must be 'characters', 'words' or 'subwords'."),
         ('{"unit": "words", "tokens": ["a", "a"]}', "A vocabulary's tokens must differ. Received 'a' twice."),
         ('{"unit": "words", "tokens": [""]}', "A vocabulary's tokens must be texts that are not empty."),
     ],

@@ -122,6 +122,19 @@ def test_characters_in_the_graph_are_those_of_training():
     assert encode(tf.constant(ODD_TEXTS)).numpy().tolist() == wanted.tolist()
 
 
+def test_subwords_in_the_graph_are_those_of_training():
+    import tensorflow as tf
+
+    from tfaccel.exporting.preprocessing import preprocessing
+
+    texts = [*ODD_TEXTS, "", " ", "a  b ", "x\u2581y", "\t\n"]
+    vocabulary = Vocabulary.of(ODD_TEXTS[:-1] * 3, unit="subwords", most_tokens=200)
+    encode, spec, _ = preprocessing(TextInput(vocabulary=vocabulary, num_tokens=20))
+    found = tf.function(encode, input_signature=[spec])(tf.constant(texts)).numpy()
+    assert found.tolist() == vocabulary.encode_all(texts, 20).tolist()
+    assert vocabulary.longest > 3 and len(np.unique(found)) > 20
+
+
 def test_images_in_the_graph_are_those_of_training(tmp_path):
     import tensorflow as tf
 

@@ -15,6 +15,7 @@ def write_own_texts(folder: Path) -> None:
     ]
     (folder / "labels.csv").write_text("\n".join(rows))
     (folder / "text.txt").write_text("over and over again. " * 200)
+    (folder / "long.txt").write_text("over and over again. " * 600)
     sources = [" ".join(generator.choice(list("abc"), 4)) for _ in range(200)]
     (folder / "source.txt").write_text("\n".join(sources))
     (folder / "target.txt").write_text("\n".join(text.replace(" ", "").upper() for text in sources))

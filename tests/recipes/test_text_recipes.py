@@ -123,6 +123,27 @@ def trained(run_python, tmp_path, own_data):
             dtype_policy="mixed_bfloat16",
             strategy="none",
         ),
+        case(
+            "translation",
+            "",
+            ("translate", ["a b c a", "c c b a"]),
+            unit="subwords",
+            epochs=10,
+            width=32,
+            num_blocks=1,
+            learning_rate=1e-2,
+        ),
+        case("text_classification", "labels.csv", ("classify", texts), unit="subwords", epochs=6, num_words=12),
+        case(
+            "text_generation",
+            "long.txt",
+            sampled,
+            unit="subwords",
+            epochs=2,
+            width=32,
+            num_layers=1,
+            global_batch_size=4,
+        ),
     ]
 
     def run(*numbers):
@@ -146,13 +167,21 @@ def test_recipes_learn_and_leave_what_is_needed_to_use_them(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_their_other_models_learn_as_well(trained):
-    results = trained(1, 2, 3)
+def test_their_other_models_learn_as_well(trained, tmp_path):
+    results = trained(1, 2, 3, 7, 8, 9)
     for number in (1, 2):
         assert results[number]["used"] == ["colour", "tool"]
         assert results[number]["final"]["accuracy"] == 1.0
     assert results[3]["final"]["nats_per_character"] < 2.5
     assert len(results[3]["used"]) == 400
+    assert set("".join(results[7]["used"])) <= set("ABC ") and all(results[7]["used"])
+    translations = json.loads((tmp_path / "3" / "translations.json").read_text())
+    assert 0 < translations["BLEU"] < 100 and 0 < translations["chrF"] < 100
+    compared = json.loads((tmp_path / "3" / "result.json").read_text())["baselines"]
+    assert compared["metric"] == "BLEU" and list(compared["baselines"]) == ["most similar training text"]
+    assert results[8]["used"] == ["colour", "tool"]
+    assert len(results[9]["used"]) == 400
+    assert 0 < results[9]["final"]["nats_per_subword"] < 4
 
 
 def test_options_of_an_optimizer_leave_the_recipe_s_own_out():
@@ -167,7 +196,7 @@ def test_options_of_an_optimizer_leave_the_recipe_s_own_out():
     [
         (text_classification, {"model": "gru"}, WorkloadError, "`model` must be one of embedding, lstm, transformer."),
         (text_generation, {"model": "embedding"}, WorkloadError, "`model` must be one of lstm, transformer."),
-        (translation, {"unit": "syllables"}, WorkloadError, "`unit` must be one of characters, words."),
+        (translation, {"unit": "syllables"}, WorkloadError, "`unit` must be one of characters, words, subwords."),
         (text_classification, {"token_dropout": 1.0}, WorkloadError, "`token_dropout` must be a number from 0 to"),
         (translation, {"optimizer": "adamm"}, WorkloadError, "Keras has no optimizer 'adamm'. Did you mean 'adam"),
         (summarization, {"num_words": 0}, WorkloadError, "`num_words` must be a whole number of at least 1."),

@@ -129,7 +129,7 @@ def test_fields_of_the_plan_are_arguments_of_train(logical_devices, tmp_path):
         tfaccel.train(build_model, x, x[:, :1], **{**data, "optimizer": "adamm", "run_dir": tmp_path / "other"})
 
 
-def test_train_says_plan_place_verdict_and_folder(logical_devices, tmp_path, capsys):
+def test_train_says_plan_place_verdict_and_ends_with_one_line(logical_devices, tmp_path, capsys):
     import keras
     import numpy as np
 
@@ -156,8 +156,9 @@ def test_train_says_plan_place_verdict_and_folder(logical_devices, tmp_path, cap
     assert first.startswith("Plan (by rules") and "Plan(strategy='none', devices=('CPU:0',)" in first
     resumed = said(resume="auto")
     assert f"The run in {tmp_path} continues from the newest checkpoint (epoch 2, step 1).\n" in resumed
-    *_, verdict, folder = resumed.splitlines()
-    assert verdict == "VERDICT" and folder.startswith(f"The model and the result are in {tmp_path}: model.keras")
+    *_, last = resumed.splitlines()
+    page = f"The model is in {tmp_path}; its page: tfaccel report {tmp_path}"
+    assert re.fullmatch(rf"loss [\d.e-]+\. {re.escape(page)}", last), last
     assert f"The run in {tmp_path} is complete; there is nothing to train.\n" in said(resume="auto")
     assert said(resume="auto", verbose=0) == ""
 

@@ -136,6 +136,7 @@ METHODS = {
         Method("keras_int8", "keras", "Keras's own quantize(int8); stays a Keras model"),
         Method("keras_int4", "keras", "Keras's own quantize(int4); stays a Keras model"),
         Method("keras_gptq", "keras", "Keras's own quantize(gptq) in 4 bits; stays a Keras model", needs_rows=True),
+        Method("keras_awq", "keras", "Keras's own quantize(awq) in 4 bits; stays a Keras model", needs_rows=True),
         Method("qat", "trained", "int8 by quantization-aware training"),
         Method("prune", "trained", "most weights zero, by pruning while fine-tuning"),
         Method("prune_2_4", "trained", "two of every four weights zero (2:4 sparsity), by fine-tuning"),

@@ -13,7 +13,7 @@ import keras
 
 from tfaccel.compressing.compress_options import CompressOptions
 from tfaccel.compressing.compress_source import CompressSource, check_ranges, get_rows
-from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras, save_in_keras
+from tfaccel.compressing.keras_quantize import load_quantized, quantize_in_keras, save_in_keras, save_quantized
 from tfaccel.compressing.litert.conversion import ConversionChild
 from tfaccel.compressing.litert.file import slim
 from tfaccel.compressing.litert.post_training import Converter, Rows, check_quantizer, quantize_blocks, quantize_weights
@@ -148,8 +148,7 @@ class VariantMaker:
         mode = method.name.removeprefix("keras_")
         notes = quantize_in_keras(model, mode, self.rows if method.needs_rows else ())
         path = self._folder / f"{method.name}{KERAS_SUFFIX}"
-        model.save(path)
-        load_quantized(path)
+        save_quantized(model, path)
         return Variant(name=method.name, method=method.name, path=str(path), notes=notes)
 
     def _after_training(self, name: str, method: Method, afterwards: Method | None) -> Variant:

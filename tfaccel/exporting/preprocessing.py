@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from tfaccel.data.tables.encoding import (
     TableEncoding,
 )
 from tfaccel.data.tables.table import HOUR_GROUP, MINUTE_GROUP, MISSING, NO_VALUE, PATTERNS, get_parts, is_valid
-from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, UNKNOWN, Vocabulary
+from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS, PADDING, SPACE, UNKNOWN, Vocabulary
 
 IMAGE_NAME, TEXT_NAME = "image_bytes", "text"
 # Python's Unicode `\s` and `\w` as RE2 classes; RE2's own are ASCII only.
@@ -68,7 +69,10 @@ def token_table(vocabulary: Vocabulary) -> tf.lookup.StaticHashTable:
 
 
 def _text_encoder(raw_input: TextInput, table: tf.lookup.StaticHashTable) -> Callable[[tf.Tensor], tf.Tensor]:
-    split = _words if raw_input.vocabulary.unit == "words" else _characters
+    vocabulary = raw_input.vocabulary
+    subwords = functools.partial(_subwords, table=table, longest=vocabulary.longest)
+    of_unit: dict[str, Callable[[tf.Tensor], tf.RaggedTensor]] = {"words": _words, "subwords": subwords}
+    split = of_unit.get(vocabulary.unit, _characters)
 
     def encode(texts: tf.Tensor) -> tf.Tensor:
         tokens = split(texts)
@@ -88,6 +92,28 @@ def _words(texts: tf.Tensor) -> tf.RaggedTensor:
     spaced = tf.strings.regex_replace(lower, f"[{_SPACE}]+", " ")
     apart = tf.strings.regex_replace(spaced, f"([{_WORD}]+|[^{_WORD}{_SPACE}])", r" \1 ")
     return tf.strings.split(apart)
+
+
+def _subwords(texts: tf.Tensor, *, table: tf.lookup.StaticHashTable, longest: int) -> tf.RaggedTensor:
+    """The longest subwords that fit, from left to right, as in `tfaccel.data.texts.vocabulary.Vocabulary.split`."""
+    ragged = _characters(tf.strings.join([SPACE, tf.strings.regex_replace(texts, " ", SPACE)]))
+    characters, counts = ragged.to_tensor(""), tf.cast(ragged.row_lengths(), tf.int32)[:, tf.newaxis]
+    places = tf.range(tf.shape(characters)[1])
+    grown = tokens = characters
+    sizes = tf.ones_like(characters, tf.int32)
+    for size in range(2, longest + 1):
+        nothing = tf.fill(tf.shape(characters[:, : size - 1]), "")
+        grown = tf.strings.join([grown, tf.concat([characters[:, size - 1 :], nothing], axis=1)])
+        is_known = (places + size <= counts) & (table.lookup(grown) != UNKNOWN)
+        tokens, sizes = tf.where(is_known, grown, tokens), tf.where(is_known, size, sizes)
+
+    def step(state: tuple[tf.Tensor, tf.Tensor], item: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        begins = state[0] == item[0]  # the token before ends here
+        return tf.where(begins, item[0] + item[1], state[0]), begins
+
+    nowhere = tf.zeros_like(counts[:, 0])
+    _, begins = tf.scan(step, (places, tf.transpose(sizes)), (nowhere, tf.zeros_like(nowhere, tf.bool)))
+    return tf.ragged.boolean_mask(tokens, tf.transpose(begins) & (places < counts))
 
 
 def table_preprocessing(

@@ -9,6 +9,7 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -234,8 +235,7 @@ def summary_scores(written: Mapping[str, Sequence[str]], wanted: Sequence[str]) 
         >>> round(scores.score, 3), scores.baselines
         (0.8, {'lead-1': 0.5})
     """
-    if find_spec("rouge_score") is None:
-        logger.warning('ROUGE-L was not computed: the library rouge-score is missing. pip install "tfaccel[text]"')
+    if not _is_installed("rouge_score", "ROUGE-L was not computed"):
         return None
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -244,10 +244,52 @@ def summary_scores(written: Mapping[str, Sequence[str]], wanted: Sequence[str]) 
         name: sum(scorer.score(a, b)["rougeL"].fmeasure for a, b in zip(wanted, summaries, strict=True)) / len(wanted)
         for name, summaries in written.items()
     }
+    return _compared("ROUGE-L", scores, len(wanted))
+
+
+def translation_scores(written: Mapping[str, Sequence[str]], wanted: Sequence[str]) -> dict[str, BaselineScores] | None:
+    """Compares translations with reference translations by BLEU and chrF, both from 0 to 100.
+
+    Args:
+        written: what wrote the translations -> a translation of each text; the model comes first, then the baselines.
+        wanted: the reference translations.
+
+    Returns:
+        The scores by name, "BLEU" and "chrF"; None if the library `sacrebleu` is not installed, which is logged.
+
+    Source: Post, A call for clarity in reporting BLEU scores, 2018, https://arxiv.org/abs/1804.08771; Popovic, chrF:
+    character n-gram F-score for automatic MT evaluation, 2015, https://aclanthology.org/W15-3049
+
+    Example:
+        >>> written = {"this model": ["the red cat sat down"], "nearest": ["a cat"]}
+        >>> scores = translation_scores(written, ["the red cat sat there"])
+        >>> round(scores["BLEU"].score, 1), round(scores["chrF"].score, 1)
+        (66.9, 65.9)
+    """
+    if not _is_installed("sacrebleu", "BLEU and chrF were not computed"):
+        return None
+    from sacrebleu.metrics import BLEU, CHRF
+
+    found = {}
+    for name, metric in {"BLEU": BLEU(), "chrF": CHRF()}.items():
+        of_all = {one: metric.corpus_score(list(texts), [list(wanted)]).score for one, texts in written.items()}
+        found[name] = _compared(name, of_all, len(wanted), perfect=100.0)
+    return found
+
+
+def _is_installed(package: str, without: str) -> bool:
+    if find_spec(package) is not None:
+        return True
+    logger.warning(f'{without}: the library {package.replace("_", "-")} is missing. pip install "tfaccel[text]"')
+    return False
+
+
+def _compared(metric: str, scores: Mapping[str, float], num_examples: int, *, perfect: float | None = None) -> Any:
     model, *baselines = scores
     return BaselineScores(
-        metric="ROUGE-L",
+        metric=metric,
         score=scores[model],
         baselines={name: scores[name] for name in baselines},
-        num_examples=len(wanted),
+        perfect=perfect,
+        num_examples=num_examples,
     )

@@ -20,7 +20,7 @@ from tfaccel.data.epochs import Batches, InMemory, TextBatches
 from tfaccel.data.raw_input import TextInput
 from tfaccel.data.texts.documentation import Topic, documentation_topics
 from tfaccel.data.texts.files import read_aligned_lines, read_columns
-from tfaccel.data.texts.vocabulary import END, NUM_SPECIAL_TOKENS, START, UNKNOWN, Vocabulary, padded, split_text
+from tfaccel.data.texts.vocabulary import END, NUM_SPECIAL_TOKENS, START, UNKNOWN, Unit, Vocabulary, padded
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
 
@@ -110,6 +110,7 @@ class TextData(Batches):
     Args:
         texts: a `LabelledTexts`. Words that occur at least twice in its training texts make the vocabulary.
         num_words: tokens per text; longer texts are cut off, shorter ones padded with 0.
+        unit: "words", "characters" or "subwords"; see `Vocabulary`.
         token_dropout: fraction of the training tokens that are replaced by the unknown token, at random in each epoch.
 
     Attributes:
@@ -125,9 +126,12 @@ class TextData(Batches):
 
     source: LabelledTexts
 
-    def __init__(self, texts: LabelledTexts, *, num_words: int, token_dropout: float = 0.0) -> None:
+    def __init__(
+        self, texts: LabelledTexts, *, num_words: int, unit: Unit = "words", token_dropout: float = 0.0
+    ) -> None:
         self._num_words, self._token_dropout = num_words, token_dropout
-        self.vocabulary = Vocabulary.of(texts.train_texts, unit="words", least_count=2, most_tokens=MAX_TOKENS)
+        most_tokens = None if unit == "subwords" else MAX_TOKENS
+        self.vocabulary = Vocabulary.of(texts.train_texts, unit=unit, least_count=2, most_tokens=most_tokens)
         super().__init__(
             texts,
             self._batches,
@@ -297,13 +301,13 @@ def encode_pairs_to_copy(
 
 def unknown_words(text: str, vocabulary: Vocabulary, length: int, num_copied: int) -> list[str]:
     """The first distinct out-of-vocabulary words among the first `length` words of a text."""
-    words = split_text(text, vocabulary.unit)[:length]
+    words = vocabulary.split(text)[:length]
     return [word for word in dict.fromkeys(words) if vocabulary.encode(word)[0] < NUM_SPECIAL_TOKENS][:num_copied]
 
 
 def _encode(text: str, vocabulary: Vocabulary, unknown: Sequence[str]) -> list[int]:
     places = {word: number for number, word in enumerate(unknown, start=len(vocabulary))}
-    words = split_text(text, vocabulary.unit)
+    words = vocabulary.split(text)
     return [places.get(word, number) for word, number in zip(words, vocabulary.encode(text), strict=True)]
 
 

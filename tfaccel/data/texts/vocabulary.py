@@ -1,4 +1,11 @@
-"""`Vocabulary`: the characters or words that a model knows, and their token ids."""
+"""`Vocabulary`: the characters, words or subwords that a model knows, and their token ids.
+
+References:
+    Sennrich et al., Neural machine translation of rare words with subword units, 2016, https://arxiv.org/abs/1508.07909
+    (byte-pair encoding)
+    Uzan et al., Greed is all you need: an evaluation of tokenizer inference methods, 2024,
+    https://arxiv.org/abs/2403.01289 (longest match first)
+"""
 
 import functools
 import json
@@ -21,18 +28,24 @@ _SPECIAL_TOKENS = ("", "\ufffd", "", "")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _NO_SPACE_BEFORE = set(".,;:!?)]}”’%")
 _NO_SPACE_AFTER = set("([{“‘")
+MOST_SUBWORDS, _LONGEST_SUBWORD = 8_000, 16
 
-Unit = Literal["characters", "words"]
+SPACE = "\u2581"  # what a space is written as in subwords, as by SentencePiece
+
+Unit = Literal["characters", "words", "subwords"]
+UNITS = ("characters", "words", "subwords")
 
 
 @short_repr
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The characters or words that a model knows. Ids 0 to 3 are reserved for padding, unknown, start and end.
+    """The tokens that a model knows. Ids 0 to 3 are reserved for padding, unknown, start and end.
 
     Args:
-        unit: "characters", or "words": lowercase runs of letters and digits, and single punctuation marks.
-        tokens: the characters or words; the first one has token id 4.
+        unit: "characters"; "words": lowercase runs of letters and digits, and single punctuation marks; or "subwords":
+            frequent words and parts of words, of which the longest that fits comes first.
+        tokens: the characters, words or subwords; the first one has token id 4. A subword that begins a word begins
+            with "\u2581", which stands for the space before it.
 
     Raises:
         DataError: for another unit, or tokens that are not strings, are empty or repeat.
@@ -48,8 +61,10 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", tuple(self.tokens))
-        if self.unit not in ("characters", "words"):
-            raise DataError(f"A vocabulary's unit must be 'characters' or 'words'. Received: unit={self.unit!r}.")
+        if self.unit not in UNITS:
+            raise DataError(
+                f"A vocabulary's unit must be 'characters', 'words' or 'subwords'. Received: unit={self.unit!r}."
+            )
         if not all(isinstance(token, str) and token for token in self.tokens):
             raise DataError("A vocabulary's tokens must be texts that are not empty.")
         if len(set(self.tokens)) != len(self.tokens):
@@ -62,10 +77,15 @@ class Vocabulary:
 
         Args:
             texts: the training texts.
-            unit: "characters" or "words".
+            unit: "characters", "words" or "subwords".
             least_count: minimum number of occurrences of a token.
-            most_tokens: maximum number of tokens; None for all.
+            most_tokens: maximum number of tokens; None for all, and for 8,000 subwords.
+
+        Raises:
+            DataError: for subwords, if the library `tokenizers` is missing (`pip install "tfaccel[text]"`).
         """
+        if unit == "subwords":
+            return cls(unit=unit, tokens=_learn_subwords(texts, least_count, most_tokens or MOST_SUBWORDS))
         counts = Counter(token for text in texts for token in split_text(text, unit))
         order = sorted((token for token, n in counts.items() if n >= least_count), key=lambda t: (-counts[t], t))
         return cls(unit=unit, tokens=tuple(order[:most_tokens]))
@@ -79,7 +99,43 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text."""
-        return [self._numbers.get(token, UNKNOWN) for token in split_text(text, self.unit)]
+        return [self._numbers.get(token, UNKNOWN) for token in self.split(text)]
+
+    def split(self, text: str) -> list[str]:
+        """The tokens of a text, also those that the vocabulary does not have.
+
+        Example:
+            >>> Vocabulary(unit="subwords", tokens=("\u2581un", "like", "ly")).split("unlikely unlike")
+            ['\u2581un', 'like', 'ly', '\u2581un', 'like']
+        """
+        if self.unit != "subwords":
+            return split_text(text, self.unit)
+        words = (SPACE + text.replace(" ", SPACE)).split(SPACE)[1:]
+        return [token for word in words for token in self._subwords(SPACE + word)]
+
+    def _subwords(self, word: str) -> list[str]:
+        found = self._split_words.get(word)
+        if found is None:
+            found, start = [], 0
+            while start < len(word):
+                sizes = range(min(self.longest, len(word) - start), 1, -1)
+                size = next((size for size in sizes if word[start : start + size] in self._numbers), 1)
+                found.append(word[start : start + size])
+                start += size
+            self._split_words[word] = found
+        return found
+
+    @functools.cached_property
+    def _split_words(self) -> dict[str, list[str]]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"unit": self.unit, "tokens": self.tokens}
+
+    @functools.cached_property
+    def longest(self) -> int:
+        """Number of characters of the longest token."""
+        return max(map(len, self.tokens), default=1)
 
     def encode_all(self, texts: Sequence[str], length: int) -> np.ndarray:
         """The token ids of texts, int32, of shape (num_texts, length), truncated or padded."""
@@ -98,7 +154,10 @@ class Vocabulary:
             if number == END:
                 break
             tokens.append(known[number])
-        return "".join(tokens) if self.unit == "characters" else join_words([token for token in tokens if token])
+        if self.unit == "words":
+            return join_words([token for token in tokens if token])
+        text = "".join(tokens)
+        return text.replace(SPACE, " ").removeprefix(" ") if self.unit == "subwords" else text
 
     def to_json(self) -> dict[str, Any]:
         """The vocabulary as JSON-serializable data."""
@@ -124,7 +183,31 @@ class Vocabulary:
             raise DataError(f"{path} holds no vocabulary: {error}.") from error
 
 
-def split_text(text: str, unit: Unit) -> list[str]:
+def _learn_subwords(texts: Iterable[str], least_count: int, most_tokens: int) -> tuple[str, ...]:
+    """The tokens of byte-pair encoding: single characters, and then what was merged, most frequent first."""
+    try:
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise DataError(
+            "A vocabulary of subwords needs `tokenizers`, which is not installed. Install it: "
+            "pip install 'tfaccel[text]'"
+        ) from error
+    learned = Tokenizer(models.BPE())
+    spaces = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
+    learned.pre_tokenizer = pre_tokenizers.Sequence([spaces, pre_tokenizers.Punctuation()])
+    trainer = trainers.BpeTrainer(
+        vocab_size=most_tokens,
+        min_frequency=max(2, least_count),
+        limit_alphabet=max(1, most_tokens // 2),
+        max_token_length=_LONGEST_SUBWORD,
+        show_progress=False,
+    )
+    learned.train_from_iterator(texts, trainer)
+    numbers = learned.get_vocab()
+    return tuple(sorted(numbers, key=numbers.__getitem__))
+
+
+def split_text(text: str, unit: Literal["characters", "words"]) -> list[str]:
     """The characters of a text, or its lowercase words and punctuation marks.
 
     Example:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import keras
@@ -41,6 +41,47 @@ def patched(owner: Any, **parts: Any) -> Iterator[None]:
         finally:
             for name, value in before.items():
                 setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def calibrating(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """While Keras calibrates GPTQ or AWQ: layers show it their inputs.
+
+    Keras 3.15 observes `call`, but a layer that is to be quantized runs `quantized_call`: both methods would calibrate
+    with nothing, and round to the nearest. Source: https://github.com/keras-team/keras/pull/23321, which mends the next
+    fault, and Keras 3.15.1.
+    """
+
+    def observed(layer: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        is_done = layer.is_gptq_calibrated if layer.quantization_mode == "gptq" else layer.is_awq_calibrated
+        return (original if is_done else layer.call)(*args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            original = private_part(layer, "quantized_call")
+            stack.enter_context(_own_method(layer, "quantized_call", functools.partial(observed, layer, original)))
+        yield
+
+
+@contextlib.contextmanager
+def saving_zero_points(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """While a model is saved: layers quantized by GPTQ or AWQ save their zero points, which Keras 3.15 leaves out."""
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            if getattr(layer, "quantization_mode", None) in ("gptq", "awq"):
+                values = None, None, layer.kernel_zero
+                private_part(layer, "_get_kernel_with_merged_lora")
+                stack.enter_context(_own_method(layer, "_get_kernel_with_merged_lora", lambda values=values: values))
+        yield
+
+
+@contextlib.contextmanager
+def _own_method(layer: keras.layers.Layer, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    setattr(layer, name, method)
+    try:
+        yield
+    finally:
+        delattr(layer, name)
 
 
 @contextlib.contextmanager

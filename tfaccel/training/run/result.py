@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import field
@@ -95,6 +96,16 @@ class TrainResult(Record):
         """A diagnosis of the fit from the history and the baselines, with what to try next."""
         return verdict(self.history, baselines=self.baselines, final_loss=self.final.get("loss"))
 
+    def summary_line(self) -> str:
+        """The score beside those of the baselines, the folder, and the command that makes the run's page."""
+        if self.baselines is not None:
+            score = self.baselines.beside()
+        else:
+            name = next((name for name in self.final if name != "loss"), "loss")
+            score = f"{name} {self.final[name]:.4g}" if name in self.final else "Nothing was trained"
+        run_dir = shlex.quote(self.run_dir)
+        return f"{score}. The model is in {self.run_dir}; its page: tfaccel report {run_dir}"
+
     @property
     def bottleneck(self) -> Bottleneck | None:
         """What held the run back: a worker that the others waited for, or what slowed all of them; None if unknown."""
@@ -144,11 +155,11 @@ class ShownRun:
             say(f"The run in {run_dir} is complete; there is nothing to train.")
 
     def result(self, result: TrainResult) -> None:
-        """Says how good the fit is, and where the run is."""
+        """Says what is wrong with the fit, if anything, and ends with one line: score, folder, the next command."""
         if self._is_whole:
-            say(result.verdict.text())
-            files = "model.keras, result.json, metrics.jsonl, tensorboard"
-            say(f"The model and the result are in {result.run_dir}: {files}.")
+            if result.verdict.advice:
+                say(result.verdict.text())
+            say(result.summary_line())
 
 
 def trivial_scores(batches: Iterable[Any], final: Mapping[str, float]) -> BaselineScores | None:
