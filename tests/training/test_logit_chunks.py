@@ -39,7 +39,7 @@ def texts(num_rows=24):
     return x, np.roll(x, -1, 1), numbers.random((num_rows, LENGTH)).astype("float32")
 
 
-def trained(  # three steps of SGD
+def trained(  # in three steps of SGD
     chunks,
     *,
     head="dense",
@@ -49,7 +49,7 @@ def trained(  # three steps of SGD
     xla=False,
     accumulates=None,
     weights=False,
-    **fields,
+    **other,
 ):
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if replicas == 2 else tf.distribute.get_strategy()
     keras.utils.set_random_seed(3)
@@ -62,7 +62,7 @@ def trained(  # three steps of SGD
         optimizer = keras.optimizers.SGD(0.5, gradient_accumulation_steps=accumulates)
         model.compile(optimizer, loss() if loss else usual, metrics=metrics, jit_compile=xla)
     x, y, sample_weight = texts()
-    plan = plan_of_model(model, batch_size=8, logit_chunks=chunks, **plan)
+    plan = plan_of_model(model, batch_size=8, logit_chunks=chunks, **other)
     data = {"sample_weight": sample_weight if weights else None, "validation_data": (x[:5], y[:5])}
     history = fit(model, x, y, epochs=1, verbose=0, shuffle=False, plan=plan, **data).history
     return [value[0] for _, value in sorted(history.items())], model.get_weights(), model

@@ -142,8 +142,8 @@ def functions_of_logits(row_function: Callable[..., Any]) -> Iterator[None]:
     """While tracing: Keras's functions of single rows of logits may be computed in another way.
 
     `row_function(function, labels, logits, dtype=...)` gets a function of labels (rows,) and logits (rows, classes),
-    and returns its values for all rows, or None for Keras's way. The dtype is that of the values of a metric's function;
-    it is not given for a loss.
+    and returns its values for all rows, or None for Keras's way. A metric's function has the dtype of its
+    values; for a loss, none is given.
     """
     from keras.src.backend.tensorflow import math, nn, numpy
 

@@ -198,8 +198,8 @@ class Engine:
     ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
         staged = () if self.stages is None or on_one_device else (self.stages.traced,)
-        chunks = (partial(logits_in_chunks, num_chunks=self.options.logit_chunks, trains=trains),)
-        chunks *= self.options.logit_chunks > 1
+        in_chunks = partial(logits_in_chunks, num_chunks=self.options.logit_chunks, trains=trains)
+        chunks = () if self.options.logit_chunks == 1 else (in_chunks,)
         if not trains:
             return (*staged, host_lookups, *chunks)
         kernels: tuple[Any, ...] = (fused_kernels,) * (not self.on_tpu)
