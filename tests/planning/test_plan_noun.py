@@ -59,6 +59,7 @@ def test_every_field_survives_json():
         memory_allocator="jemalloc",
         gpu_thread_mode="gpu_private",
         rematerialization=True,
+        logit_chunks=16,
         optimizer_state="sharded",
         optimizer_slots_dtype="bfloat16",
     )

@@ -32,6 +32,7 @@ from tfaccel.training.kernels.fused_kernels import fused_kernels
 from tfaccel.training.private.private_slots import get_slots, knows
 from tfaccel.training.run.session import built_model
 from tfaccel.training.runtime import Runtime
+from tfaccel.training.steps.chunked_logits import logits_in_chunks
 from tfaccel.training.steps.embeddings import get_embeddings
 from tfaccel.training.steps.marked_layers import with_rows
 from tfaccel.training.steps.model_parts import get_optimizers, inner_optimizer
@@ -87,6 +88,7 @@ def estimate_here(
         embedding_updates=plan.embedding_updates,
         fused_kernels=plan.fused_kernels and not plan.jit_compile,
         rematerialization=plan.rematerialization,
+        logit_chunks=plan.logit_chunks,
     )
     with Runtime(alone, seed=0):
         batch = next(iter(workload.train_data(workload.global_batch_size, seed=0, epoch=0)))
@@ -120,6 +122,8 @@ class _TracedStep:
                 stack.enter_context(fused_kernels(model))
             if plan.rematerialization:
                 stack.enter_context(recomputed_blocks(model))
+            if plan.logit_chunks > 1:
+                stack.enter_context(logits_in_chunks(model, num_chunks=plan.logit_chunks, trains=False))
             self._traces = {plan.micro_batch_size: read(plan.micro_batch_size)}
             with contextlib.suppress(Exception):  # whatever a model with a fixed batch size raises
                 for factor in (2, 4):  # small tensors may be made in another way

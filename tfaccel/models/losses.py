@@ -88,6 +88,8 @@ class TokenCrossentropy(keras.losses.Loss):
         0.6931
     """
 
+    is_by_token = True  # `call` treats each label and its logits alike and apart: see the plan field `logit_chunks`
+
     def __init__(self, label_smoothing: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**{"reduction": "mean_with_sample_weight", "name": "token_crossentropy", **kwargs})
         self.label_smoothing = label_smoothing

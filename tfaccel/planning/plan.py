@@ -112,6 +112,9 @@ class Plan(Record):
             the rounding is not. Under XLA, which fuses by itself, only on one GPU, where attention becomes one kernel.
         rematerialization: recompute the activations of layers in the backward pass instead of keeping them: less
             memory, a longer step, the same numbers.
+        logit_chunks: number of parts of a replica's tokens that logits are computed for one after the other: the last
+            matrix product of a model, and its sparse categorical cross-entropy. The logits of all tokens are then never
+            in memory. The loss and the gradients are the same up to rounding.
         tpu: the TPU's name or address, "local" for the TPU of this machine; None under other strategies.
         reasons: pairs of a field's name and why it has its value.
 
@@ -292,6 +295,13 @@ class Plan(Record):
         False,
         reason="Recomputing activations takes time; it only helps if memory is short.",
         axes=("rematerialization",),
+        in_engine=True,
+    )
+    logit_chunks: int = count(
+        1,
+        65_536,
+        default=1,
+        reason="All logits at once; chunks are for large vocabularies, when memory is short.",
         in_engine=True,
     )
     tpu: str | None = switch(None, none="")

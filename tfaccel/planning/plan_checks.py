@@ -288,6 +288,16 @@ def _check_rematerialization(plan: Plan) -> None:
         )
 
 
+def _check_logit_chunks(plan: Plan) -> None:
+    """Stages compute logits and loss in graphs of their own; on TPUs, nobody has tried it."""
+    if plan.logit_chunks > 1 and (plan.pipeline_stages > 1 or plan.strategy == "tpu"):
+        raise PlanError(
+            "`logit_chunks` is not supported with pipeline stages, nor on TPUs. Received: "
+            f"logit_chunks={plan.logit_chunks}, pipeline_stages={plan.pipeline_stages}, strategy={plan.strategy!r}. "
+            "Use logit_chunks=1."
+        )
+
+
 def _check_onednn(plan: Plan) -> None:
     if plan.onednn is not None and get_kind(plan) != "CPU":
         raise PlanError(
@@ -469,6 +479,7 @@ CHECKS: tuple[Callable[[Plan], None], ...] = (
     _check_graph_rewrites,
     _check_gpu_threads,
     _check_rematerialization,
+    _check_logit_chunks,
     _check_onednn,
     _check_gpu_memory,
     _check_communication,

@@ -178,6 +178,44 @@ def function_of_metric(metric: keras.metrics.Metric) -> Any:
     return private_part(metric, "_fn") if wraps else None
 
 
+@contextlib.contextmanager
+def functions_of_logits(row_function: Callable[..., Any]) -> Iterator[None]:
+    """While tracing: Keras's functions of single rows of logits may be computed in another way.
+
+    `row_function(function, labels, logits, dtype=...)` gets a function of labels (rows,) and logits (rows, classes),
+    and returns its values for all rows, or None for Keras's way. A metric's function has the dtype of its
+    values; for a loss, none is given.
+    """
+    from keras.src.backend.tensorflow import math, nn, numpy
+
+    crossentropy = private_part(nn, "sparse_categorical_crossentropy")
+    argmax, in_top_k = private_part(numpy, "argmax"), private_part(math, "in_top_k")
+
+    def new_crossentropy(target: Any, output: Any, from_logits: bool = False, axis: int = -1) -> Any:
+        values = None
+        if axis in (-1, len(output.shape) - 1):
+            of_rows = functools.partial(crossentropy, from_logits=from_logits)
+            values = row_function(of_rows, target, output)
+        return crossentropy(target, output, from_logits, axis) if values is None else values
+
+    def new_argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+        values = None
+        if axis is not None and not keepdims and isinstance(x, tf.Tensor) and axis in (-1, len(x.shape) - 1):
+            values = row_function(lambda labels, logits: argmax(logits, axis=-1), None, x, dtype=tf.int32)
+        return argmax(x, axis, keepdims) if values is None else values
+
+    def new_in_top_k(targets: Any, predictions: Any, k: int) -> Any:
+        values = row_function(functools.partial(in_top_k, k=k), targets, predictions, dtype=tf.bool)
+        return in_top_k(targets, predictions, k) if values is None else values
+
+    with (
+        patched(nn, sparse_categorical_crossentropy=new_crossentropy),
+        patched(numpy, argmax=new_argmax),
+        patched(math, in_top_k=new_in_top_k),
+    ):
+        yield
+
+
 def compiled_loss(model: keras.Model, call: Callable[..., Any]) -> dict[str, Any]:
     """Attributes that make a model compute its compiled loss by `call(loss, y, y_pred, sample_weight)`."""
     name = "_compile_loss"

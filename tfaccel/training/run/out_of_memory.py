@@ -31,7 +31,7 @@ from tfaccel.training.steps.replicas import Replicas
 _DETAIL = re.compile(r"OOM when allocating tensor with shape\[[\d,]*\]")
 _REMEDIES = (
     "a smaller model, dtype_policy='mixed_bfloat16' or 'mixed_float16' (--dtype_policy), rematerialization=True "
-    "(--set=rematerialization=on), or more devices"
+    "(--set=rematerialization=on), logit_chunks=16 (--set=logit_chunks=16) for a large vocabulary, or more devices"
 )
 
 _WHAT = "weights and gradients"

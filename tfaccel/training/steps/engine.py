@@ -28,6 +28,7 @@ from tfaccel.training.proof.step_checks import StepChecks
 from tfaccel.training.runtime import compiling
 from tfaccel.training.stages.micro_batches import make_together
 from tfaccel.training.stages.staged_model import staged_model
+from tfaccel.training.steps.chunked_logits import logits_in_chunks
 from tfaccel.training.steps.clocks import ReduceClock
 from tfaccel.training.steps.embeddings import host_lookups, prepare_tables, row_updates, tables_on_host
 from tfaccel.training.steps.gradient_update import GradientUpdate, UpdateInStep
@@ -75,6 +76,7 @@ class EngineOptions:
             `tfaccel.training.kernels`.
         times_input: measure the time that training steps wait for their batches.
         rematerialization: recompute activations in the backward pass; see `recomputed_blocks`.
+        logit_chunks: parts of the rows for which logits and their loss are computed; see `logits_in_chunks`.
         pipeline_stages: number of stages that the model is cut into; see `StagedModel`.
         stage_devices: their devices: those of the first replica's stages, then the second's, ...
         marks_layers: give the operations of each layer a name scope of their own; see `layers_marked`.
@@ -94,6 +96,7 @@ class EngineOptions:
     fused_kernels: bool = False
     times_input: bool = False
     rematerialization: bool = False
+    logit_chunks: int = 1
     pipeline_stages: int = 1
     stage_devices: tuple[str, ...] = ()
     marks_layers: bool = False
@@ -195,8 +198,10 @@ class Engine:
     ) -> tuple[Callable[[keras.Model], contextlib.AbstractContextManager[None]], ...]:
         """The contexts in which steps are traced; recomputed blocks contain fused kernels."""
         staged = () if self.stages is None or on_one_device else (self.stages.traced,)
+        in_chunks = partial(logits_in_chunks, num_chunks=self.options.logit_chunks, trains=trains)
+        chunks = () if self.options.logit_chunks == 1 else (in_chunks,)
         if not trains:
-            return (*staged, host_lookups)
+            return (*staged, host_lookups, *chunks)
         kernels: tuple[Any, ...] = (fused_kernels,) * (not self.on_tpu)
         if self.model.jit_compile:  # as one function on one GPU; XLA compiles less of other steps
             is_whole = self.replicas.num_replicas == 1 and self.has_state_of_keras and not tables_on_host(self.model)
@@ -207,6 +212,7 @@ class Engine:
             + (partial(row_updates, replicas=self.replicas),) * (self.options.embedding_updates != "keras")
             + (updated_in_float32,) * (self.options.optimizer_slots_dtype != FLOAT32)
             + (recomputed_blocks,) * self.options.rematerialization
+            + chunks
             + (layers_marked,) * self.options.marks_layers
         )
 
