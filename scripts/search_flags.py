@@ -24,6 +24,7 @@ _OPTIONS = {
     "max_parameters": "max parameters of a model; trials with larger models fail",
     "num_initial_points": "number of initial random trials (bayesian, tpe, cmaes), or population size (nsga2)",
     "executions_per_trial": "training runs per trial, with different seeds; scores are averaged (default: 1)",
+    "folds": "cross-validation: cut the arrays to train on into this many folds; scores are averaged",
     "max_retries_per_trial": "max retries of a failed trial (default: 0)",
     "max_consecutive_failed_trials": "stop the search after this many consecutive failed trials",
     "algorithm_options": "additional arguments of the algorithm, as a JSON object such as '{\"beta\": 1.0}'",
@@ -34,7 +35,13 @@ _OPTIONS = {
     "keep_models": "keep each trial's best model in tuner/trial_*/",
     "retrain": "retrain the best trial and keep its model in best/",
 }
-_LARGEST = {"parallel": 1_024, "executions_per_trial": 1_000, "max_retries_per_trial": 1_000, "max_parameters": 10**15}
+_LARGEST = {
+    "parallel": 1_024,
+    "executions_per_trial": 1_000,
+    "folds": 1_000,
+    "max_retries_per_trial": 1_000,
+    "max_parameters": 10**15,
+}
 _LARGEST_COUNT = 1_000_000  # of the others
 # Flag -> its least value, and its help.
 _OF_RAY = {

@@ -125,11 +125,24 @@ class GivenArrays:
         stop = math.floor(self.num_examples * (1.0 - fraction))
         if not 0 < stop < self.num_examples:
             raise DataError(f"validation_split={fraction} of {self.num_examples} examples leaves one part empty.")
-        train, held_out = (
-            [_mapped(part, operator.itemgetter(rows)) for part in self._parts.values()]
-            for rows in (slice(stop), slice(stop, None))
-        )
-        return GivenArrays(*train, shuffle=self._shuffle, class_weight=self._class_weight), GivenArrays(*held_out)
+        return self.take(slice(stop)), GivenArrays(*self._rows(slice(stop, None)))
+
+    def take(self, rows: np.ndarray | slice) -> GivenArrays:
+        """The examples in these rows, batched as these data are."""
+        return GivenArrays(*self._rows(rows), shuffle=self._shuffle, class_weight=self._class_weight)
+
+    def _rows(self, rows: np.ndarray | slice) -> list[Any]:
+        return [_mapped(part, operator.itemgetter(rows)) for part in self._parts.values()]
+
+    @property
+    def targets(self) -> Any:
+        """The targets: a nest of arrays, or None."""
+        return self._parts["y"]
+
+    @property
+    def shuffle(self) -> bool | str:
+        """Whether the order differs in each epoch; "batch" if only within each batch."""
+        return self._shuffle
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:

@@ -122,6 +122,8 @@ class SearchOptions:
             `hyperband_iterations`) or of Optuna's sampler.
         pruning_options: arguments of Optuna's pruner.
         executions_per_trial: training runs per trial, with different seeds; the score is the mean.
+        folds: cross-validation: the arrays to train on are cut into this many folds; each trial trains once without
+            each fold and is scored on that fold; the score is the mean. None: the workload's validation data are used.
         max_retries_per_trial: maximum number of retries of a failed trial; one that raised
             `keras_tuner.errors.FailedTrialError` is not retried.
         max_consecutive_failed_trials: stop the search after this many consecutive failed trials; None for never.
@@ -162,6 +164,7 @@ class SearchOptions:
     algorithm_options: Mapping[str, Any] = _object()
     pruning_options: Mapping[str, Any] = _object()
     executions_per_trial: int = _count(1)
+    folds: int | None = _count(None, least=2)
     max_retries_per_trial: int = _count(0, least=0)
     max_consecutive_failed_trials: int | None = _count(None)
     hyperparameters: Any = field(default=None, hash=False)
@@ -187,6 +190,7 @@ class SearchOptions:
 
     def _check_pairs(self) -> None:
         """Refuses invalid combinations of options."""
+        self._check_folds()
         if self.by_optuna:
             check_optuna(self.algorithm)
         elif self.pruning in OPTUNA_PRUNINGS or self.pruning_options:
@@ -209,6 +213,20 @@ class SearchOptions:
         if self.hyperparameters is None and not (self.tune_new_entries and self.allow_new_entries):
             off = "allow_new_entries" if self.tune_new_entries else "tune_new_entries"
             raise SearchError(f"{off}=False needs hyperparameters: the search is then limited to them.")
+
+    def _check_folds(self) -> None:
+        """Refuses what does not go with folds."""
+        if self.folds is None:
+            return
+        whys = {
+            "algorithm='hyperband'": self.algorithm == "hyperband" and "Hyperband continues one training of each trial",
+            f"pruning={self.pruning!r}": self.pruning != "none" and "a trial already stops after a fold that has lost",
+            "executions_per_trial": self.executions_per_trial > 1 and "each trial already trains once for each fold",
+            "keep_models": self.keep_models and "no model of a fold is trained on all data; use retrain",
+        }
+        for option, why in whys.items():
+            if why:
+                raise SearchError(f"folds={self.folds} does not go with {option}: {why}.")
 
     def _check_of_oracle(self) -> None:
         known = _OF_ORACLE.get(self.algorithm, {})

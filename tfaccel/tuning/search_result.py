@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -37,6 +38,7 @@ class TrialRow(Record):
         epochs: number of trained epochs.
         train_seconds: time of its epochs without tracing: their number times the mean of all but the first; None for
             fewer than three epochs.
+        fold_scores: the score of each fold that was trained; empty without folds.
     """
 
     _ignores_others = True
@@ -50,11 +52,17 @@ class TrialRow(Record):
     metrics: Mapping[str, float] = field(default_factory=dict)
     epochs: int = 0
     train_seconds: float | None = None
+    fold_scores: tuple[float, ...] = ()
 
     @property
     def has_score(self) -> bool:
         """Whether it can be compared with others."""
         return self.status != "failed" and self.score is not None
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation of the scores of its folds; None for fewer than two."""
+        return statistics.stdev(self.fold_scores) if len(self.fold_scores) > 1 else None
 
     @property
     def finite_metrics(self) -> dict[str, float]:
@@ -217,5 +225,6 @@ class SearchResult(Record):
         lines = [f"Results in {self.run_dir}", f"Objective: {', '.join(map(':'.join, self.objective.parts))}"]
         for row in self.ranked()[:num_trials]:
             values = ", ".join(f"{name}={value}" for name, value in row.hyperparameters.items())
-            lines.append(f"Trial {row.trial_id}: score {row.score:.6g}; {values}")
+            spread = "" if row.spread is None else f" ± {row.spread:.2g}"
+            lines.append(f"Trial {row.trial_id}: score {row.score:.6g}{spread}; {values}")
         return "\n".join(lines)

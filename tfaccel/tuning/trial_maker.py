@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import keras_tuner
 import tensorflow as tf
 from keras_tuner.engine.base_tuner import BaseTuner
 
+from tfaccel.data.folds import cut_fold
 from tfaccel.errors import SearchError
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
@@ -115,6 +116,8 @@ class TrialMaker:
         if not self.trains_itself:
             return
         training = self.training()
+        if self.options.folds is not None:
+            raise SearchError("A custom fit or run_trial trains on data of its own choice. Leave out folds.")
         wanted = {
             "pruning": self.options.pruning != "none",
             "early_stopping": self.options.early_stopping,
@@ -161,6 +164,23 @@ class TrialMaker:
                 f"{self.plan_fields['global_batch_size']} (--global_batch_size). Leave out one of them."
             )
         return self.source.make_workload({**self.options.workload_options, **(arguments or {})})
+
+    def without_fold(self, workload: Workload, fold: int | None) -> Workload:
+        """The workload that trains without a fold of its data and validates on it; itself for None.
+
+        Nothing of its own validation data is left, so that they have no part in choosing.
+
+        Raises:
+            DataError: if its data cannot be cut into folds.
+        """
+        if fold is None or self.options.folds is None:
+            return workload
+        seed = self.options.seed
+        train, held_out = cut_fold(workload.train_data, fold, num_folds=self.options.folds, seed=seed)
+        rows = train.num_examples
+        return replace(
+            workload, train_data=train, validation_data=held_out.validation, num_train_examples=rows, judge=None
+        )
 
     def plan(self, workload: Workload) -> Plan:
         """The plan for a workload on this worker's devices."""
@@ -309,7 +329,7 @@ def _metrics(maker: TrialMaker, made: Any, builds_models: bool, strategy: tf.dis
             f"{maker.source.space.name or 'of the workload'} returns arguments for the workload's function. Leave them "
             "out."
         )
-    workload = maker.workload(None if builds_models else made)
+    workload = maker.without_fold(maker.workload(None if builds_models else made), 0)
     plan = maker.plan(workload)
     of_run: dict[str, Any] = {
         "seed": maker.options.seed,

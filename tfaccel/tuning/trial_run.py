@@ -31,6 +31,7 @@ from tfaccel.training.run.session import Session, building_for, callbacks_of_wor
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.train import train
+from tfaccel.tuning.fold_runs import FoldRuns
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.optuna_oracle import EpochReports
 from tfaccel.tuning.own_training import OwnArguments, fatal_unless_metrics, make_tuner, reported_metrics
@@ -79,20 +80,24 @@ class TrialRunner:
 
     def _trained(self, trial_id: str, hp: Any) -> dict[str, Any]:
         """The fields of a trial's row, after all its executions."""
+        options = self.maker.options
+        if options.folds is not None and self.save_to is None:
+            folds = FoldRuns(self.run_dir, trial_id, self.objective, num_folds=options.folds)
+            return mean_outcome(folds.run(lambda fold: self._execution(trial_id, hp, 0, fold=fold)))
         outcomes: list[dict[str, Any]] = []
-        for execution in range(1 if self.save_to is not None else self.maker.options.executions_per_trial):
+        for execution in range(1 if self.save_to is not None else options.executions_per_trial):
             outcomes.append(self._execution(trial_id, hp, execution))
             if outcomes[-1]["status"] == "pruned":
                 break
         return mean_outcome(outcomes)
 
-    def _execution(self, trial_id: str, hp: Any, execution: int) -> dict[str, Any]:
-        """Builds and trains the model of a trial once."""
+    def _execution(self, trial_id: str, hp: Any, execution: int, *, fold: int | None = None) -> dict[str, Any]:
+        """Builds and trains the model of a trial once; without a fold of the data if one is given."""
         space = self.maker.space
         if space is None:
             raise SearchError("There is no space to build a model from.")
         made = None if self.builds_models else space(hp)
-        workload = self.maker.workload(made)
+        workload = self.maker.without_fold(self.maker.workload(made), fold)
         plan = self.maker.plan(workload)
         # Frees the previous trial. This also resets the dtype policy; the runtime sets the plan's.
         keras.backend.clear_session()

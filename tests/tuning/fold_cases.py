@@ -1,0 +1,33 @@
+"""A workload of arrays to cut into folds."""
+
+import numpy as np
+
+from tfaccel import Workload
+
+LABELS = np.repeat([0, 1, 2], [16, 8, 8])
+INPUTS = np.random.default_rng(0).normal(size=(32, 3)).astype("float32") + LABELS[:, np.newaxis]
+
+
+def build_model():
+    import keras
+
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, dtype="float32")])
+
+
+def of_arrays(inputs, labels, learning_rate, **validation):
+    def compile_args():
+        import keras
+
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return {"optimizer": keras.optimizers.SGD(learning_rate), "loss": loss}
+
+    return Workload.of(build_model, compile_args, inputs, labels, batch_size=4, epochs=1, name="arrays", **validation)
+
+
+def workload(*, learning_rate: float = 0.1):
+    return of_arrays(INPUTS, LABELS, learning_rate, validation_data=(np.full((4, 3), np.nan), np.zeros(4, int)))
+
+
+def space(hp):
+    """Two good trials, one of which is as good as the other, and a bad one."""
+    return {"learning_rate": hp.Choice("learning_rate", [0.1, 0.11, 30.0])}

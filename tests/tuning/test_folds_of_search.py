@@ -1,0 +1,118 @@
+"""Searches with folds: their scores, which trials stop, what is kept of a killed one, and what is refused."""
+
+import json
+import statistics
+from pathlib import Path
+
+import fold_cases
+import pytest
+import search_cases
+
+from tfaccel import train
+from tfaccel.data.folds import cut_fold
+from tfaccel.data.given_data import GivenArrays
+from tfaccel.errors import SearchError
+from tfaccel.tuning.fold_runs import FoldRuns, lost_cause
+from tfaccel.tuning.objective import Objective
+from tfaccel.tuning.options import SearchOptions
+from tfaccel.tuning.search import search
+from tfaccel.tuning.search_result import SearchResult, TrialRow
+
+HERE = Path(__file__).parent
+PLAN = {"dtype_policy": "float32", "strategy": "none"}
+LOSS, ACCURACY = Objective((("val_loss", "min"),)), Objective((("val_accuracy", "max"),))
+
+
+@pytest.fixture(autouse=True)
+def where_workers_find_the_cases(monkeypatch):
+    monkeypatch.chdir(HERE)
+
+
+def finished(*scores):
+    mean = statistics.fmean(scores)
+    return TrialRow(
+        trial_id="0", hyperparameters={}, status="completed", score=mean, seconds=1.0, fold_scores=tuple(scores)
+    )
+
+
+def test_scores_are_those_of_folds_cut_by_hand_and_a_trial_that_has_lost_stops(tmp_path, logical_devices):
+    result = search(
+        fold_cases.workload,
+        fold_cases.space,
+        run_dir=tmp_path / "run",
+        algorithm="grid",
+        folds=4,
+        seed=3,
+        retrain=True,
+        plan_fields=PLAN,
+    )
+    first, second, last = result.rows
+    assert (first.status, second.status, last.status) == ("completed", "completed", "pruned")
+    assert len(last.fold_scores) == 1
+    assert last.cause.startswith("After 1 of 4 folds its mean was")
+    losses = []
+    for fold in range(4):
+        cut = cut_fold(GivenArrays(fold_cases.INPUTS, fold_cases.LABELS), fold, num_folds=4, seed=3)
+        (x, y), held_out = [(part._parts["x"], part._parts["y"]) for part in cut]
+        by_hand = fold_cases.of_arrays(x, y, 0.1, validation_data=held_out)
+        run = train(by_hand, **PLAN, run_dir=tmp_path / str(fold), epochs=1, seed=3, verbose=0)
+        losses.append(run.final["loss"])
+    assert first.fold_scores == tuple(losses)
+    assert first.score == statistics.fmean(losses)
+    assert first.spread == statistics.stdev(losses)
+    assert f"± {first.spread:.2g}" in result.results_summary()
+    assert SearchResult.from_json(json.loads((tmp_path / "run" / "search.json").read_text())) == result
+
+
+def test_data_that_cannot_be_cut(tmp_path, logical_devices):
+    with pytest.raises(SearchError, match="Only arrays can be cut into folds"):
+        search(search_cases.workload, search_cases.build, run_dir=tmp_path / "run", folds=3)
+
+
+def test_finished_folds_are_kept(tmp_path):
+    (tmp_path / "tuner" / "trial_7").mkdir(parents=True)
+    begun = []
+
+    def one(fold):
+        begun.append(fold)
+        if begun == [0, 1]:
+            raise KeyboardInterrupt
+        return {"status": "completed", "cause": None, "score": float(fold), "metrics": {}}
+
+    folds = FoldRuns(tmp_path, "7", LOSS, num_folds=3)
+    with pytest.raises(KeyboardInterrupt):
+        folds.run(one)
+    outcomes = folds.run(one)
+    assert begun == [0, 1, 1, 2]
+    assert outcomes[-1]["fold_scores"] == (0.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best", "objective", "is_lost"),
+    [
+        ([4.01], (1.0, 3.0, 2.0), LOSS, True),
+        ([2.99], (1.0, 3.0, 2.0), LOSS, False),  # not worse than all folds by the spread, 1
+        ([3.5], (3.0, 1.0, 2.0), LOSS, False),  # nor than the same fold
+        ([0.5, 0.5], (0.9, 0.8, 0.7), ACCURACY, True),
+        ([0.8, 0.7], (0.9, 0.8, 0.7), ACCURACY, False),
+        ([1.1], (1.0, 1.0), LOSS, True),
+        ([1.0], (1.0, 1.0), LOSS, False),
+    ],
+)
+def test_when_a_trial_has_lost(scores, best, objective, is_lost):
+    assert (lost_cause(scores, finished(*best), objective) is not None) == is_lost
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"folds": 1}, "`folds` must be a whole number of at least 2"),
+        ({"algorithm": "hyperband"}, "folds=3 does not go with algorithm='hyperband'"),
+        ({"pruning": "median"}, "folds=3 does not go with pruning='median'"),
+        ({"executions_per_trial": 2}, "folds=3 does not go with executions_per_trial"),
+        ({"keep_models": True}, "folds=3 does not go with keep_models"),
+    ],
+)
+def test_options_refused(others, words):
+    with pytest.raises(SearchError, match=words):
+        SearchOptions(**{"folds": 3, **others})
