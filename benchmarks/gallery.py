@@ -1,4 +1,4 @@
-"""The gallery of the documentation: every recipe with a picture or a text that it made, its score, time and command.
+"""The gallery of the documentation: every recipe with a picture or a text that it made, its score and command.
 
     python -m tfaccel.benchmarks.gallery --out=benchmarks/gallery.json --folder=docs
     python -m tfaccel.benchmarks.gallery --recipes=gan,translation --out=benchmarks/gallery.json --folder=docs
@@ -27,7 +27,7 @@ from tfaccel.processes.child import run_program
 from tfaccel.training.verdict import BaselineScores
 
 _WIDTH = 640  # of pictures, in pixels
-_NUM_CHARACTERS = 260  # of texts
+_NUM_CHARACTERS, _COLUMNS = 260, 90  # of texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,6 @@ def run_recipe(recipe: str, folder: Path, pictures: Path) -> dict[str, Any]:
     file = run_dir / exhibit.file
     found = {
         "score": BaselineScores.from_json(result["baselines"]).beside(),
-        "seconds": round(result["wall_seconds"], 1),
         "plan": result["plan"]["dtype_policy"],
     }
     if file.suffix == ".png":
@@ -141,20 +140,22 @@ def page(found: Mapping[str, Any]) -> str:
     machine = f"{found['num_usable_cores']} cores of an {found['cpu_model']}"
     parts = [
         "# Gallery",
-        "Each recipe as it comes, with its own settings: what it made, its score beside those of simple baselines, and "
-        f"how long it took, imports left out, on {machine}. `python -m tfaccel.benchmarks.gallery` makes this "
-        "page.",
+        "Each recipe as it comes, with its own settings: what it made, and its score beside those of simple baselines, "
+        f"on {machine}. How long they take is in [Measurements](measurements.md#the-recipes). "
+        "`python -m tfaccel.benchmarks.gallery` makes this page.",
     ]
     for recipe, exhibit in EXHIBITS.items():
         one = found["recipes"][recipe]
-        shown = (
-            f"```text\n{one['made']}\n```" if "made" in one else f"![{exhibit.title}](pictures/gallery/{recipe}.png)"
-        )
+        if "made" in one:
+            lines = [line for text in one["made"].splitlines() for line in textwrap.wrap(text, _COLUMNS) or [""]]
+            shown = "\n".join(["```text", *lines, "```"])
+        else:
+            shown = f"![{exhibit.title}](pictures/gallery/{recipe}.png)"
         parts += [
             f"## {exhibit.title}",
             exhibit.text,
             shown,
-            f"**{one['score']}** · {one['seconds']:.0f} s",
+            f"**{one['score']}**",
             f"```sh\ntfaccel train --recipe={recipe} --run_dir=runs/{recipe}\n```",
         ]
     return "\n\n".join(_wrapped(part) for part in parts) + "\n"
@@ -169,7 +170,7 @@ def main(arguments: list[str]) -> int:
     """Trains recipes, and writes the page."""
     values = flags.FlagValues()
     flags.DEFINE_list("recipes", list(EXHIBITS), "the recipes to train", flag_values=values)
-    flags.DEFINE_string("out", "gallery.json", "the file for scores, times and texts", flag_values=values)
+    flags.DEFINE_string("out", "gallery.json", "the file for scores and texts", flag_values=values)
     flags.DEFINE_string("folder", "docs", "the folder for the page and its pictures", flag_values=values)
     values(arguments)
     if unknown := set(values.recipes) - set(EXHIBITS):

@@ -128,7 +128,16 @@ def _print_result(result: SearchResult) -> None:
         name = f"{row.trial_id} *" if row.trial_id in pareto else row.trial_id
         measured = [_number(row.metrics.get(metric)) for metric in result.objective.names] if pareto else []
         values = ", ".join(f"{key}={_number(value)}" for key, value in row.hyperparameters.items())
-        cells = [name, row.status, _number(row.score), *measured, f"{row.seconds:.1f}", values, row.cause or ""]
+        spread = "" if row.spread is None else f" ± {row.spread:.2g}"
+        cells = [
+            name,
+            row.status,
+            f"{_number(row.score)}{spread}",
+            *measured,
+            f"{row.seconds:.1f}",
+            values,
+            row.cause or "",
+        ]
         table.add_row(*(Text(cell) for cell in cells))
     console.print(table)
     if len(ranked) > _MAX_ROWS:

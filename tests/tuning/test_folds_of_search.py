@@ -1,7 +1,11 @@
 """Searches with folds: their scores, which trials stop, what is kept of a killed one, and what is refused."""
 
 import json
+import os
+import signal
 import statistics
+import sys
+import time
 from pathlib import Path
 
 import fold_cases
@@ -12,6 +16,7 @@ from tfaccel import train
 from tfaccel.data.folds import cut_fold
 from tfaccel.data.given_data import GivenArrays
 from tfaccel.errors import SearchError
+from tfaccel.processes.child import NO_INPUT, Child
 from tfaccel.tuning.fold_runs import FoldRuns, lost_cause
 from tfaccel.tuning.objective import Objective
 from tfaccel.tuning.options import SearchOptions
@@ -116,3 +121,39 @@ def test_when_a_trial_has_lost(scores, best, objective, is_lost):
 def test_options_refused(others, words):
     with pytest.raises(SearchError, match=words):
         SearchOptions(**{"folds": 3, **others})
+
+
+PROGRAM = """
+import json, sys
+import fold_cases, tfaccel
+
+def space(hp):
+    return {"learning_rate": hp.Float("learning_rate", 0.01, 0.5, sampling="log")}
+
+fields = {"dtype_policy": "float32", "strategy": "mirrored", "devices": ("CPU:0", "CPU:1"), "num_logical_cpus": 2}
+found = tfaccel.search(
+    fold_cases.workload, space, run_dir=sys.argv[1], folds=3, max_trials=3, seed=1, resume="auto", plan_fields=fields
+)
+print(json.dumps([[row.trial_id, row.hyperparameters, row.score, list(row.fold_scores)] for row in found.rows]))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_search_on_two_replicas_ends_as_one_that_was_not(tmp_path):
+    def begin(run_dir):
+        return Child([sys.executable, "-c", PROGRAM, str(run_dir)], pipes=("stdout",), stdin=NO_INPUT)
+
+    def found(run_dir):
+        with begin(run_dir) as child:
+            out = child.process.stdout.read()
+            assert child.process.wait() == 0, child.output()
+        return json.loads(out.splitlines()[-1])
+
+    with begin(tmp_path / "killed") as child:
+        while not list((tmp_path / "killed").glob("*/trial_*1/fold_1.json")):
+            assert child.process.poll() is None, child.output()
+            time.sleep(0.05)
+        os.killpg(child.process.pid, signal.SIGKILL)
+        child.process.wait()
+    assert len(list((tmp_path / "killed").glob("*/trial_*/fold_*.json"))) < 9
+    assert found(tmp_path / "killed") == found(tmp_path / "whole")
