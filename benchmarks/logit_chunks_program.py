@@ -2,9 +2,9 @@
 
     python -m tfaccel.benchmarks.logit_chunks_program --chunks=16 --xla
 
-16 texts of 256 tokens, a vocabulary of 32,000, an embedding, a dense layer of width 256 and `Dense(32000)`, with Adam in
-float32. Prints JSON: `seconds`, the median of four calls of one step; `peak_bytes`, of the whole process; and `before_bytes`, its
-peak before training.
+16 texts of 256 tokens, a vocabulary of 32,000, an embedding, a dense layer of width 256 and `Dense(32000)`, with Adam
+in float32. Prints JSON: `seconds`, the median of four calls of one step; `peak_bytes`, of the whole process; and
+`before_bytes`, its peak before training.
 """
 
 from __future__ import annotations
