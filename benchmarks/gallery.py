@@ -110,7 +110,6 @@ def run_recipe(recipe: str, folder: Path, pictures: Path) -> dict[str, Any]:
     file = run_dir / exhibit.file
     found = {
         "score": BaselineScores.from_json(result["baselines"]).beside(),
-        "plan": result["plan"]["dtype_policy"],
     }
     if file.suffix == ".png":
         from PIL import Image

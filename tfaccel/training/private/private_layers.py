@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfaccel.tested_versions import private_part
 from tfaccel.training.private import private_api
-from tfaccel.training.steps.overrides import keeps_methods
+from tfaccel.training.steps.overrides import attributes_of_each, keeps_methods
 
 patch_lock = threading.RLock()
 
@@ -48,40 +48,31 @@ def calibrating(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     """While Keras calibrates GPTQ or AWQ: layers show it their inputs.
 
     Keras 3.15 observes `call`, but a layer that is to be quantized runs `quantized_call`: both methods would calibrate
-    with nothing, and round to the nearest. Source: https://github.com/keras-team/keras/pull/23321, which mends the next
-    fault, and Keras 3.15.1.
+    with nothing, and round to the nearest.
     """
 
     def observed(layer: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         is_done = layer.is_gptq_calibrated if layer.quantization_mode == "gptq" else layer.is_awq_calibrated
         return (original if is_done else layer.call)(*args, **kwargs)
 
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            original = private_part(layer, "quantized_call")
-            stack.enter_context(_own_method(layer, "quantized_call", functools.partial(observed, layer, original)))
+    calls = ((layer, functools.partial(observed, layer, private_part(layer, "quantized_call"))) for layer in layers)
+    with attributes_of_each((layer, {"quantized_call": call}) for layer, call in calls):
         yield
 
 
 @contextlib.contextmanager
 def saving_zero_points(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """While a model is saved: layers quantized by GPTQ or AWQ save their zero points, which Keras 3.15 leaves out."""
-    with contextlib.ExitStack() as stack:
-        for layer in layers:
-            if getattr(layer, "quantization_mode", None) in ("gptq", "awq"):
-                values = None, None, layer.kernel_zero
-                private_part(layer, "_get_kernel_with_merged_lora")
-                stack.enter_context(_own_method(layer, "_get_kernel_with_merged_lora", lambda values=values: values))
-        yield
+    """While a model is saved: layers quantized by GPTQ or AWQ save their zero points, which Keras 3.15 leaves out.
 
-
-@contextlib.contextmanager
-def _own_method(layer: keras.layers.Layer, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    setattr(layer, name, method)
-    try:
+    Later versions save them: https://github.com/keras-team/keras/pull/23321.
+    """
+    name = "_get_kernel_with_merged_lora"
+    quantized = [layer for layer in layers if getattr(layer, "quantization_mode", None) in ("gptq", "awq")]
+    for layer in quantized:
+        private_part(layer, name)
+    values = ((layer, (None, None, layer.kernel_zero)) for layer in quantized)
+    with attributes_of_each((layer, {name: lambda found=found: found}) for layer, found in values):
         yield
-    finally:
-        delattr(layer, name)
 
 
 @contextlib.contextmanager
