@@ -19,12 +19,14 @@ from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import MAX_COUNT
 from tfaccel.planning.plan_checks import OTHER_NAMES
+from tfaccel.remote import is_remote
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _FILE_WIDTH = 10_000
 _ADDRESSES = ("address", "allowed_origins", "environment", "image", "set", "storage_path")  # flags that may hold a URL
+_ALSO_REMOTE = ("data_dir", "model", "run_dir")  # flags that take a local path or an address such as s3://bucket/run
 MAX_SECONDS = 10**8  # about three years; the operating system's timers support little more
 _NO_CHOICE = re.compile(r"^flag --\w+=(.*): value should be one of <(.*)>$")
 INTERRUPTED = 130  # the exit status of a command ended by Ctrl-C
@@ -84,7 +86,7 @@ def run_command(
         elif rest:
             raise TfaccelError(f"unexpected argument {rest[0]!r}. Flags are written --name=value.")
         check_numbers(values)
-        check_paths(values)
+        check_paths(values, program.rpartition(" ")[2])
         status = main()
         sys.stdout.flush()
         return status
@@ -188,8 +190,8 @@ def check_numbers(values: flags.FlagValues) -> None:
                 raise TfaccelError(f"--{flag.name} must be at most {largest}. Received: --{flag.name}={value}.")
 
 
-def check_paths(values: flags.FlagValues) -> None:
-    """Refuses paths with a scheme, such as --out=gs://bucket/report.json, for all flags that are no addresses.
+def check_paths(values: flags.FlagValues, command: str) -> None:
+    """Refuses paths with a scheme, such as --report=gs://bucket/report.json, for all flags that take none.
 
     The texts that a workload's own parameters take are not checked: they may be anything.
 
@@ -201,7 +203,8 @@ def check_paths(values: flags.FlagValues) -> None:
             if flag.name in _ADDRESSES or module.endswith(".workload_parameters"):
                 continue
             for value in flag.value if isinstance(flag.value, list) else [flag.value]:
-                if isinstance(value, str):
+                may_be_remote = flag.name in _ALSO_REMOTE or (command, flag.name) == ("export", "out")
+                if isinstance(value, str) and not (may_be_remote and is_remote(value)):
                     local_path(value, TfaccelError)
 
 

@@ -11,7 +11,6 @@ Exporting to the same folder again adds a version of the SavedModel. Exit status
 import contextlib
 import json
 import sys
-from pathlib import Path
 
 from absl import flags
 from rich.table import Table
@@ -77,7 +76,7 @@ def print_result(result: ExportResult) -> None:
     for file in result.files:
         table.add_row(
             file.format,
-            str(Path(result.folder, file.path)),
+            f"{result.folder}/{file.path}",
             f"{file.num_bytes / 1024:,.0f} KiB",
             f"{file.max_difference:.2g}",
             f"{file.max_output:.3g}",

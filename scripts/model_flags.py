@@ -13,6 +13,7 @@ from absl import flags
 
 from tfaccel.errors import ExportError
 from tfaccel.exporting.load_model import ModelPlace, place_of_run, raw_input_of_file, url_name
+from tfaccel.remote import readable_path
 from tfaccel.scripts.command_flags import Flag
 
 MODEL_FLAGS: dict[str, Flag] = {
@@ -36,7 +37,7 @@ def chosen_place(values: flags.FlagValues) -> ModelPlace:
     if (run_dir is None) == (model is None):
         received = "neither" if run_dir is None else "both"
         raise ExportError(f"Give --run_dir=DIR or --model=PATH. Received: {received}.")
-    place = place_of_run(run_dir) if run_dir is not None else _place_of_model(Path(model))
+    place = place_of_run(run_dir) if run_dir is not None else _place_of_model(readable_path(model, ExportError))
     name = values.name
     if name is not None and url_name(name) != name:
         raise ExportError(f"--name must have letters, digits, '-', '_' and '.' only. Received: --name={name}.")

@@ -69,6 +69,7 @@ from tfaccel.scripts.train_flags import (
 from tfaccel.scripts.workload_command import run_workload_command
 from tfaccel.scripts.workload_flags import chosen_workload, reference_of_workload
 from tfaccel.scripts.workload_parameters import WorkloadParameters
+from tfaccel.training.run.remote_run import shown_run
 from tfaccel.training.run.result import PROGRESS, TrainResult
 from tfaccel.training.run.run_dir import checked_place, resume_on
 from tfaccel.training.run.run_options import StepRange
@@ -153,14 +154,14 @@ def _check_before_launch(values: flags.FlagValues, parameters: WorkloadParameter
 
 def _launched(values: flags.FlagValues, group: WorkerGroup, directory: str, arguments: Sequence[str]) -> int:
     """Runs this command as several workers."""
-    checked_place(directory, values.resume)
+    folder = checked_place(directory, values.resume)
     command = [sys.executable, "-m", "tfaccel", "train", *arguments, f"--run_dir={directory}"]
 
     def say(text: str) -> None:
         if not values.quiet:
             print(f"launch: {text}", file=sys.stderr, flush=True)
 
-    return group.run(command, folder=Path(f"{directory}-logs"), on_event=say)
+    return group.run(command, folder=folder.with_name(f"{folder.name}-logs"), on_event=say)
 
 
 def _what_to_train(
@@ -290,7 +291,7 @@ def _print_result(result: TrainResult) -> None:
     to_look_at = sorted(path.name for path in folder.glob("*") if path.suffix in (".png", ".csv", ".txt"))
     for name in ("model.keras", *to_look_at, "result.json", "metrics.jsonl", "tensorboard"):
         if (folder / name).exists():
-            table.add_row(name.partition(".")[0], str(folder / name))
+            table.add_row(name.partition(".")[0], f"{shown_run(folder)}/{name}")
     table.add_row("fit", result.verdict.text())
     table_console().print(table)
 

@@ -1,4 +1,4 @@
-"""Paths that users give: local ones only."""
+"""Paths that users give, where they must be local; see `tfaccel.remote` for addresses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _SAVED_DATA_SET = re.compile(r"hf:/[^/]")
 
 
+def get_scheme(given: str | os.PathLike[str]) -> str | None:
+    """The scheme of an address, such as "s3"; None for a path.
+
+    Example:
+        >>> get_scheme("gs://bucket/run"), get_scheme("runs/digits"), get_scheme("hf:OWNER/NAME")
+        ('gs', None, None)
+    """
+    text = os.fspath(given) if isinstance(given, os.PathLike) else given
+    found = _SCHEME.match(text) if isinstance(text, str) else None
+    is_name = isinstance(given, str) and _SAVED_DATA_SET.match(given)
+    return None if found is None or is_name else found[1].lower()
+
+
 def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path:
     """A path that a user gave.
 
@@ -27,7 +40,7 @@ def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path
         >>> local_path("gs://bucket/run", TfaccelError)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        tfaccel.errors.TfaccelError: 'gs://bucket/run' is not a local path. tfaccel reads and writes local files only...
+        tfaccel.errors.TfaccelError: 'gs://bucket/run' is not a local path, and this must be one. Mount the bucket...
     """
     text = os.fspath(given) if isinstance(given, os.PathLike) else given
     if not isinstance(text, str):
@@ -35,16 +48,16 @@ def local_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path
     if text == "~" or text.startswith("~/"):
         advice = f"Write $HOME{text[1:]}, or in Python os.path.expanduser({text!r})."
         raise error(f"{text!r} is not a local path. Nothing has replaced the ~ by your home directory. {advice}")
-    found = _SCHEME.match(text)
-    if found is None or (isinstance(given, str) and _SAVED_DATA_SET.match(given)):
+    scheme = get_scheme(given)
+    if scheme is None:
         return Path(text)
-    if found[1] == "file":
+    if scheme == "file":
         advice = "Leave out file:// and give the path alone."
-    elif found[1] == "hf":
+    elif scheme == "hf":
         advice = "A dataset of the Hugging Face Hub is named hf:OWNER/NAME; download other files first."
     else:
         advice = "Mount the bucket as a folder (with gcsfuse or s3fs, say), or copy the files."
-    raise error(f"{str(given)!r} is not a local path. tfaccel reads and writes local files only. {advice}")
+    raise error(f"{str(given)!r} is not a local path, and this must be one. {advice}")
 
 
 def is_utf8(path: Path) -> bool:

@@ -5,11 +5,11 @@ from source_tree import sources
 
 # Package of tfaccel, without those listed apart -> lines of its files.
 BUDGET = {
-    "": 1_150,
+    "": 1_550,
     "compressing": 6_750,
     "costs": 850,
     "data": 12_000,
-    "exporting": 3_700,
+    "exporting": 3_750,
     "extras": 50,
     "extras.cluster": 1_850,
     "extras.data_service": 600,
@@ -32,13 +32,13 @@ BUDGET = {
     "training.kernels": 1_300,
     "training.private": 2_550,
     "training.proof": 2_500,
-    "training.run": 6_650,
+    "training.run": 7_000,
     "training.stages": 850,
-    "training.steps": 7_100,
+    "training.steps": 7_150,
     "training.workers": 850,
     "tuning": 4_450,
 }
-MAX_FILES = 392
+MAX_FILES = 395
 
 UNUSED_LINES, UNUSED_SHARE = 100, 0.05  # what a budget may be above its package, before it has to be lowered
 

@@ -65,12 +65,12 @@ class PairsOfClasses(keras.utils.PyDataset):
         return np.random.default_rng(index).normal(size=(2, 5, 3)).astype("float32")
 
 
-def model_in_scope(build, *, is_built=True):
+def model_in_scope(build, *, is_built=True, optimizer="sgd"):
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = build()
         if is_built and not model.built:
             model(np.zeros((NUM_ROWS, 3), "float32"))
-        model.compile("sgd", "mse")
+        model.compile(optimizer, "mse")
     return model
 
 
@@ -84,9 +84,9 @@ def arrays():
 
 @pytest.mark.usefixtures("logical_devices")
 @pytest.mark.parametrize("is_built", [True, False])
-@pytest.mark.parametrize("drop_remainder", [True, False])
-def test_noise_of_a_fixed_number_of_rows(is_built, drop_remainder):
-    model = model_in_scope(FixedNoise, is_built=is_built)
+@pytest.mark.parametrize(("drop_remainder", "optimizer"), [(True, "sgd"), (False, "sgd"), (True, "adam")])
+def test_noise_of_a_fixed_number_of_rows(is_built, drop_remainder, optimizer):
+    model = model_in_scope(FixedNoise, is_built=is_built, optimizer=optimizer)
     data = tf.data.Dataset.from_tensor_slices(arrays()).batch(NUM_ROWS, drop_remainder=drop_remainder)
     with pytest.raises(PlanError, match=r"FixedNoise.train_step works on a batch of 8 rows, but not on") as caught:
         tfaccel.fit(model, data, shuffle=False, verbose=0)
@@ -118,6 +118,29 @@ def test_a_step_that_fails_on_any_rows_fails_as_it_is():
     with pytest.raises(ValueError, match="Dimensions must be equal, but are") as caught:
         tfaccel.fit(model, x[:15], y[:15], batch_size=5, verbose=0)
     assert not isinstance(caught.value, PlanError)
+
+
+@pytest.mark.usefixtures("logical_devices")
+def test_tensors_of_different_numbers_of_rows_whose_shares_do_not_fit_together():
+    """As in a batch of merged graphs: the nodes, the graph of each node, and a label for each graph."""
+    sizes, (x, _) = [3, 5, 4, 4], arrays()
+    graphs = np.repeat(np.arange(4, dtype="int32"), sizes)
+    data = tf.data.Dataset.from_tensors(((x, graphs), np.ones((4, 1), "float32"))).repeat(2)
+
+    class Graphs(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return tf.math.segment_sum(self.dense(inputs[0]), inputs[1])
+
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = Graphs()
+        model.compile("sgd", "mse")
+    match = r"Graphs.train_step fails on the rows of one replica: .*The tensors of a batch have 16, 16, 4 rows, and each"
+    with pytest.raises(PlanError, match=match):
+        tfaccel.fit(model, data, shuffle=False, verbose=0)
 
 
 def test_only_dense_rows_are_counted():

@@ -22,7 +22,10 @@ QUICK = {
 GROUPS = ("callbacks", "distillation", "layers", "models", "optimizers", "trainers", "wrappers")
 
 # Tests of Keras that tfaccel fails on purpose, with the reason, which the docstring of `fit` gives too.
+DISTRIBUTED = "test_distributed_datasets_from_function_model_integration"
 DIFFERENCES = {
+    f"keras/src/trainers/data_adapters/tf_dataset_adapter_test.py::TestTFDatasetAdapter::{DISTRIBUTED}": "A "
+    "`tf.distribute.DistributedDataset` is refused: pass the `tf.data.Dataset` that it was made from.",
     "keras/src/trainers/trainer_test.py::TestTrainer::test_retracing": "A custom `train_step` is traced up to four "
     "times, twice as often as by Keras."
 }

@@ -28,6 +28,7 @@ from tfaccel.compressing.variant import KERAS_SUFFIX, LITERT_SUFFIX, DropInterva
 from tfaccel.compressing.variant_maker import KERAS_FLOAT, VariantMaker
 from tfaccel.errors import CompressionError, VersionError, WorkloadError
 from tfaccel.hardware.detect import detect_hardware
+from tfaccel.local_path import local_path
 from tfaccel.planning.load_workload import (
     as_workload,
     check_finished_run,
@@ -39,6 +40,7 @@ from tfaccel.planning.load_workload import (
 )
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.remote import is_remote, readable_path
 from tfaccel.reporting.charts import SizedForm, save_size_metric_picture
 from tfaccel.training.run.result import installed_versions
 from tfaccel.training.runtime import Runtime
@@ -123,8 +125,11 @@ def compress(
     options = CompressOptions.of(given | unknown)
     if not all(get_parts(name)[0].kind == "keras" for name in options.methods):
         check_litert()
+    out_dir = _out_dir(run_or_model, options)
+    if isinstance(run_or_model, str | os.PathLike) and is_remote(run_or_model):
+        run_or_model = readable_path(run_or_model, CompressionError)
     work = known_workload(run_or_model, workload)
-    outcome = OutcomeFolder(_out_dir(run_or_model, options))
+    outcome = OutcomeFolder(out_dir)
     with Runtime(Plan(strategy="none", devices=("CPU:0",), global_batch_size=1)):
         source = make_source(
             run_or_model if is_run(run_or_model) else loaded_model(run_or_model),
@@ -175,7 +180,7 @@ def _out_dir(run_or_model: Any, options: CompressOptions) -> str | os.PathLike[s
     if options.out_dir is not None:
         return options.out_dir
     if is_run(run_or_model):
-        return os.path.join(run_or_model, "compressed")
+        return local_path(os.path.join(run_or_model, "compressed"), CompressionError)
     raise CompressionError("Give `out_dir`, a folder for the compressed variants.")
 
 

@@ -24,9 +24,9 @@ from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import CompressionError, RunDirError
 from tfaccel.keras_file import check_members, check_no_code
 from tfaccel.keras_file.private_load_model import load_model
-from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
 from tfaccel.planning.workload import Workload
+from tfaccel.remote import readable_path
 from tfaccel.training.private.private_api import all_layers, call_model
 from tfaccel.training.private.private_tensorflow import variables_in_float32
 from tfaccel.training.steps.model_parts import has_own_test_step
@@ -92,7 +92,7 @@ def make_source(
     """
     representative, text = _representative(workload, representative_data)
     held_out, held_out_text = _held_out(workload, validation_data)
-    run_dir = None if isinstance(run_or_model, keras.Model) else local_path(run_or_model, CompressionError)
+    run_dir = None if isinstance(run_or_model, keras.Model) else readable_path(run_or_model, CompressionError)
     examples, examples_text = (held_out, held_out_text) if held_out is not None else (representative, text)
     if workload is not None:
         examples, examples_text = training_batches(workload), _training_set(workload)
@@ -120,11 +120,12 @@ def loaded_model(given: keras.Model | str | os.PathLike[str]) -> keras.Model:
     """
     if isinstance(given, keras.Model):
         return given
-    if not local_path(given, CompressionError).is_file():
+    file = readable_path(given, CompressionError)
+    if not file.is_file():
         raise CompressionError(f"There is no file {given}.")
-    check_no_code(local_path(given, CompressionError))
+    check_no_code(file)
     try:
-        return load_model(given, safe_mode=True)
+        return load_model(file, safe_mode=True)
     except Exception as error:  # Keras raises errors of many kinds for files that it cannot load
         text = " ".join(str(error).split())[:300]
         raise CompressionError(

@@ -27,9 +27,9 @@ from tfaccel.files import get_sha256
 from tfaccel.keras_file import check_no_code
 from tfaccel.keras_file.private_load_model import load_model
 from tfaccel.known_names import suggests_names
-from tfaccel.local_path import local_path
 from tfaccel.planning.run_length import compile_arguments
 from tfaccel.planning.workload import Workload
+from tfaccel.remote import readable_path
 
 TEMPERATURE, ALPHA = 4.0, 0.5
 _MIN_PROBABILITY = 1e-7
@@ -137,7 +137,7 @@ def taught(student: keras.Model, teacher: keras.Model, *, temperature: float, al
 
 def teacher_file(teacher: str | os.PathLike[str]) -> Path:
     """The `.keras` file of a teacher."""
-    path = local_path(teacher, CompressionError)
+    path = readable_path(teacher, CompressionError)
     path = path / "model.keras" if path.is_dir() else path
     if not path.is_file():
         raise WorkloadError(f"There is no teacher {teacher}. Give a run directory or a .keras file.")

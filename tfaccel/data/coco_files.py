@@ -19,7 +19,7 @@ from tfaccel.data.box_data import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.class_labels import TEST_FRACTION
 from tfaccel.data.images.image_check import ImageHeader, check_image, pixels
 from tfaccel.errors import DataError, WorkloadError
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 
 logger = logging.getLogger("tfaccel")
 
@@ -65,7 +65,7 @@ def read_coco(data_dir: str | os.PathLike[str], *, image_size: int, bad_data: Ba
     bad_data = bad_data or BadData()
     if image_size < 32 or image_size % 16:
         raise WorkloadError(f"`image_size` must be a multiple of 16, at least 32. Received: image_size={image_size!r}.")
-    folder = local_path(data_dir, DataError)
+    folder = readable_path(data_dir, DataError)
     if not folder.is_dir():
         raise DataError(f"There is no folder {folder} (`data_dir`).")
     names = [name for name in ("train.json", "test.json") if (folder / name).exists()]

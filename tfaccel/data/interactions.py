@@ -24,7 +24,7 @@ from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.table_data import read_tables
 from tfaccel.data.tables.tabular_set import TableOptions, TabularSet, make_tabular_set
 from tfaccel.errors import DataError
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 from tfaccel.short_repr import short_repr
 
 NUM_USERS, NUM_ITEMS, NUM_INTERACTIONS = 1000, 500, 250_000
@@ -211,7 +211,7 @@ class Catalogue:
             DataError: if the file is missing or does not hold a catalogue.
         """
         try:
-            return cls.from_json(json.loads(local_path(path, DataError).read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(readable_path(path, DataError).read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise DataError(f"There is no file {path}. Was this folder left by a finished run?") from error
         except (OSError, ValueError, KeyError, TypeError) as error:

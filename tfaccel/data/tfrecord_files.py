@@ -22,6 +22,7 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.errors import DataError
 from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
@@ -112,7 +113,7 @@ def find_tfrecords(place: str | os.PathLike[str], bad_data: BadData | None = Non
         DataError: if one is missing.
     """
     bad_data = bad_data or BadData()
-    path = local_path(place, DataError)
+    path = readable_path(place, DataError)
     if path.is_dir():
         found = [entry for entry in path.iterdir() if _NAME.fullmatch(entry.name) and not entry.name.startswith(".")]
     elif path.exists():

@@ -39,7 +39,8 @@ from tfaccel.exporting.saved_model_files import LITERT_FILE, serving_command, ve
 from tfaccel.exporting.signatures import DEFAULT, RAW, float32_model, make_signatures
 from tfaccel.files import folder_beside
 from tfaccel.known_names import did_you_mean, suggests_names
-from tfaccel.local_path import is_utf8, local_path, shown_path
+from tfaccel.local_path import is_utf8, shown_path
+from tfaccel.remote import is_remote, readable_path, written_folder
 from tfaccel.reporting.classes import softmax
 from tfaccel.training.private.private_api import call_model
 
@@ -79,7 +80,8 @@ def export(
     Args:
         run_or_model: a run directory, a `.keras` file, or a built Keras model.
         formats: any of "keras", "saved_model", "litert" and "onnx".
-        out: a new folder, or the folder of an earlier export.
+        out: a new folder, or the folder of an earlier export. At an address such as s3://bucket/digits it
+            is written once all files are there.
         name: name under which clients request the model; None for the recipe's or the file's.
         version: version of the SavedModel; None for 1, or one more than the highest in `out`.
         sample: an input batch of at least four rows to compare with; None for rows of the run's data, or random
@@ -103,29 +105,32 @@ def export(
         True
     """
     chosen = check_formats(formats)
+    if isinstance(run_or_model, str | os.PathLike):
+        run_or_model = readable_path(run_or_model, ExportError)
     place = _place(run_or_model, name)
-    folder = local_path(out, ExportError)
-    if not is_utf8(folder):
-        raise ExportError(f"The name of the folder must be UTF-8. Received: {shown_path(folder)}.")
-    number = next_version(folder, version)
-    if "litert" in chosen:
-        check_litert()
-    if "onnx" in chosen:
-        check_onnx_packages()
-    if isinstance(run_or_model, (str, os.PathLike)):
-        logger.info("Loading %s", place.path)
-        whole = load_keras_model(place.path, modules=modules)
-    else:
-        whole = run_or_model
-    model = served_model(whole)
-    if model is not whole:
-        logger.info("Exporting submodel %s of %s", model.name, whole.name)
-        place = ModelPlace(Path(), place.name, place.raw_input)
-    with export_folder(folder) as unfinished:
-        own_rows = rows_of_run(run_or_model) if sample is None and model is whole else None
-        exporter = Exporter(model, place, unfinished, sample=sample, own_rows=own_rows, modules=modules)
-        result = exporter.write(chosen, folder=folder, version=number)
-    logger.info("Exported to %s", folder)
+    with written_folder(out, ExportError, last=("saved_model.pb", RESULT_FILE)) as folder:
+        if not is_utf8(folder):
+            raise ExportError(f"The name of the folder must be UTF-8. Received: {shown_path(folder)}.")
+        number = next_version(folder, version)
+        if "litert" in chosen:
+            check_litert()
+        if "onnx" in chosen:
+            check_onnx_packages()
+        if isinstance(run_or_model, (str, os.PathLike)):
+            logger.info("Loading %s", place.path)
+            whole = load_keras_model(place.path, modules=modules)
+        else:
+            whole = run_or_model
+        model = served_model(whole)
+        if model is not whole:
+            logger.info("Exporting submodel %s of %s", model.name, whole.name)
+            place = ModelPlace(Path(), place.name, place.raw_input)
+        shown = os.fspath(out) if is_remote(out) else str(folder)
+        with export_folder(folder) as unfinished:
+            own_rows = rows_of_run(run_or_model) if sample is None and model is whole else None
+            exporter = Exporter(model, place, unfinished, sample=sample, own_rows=own_rows, modules=modules)
+            result = exporter.write(chosen, folder=folder, version=number, shown=shown)
+    logger.info("Exported to %s", shown)
     return result
 
 
@@ -151,7 +156,7 @@ def check_formats(formats: Sequence[str]) -> list[str]:
 def _place(run_or_model: Any, name: str | None) -> ModelPlace:
     """The location of the model, with the chosen name."""
     if isinstance(run_or_model, (str, os.PathLike)):
-        path = local_path(run_or_model, ExportError)
+        path = Path(run_or_model)
         found = place_of_run(path) if path.is_dir() else ModelPlace(path, url_name(path.stem))
     else:
         if not isinstance(run_or_model, keras.Model) or not served_model(run_or_model).built:
@@ -251,7 +256,7 @@ class Exporter:
         self._wanted = self._outputs(self._exact, self._rows)
         self._version = 1
 
-    def write(self, formats: Sequence[str], *, folder: Path, version: int) -> ExportResult:
+    def write(self, formats: Sequence[str], *, folder: Path, version: int, shown: str) -> ExportResult:
         """Writes and compares the files, then writes the result."""
         self._version = version
         apart = [np.abs(a - b) for a, b in zip(self._trained, self._wanted, strict=True) if b.dtype.kind == "f"]
@@ -269,7 +274,7 @@ class Exporter:
         result = ExportResult(
             name=self._place.name,
             version=version,
-            folder=str(folder),
+            folder=shown,
             files=tuple(files),
             float32_difference=changed,
             commands=self._commands(formats, folder),

@@ -15,8 +15,8 @@ from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
 from tfaccel.errors import ExportError, RunDirError
 from tfaccel.keras_file import load_checked
 from tfaccel.known_names import suggests_names
-from tfaccel.local_path import local_path
 from tfaccel.planning.load_workload import check_finished_run, check_run_files
+from tfaccel.remote import readable_path
 from tfaccel.short_repr import noun
 from tfaccel.training.run.checkpoint_files import checkpoint_weights
 from tfaccel.training.run.result import TrainResult
@@ -44,7 +44,7 @@ class ModelPlace:
 
 def place_of_run(run_dir: str | os.PathLike[str]) -> ModelPlace:
     """The model of a finished run."""
-    folder = local_path(run_dir, ExportError)
+    folder = readable_path(run_dir, ExportError)
     if not (folder / "config.json").is_file():
         raise ExportError(
             f"{folder} is not a run directory: it has no config.json. Give a folder written by `tfaccel train`."
@@ -100,7 +100,7 @@ def load_keras_model(path: str | os.PathLike[str], *, modules: Sequence[str] = (
         ...
         tfaccel.errors.ExportError: There is no file nowhere.keras.
     """
-    file = local_path(path, ExportError)
+    file = readable_path(path, ExportError)
     if file.suffix.lower() in (".h5", ".hdf5"):
         raise ExportError(
             f"{file} is refused: models in HDF5 files may run code when they are loaded. If you trust it, load it with "

@@ -37,7 +37,6 @@ from tfaccel.html_report.page import (
     value_text,
 )
 from tfaccel.html_report.records import DAMAGES, RunRecord
-from tfaccel.local_path import local_path
 from tfaccel.measuring.report import HEADINGS, Report, described
 from tfaccel.measuring.roofline import LayerLimit, Roofline
 from tfaccel.planning.cache import kept_roofline
@@ -47,6 +46,7 @@ from tfaccel.planning.placements import SET_BY_YOU
 from tfaccel.planning.plan import FieldExplanation, Plan, explain
 from tfaccel.planning.plan_cache import plans_dir
 from tfaccel.planning.rules import AUGMENT_ON_UNMEASURED
+from tfaccel.remote import readable_path
 
 Measured = TypeVar("Measured")
 
@@ -201,7 +201,7 @@ def read_measurement(
         command: the command.
         name: what the file is called.
     """
-    file = local_path(path, ReportError)
+    file = readable_path(path, ReportError)
     try:
         return read(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:

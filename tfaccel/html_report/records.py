@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from tfaccel.compressing.compress_result import CompressResult, cells, get_notes, sensitivity_cells
 from tfaccel.errors import ReportError, RunDirError, SearchError, TfaccelError
 from tfaccel.html_report.page import Picture, get_number
-from tfaccel.local_path import local_path
 from tfaccel.planning.plan import Plan
+from tfaccel.remote import readable_path
 from tfaccel.training.run.result import TrainResult
 from tfaccel.training.run.run_dir import NO_METRICS, RUN_ID
 from tfaccel.tuning.objective import Objective, checked_objective
@@ -332,7 +332,7 @@ def find_records(run_dirs: Sequence[str | os.PathLike[str]]) -> Records:
     """Reads the directories; one that is given twice is read once."""
     if not run_dirs:
         raise RunDirError("Give at least one run directory: tfaccel report RUN_DIR... Received none.")
-    paths = list({_checked(path).resolve(): Path(path) for path in run_dirs}.values())
+    paths = list({path.resolve(): path for path in map(_checked, run_dirs)}.values())
     runs: list[RunRecord] = []
     searches: list[SearchRecord] = []
     comparisons: list[CompressRecord] = []
@@ -356,7 +356,7 @@ def find_records(run_dirs: Sequence[str | os.PathLike[str]]) -> Records:
 
 
 def _checked(given: str | os.PathLike[str]) -> Path:
-    path = local_path(given, ReportError)
+    path = readable_path(given, ReportError)
     try:
         if not str(given) or not path.exists():
             raise RunDirError(f"There is no run directory {str(given)!r}. {WHAT_ONE_HOLDS}")

@@ -16,7 +16,7 @@ from tfaccel.data.hub_presets import Preset, find_preset, may_be_preset
 from tfaccel.errors import WorkloadError
 from tfaccel.keras_file import check_no_code
 from tfaccel.known_names import did_you_mean
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 
 DIGITS = "digits"
 DIGITS_FILE = Path(__file__).with_name("digits_backbone.keras")
@@ -99,7 +99,7 @@ def find_backbone(name: str | os.PathLike[str]) -> Backbone:
             or f" Backbones: {', '.join(known)}, the path of a .keras file, or a preset of KerasHub."
         )
         raise WorkloadError(f"There is no backbone {text!r}.{hint}")
-    path = DIGITS_FILE if text == DIGITS else local_path(text, WorkloadError)
+    path = DIGITS_FILE if text == DIGITS else readable_path(text, WorkloadError)
     if text != DIGITS and zipfile.is_zipfile(path):
         check_no_code(path)
     shape = _input_shape(path)

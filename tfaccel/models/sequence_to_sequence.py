@@ -10,8 +10,8 @@ from keras import ops
 
 from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import RunDirError
-from tfaccel.local_path import local_path
 from tfaccel.models.transformer import TransformerStack, causal_mask
+from tfaccel.remote import readable_path
 
 _MIN_PROBABILITY = 1e-9
 
@@ -212,6 +212,6 @@ def load_text_model(run_dir: str | os.PathLike[str], *vocabularies: str) -> tupl
     Raises:
         DataError: if a vocabulary is missing or invalid.
     """
-    folder = local_path(run_dir, RunDirError)
+    folder = readable_path(run_dir, RunDirError)
     found = [Vocabulary.load(folder / f"{name}.json") for name in vocabularies]
     return keras.models.load_model(folder / "model.keras", compile=False), found

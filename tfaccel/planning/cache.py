@@ -5,42 +5,24 @@ A file that is damaged, or that an earlier version wrote, is ignored with one wa
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tfaccel.errors import PlanError, TfaccelError
+from tfaccel.cache_folder import CACHE_VARIABLE, cache_dir, warn_once
+from tfaccel.errors import TfaccelError
 from tfaccel.files import write_json
-from tfaccel.local_path import local_path
 from tfaccel.planning.plan import Plan
 
 logger = logging.getLogger("tfaccel")
 
-CACHE_VARIABLE = "TFACCEL_CACHE"
 DAMAGES = (TfaccelError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _ROOFLINE_FORMAT = 1
 _Kept = TypeVar("_Kept")
-
-
-def cache_dir() -> Path | None:
-    """The directory of everything that is measured once: `TFACCEL_CACHE`, or else ~/.cache/tfaccel.
-
-    None, with one warning, for a user who has no home directory, as in some containers: nothing is kept then.
-    """
-    try:
-        return local_path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "tfaccel", PlanError)
-    except RuntimeError:  # HOME is not set, and the user's number is in no list of users
-        warn_once(
-            f"There is no home directory (HOME is not set), so nothing that is measured is kept. Set {CACHE_VARIABLE} "
-            "to a directory to write to."
-        )
-        return None
 
 
 def cache_file(*place: str) -> Path | None:
@@ -92,12 +74,6 @@ def read_from_cache(file: Path | None, read: Callable[[Any], _Kept], ignored: st
 def say_ignored(ignored: str, error: Exception) -> None:
     """Says, once, that a damaged or stale file is ignored, and why."""
     warn_once(f"{ignored}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-
-
-@functools.cache
-def warn_once(text: str) -> None:
-    """Logs a warning, unless it was logged before."""
-    logger.warning(text)
 
 
 def keep_roofline(workload_key: str, plan: Plan, roofline: Mapping[str, Any]) -> Path | None:

@@ -17,8 +17,8 @@ from typing import Any
 from tfaccel.errors import RunDirError, TfaccelError, WorkloadError
 from tfaccel.files import get_sha256
 from tfaccel.known_names import did_you_mean
-from tfaccel.local_path import local_path
 from tfaccel.planning.workload import Workload, call_own
+from tfaccel.remote import readable_path
 
 RECIPES_PACKAGE = "tfaccel.recipes"
 _RESULT = "result.json"
@@ -267,7 +267,7 @@ def check_finished_run(run_dir: str | os.PathLike[str]) -> Path:
         ...
         tfaccel.errors.RunDirError: There is no run directory no/such/run. Give the directory of a finished run.
     """
-    path = local_path(run_dir, RunDirError)
+    path = readable_path(run_dir, RunDirError)
     if not path.is_dir():
         problem = f"{path} is a file" if path.exists() else f"There is no run directory {path}"
         raise RunDirError(f"{problem}. Give the directory of a finished run.")

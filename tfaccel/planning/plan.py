@@ -22,6 +22,7 @@ from tfaccel.planning.plan_checks import (
     switch,
 )
 from tfaccel.records import Record
+from tfaccel.remote import readable_path
 from tfaccel.short_repr import noun
 
 REFUSED_STRATEGIES: Mapping[str, str] = {
@@ -378,7 +379,7 @@ class Plan(Record):
             PlanError: if the file cannot be read, is not JSON, or does not hold a plan; the message names the file.
         """
         try:
-            return cls.from_json(json.loads(local_path(path, PlanError).read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(readable_path(path, PlanError).read_text(encoding="utf-8")))
         except OSError as error:
             raise PlanError(f"Cannot read the plan file {str(path)!r}: {error.strerror or error}.") from error
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from tfaccel.cache_folder import warn_once
 from tfaccel.hardware.hardware import Hardware
 from tfaccel.planning.cache import (
     DAMAGES,
@@ -22,7 +23,6 @@ from tfaccel.planning.cache import (
     keep_in_cache,
     read_from_cache,
     say_ignored,
-    warn_once,
 )
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.plan import Plan

@@ -112,7 +112,8 @@ def fit(
     `model.steps_per_execution` takes effect at once; Keras's graph keeps the old number. With several workers, the
     chief's seed shuffles the arrays of all. A custom `train_step` is traced up to four times, twice as often as by
     Keras. Slots that begin as copies of the weights do so everywhere; in `Model.fit` without a strategy, those of
-    `ScheduleFreeAdamW` begin as zeros, and its first step discards the weights.
+    `ScheduleFreeAdamW` begin as zeros, and its first step discards the weights. A `tf.distribute.DistributedDataset` is
+    refused: pass the `tf.data.Dataset` that it was made from.
 
     Args:
         model: a compiled `keras.Model`.

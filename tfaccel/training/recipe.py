@@ -26,6 +26,8 @@ from tfaccel.planning.load_workload import RECIPES_PACKAGE
 from tfaccel.planning.option_checks import check_choice, check_counts, check_fractions, shortened
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
+from tfaccel.remote import is_remote
+from tfaccel.training.run.remote_run import send_run
 from tfaccel.training.run.result import PROGRESS, ShownRun, TrainResult
 from tfaccel.training.train import train
 from tfaccel.training.training_options import TrainingOptions
@@ -342,7 +344,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
 
 
 def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
-    """The absolute path of a folder or file; the name of a dataset ("tfds:mnist") or None is returned unchanged.
+    """The absolute path of a folder or file; an address, the name of a dataset ("tfds:mnist") or None stays as it is.
 
     Example:
         >>> data_place("tfds:mnist"), data_place("/data/../images"), data_place(None)
@@ -350,6 +352,8 @@ def data_place(data_dir: str | os.PathLike[str] | None) -> str | None:
     """
     if data_dir is None:
         return None
+    if is_remote(data_dir):
+        return os.fspath(data_dir)
     place = local_path(data_dir, WorkloadError)
     return str(data_dir) if str(data_dir).startswith(NAMED_DATA_SETS) else os.path.abspath(place)
 
@@ -409,8 +413,10 @@ def show_on_chief(workload: Workload, result: TrainResult) -> TrainResult:
     (check_no_code if is_bundled else check_members)(Path(result.run_dir) / "model.keras")
     baselines: BaselineScores | None = workload.show_result(workload, result)
     if baselines is None:
+        send_run(result.run_dir)
         return result
     result = replace(result, baselines=baselines)
     write_json(Path(result.run_dir) / "result.json", result.to_json())
+    send_run(result.run_dir)
     logger.info("%s", baselines.beside())
     return result

@@ -15,11 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import ClusterError, LaunchError, PlanError, RunDirError, WorkloadError
+from tfaccel.errors import ClusterError, LaunchError, PlanError, WorkloadError
 from tfaccel.files import write_json
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.launching.worker_group import WorkerGroup
-from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import given_plan, taken_fields
 from tfaccel.planning.compile_arguments import data_after_model
 from tfaccel.planning.load_workload import as_workload
@@ -31,6 +30,8 @@ from tfaccel.planning.reference import Origin, Reference
 from tfaccel.planning.run_length import get_run_epochs
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import ATTEMPT, DONE, INTERRUPTED, RETRY, resume_in_attempt
+from tfaccel.remote import is_remote
+from tfaccel.training.run.remote_run import run_folder
 from tfaccel.training.run.result import VERBOSE, ShownRun, TrainResult, installed_versions, trivial_scores
 from tfaccel.training.run.run_dir import (
     LEFT_OUT,
@@ -108,7 +109,9 @@ def train(
         x, y: data for the model, as `Workload.of` takes them; compile arguments in one piece, a dictionary or a
             function, come before them: `train(build_model, compile_args, x, y, run_dir=...)`. With a `Workload`, the
             second argument may be the plan.
-        run_dir: a new or empty directory, or with another `resume` than "never" one that holds the same run.
+        run_dir: a new or empty directory, or with another `resume` than "never" one that holds the same run. An address
+            such as s3://bucket/run is one as well: training writes to a local copy, which is sent there after each
+            checkpoint (extra `storage`).
         plan: the plan to train with; None for the one that `tfaccel.find_fastest` has measured for this workload on
             this machine, or else the `default_plan`. A run that is resumed keeps its plan. In place of a plan, a
             mapping of its fields, or the fields by name: `devices=2` (GPUs, or parts of the CPU where there are none),
@@ -357,8 +360,9 @@ def train_on_workers(
             "plan, for one that suits each worker's machine."
         )
     checked_place(run_dir, arguments["resume"])
-    path = local_path(run_dir, RunDirError).absolute()
+    path = run_folder(run_dir).absolute()
     folder = path.with_name(f"{path.name}-logs")
+    place = os.fspath(run_dir) if is_remote(run_dir) else path
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -373,7 +377,7 @@ def train_on_workers(
         events.append(text)
         logger.info(text)
 
-    command = [sys.executable, "-m", _PROGRAM, str(task), f"--run_dir={path}"]
+    command = [sys.executable, "-m", _PROGRAM, str(task), f"--run_dir={place}"]
     try:
         status = group.run(command, folder=folder, on_event=on_event, shows_output=bool(arguments["verbose"]))
     except LaunchError:
@@ -387,7 +391,7 @@ def train_on_workers(
         if status == RETRY:
             raise ClusterError(f"{last} {_RESUME} Logs: {folder}")
         raise LaunchError(f"Training on {group.num_workers} workers failed; logs are in {folder}. {last}")
-    return _read_result(path)
+    return _read_result(run_folder(run_dir).absolute())
 
 
 def _task(

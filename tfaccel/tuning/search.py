@@ -17,6 +17,7 @@ from tfaccel.argument_types import checks_types
 from tfaccel.data.epochs import check_one_batch
 from tfaccel.errors import RunDirError, SearchError
 from tfaccel.files import write_json
+from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import taken_fields
 from tfaccel.planning.load_workload import load_recipe
 from tfaccel.planning.option_checks import check_callbacks
@@ -142,7 +143,7 @@ def search(
         **{name: _written(given) for name, given in training.items()},
         **_flat(chosen.identity()),
     }
-    directory = RunDir(run_dir, config, resume=resume)
+    directory = RunDir(local_path(run_dir, SearchError), config, resume=resume)
     with (
         processes_on(engine, chosen.parallel, engine_options) as processes,
         Supervisor(source, chosen, processes, on_row or (lambda row: None)) as supervisor,

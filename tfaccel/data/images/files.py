@@ -27,7 +27,7 @@ from tfaccel.data.stored_arrays import read_arrays
 from tfaccel.data.tables.column_kinds import is_coarse
 from tfaccel.data.tfrecord_files import find_tfrecords
 from tfaccel.errors import DataError
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 
 logger = logging.getLogger("tfaccel")
 
@@ -69,7 +69,7 @@ def read_image_set(
         >>> images.class_names, images.image_size, images.num_channels, images.num_train_images
         (('cat', 'dog'), 24, 3, 2)
     """
-    path, bad_data = local_path(data_dir, DataError), bad_data or BadData()
+    path, bad_data = readable_path(data_dir, DataError), bad_data or BadData()
     if image_size is not None:
         check_image_size(image_size)
     for start, read in ((TFDS, read_tfds_images), (HUGGING_FACE, read_hugging_face_images)):

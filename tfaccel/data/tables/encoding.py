@@ -15,7 +15,7 @@ import numpy as np
 from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates, lost_in_float32
 from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 from tfaccel.short_repr import short_repr
 
 MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
@@ -214,7 +214,7 @@ class TableEncoding:
             DataError: if the file cannot be read.
         """
         try:
-            return cls.from_json(json.loads(local_path(path, DataError).read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(readable_path(path, DataError).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"Cannot read how tables are encoded from {path}: {error}.") from error
 

@@ -25,7 +25,7 @@ from tfaccel.data.bad_data import BadData, always_fail
 from tfaccel.data.characters import COMPRESSED_SUFFIXES, data_suffix, get_codec, read_characters, text_damage
 from tfaccel.data.tables.table import MISSING, Column, Table, clean_texts
 from tfaccel.errors import DataError
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 
 CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -79,7 +79,7 @@ def read_table(
         ...     read_table(path).column("age").values.tolist()
         ['3', None]
     """
-    file = local_path(path, DataError)
+    file = readable_path(path, DataError)
     if not file.exists():
         raise DataError(f"There is no file {file}.")
     suffix = data_suffix(file)

@@ -21,7 +21,7 @@ from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.tables.tabular_set import TableOptions, TabularPart, TabularSet, make_tabular_set
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 
 EMBEDDED_TARGET = "target"
 _LOADERS = {"breast_cancer": "load_breast_cancer", "wine": "load_wine", "diabetes": "load_diabetes"}
@@ -94,7 +94,7 @@ def read_tables(
     Raises:
         DataError: if a table cannot be read, or lacks a column.
     """
-    path, bad_data = local_path(data_dir, DataError), bad_data or BadData()
+    path, bad_data = readable_path(data_dir, DataError), bad_data or BadData()
     files = [_part(path, "train"), _part(path, "test")] if path.is_dir() else [path]
     tables = [read_table(file, encoding=options.encoding, bad_data=bad_data) for file in files]
     if options.target is None:

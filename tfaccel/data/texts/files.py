@@ -20,7 +20,7 @@ from tfaccel.data.tables.column_kinds import check_spellings
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.texts.documentation import GROUP_NAMES, documentation_topics
 from tfaccel.errors import DataError
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 
 _TEST_FRACTION = 0.1
 
@@ -52,7 +52,7 @@ def read_text(
         ...     read_text(path)
         'one\\ntwo\\n'
     """
-    path = local_path(path, DataError)
+    path = readable_path(path, DataError)
     if path.is_dir():
         raise DataError(f"Expected a text file. Received the folder {path}.")
     how = f"Save the file as UTF-8. {advice}"
@@ -237,7 +237,7 @@ def read_labelled_texts(
     """
     columns: dict[str, Any] = {"text_column": text_column, "label_column": label_column}
     bad_data = bad_data or BadData()
-    path = local_path(data_dir, DataError)
+    path = readable_path(data_dir, DataError)
     if str(data_dir).startswith("tfds:"):
         return read_tfds_texts(str(data_dir), **columns, bad_data=bad_data)
     if str(data_dir).startswith("hf:"):

@@ -22,7 +22,7 @@ from tfaccel.data.texts.documentation import Topic, documentation_topics
 from tfaccel.data.texts.files import read_aligned_lines, read_columns
 from tfaccel.data.texts.vocabulary import END, NUM_SPECIAL_TOKENS, START, UNKNOWN, Unit, Vocabulary, padded
 from tfaccel.errors import DataError
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 
 MAX_TOKENS = 10_000  # of the vocabulary
 TEST_PART = 0.1
@@ -200,7 +200,7 @@ def read_translations(data_dir: str | os.PathLike[str], *, bad_data: BadData | N
     Raises:
         DataError: if a file cannot be read, or the lines are not aligned (the line is named).
     """
-    folder = local_path(data_dir, DataError)
+    folder = readable_path(data_dir, DataError)
     if not folder.is_dir():
         raise DataError(f"`data_dir` must be a folder with source.txt and target.txt. Received: {folder}.")
     lines = read_aligned_lines(folder / "source.txt", folder / "target.txt", bad_data)

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from tfaccel.errors import DataError
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 from tfaccel.short_repr import short_repr
 
 PADDING, UNKNOWN, START, END = 0, 1, 2, 3
@@ -176,7 +176,7 @@ class Vocabulary:
             DataError: if the file is missing or does not hold a vocabulary.
         """
         try:
-            return cls.from_json(json.loads(local_path(path, DataError).read_text(encoding="utf-8")))
+            return cls.from_json(json.loads(readable_path(path, DataError).read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise DataError(f"There is no file {path}. Was this folder left by a finished run?") from error
         except (ValueError, TypeError) as error:

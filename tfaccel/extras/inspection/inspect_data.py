@@ -18,7 +18,7 @@ from tfaccel.extras.inspection.findings import InspectionReport, Progress, list_
 from tfaccel.extras.inspection.images import coco_files, inspect_coco, inspect_image_arrays, inspect_image_files
 from tfaccel.extras.inspection.table import inspect_tables
 from tfaccel.extras.inspection.texts import TEXT_SUFFIXES, inspect_text_file, inspect_text_files, inspect_text_tables
-from tfaccel.local_path import local_path
+from tfaccel.remote import readable_path
 
 _TABLE_SUFFIXES = CSV_SUFFIXES + PARQUET_SUFFIXES
 
@@ -53,7 +53,7 @@ def inspect_data(
         >>> [(finding.kind, finding.where) for finding in report.findings]
         [('constant column', 'legs'), ('missing values', 'age')]
     """
-    place = local_path(path, DataError)
+    place = readable_path(path, DataError)
     if not place.exists():
         raise DataError(f"There is no file or folder {place}.")
     if find_idx_files(place) or (place.is_file() and place.suffix.lower() == ".npz"):

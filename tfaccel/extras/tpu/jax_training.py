@@ -16,9 +16,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfaccel.errors import PlanError
+from tfaccel.errors import PlanError, RunDirError
 from tfaccel.files import whole_file
 from tfaccel.hardware.detect import detect_hardware
+from tfaccel.local_path import local_path
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.run_length import compile_arguments, get_run_epochs
 from tfaccel.planning.workload import Workload
@@ -66,7 +67,7 @@ def train_on_jax(
         "global_batch_size": plan.global_batch_size,
         "dtype_policy": plan.dtype_policy,
     }
-    directory = RunDir(run_dir, config, resume=resume)
+    directory = RunDir(local_path(run_dir, RunDirError), config, resume=resume)
     complete = directory.result()
     if complete is not None:
         return TrainResult.from_json({**complete, "run_dir": str(directory.path)})

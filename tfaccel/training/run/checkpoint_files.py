@@ -29,7 +29,7 @@ from tfaccel.training.run.run_dir import RUN_ID, RunIdentity, read_identity
 logger = logging.getLogger("tfaccel")
 
 FORMAT = 1
-_ARRAYS, _HEADER = "arrays.npz", "state.json"
+_ARRAYS, HEADER_FILE = "arrays.npz", "state.json"
 _PIECE_BYTES = 1 << 22
 _REPLACING = "-1"  # ends the name of a checkpoint that is about to take the place of one with the same step
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # from file systems that cannot fsync a folder
@@ -71,7 +71,7 @@ def save_checkpoint(
         }
         header |= {} if run is None else {RUN_ID: run.run_id}
         header["sha256_of_header"] = _digest_of_header(header)
-        with (temporary / _HEADER).open("w", encoding="utf-8") as file:
+        with (temporary / HEADER_FILE).open("w", encoding="utf-8") as file:
             file.write(json.dumps(header, indent=1))
             _sync_file(file)
         if run is not None:
@@ -256,9 +256,9 @@ def _sync_folder(folder: Path) -> None:
 
 def _read_header(path: Path) -> dict[str, Any]:
     """The checked header of a checkpoint."""
-    header = dict(json.loads((path / _HEADER).read_text(encoding="utf-8")))
+    header = dict(json.loads((path / HEADER_FILE).read_text(encoding="utf-8")))
     if header.pop("sha256_of_header") != _digest_of_header(header):
-        raise ValueError(f"the SHA-256 of its {_HEADER} does not match")
+        raise ValueError(f"the SHA-256 of its {HEADER_FILE} does not match")
     if header["format"] != FORMAT:
         raise ValueError(f"its format is {header['format']}, not {FORMAT}")
     return header

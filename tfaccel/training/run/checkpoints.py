@@ -239,7 +239,11 @@ class Checkpoints(keras.callbacks.Callback):
         self._saved = self._position if restored else None  # the position of the newest checkpoint
         self._due_at = 0.0  # clock time from which the next checkpoint after an epoch is due
         self._writer = CheckpointWriter(
-            run_dir.checkpoints, keep=options.keep, resume_by=run_dir.resume_by, run=run_dir.identity
+            run_dir.checkpoints,
+            keep=options.keep,
+            resume_by=run_dir.resume_by,
+            run=run_dir.identity,
+            send=run_dir.send,
         )
 
     @property
@@ -360,16 +364,23 @@ class CheckpointWriter:
     Args:
         resume_by: how the user resumes the run, for messages.
         run: the run, if the folder is in a run directory.
+        send: sends what was written to where the run is kept, if that is not the folder.
     """
 
     def __init__(
-        self, folder: Path, *, keep: int = 2, resume_by: str = RESUME_BY_ARGUMENT, run: RunIdentity | None = None
+        self,
+        folder: Path,
+        *,
+        keep: int = 2,
+        resume_by: str = RESUME_BY_ARGUMENT,
+        run: RunIdentity | None = None,
+        send: Callable[[], None] | None = None,
     ) -> None:
-        self._folder, self._resume_by = folder, resume_by
+        self._folder, self._resume_by, self._send = folder, resume_by, send
         self._how: dict[str, Any] = {"keep": keep, "run": run}
         self._is_first = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        self._writing: Future[Path] | None = None
+        self._writing: Future[None] | None = None
         self._num_failures = 0
 
     def write(self, arrays: dict[str, np.ndarray], position: dict[str, Any]) -> None:
@@ -384,7 +395,12 @@ class CheckpointWriter:
             self._is_first = False
             size = sum(array.nbytes for array in copies.values()) / 1e6
             logger.info("A checkpoint holds %.1f MB. While it is written, its copy takes as much memory.", size)
-        self._writing = self._thread.submit(save_checkpoint, self._folder, copies, position, **self._how)
+        self._writing = self._thread.submit(self._save, copies, position)
+
+    def _save(self, arrays: dict[str, np.ndarray], position: dict[str, Any]) -> None:
+        save_checkpoint(self._folder, arrays, position, **self._how)
+        if self._send is not None:
+            self._send()
 
     def wait(self) -> bool:
         """Waits until the newest checkpoint is written; returns whether it is."""

@@ -261,7 +261,7 @@ class TrainSession:
         check_built(self._run_dir, built_settings(model, num_batches=source.num_batches, batch_size=source.batch_size))
         restore_model(engine, self._restored, parts=self._parts)
         if self._run_dir.resumes and self._run_dir.writes and self._run.verbose:
-            say(f"The run in {self._run_dir.path} continues {self.place}.")
+            say(f"The run in {self._run_dir.shown} continues {self.place}.")
         self._run_dir.start(self.plan.to_json())
         batches = {"batch_spec": source.batch_spec, "examples_per_batch": source.batch_size}
         utilization = Utilization(engine, self.plan, self._run.hardware, **batches)
@@ -369,7 +369,7 @@ def _closed(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
 @contextlib.contextmanager
 def errors_of_run_named(workload: Workload, run_dir: RunDir, runtime: Runtime) -> Iterator[None]:
     """Within the block, TensorFlow's errors about damaged input or lost workers become errors that name them."""
-    with input_errors_named(workload), lost_workers_named(runtime.strategy, _GO_ON.format(run_dir.path)):
+    with input_errors_named(workload), lost_workers_named(runtime.strategy, _GO_ON.format(run_dir.shown)):
         yield
 
 

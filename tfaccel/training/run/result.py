@@ -20,6 +20,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.records import Record, to_plain
 from tfaccel.short_repr import noun
 from tfaccel.training.run.performance import Bottleneck, Performance, WorkerTimes, straggler
+from tfaccel.training.run.remote_run import shown_run
 from tfaccel.training.verdict import BaselineScores, FitVerdict, verdict
 
 _PACKAGES = ("tfaccel", "tensorflow", "keras", "numpy")
@@ -103,8 +104,8 @@ class TrainResult(Record):
         else:
             name = next((name for name in self.final if name != "loss"), "loss")
             score = f"{name} {self.final[name]:.4g}" if name in self.final else "Nothing was trained"
-        run_dir = shlex.quote(self.run_dir)
-        return f"{score}. The model is in {self.run_dir}; its page: tfaccel report {run_dir}"
+        place = shown_run(self.run_dir)
+        return f"{score}. The model is in {place}; its page: tfaccel report {shlex.quote(place)}"
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -152,7 +153,7 @@ class ShownRun:
     def complete(self, run_dir: Path) -> None:
         """Says that nothing is left to train."""
         if self._is_shown:
-            say(f"The run in {run_dir} is complete; there is nothing to train.")
+            say(f"The run in {shown_run(run_dir)} is complete; there is nothing to train.")
 
     def result(self, result: TrainResult) -> None:
         """Says what is wrong with the fit, if anything, and ends with one line: score, folder, the next command."""

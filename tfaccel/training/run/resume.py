@@ -38,6 +38,7 @@ from tfaccel.local_path import local_path
 from tfaccel.planning.option_checks import check_counts
 from tfaccel.processes.heartbeat import note_first_step
 from tfaccel.processes.launched import end_uncaught_with_status
+from tfaccel.remote import is_remote
 from tfaccel.training.epochs import Span, Validation, run_epochs
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.front import Source, new_order_seed
@@ -266,7 +267,7 @@ class Resume(keras.callbacks.Callback):
     differs.
 
     Args:
-        directory: for the checkpoints; created if it does not exist.
+        directory: for the checkpoints; created if it does not exist. An address such as s3://bucket/run is one as well.
         save_freq: "epoch" for a checkpoint after each epoch (or after several if epochs are so short that saving would
             take more than 2 % of the time), or a number of batches between checkpoints.
         keep: number of the newest checkpoints to keep.
@@ -329,7 +330,7 @@ class Resume(keras.callbacks.Callback):
         if state not in STATE_MODES:
             hint = did_you_mean(state, STATE_MODES) if isinstance(state, str) else ""
             raise WorkloadError(f'`state` must be "exact" or "restart". Received: state={state!r}.{hint}')
-        self.directory = local_path(directory, RunDirError)
+        self.directory = directory if is_remote(directory) else local_path(directory, RunDirError)
         self.save_freq, self.keep, self.data, self.state = save_freq, keep, data, state
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -378,7 +379,7 @@ class ResumedFit:
             stack.enter_context(directory.in_use())
             directory.start(None)
             stack.enter_context(self._nothing_kept_without_a_step())
-            stack.enter_context(lost_workers_named(engine.replicas.strategy, _WORKERS_AGAIN.format(directory.path)))
+            stack.enter_context(lost_workers_named(engine.replicas.strategy, _WORKERS_AGAIN.format(directory.shown)))
             signals = stack.enter_context(StopSignals(grace_seconds(), _CONTINUES))
             first_epoch, first_step = self._restore(engine, data, epochs=epochs, initial_epoch=initial_epoch)
             if self._where and verbose and engine.replicas.is_chief:
@@ -415,6 +416,7 @@ class ResumedFit:
             if self._directory.writes and not trained and self._directory.is_own():
                 shutil.rmtree(self._directory.checkpoints, ignore_errors=True)
                 (self._directory.path / "config.json").unlink(missing_ok=True)
+                self._directory.send()
             raise
 
     def _restore(self, engine: Engine, data: FitData, *, epochs: int, initial_epoch: int) -> tuple[int, int]:
@@ -427,13 +429,13 @@ class ResumedFit:
         epoch, step = position["epoch"], position["step_in_epoch"]
         if position["stopped"] or epoch >= epochs:
             _refuse_second_call(self._resume, self._directory.path)
-            self._where = f"The training in {self._directory.path} is complete after epoch {epoch}."
+            self._where = f"The training in {self._directory.shown} is complete after epoch {epoch}."
             if self._directory.path.resolve() in _ended_here:
                 logger.warning(self._where)
             return epochs, 0
         place = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("data/")}
         data.go_to(position["data"], place, epoch=epoch - initial_epoch)
-        self._where = f"Training continues in epoch {epoch + 1} after step {step}: {self._directory.path}."
+        self._where = f"Training continues in epoch {epoch + 1} after step {step}: {self._directory.shown}."
         return epoch, step
 
     def _callbacks(

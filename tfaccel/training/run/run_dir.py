@@ -25,9 +25,10 @@ from tfaccel.errors import PlanError, RunDirError, WorkloadError
 from tfaccel.files import get_sha256, whole_file, write_json, write_json_lines
 from tfaccel.hardware.hardware import Cluster
 from tfaccel.known_names import did_you_mean
-from tfaccel.local_path import is_utf8, local_path, shown_path
+from tfaccel.local_path import is_utf8, shown_path
 from tfaccel.planning.load_workload import list_recipes
 from tfaccel.planning.workload import Workload
+from tfaccel.training.run.remote_run import RemoteRun, remote_run, run_folder, shown_run
 from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
 from tfaccel.training.run.time_limit import FITTED, MAX_SECONDS
 
@@ -68,6 +69,7 @@ class RunDir:
         self, path: str | os.PathLike[str], config: dict[str, Any], *, resume: str = "never", writes: bool = True
     ) -> None:
         self.path = checked_place(path, resume)
+        self.remote = remote_run(self.path)
         self.config = config
         self.writes = writes
         self.resume_by = RESUME_BY_ARGUMENT  # how the user resumes the run, for messages
@@ -83,6 +85,11 @@ class RunDir:
             self.resumes = True
         self._seen = self._content()
         self.close: Callable[[], Any] = _nothing
+
+    @property
+    def shown(self) -> str:
+        """The directory, or the address that it is a copy of, for messages."""
+        return shown_run(self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -108,6 +115,12 @@ class RunDir:
                 self.make(self.checkpoints)
             else:
                 self.make(self.checkpoints, self.tensorboard, plan=plan)
+            self.send()
+
+    def send(self) -> None:
+        """Sends what has changed to the run's address, if it is not a local directory."""
+        if self.remote is not None and self.writes:
+            self.remote.send()
 
     def start_again(self, *, resumes: bool = True) -> None:
         """Lets a new session of this process continue the run from its newest checkpoint, or start it over."""
@@ -118,15 +131,21 @@ class RunDir:
         """Locks the directory until `close`, or until this process ends for any reason."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = RunLock(self.path)
+            lock = RunLock(self.path, self.shown)
         except OSError as error:
             raise self._cannot_be_written(error) from error
         self._lock = lock
-        self.close = weakref.finalize(self, lock.release)
+        self.close = weakref.finalize(self, _release, lock, self.remote)
+        try:
+            if self.remote is not None:
+                self.remote.hold()
+        except RunDirError:
+            self.close()
+            raise
         if self._content() != self._seen:
             self.close()
             raise RunDirError(
-                f"Another run has just written to the run directory {self.path}. Choose a new one, or resume "
+                f"Another run has just written to the run directory {self.shown}. Choose a new one, or resume "
                 f"that run: {self.resume_by}."
             )
 
@@ -135,11 +154,12 @@ class RunDir:
         """Unlocks the directory at the end of the block, and explains errors such as a full disk."""
         try:
             yield
+            self.send()
         except OSError as error:
             if error.errno not in _CANNOT_WRITE:
                 raise
             raise RunDirError(
-                f"The run directory {self.path} cannot be written: {error.strerror}. Free space, and resume the "
+                f"The run directory {self.shown} cannot be written: {error.strerror}. Free space, and resume the "
                 f"run: {self.resume_by}."
             ) from error
         finally:
@@ -151,7 +171,7 @@ class RunDir:
         return tuple(sorted((file.name, file.stat().st_mtime_ns) for file in files if file.exists()))
 
     def _cannot_be_written(self, error: OSError) -> RunDirError:
-        return RunDirError(f"The run directory {self.path} cannot be written: {error}. Choose another one.")
+        return RunDirError(f"The run directory {self.shown} cannot be written: {error}. Choose another one.")
 
     def make(self, *folders: Path, **files: dict[str, Any]) -> None:
         """Creates the directory with `config.json`, folders, and JSON files by name."""
@@ -210,7 +230,7 @@ class RunDir:
         """Raises RunDirError if the directory is another's, taken while this process was suspended, or moved away."""
         if self._lock is not None and self._lock.taken_by is not None:
             raise RunDirError(
-                f"Another run ({self._lock.taken_by}) has taken over the run directory {self.path}, because this "
+                f"Another run ({self._lock.taken_by}) has taken over the run directory {self.shown}, because this "
                 f"process was suspended for more than {STALE_SECONDS:g} seconds. That run continues; this one ends."
             )
         if self.writes and self.identity is not None:
@@ -271,13 +291,20 @@ class RunDir:
         longer = name == _EPOCHS and isinstance(there, int) and isinstance(here, int) and there < here
         advice = f' To train it longer: resume="{EXTEND}" (--resume={EXTEND}).' if longer else ""
         return RunDirError(
-            f"The run directory {self.path} holds another run: {name} is {there!r} there and {here!r} here. Choose "
+            f"The run directory {self.shown} holds another run: {name} is {there!r} there and {here!r} here. Choose "
             f"a new directory, or resume with the same settings.{advice}"
         )
 
 
 def _nothing() -> None:
     pass
+
+
+def _release(lock: RunLock, remote: RemoteRun | None) -> None:
+    """Unlocks a directory, and gives back the run at an address."""
+    if remote is not None:
+        remote.release()
+    lock.release()
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
@@ -298,6 +325,11 @@ class RunIdentity:
     path: Path
     run_id: str | None = field(default_factory=lambda: uuid.uuid4().hex)
 
+    @property
+    def shown(self) -> str:
+        """The directory, or the address that it is a copy of, for messages."""
+        return shown_run(self.path)
+
     def holds(self) -> bool:
         """Whether the directory still holds this run: it may have been moved away, and another run begun there."""
         try:
@@ -311,11 +343,11 @@ class RunIdentity:
             return
         if not self.path.is_dir():
             raise RunDirError(
-                f"The run directory {self.path} is gone. Training stops. Put it back and resume the run, or start it "
+                f"The run directory {self.shown} is gone. Training stops. Put it back and resume the run, or start it "
                 "again in a new one."
             )
         raise RunDirError(
-            f"The run directory {self.path} no longer holds this run: it was moved or emptied, and may hold another "
+            f"The run directory {self.shown} no longer holds this run: it was moved or emptied, and may hold another "
             "run now. Training stops, and leaves everything there as it is. Resume this run where its directory is "
             "now, or start it again in a new one."
         )
@@ -324,7 +356,7 @@ class RunIdentity:
         """Raises RunDirError for a checkpoint that another run has saved."""
         if run_id != self.run_id:
             raise RunDirError(
-                f"The checkpoint {place} belongs to another run than {self.path}, which cannot be continued from it. "
+                f"The checkpoint {place} belongs to another run than {self.shown}, which cannot be continued from it. "
                 f"Move {place.name} away, so that an older checkpoint is used, or choose a new run directory."
             )
 
@@ -362,32 +394,35 @@ def checked_place(path: str | os.PathLike[str], resume: str) -> Path:
     if resume not in RESUME:
         hint = did_you_mean(resume, RESUME)
         raise RunDirError(f'`resume` must be "never", "auto", "must" or "extend". Received: resume={resume!r}.{hint}')
-    path = local_path(path, RunDirError)
+    path = run_folder(path)
+    shown = shown_run(path)
     if not is_utf8(path):
         raise RunDirError(f"The name of the run directory must be UTF-8. Received: {shown_path(path)}.")
     try:
         if path.exists() and not path.is_dir():
-            raise RunDirError(f"The run directory is a file: {path}. Give the path of a directory.")
+            raise RunDirError(f"The run directory is a file: {shown}. Give the path of a directory.")
         is_empty = not path.is_dir() or all(map(_is_left, path.iterdir()))
     except OSError as error:
-        raise RunDirError(f"The run directory {path} cannot be read: {error.strerror}. Choose another one.") from error
+        raise RunDirError(f"The run directory {shown} cannot be read: {error.strerror}. Choose another one.") from error
     there = next((one for one in (path, *path.absolute().parents) if one.exists()), path)
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise RunDirError(f"The run directory {path} cannot be created: {there} is not a writable folder.")
+        raise RunDirError(f"The run directory {shown} cannot be created: {there} is not a writable folder.")
     if is_empty:
         if resume == "must":
-            raise RunDirError(f"{_MUST}, and the run directory {path} holds none. {_OR_START}")
+            raise RunDirError(f"{_MUST}, and the run directory {shown} holds none. {_OR_START}")
         return path
     if not (path / CONFIG_FILE).exists():
-        raise RunDirError(f"The run directory {path} is not empty and holds no run of tfaccel. Choose a new directory.")
+        raise RunDirError(
+            f"The run directory {shown} is not empty and holds no run of tfaccel. Choose a new directory."
+        )
     if resume == "never":
         raise RunDirError(
-            f"The run directory {path} already holds a run. Choose a new one, or resume that run: "
+            f"The run directory {shown} already holds a run. Choose a new one, or resume that run: "
             'resume="auto" (--resume=auto).'
         )
     read_config(path)
     if resume == "must" and not (path / "result.json").exists() and not any(path.glob("checkpoints/step_*")):
-        raise RunDirError(f"{_MUST}, and the one in {path} was stopped before its first checkpoint. {_OR_START}")
+        raise RunDirError(f"{_MUST}, and the one in {shown} was stopped before its first checkpoint. {_OR_START}")
     return path
 
 
@@ -413,6 +448,7 @@ def nothing_left_if_refused(directory: RunDir) -> Iterator[None]:
             if not was_there:
                 with contextlib.suppress(OSError):  # something else has written to it
                     directory.path.rmdir()
+            directory.send()
         raise
 
 

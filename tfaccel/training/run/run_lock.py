@@ -78,10 +78,10 @@ class Owner:
 
 
 class RunLock:
-    """Takes the directory of a run for this process, until `release`."""
+    """Takes the directory of a run for this process, until `release`; `shown` stands for it in messages."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._file = folder, folder / OWNER_FILE
+    def __init__(self, folder: Path, shown: str | None = None) -> None:
+        self._folder, self._file, self._shown = folder, folder / OWNER_FILE, shown or str(folder)
         self._owner = Owner.here()
         self.taken_by: str | None = None  # who has taken the directory from this process, which did not renew its lease
         self._release = self._acquired()
@@ -130,7 +130,7 @@ class RunLock:
                 raise self._in_use() from None
         logger.warning(
             "The run directory %s has an owner (%s). Waiting for up to %g seconds to see whether it is still there.",
-            self._folder,
+            self._shown,
             owner or "unknown",
             STALE_SECONDS,
         )
@@ -138,7 +138,7 @@ class RunLock:
             lease.acquire(timeout=STALE_SECONDS + RENEWAL_SECONDS)
         except Timeout:
             raise self._in_use() from None
-        logger.warning("The run directory %s was left by a process that has ended; it is taken over.", self._folder)
+        logger.warning("The run directory %s was left by a process that has ended; it is taken over.", self._shown)
         return lease
 
     def _note_loss(self) -> None:
@@ -148,7 +148,7 @@ class RunLock:
         owner = Owner.of(self._file)
         who = "" if owner is None else f" ({owner})"
         return RunDirError(
-            f"Another run is using the run directory {self._folder}{who}. Wait for it to end, or choose a new one."
+            f"Another run is using the run directory {self._shown}{who}. Wait for it to end, or choose a new one."
         )
 
 

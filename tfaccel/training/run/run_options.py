@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from tfaccel.errors import RunDirError, TfaccelError, WorkloadError
 from tfaccel.hardware.hardware import Cluster, Hardware
-from tfaccel.local_path import local_path
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.option_checks import ROLLBACK, check_fractions
 from tfaccel.planning.plan import Plan
@@ -20,6 +19,7 @@ from tfaccel.planning.plan_cache import cached_plan
 from tfaccel.planning.run_length import LearningRateScaling, scaling_advice
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.launched import whole_group_size
+from tfaccel.training.run.remote_run import run_folder
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals
 from tfaccel.training.run.time_limit import TimeLimit
@@ -55,7 +55,7 @@ def plan_and_origin(
         return default_plan(hardware, workload, **fixed), "by rules, as always with several workers"
     if resume != "never":
         rules = default_plan(hardware, workload, **fixed)
-        file = local_path(run_dir, RunDirError) / "plan.json"
+        file = run_folder(run_dir) / "plan.json"
         saved = _saved_plan(file)
         if saved is not None:
             places = [(plan.strategy, plan.devices, plan.num_workers) for plan in (saved, rules)]
@@ -209,7 +209,7 @@ def check_resumable(workload: Workload, directory: RunDir, on_nonfinite: str) ->
         raise WorkloadError(f'on_nonfinite="rollback" repeats steps with the same batches. {reason}, or use "skip".')
     if reason and directory.resumes and any(directory.checkpoints.glob("step_*")):
         raise RunDirError(
-            f"The run in {directory.path} cannot be resumed exactly. {reason}, and start over in another directory."
+            f"The run in {directory.shown} cannot be resumed exactly. {reason}, and start over in another directory."
         )
     if reason:
         logger.warning(f"This run cannot be resumed if it is stopped. {reason}.")

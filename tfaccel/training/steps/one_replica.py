@@ -102,9 +102,12 @@ class OneReplica:
                 for optimizer in get_optimizers(self.model).values():
                     stack.enter_context(private_api.single_device_optimizer(optimizer))
 
-                    def build(trainable: list[keras.Variable], optimizer: Any = optimizer) -> None:
+                    def build(trainable: list[keras.Variable], optimizer: Any = optimizer) -> bool:
                         with private_api.local_variables(variables, distributed):
+                            if not optimizer.built and not self._are_in_scope(trainable):
+                                return False
                             build_optimizer(optimizer, trainable, self.replicas.strategy)
+                            return True
 
                     attributes = {"apply": self._local_apply(optimizer, build)}
                     stack.enter_context(instance_attributes(optimizer, attributes))
@@ -112,15 +115,24 @@ class OneReplica:
 
         return graph_function(run, jit_compile=True, reduce_retracing=True) if self._jit_compile else run
 
+    def _are_in_scope(self, variables: list[keras.Variable]) -> bool:
+        """Whether slots can be placed beside variables: whether all were created under the strategy."""
+        created = self.replicas.strategy.extended.variable_created_in_scope
+        return self.replicas.is_default or all(created(private_api.tf_variable(one)) for one in variables)
+
     def _local_apply(
-        self, optimizer: keras.optimizers.Optimizer, build: Callable[[list[keras.Variable]], None]
+        self, optimizer: keras.optimizers.Optimizer, build: Callable[[list[keras.Variable]], bool]
     ) -> Callable[..., None]:
         """`optimizer.apply` on plain variables; a custom step may apply an optimizer that is not built yet."""
 
         def apply(gradients: Any, trainable_variables: Any = None) -> None:
             trainable = None if trainable_variables is None else list(trainable_variables)
-            if trainable is not None and (not self.replicas.is_default or have_values(trainable)):
-                build(trainable)
+            if (
+                trainable is not None
+                and (not self.replicas.is_default or have_values(trainable))
+                and not build(trainable)
+            ):
+                return  # a trace has built the model: it only tells whether the step can be traced
             if is_plain():
                 descend(gradients, self.model.trainable_variables if trainable is None else trainable)
                 return

@@ -128,13 +128,40 @@ def fixed_rows_named(model: keras.Model, replicas: Replicas, kind: str, data: An
     except TfaccelError:
         raise
     except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError) as error:
-        sizes = None if data is None or replicas.num_replicas == 1 else rows_of_replica(data, replicas.num_replicas)
+        several = data is not None and replicas.num_replicas > 1
+        counts = numbers_of_rows(data) if several else []
+        if len(set(counts)) > 1:
+            raise PlanError(_of_uneven_rows(f"{type(model).__name__}.{kind}_step", counts, error)) from error
+        sizes = rows_of_replica(data, replicas.num_replicas) if several else None
         if sizes is None or failure_of_one_device(model, replicas, kind, with_rows(data, sizes[0])) is not None:
             raise
         failure = failure_of_one_device(model, replicas, kind, with_rows(data, sizes[1]))
         if failure is None:
             raise
         raise PlanError(fixed_rows(f"{type(model).__name__}.{kind}_step", sizes, failure)) from error
+
+
+def numbers_of_rows(data: Any) -> list[int]:
+    """The number of rows of each dense tensor of a batch."""
+    leaves = [leaf for leaf in keras.tree.flatten(data) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+    return [int(leaf.shape[0]) for leaf in leaves if leaf.shape[0] is not None]
+
+
+def _of_uneven_rows(step: str, counts: list[int], failure: Exception) -> str:
+    """The message for a step that fails on a replica's share of tensors that have different numbers of rows."""
+    return (
+        f"{step} fails on the rows of one replica: {_first_words(failure)}. The tensors of a batch have "
+        f"{', '.join(map(str, counts))} rows, and each replica gets its share of each, so that rows which belong "
+        "together, such as the nodes and the edges of merged graphs, are on different replicas. Give each example one "
+        "row in all tensors (padded, or ragged), or build the model outside the strategy to train on one replica."
+    )
+
+
+def _first_words(failure: Exception) -> str:
+    """What an error says, without terminal colors and nodes of the graph."""
+    what = re.sub(r"\x1b\[\d*m", "", str(failure)).partition(" for '{{node")[0]
+    found = re.search(r"Incompatible shapes: [^\n]*", what)
+    return " ".join((found[0] if found else what).split()).rstrip(".")[:300]
 
 
 def fixed_rows(step: str, sizes: tuple[int, int], failure: Exception) -> str:
@@ -144,12 +171,10 @@ def fixed_rows(step: str, sizes: tuple[int, int], failure: Exception) -> str:
         sizes: the number of rows of the batch, and of one replica.
         failure: what the step raised on the rows of one replica.
     """
-    what = re.sub(r"\x1b\[\d*m", "", str(failure)).partition(" for '{{node")[0]  # no terminal colors, no graph nodes
-    what = " ".join(what.split()).rstrip(".")
     return (
         f"{step} works on a batch of {sizes[0]} rows, but not on the {sizes[1]} of one replica: "
-        f"{type(failure).__name__}: {what:.300}. A number of rows is written into it, or the first axis of the data is "
-        f"not that of the rows. Replace a fixed {sizes[0]} by the number of rows that the step receives, "
+        f"{type(failure).__name__}: {_first_words(failure)}. A number of rows is written into it, or the first axis of "
+        f"the data is not that of the rows. Replace a fixed {sizes[0]} by the number of rows that the step receives, "
         "`tf.shape(x)[0]`, and put the rows on the first axis; or build the model outside the strategy to train on one "
         "replica."
     )

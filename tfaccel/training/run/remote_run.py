@@ -1,0 +1,293 @@
+"""A run directory at an address such as s3://bucket/run: a local copy, which is sent there after each checkpoint.
+
+Training reads and writes the local copy alone. Stores have no rename, so what makes a run whole is the order in which
+its files are sent, which a kill may cut anywhere. A checkpoint's arrays come after all that it needs, and its header
+last, for a checkpoint without a header is none; `result.json` after all; and old checkpoints lose their header first.
+
+One process trains in a run. Across machines it holds a lease, an object that it rewrites every few seconds, and that
+others take over if it is not rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tfaccel.errors import RunDirError, TfaccelError
+from tfaccel.hardware.cluster import find_cluster
+from tfaccel.hardware.machine import Machine
+from tfaccel.local_path import local_path
+from tfaccel.remote import (
+    CopyNotes,
+    RemoteFolder,
+    copy_changed,
+    folder_of_copies,
+    get_state,
+    is_hidden,
+    is_remote,
+)
+from tfaccel.training.run.run_lock import OWNER_FILE, RENEWAL_SECONDS, STALE_SECONDS, Owner, RunLock
+
+logger = logging.getLogger("tfaccel")
+
+_CONFIG, _RESULT, _HEADER = "config.json", "result.json", "state.json"
+_CHECKPOINTS = "checkpoints/"
+_runs: dict[Path, RemoteRun] = {}  # of this process, by their local copies
+
+
+class RemoteRun:
+    """The run at an address, and its local copy.
+
+    Attributes:
+        address: where the run is kept.
+        path: the local copy.
+    """
+
+    def __init__(self, address: str | os.PathLike[str]) -> None:
+        self._remote = RemoteFolder(address, RunDirError)
+        self.address = self._remote.address
+        cluster = find_cluster(Machine.here())
+        number = 0 if cluster is None else cluster.task_index  # workers of one machine read copies of their own
+        self.path = folder_of_copies("runs" if not number else f"runs-of-worker-{number}", self.address, RunDirError)
+        self._lease: _Lease | None = None
+        self._sending = threading.Lock()
+
+    def fetch(self) -> None:
+        """Brings the local copy up to date, unless this process holds the run.
+
+        A copy that was not sent, because its process was killed or the store could not be reached, stays if the run at
+        the address is still as it was.
+        """
+        if self._lease is not None:
+            return
+        self._remote.check_writable()
+        lock = RunLock(self.path, self.address)
+        try:
+            found = {name: version for name, version in self._remote.list_files().items() if not is_hidden(name)}
+            notes = CopyNotes(self.path)
+            known = notes.versions
+            if known and found.keys() == known.keys() and all(found[name].is_same(known[name]) for name in found):
+                return
+            if found and _CONFIG not in found:
+                raise RunDirError(
+                    f"The run directory {self.address} is not empty and holds no run of tfaccel. Choose a new one."
+                )
+            headless = {
+                name
+                for name in found
+                if name.startswith(_CHECKPOINTS) and f"{name.rpartition('/')[0]}/{_HEADER}" not in found
+            }
+            copy_changed(self._remote, {name: found[name] for name in found.keys() - headless}, self.path)
+            notes = CopyNotes(self.path)
+            notes.note({name: found[name] for name in headless})  # not here, so that they are removed there
+        finally:
+            lock.release()
+
+    def hold(self) -> None:
+        """Takes the run for this process.
+
+        Raises:
+            RunDirError: if another one is using it.
+        """
+        self._lease = self._lease or _Lease(self._remote)
+
+    def release(self) -> None:
+        """Gives the run back."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+
+    @property
+    def taken_by(self) -> str | None:
+        """Who has taken the run from this process, which had not rewritten its lease."""
+        return None if self._lease is None else self._lease.taken_by
+
+    def send(self) -> None:
+        """Sends what has changed since it was last sent.
+
+        Raises:
+            RunDirError: if the address no longer holds this run, or the store does not answer.
+        """
+        with self._sending:
+            notes = CopyNotes(self.path)
+            self._check_own(notes)
+            here = {file.relative_to(self.path).as_posix() for file in self.path.rglob("*") if file.is_file()}
+            here = {name for name in here if not is_hidden(name)}
+            gone = sorted(notes.versions.keys() - here, key=_order, reverse=True)  # headers before arrays
+            if _RESULT in gone:
+                self._remove([_RESULT], notes)
+            changed = [name for name in sorted(here, key=_order) if notes.has_changed(name)]
+            for name in changed:
+                if name == _RESULT:  # with it, the run is complete
+                    self._remove(gone, notes)
+                if name.startswith(_CHECKPOINTS) and not name.endswith(f"/{_HEADER}"):
+                    header = f"{name.rpartition('/')[0]}/{_HEADER}"
+                    if header in notes.versions and notes.has_changed(header):  # of a checkpoint that is replaced
+                        self._remove([header], notes)
+                self._put(name, notes)
+            self._remove(gone, notes)
+            if changed:
+                found = self._remote.list_files()
+                notes.tag({name: found[name] for name in changed if name in found})
+
+    def _put(self, name: str, notes: CopyNotes) -> None:
+        state = get_state(self.path / name)
+        if state is not None:  # else it was removed just now
+            self._remote.put(self.path / name, name)
+            notes.note_sent(name, state)
+
+    def _remove(self, names: list[str], notes: CopyNotes) -> None:
+        for name in names:
+            if name in notes.versions:
+                self._remote.remove(name)
+        notes.forget(names)
+
+    def _check_own(self, notes: CopyNotes) -> None:
+        if self.taken_by is not None:
+            raise RunDirError(
+                f"Another run ({self.taken_by}) has taken over {self.address}, because this process did not write its "
+                f"lease there for more than {STALE_SECONDS:g} seconds. That run continues; this one ends."
+            )
+        if _CONFIG not in notes.versions:
+            return
+        sent = self._remote.read(_CONFIG)
+        own = self.path / _CONFIG
+        if sent is None or (own.exists() and _run_id(sent) != _run_id(own.read_bytes())):
+            raise RunDirError(
+                f"{self.address} no longer holds this run: it was moved or emptied, and may hold another run now. "
+                f"Training stops, and leaves everything there as it is. The copy of this run is in {self.path}."
+            )
+
+
+class _Lease:
+    """An object that says who uses a run, rewritten by a thread until `release`."""
+
+    def __init__(self, remote: RemoteFolder) -> None:
+        self._remote = remote
+        self._own = {**asdict(Owner.here()), "token": uuid.uuid4().hex}
+        self.taken_by: str | None = None
+        self._wait_until_free()
+        self._write()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Removes the object, unless it is another's."""
+        self._ended.set()
+        self._thread.join()
+        if self._read().get("token") == self._own["token"]:
+            self._remote.remove(OWNER_FILE)
+
+    def _wait_until_free(self) -> None:
+        seen = self._read()
+        is_from_here = seen.get("place") == self._own["place"]
+        if not seen or (is_from_here and not _is_alive(seen.get("pid"))):
+            return
+        logger.warning(
+            "%s has an owner (%s). Waiting for up to %g seconds to see whether it is still there.",
+            self._remote.address,
+            _words(seen),
+            STALE_SECONDS,
+        )
+        waited_until = time.monotonic() + STALE_SECONDS
+        while time.monotonic() < waited_until:
+            time.sleep(min(RENEWAL_SECONDS, STALE_SECONDS / 4))
+            now = self._read()
+            if not now:
+                return
+            if now != seen:
+                raise RunDirError(
+                    f"Another run is using {self._remote.address} ({_words(now)}). Wait for it to end, or choose "
+                    "another address."
+                )
+        logger.warning("%s was left by a process that has ended; it is taken over.", self._remote.address)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEWAL_SECONDS):
+            try:
+                found = self._read()
+                if found.get("token") not in (None, self._own["token"]):
+                    self.taken_by = _words(found)
+                    return
+                self._write()
+            except TfaccelError as error:
+                logger.debug("The lease was not renewed: %s", error)
+
+    def _write(self) -> None:
+        self._remote.write(OWNER_FILE, json.dumps({**self._own, "renewed": time.time()}).encode())
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._remote.read(OWNER_FILE) or b"{}"))
+        except (ValueError, TypeError):
+            return {}
+
+
+def run_folder(given: str | os.PathLike[str]) -> Path:
+    """The folder of a run: a local path as it is given, or the local copy of an address, brought up to date.
+
+    Raises:
+        RunDirError: if the address cannot be used, or another process of this machine trains in it.
+    """
+    if not is_remote(given):
+        return local_path(given, RunDirError)
+    run = RemoteRun(given)
+    run = _runs.setdefault(run.path, run)
+    run.fetch()
+    return run.path
+
+
+def remote_run(path: Path) -> RemoteRun | None:
+    """The run whose local copy a folder is; None for a folder that is no such copy."""
+    return _runs.get(path)
+
+
+def shown_run(path: str | os.PathLike[str]) -> str:
+    """The address of a run, or its path, for messages."""
+    run = _runs.get(Path(path))
+    return str(path) if run is None else run.address
+
+
+def send_run(path: str | os.PathLike[str]) -> None:
+    """Sends what was written into a run directory after its training, if it is at an address."""
+    run = _runs.get(Path(path))
+    if run is not None:
+        run.send()
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Where a file stands in the order in which files are sent."""
+    if name in (_CONFIG, _RESULT):
+        return (0 if name == _CONFIG else 4), name
+    if not name.startswith(_CHECKPOINTS):
+        return 1, name
+    return (3 if name.endswith(f"/{_HEADER}") else 2), name
+
+
+def _run_id(config: bytes) -> Any:
+    try:
+        return json.loads(config).get("run_id")
+    except (ValueError, AttributeError):
+        return None
+
+
+def _is_alive(pid: Any) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, TypeError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _words(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}: {owner.get('command')}"
