@@ -138,7 +138,9 @@ def test_tensors_of_different_numbers_of_rows_whose_shares_do_not_fit_together()
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = Graphs()
         model.compile("sgd", "mse")
-    match = r"Graphs.train_step fails on the rows of one replica: .*The tensors of a batch have 16, 16, 4 rows, and each"
+    match = (
+        r"Graphs.train_step fails on the rows of one replica: .*The tensors of a batch have 16, 16, 4 rows, and each"
+    )
     with pytest.raises(PlanError, match=match):
         tfaccel.fit(model, data, shuffle=False, verbose=0)
 

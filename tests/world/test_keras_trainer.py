@@ -27,7 +27,7 @@ DIFFERENCES = {
     f"keras/src/trainers/data_adapters/tf_dataset_adapter_test.py::TestTFDatasetAdapter::{DISTRIBUTED}": "A "
     "`tf.distribute.DistributedDataset` is refused: pass the `tf.data.Dataset` that it was made from.",
     "keras/src/trainers/trainer_test.py::TestTrainer::test_retracing": "A custom `train_step` is traced up to four "
-    "times, twice as often as by Keras."
+    "times, twice as often as by Keras.",
 }
 
 
