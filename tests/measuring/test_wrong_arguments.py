@@ -6,7 +6,16 @@ import operator
 import pytest
 
 import tfaccel
-from tfaccel.errors import HardwareError, PlanError, ReportError, RunDirError, SearchError, TfaccelError, WorkloadError
+from tfaccel.errors import (
+    DataError,
+    HardwareError,
+    PlanError,
+    ReportError,
+    RunDirError,
+    SearchError,
+    TfaccelError,
+    WorkloadError,
+)
 from tfaccel.local_path import local_path
 from tfaccel.tuning.search_processes import processes_on
 
@@ -126,3 +135,25 @@ def test_an_argument_that_a_search_does_not_take_has_the_right_one():
         tfaccel.search(WORKLOAD, run_dir="nowhere", on_rows=print)
     with pytest.raises(SearchError, match=r"A search has no option 'trials'\. Did you mean 'max_trials'\?"):
         tfaccel.search(WORKLOAD, trials=3)
+
+
+@pytest.mark.usefixtures("logical_devices")
+def test_a_model_without_data_or_targets_is_told_what_it_needs(tmp_path):
+    import keras
+    import numpy as np
+
+    x = np.ones((8, 4), "float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for verb in (tfaccel.find_batch_size, tfaccel.find_fastest, tfaccel.estimates.estimate_memory):
+        with pytest.raises(WorkloadError, match=r"give x and y after it; or a tfaccel.Workload.*a Sequential alone"):
+            verb(model)
+    with pytest.raises(SearchError, match=r"A search takes a workload and a space.*Received: 3 arguments by position"):
+        tfaccel.search(model, x, x[:, :1], run_dir=tmp_path / "search")
+    for verb in (tfaccel.fit, tfaccel.evaluate):
+        with pytest.raises(DataError, match=r"needs targets, and the data have none. Pass y, or batches of \(x, y\)"):
+            verb(model, x, verbose=0)
+    with pytest.raises(DataError, match=r"`validation_split` must be a number between 0 and 1. Received: 1.5"):
+        tfaccel.fit(model, x, x[:, :1], validation_split=1.5)
+    with pytest.raises(WorkloadError, match=r"`replicas` must be a whole number of at least 1. Received: replicas=0"):
+        tfaccel.check(model, x, x[:, :1], replicas=0)

@@ -17,6 +17,7 @@ from typing import Any
 from tfaccel.errors import RunDirError, TfaccelError, WorkloadError
 from tfaccel.files import get_sha256
 from tfaccel.known_names import did_you_mean
+from tfaccel.planning.own_model import is_model
 from tfaccel.planning.workload import Workload, call_own
 from tfaccel.remote import readable_path
 
@@ -83,6 +84,11 @@ def as_workload(given: Workload | str | Callable[..., Any], **options: Any) -> W
         return load_workload(given, **options) if ":" in given else load_recipe(given, **options)
     if isinstance(given, Workload):
         return _from_object(f"The workload {given.name!r}", given, options)
+    if is_model(given):
+        raise WorkloadError(
+            "A Keras model is trained on data: give x and y after it; or a tfaccel.Workload, which has both: "
+            f"tfaccel.Workload.of(build_model, x, y). Received: a {type(given).__name__} alone."
+        )
     if not callable(given):
         raise WorkloadError(
             "A workload is a tfaccel.Workload, the name of a recipe, an import path (package.module:function), or a "

@@ -17,6 +17,7 @@ from tfaccel.argument_types import checks_types
 from tfaccel.errors import TfaccelError
 from tfaccel.known_names import suggests_names
 from tfaccel.local_path import local_path
+from tfaccel.planning.option_checks import check_counts
 from tfaccel.processes.child import ProcessError, run_program
 from tfaccel.records import Record
 from tfaccel.short_repr import noun
@@ -117,6 +118,7 @@ def check(
         >>> tfaccel.check(model, x, x[:, :1], batch_size=8, steps=3).is_equal
         True
     """
+    check_counts(replicas=replicas, steps=steps)
     if isinstance(model, str | os.PathLike):
         return check_script(str(local_path(model, TfaccelError)), num_replicas=replicas, num_steps=steps)
     from tfaccel.training.front import prepared_model

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfaccel.data import private_pipelines
 from tfaccel.data.private_pipelines import get_batch_size
-from tfaccel.errors import PlanError, RunDirError, WorkloadError
+from tfaccel.errors import DataError, PlanError, RunDirError, WorkloadError
 from tfaccel.planning.option_checks import SKIP, STOP, check_policy
 from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import Span, run_epochs, validation_of_fit
@@ -159,6 +159,8 @@ def fit(
     options = replace(options, stop_at_non_finite_loss=on_nonfinite == STOP, leaves_out=on_nonfinite == SKIP)
     replicas, (resume, others) = Replicas(model.distribute_strategy), _taken_out(callbacks)
     if validation_split and validation_data is None:
+        if not 0 < validation_split < 1:
+            raise DataError(f"`validation_split` must be a number between 0 and 1. Received: {validation_split}.")
         (x, y, sample_weight), validation_data = private_pipelines.validation_split(
             (x, y, sample_weight), validation_split
         )

@@ -264,6 +264,12 @@ class SearchOptions:
         return {**own, "objective": list(self.objective) if isinstance(self.objective, tuple) else self.objective}
 
 
+_OF_DATA = (
+    "A search takes a workload and a space, search(workload, build, run_dir=...), and its data from the workload: "
+    "tfaccel.Workload.of(build_model, x, y). Received: {} arguments by position."
+)
+
+
 def _check_names(names: Iterable[str], known: Collection[str]) -> None:
     """Raises SearchError for an unknown name; says what stands in place of an argument of Keras Tuner."""
     for name in names:
@@ -290,9 +296,12 @@ def takes_search_options(function: _Searches) -> _Searches:
     ]
     parameters = [*own, *options, others]
     known = [one.name for one in parameters if one is not others]
+    positional = [one for one in own if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(positional):
+            raise SearchError(_OF_DATA.format(len(args)))
         _check_names(set(kwargs) - {*plan_field_names(), PRECISION}, known)
         return function(*args, **kwargs)
 

@@ -348,6 +348,18 @@ def some_rows(batch: Any, first: int, num_rows: int) -> Any:
     return keras.tree.map_structure(of, batch)
 
 
+def rows_of_share(batch: Any, share: int, num_shares: int) -> Any:
+    """A replica's rows of a batch; of each dense tensor the same fraction."""
+
+    def of(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+            return leaf
+        first, stop = split_rows(int(leaf.shape[0]), share, num_shares)
+        return leaf[first:stop]
+
+    return keras.tree.map_structure(of, batch)
+
+
 def get_specs(data: Any, known: Any = None) -> Any:
     """The specs of a batch.
 

@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.feeds import Feed, IteratorFeed
-from tfaccel.errors import CoupledRowsError
+from tfaccel.errors import CoupledRowsError, PlanError
 from tfaccel.training.private.private_slots import get_every_slot
-from tfaccel.training.proof.one_device import get_num_rows, get_specs
+from tfaccel.training.proof.one_device import get_num_rows, get_specs, rows_of_share
 from tfaccel.training.proof.proof import Proof, make_refusal
 from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gather_rows import LOSS_GATHERED, can_gather, has_own_loss
@@ -35,6 +35,7 @@ from tfaccel.training.steps.model_parts import (
     moved_by_gradients,
 )
 from tfaccel.training.steps.overrides import instance_attributes, keeps_methods
+from tfaccel.training.steps.step_errors import numbers_of_rows, uneven_rows
 from tfaccel.training.steps.step_graphs import WindowResult
 
 if TYPE_CHECKING:
@@ -175,6 +176,8 @@ class StepChecks:
         if step.is_apart:
             self._conclude_apart(kind, step, data)
             return None
+        if self._engine.replicas.num_workers > 1:
+            self._check_shares(kind, step, data)
         step.begin(data)
         done = [self._run_first(kind, step, data, feed, one_step)]
 
@@ -189,6 +192,24 @@ class StepChecks:
         step.put_back()
         self._conclude_apart(kind, self._with_fewer_rows(kind, data), data)
         return one_step(IteratorFeed(_only(data, feed.spec)))
+
+    def _check_shares(self, kind: str, step: StepProof, data: Any) -> None:
+        """Runs the step of one device on each replica's rows, if tensors of a batch have different numbers of rows.
+
+        All workers do this alike, so that none waits for one whose step fails.
+
+        Raises:
+            PlanError: if it fails.
+        """
+        counts, num_replicas = numbers_of_rows(data), self._engine.replicas.num_replicas
+        for replica in range(num_replicas if len(set(counts)) > 1 else 0):
+            rows = rows_of_share(data, replica, num_replicas)
+            try:
+                if step.has_shapes(rows):
+                    step.run_alone(rows)
+            except tf.errors.InvalidArgumentError as error:
+                name = f"{type(self._engine.model).__name__}.{kind}_step"
+                raise PlanError(uneven_rows(name, counts, error)) from error
 
     def _run_first(self, kind: str, step: StepProof, data: Any, feed: Feed, one_step: Callable[..., Any]) -> Any:
         """What the engine's step returns; losses and metrics that need more rows than a replica has get all rows."""

@@ -112,8 +112,7 @@ class StepProof:
         self.has_fewer_rows, self.is_too_large = every > 1, False
         self._graphs: list[tf.Graph] = []
         self._drawn: list[bool] = []
-        self._before = State([])
-        self._accumulated: dict[int, np.ndarray] = {}
+        self._before, self._accumulated = State([]), dict[int, np.ndarray]()
         self._of_one: StepAhead | None = None
         self._failure, self._one_overflows = "", False
         self._on_shares: ReplicaLayers | None = None
@@ -173,6 +172,10 @@ class StepProof:
     def num_bytes(self) -> int:
         """The size of what is taken note of before each step that is compared."""
         return sum((variable.shape.num_elements() or 0) * variable.dtype.size for variable in self._variables)
+
+    def run_alone(self, rows: Any) -> Any:
+        """Runs the step of one device on some rows, whose shapes it takes; changes nothing."""
+        return None if self._failure else self._step_of_one(rows, State(self._variables))
 
     def begin(self, data: Any) -> None:
         """Takes note of the state that the engine's step is about to begin with, and starts the step of one device."""

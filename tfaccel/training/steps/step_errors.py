@@ -30,8 +30,8 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
     """Within the block, adds a note to errors that replicas or a lack of memory may have caused.
 
     Raises:
-        DataError: if the rows of a batch do not belong together, a step takes one of them that a replica does not have,
-            or an id is beyond its embedding table.
+        DataError: if there are no targets, the rows of a batch do not belong together, a step takes one of them that a
+            replica does not have, or an id is beyond its embedding table.
         PlanError: if a step sums over the replicas where they cannot wait for each other, or Keras's optimizer fails
             on a sparse gradient.
     """
@@ -47,6 +47,7 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
         error.add_note(_IF_SHORT_OF_MEMORY)
         raise
     except Exception as error:
+        _raise_no_targets(error)
         _raise_waits_in_branch(error, num_replicas)
         raise_missing_row(error, num_replicas)
         _note_own_rows(error, num_replicas)
@@ -56,6 +57,14 @@ def clear_errors(num_replicas: int) -> Iterator[None]:
 def _note_own_rows(error: Exception, num_replicas: int) -> None:
     if num_replicas > 1:
         error.add_note(f"Each of the {num_replicas} replicas sees only its own rows of a batch.")
+
+
+def _raise_no_targets(error: Exception) -> None:
+    """Raises DataError for what TensorFlow says of a loss or a metric that gets None for its targets."""
+    if isinstance(error, ValueError) and str(error).strip() == "None values not supported.":
+        raise DataError(
+            "A loss or a metric of the model needs targets, and the data have none. Pass y, or batches of (x, y)."
+        ) from error
 
 
 def _raise_waits_in_branch(error: Exception, num_replicas: int) -> None:
@@ -131,7 +140,7 @@ def fixed_rows_named(model: keras.Model, replicas: Replicas, kind: str, data: An
         several = data is not None and replicas.num_replicas > 1
         counts = numbers_of_rows(data) if several else []
         if len(set(counts)) > 1:
-            raise PlanError(_of_uneven_rows(f"{type(model).__name__}.{kind}_step", counts, error)) from error
+            raise PlanError(uneven_rows(f"{type(model).__name__}.{kind}_step", counts, error)) from error
         sizes = rows_of_replica(data, replicas.num_replicas) if several else None
         if sizes is None or failure_of_one_device(model, replicas, kind, with_rows(data, sizes[0])) is not None:
             raise
@@ -147,7 +156,7 @@ def numbers_of_rows(data: Any) -> list[int]:
     return [int(leaf.shape[0]) for leaf in leaves if leaf.shape[0] is not None]
 
 
-def _of_uneven_rows(step: str, counts: list[int], failure: Exception) -> str:
+def uneven_rows(step: str, counts: list[int], failure: Exception) -> str:
     """The message for a step that fails on a replica's share of tensors that have different numbers of rows."""
     return (
         f"{step} fails on the rows of one replica: {_first_words(failure)}. The tensors of a batch have "
