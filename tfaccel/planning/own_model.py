@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
+from tfaccel.data.hub_presets import prepares_data
 from tfaccel.errors import PlanError, WorkloadError
 from tfaccel.keras_file import check_members
 from tfaccel.planning.private_models import given_compile_arguments, recurrent_states
@@ -192,6 +193,8 @@ def recreated(model: Any) -> Any:
     kind = type(model)
     try:
         made = kind.from_config(model.get_config())
+        if prepares_data(model):
+            made.preprocessor = model.preprocessor  # whose config has no vocabulary
         if len(made.weights) != len(model.weights):
             raise ValueError("its layers are built when it is called")
     except Exception as error:  # whatever the user's class raises

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.given_data import given_data
+from tfaccel.data.hub_presets import prepared_by_task, prepares_data
 from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.known_names import hint_of_keras_error
 from tfaccel.planning.compile_arguments import compile_function, data_after_model
@@ -202,7 +203,7 @@ class Workload:
         Args:
             build_model: `build_model()` returns a Keras model, which may be uncompiled if compile arguments are given.
                 It is called inside the scope of the strategy. Or a compiled model, which is recreated there from its
-                config, with its weights.
+                config, with its weights; a task of KerasHub prepares the data by its preprocessor, as in its `fit`.
             x, y: arrays, dictionaries or lists of arrays, data frames; or x a `tf.data.Dataset` of batches, a
                 `keras.utils.PyDataset` or a Grain pipeline, which yields the targets itself.
             sample_weight, class_weight, shuffle: as in `Model.fit`.
@@ -230,13 +231,17 @@ class Workload:
             (8, 32)
         """
         name = name or get_name(build_model)
+        task = build_model if prepares_data(build_model) else None
         build_model = checked_build_model(build_model)
+        if task is not None:
+            batch_size = batch_size or (given_data(x).batch_size if hasattr(x, "element_spec") else None)
+            x, y, sample_weight = prepared_by_task(task, x, y, sample_weight)
         compiled, identity = compile_function(build_model, compile_args)
         data = given_data(x, y, sample_weight, shuffle=shuffle, class_weight=class_weight)
         held_out = None
         if validation_data is not None:
             parts = validation_data if isinstance(validation_data, tuple | list) else (validation_data,)
-            held_out = given_data(*parts)
+            held_out = given_data(*(parts if task is None else prepared_by_task(task, *parts)))
         elif validation_split:
             if not hasattr(data, "split"):
                 raise WorkloadError(f"`validation_split` is for arrays. Give validation_data beside a {data.what}.")

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.feeds import ResumedPlace
+from tfaccel.data.hub_presets import prepares_data
 from tfaccel.data.sources import IteratorSource
 from tfaccel.errors import WorkloadError
 from tfaccel.known_names import hint_of_keras_error
@@ -59,7 +60,8 @@ def compiled_model(
         raise WorkloadError(
             f"build_model of workload {workload.name!r} must return a Keras 3 model. Received: {model!r:.200}"
         )
-    refuse_own_methods(model, f"build_model of workload {workload.name!r}")
+    if not (isinstance(workload.build_model, RebuiltModel) and prepares_data(model)):  # its data are prepared already
+        refuse_own_methods(model, f"build_model of workload {workload.name!r}")
     if isinstance(workload.build_model, RebuiltModel):
         workload.build_model.check_dtype_policy(plan.dtype_policy)
     if isinstance(workload.compile_args, CompiledByModel):
