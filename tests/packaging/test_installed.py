@@ -107,8 +107,8 @@ def test_metadata():
     assert about["Version"] == tfaccel.__version__
     assert about["License"] == "Apache-2.0"
     assert about["Requires-Python"] == "<3.14,>=3.11"
-    extras = "compress detection dev docs gpu grain hub huggingface litert onnx optuna ray report serve text tfds tfmot"
-    extras += " tpu-aot tune"
+    extras = "compress detection dev docs gpu grain hub huggingface litert onnx optuna ray report serve storage"
+    extras += " text tfds tfmot tpu-aot tune"
     assert sorted(about.get_all("Provides-Extra")) == extras.split()
     assert about.get_payload().startswith("# tfaccel")
     [entry_point] = metadata.entry_points(group="console_scripts", name="tfaccel")

@@ -13,13 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tfaccel.errors import DataError, WorkloadError
+from tfaccel.errors import WorkloadError
 from tfaccel.known_names import did_you_mean
 
 _MAX_REASON_LENGTH = 300  # characters
-_ROWS_AT_ONCE = 1024  # that a task prepares
 
 
 @dataclass(frozen=True)
@@ -128,55 +125,3 @@ def prepares_data(model: Any) -> bool:
         one.__name__ == "PipelineModel" and one.__module__.startswith("keras_hub") for one in type(model).__mro__
     )
     return is_task and getattr(model, "preprocessor", None) is not None
-
-
-def prepared_by_task(task: Any, x: Any, y: Any = None, sample_weight: Any = None) -> tuple[Any, Any, Any]:
-    """Data as a KerasHub task's preprocessor makes them: x, y and sample weights for the model behind it.
-
-    Arrays are prepared once, in memory; a `tf.data.Dataset` of batches as it is read, as in the task's `fit`.
-
-    Raises:
-        DataError: for data of another kind, for those that the task cannot prepare, and for a preprocessor that draws
-            random numbers, such as masks, which the task's `fit` draws anew in each epoch.
-    """
-    import keras
-
-    if hasattr(x, "element_spec"):
-        return x.map(task.preprocess_samples, num_parallel_calls=-1), None, None
-    leaves = [leaf for leaf in keras.tree.flatten((x, y, sample_weight)) if leaf is not None]
-    if not all(hasattr(leaf, "shape") and len(leaf.shape) for leaf in leaves):
-        raise DataError(
-            f"The preprocessor of {type(task).__name__} takes arrays, or a tf.data.Dataset of batches. Received: "
-            f"{type(x).__name__}. For a list, pass numpy.array(x)."
-        )
-
-    def prepared(first: int) -> Any:
-        rows = keras.tree.map_structure(
-            lambda leaf: None if leaf is None else _as_given(leaf[first : first + _ROWS_AT_ONCE]), (x, y, sample_weight)
-        )
-        try:
-            found = keras.utils.unpack_x_y_sample_weight(task.preprocess_samples(*rows))
-            return keras.tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf), found)
-        except Exception as error:  # of any preprocessor
-            raise DataError(
-                f"The preprocessor of {type(task).__name__} cannot prepare the data ({type(error).__name__}: "
-                f"{' '.join(str(error).split()):.300})."
-            ) from error
-
-    pieces = [prepared(first) for first in range(0, min(map(len, leaves)), _ROWS_AT_ONCE)]
-    pairs = zip(keras.tree.flatten(pieces[0]), keras.tree.flatten(prepared(0)), strict=True)
-    if not all(one is other is None or np.array_equal(one, other) for one, other in pairs):
-        raise DataError(
-            f"The preprocessor of {type(task).__name__} draws random numbers, which a resumed run could not repeat. "
-            "Use tfaccel.fit; or map the preprocessor over a tf.data.Dataset yourself, and give the task with "
-            "preprocessor=None."
-        )
-    return keras.tree.map_structure(lambda *parts: None if parts[0] is None else np.concatenate(parts), *pieces)
-
-
-def _as_given(rows: Any) -> Any:
-    """Rows of texts as a list, which tokenizers take; others as they are."""
-    array = np.asarray(rows)
-    if array.dtype.kind in "SU" or (array.dtype == object and array.ndim == 1):
-        return [one.decode() if isinstance(one, bytes) else str(one) for one in array.tolist()]
-    return array

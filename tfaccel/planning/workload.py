@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from tfaccel.data.bad_data import BadData
-from tfaccel.data.given_data import given_data
-from tfaccel.data.hub_presets import prepared_by_task, prepares_data
+from tfaccel.data.given_data import given_data, prepared_by_task
+from tfaccel.data.hub_presets import prepares_data
 from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.known_names import hint_of_keras_error
 from tfaccel.planning.compile_arguments import compile_function, data_after_model

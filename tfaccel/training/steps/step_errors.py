@@ -137,6 +137,8 @@ def fixed_rows_named(model: keras.Model, replicas: Replicas, kind: str, data: An
     except TfaccelError:
         raise
     except (ValueError, TypeError, IndexError, tf.errors.InvalidArgumentError) as error:
+        if isinstance(error, tf.errors.InvalidArgumentError):
+            raise_uneven_rows(error, replicas.num_replicas)
         several = data is not None and replicas.num_replicas > 1
         counts = numbers_of_rows(data) if several else []
         if len(set(counts)) > 1:
