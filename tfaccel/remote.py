@@ -15,9 +15,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -32,7 +31,7 @@ logger = logging.getLogger("tfaccel")
 
 _LOCAL = ("file", "local")  # fsspec's names of the local disk, whose paths need none
 _PAUSES = (0.5, 2.0, 8.0)  # seconds between attempts
-_AT_ONCE = 64
+_AT_ONCE = 1000  # files that are copied before this is noted
 _PROBE = ".tfaccel"  # a file that is written and removed
 _SAID_EVERY = 10.0  # seconds
 _VERSIONS = ("ETag", "etag", "md5Hash", "checksum", "mtime", "LastModified", "last_modified", "updated", "created")
@@ -41,7 +40,7 @@ _Answer = TypeVar("_Answer")
 
 
 def is_remote(given: str | os.PathLike[str]) -> bool:
-    """Whether a path has a scheme of fsspec's: a slash lost, as `pathlib.Path` does it, does not matter.
+    """Whether a path is an address such as s3://bucket/run, also after `pathlib.Path` has dropped a slash.
 
     Example:
         >>> is_remote("s3://bucket/run"), is_remote("runs/digits"), is_remote("hf:OWNER/NAME")
@@ -125,17 +124,12 @@ class RemoteFolder:
         self.write(_PROBE, b"")
         self.remove(_PROBE)
 
-    def get(self, names: Iterable[str], folder: Path, said: Callable[[int], None] = lambda done: None) -> None:
+    def get(self, names: Sequence[str], folder: Path) -> None:
         """Copies files into a local folder, under the same names; a file at the address itself under its own."""
-        wanted = sorted(names)
-        for start in range(0, len(wanted), _AT_ONCE):
-            group = wanted[start : start + _AT_ONCE]
-            there = [self._at(name) for name in group]
-            here = [str(folder / (name or PurePosixPath(self._root).name)) for name in group]
-            for one in here:
-                Path(one).parent.mkdir(parents=True, exist_ok=True)
-            self._tried(partial(self._files.get, there, here), "read")
-            said(start + len(group))
+        here = [folder / (name or PurePosixPath(self._root).name) for name in names]
+        for file in here:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        self._tried(lambda: self._files.get([self._at(name) for name in names], [str(file) for file in here]), "read")
 
     def put(self, file: Path, name: str) -> None:
         """Sends a local file."""
@@ -151,7 +145,8 @@ class RemoteFolder:
 
     def _tried(self, operation: Callable[[], _Answer], what: str, *, may_lack: bool = False) -> _Answer:
         """What an operation returns, which is tried again if the store does not answer."""
-        for pause in (*_PAUSES, None):
+        pauses = list(_PAUSES)
+        while True:
             try:
                 return operation()
             except FileNotFoundError as missing:
@@ -160,11 +155,10 @@ class RemoteFolder:
                 raise self._error(f"{self.address} cannot be {what}: {_reason(missing)}.") from missing
             except Exception as failed:  # stores raise errors of many kinds
                 # A store that cannot do something at all says so by a kind of RuntimeError.
-                if pause is None or isinstance(failed, PermissionError | RuntimeError):
+                if not pauses or isinstance(failed, PermissionError | RuntimeError):
                     raise self._error(f"{self.address} cannot be {what}: {_reason(failed)}.") from failed
                 logger.info("%s cannot be %s (%s); trying again.", self.address, what, _reason(failed))
-                time.sleep(pause)
-        raise AssertionError
+                time.sleep(pauses.pop(0))
 
 
 def readable_path(given: str | os.PathLike[str], error: type[TfaccelError]) -> Path:
@@ -211,12 +205,10 @@ def written_folder(
         copy_changed(remote, remote.list_files(), folder)
         yield folder
         notes = CopyNotes(folder)
-        here = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
-        changed = [name for name in here if notes.has_changed(name)]
+        changed = [name for name in file_names(folder) if notes.has_changed(name)]
         for name in sorted(changed, key=lambda name: (PurePosixPath(name).name in last, name)):
-            remote.put(folder / name, name)
-        found = remote.list_files()
-        notes.note({name: found[name] for name in changed})
+            notes.send(remote, name)
+        notes.tag(remote.list_files(), changed)
 
 
 def folder_of_copies(kind: str, address: str, error: type[TfaccelError]) -> Path:
@@ -278,7 +270,8 @@ class CopyNotes:
 
     def holds(self, name: str, version: Version) -> bool:
         """Whether the local file is an unchanged copy of a version."""
-        return version.is_same(self.versions.get(name)) and not self.has_changed(name)
+        known = self._noted.get(name)
+        return known is not None and version.is_same(Version(*known[:2])) and not self.has_changed(name)
 
     def has_changed(self, name: str) -> bool:
         """Whether the local file has been written, or removed, since it was copied or sent."""
@@ -291,15 +284,19 @@ class CopyNotes:
             self._noted[name] = [version.size, version.tag, *(state or ())]
         write_json(self._file, self._noted)
 
-    def note_sent(self, name: str, state: list[int]) -> None:
-        """Takes note of a file that was sent, and of its state before."""
-        self._noted[name] = [state[0], "", *state]
-        write_json(self._file, self._noted)
+    def send(self, remote: RemoteFolder, name: str) -> None:
+        """Sends a file, unless it was removed just now, and takes note of its state before."""
+        state = get_state(self._folder / name)
+        if state is not None:
+            remote.put(self._folder / name, name)
+            self._noted[name] = [state[0], "", *state]
+            write_json(self._file, self._noted)
 
-    def tag(self, versions: dict[str, Version]) -> None:
+    def tag(self, found: dict[str, Version], sent: Iterable[str]) -> None:
         """Takes note of what a listing says of files that were sent."""
-        for name, version in versions.items():
-            self._noted[name][:2] = version.size, version.tag
+        for name in sent:
+            if name in found and name in self._noted:
+                self._noted[name][:2] = found[name].size, found[name].tag
         write_json(self._file, self._noted)
 
     def forget(self, names: Iterable[str]) -> None:
@@ -316,6 +313,12 @@ def get_state(file: Path) -> list[int] | None:
     except OSError:
         return None
     return [found.st_size, found.st_mtime_ns]
+
+
+def file_names(folder: Path) -> list[str]:
+    """The names of all files below a folder, but hidden ones."""
+    names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+    return [name for name in names if not is_hidden(name)]
 
 
 def is_hidden(name: str) -> bool:

@@ -103,7 +103,9 @@ def test_what_cannot_be_prepared_is_told(tmp_path):
         tfaccel.train(text_classifier(), x.tolist(), y, epochs=1, run_dir=tmp_path / "run")
     with pytest.raises(DataError, match=r"preprocessor of ViTImageClassifier cannot prepare the data"):
         tfaccel.train(image_classifier(), x, y, epochs=1, run_dir=tmp_path / "run")
-    with pytest.raises(WorkloadError, match=r"A KerasHub task given as it is.*prepares its data: train\(task, x, y"):
+    with pytest.raises(
+        WorkloadError, match=r"pass the KerasHub task itself instead.*train\(task, x, y, \.\.\.\) prepares"
+    ):
         tfaccel.train(image_classifier, *images(), epochs=1, run_dir=tmp_path / "run")
     masked = bert(models.BertMaskedLMPreprocessor, models.BertMaskedLM)
     with pytest.raises(DataError, match=r"The preprocessor of BertMaskedLM draws random numbers, which a resumed run"):

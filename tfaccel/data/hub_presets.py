@@ -1,4 +1,4 @@
-"""Presets of KerasHub: found without TensorFlow, and loaded; and the data that its tasks prepare.
+"""Presets of KerasHub: found without TensorFlow, and loaded; and which models are its tasks.
 
 A preset is a folder that `save_to_preset` wrote, or a name that KerasHub downloads.
 """

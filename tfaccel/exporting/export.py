@@ -80,8 +80,8 @@ def export(
     Args:
         run_or_model: a run directory, a `.keras` file, or a built Keras model.
         formats: any of "keras", "saved_model", "litert" and "onnx".
-        out: a new folder, or the folder of an earlier export. At an address such as s3://bucket/digits it
-            is written once all files are there.
+        out: a new folder, or the folder of an earlier export. For an address such as s3://bucket/digits,
+            files are sent there when all are written.
         name: name under which clients request the model; None for the recipe's or the file's.
         version: version of the SavedModel; None for 1, or one more than the highest in `out`.
         sample: an input batch of at least four rows to compare with; None for rows of the run's data, or random

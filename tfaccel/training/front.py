@@ -259,8 +259,8 @@ def refuse_own_methods(model: keras.Model, made_by: str) -> None:
         raise WorkloadError(
             f"{made_by} returns a {type(model).__name__}, which overrides {', '.join(own)}: tfaccel.train and searches "
             "read the workload's own data and never call them. Use tfaccel.fit, which does, or prepare the data in the "
-            "workload and return a model without overrides (a KerasHub task with preprocessor=None). A KerasHub task "
-            "given as it is, in place of the function that builds it, prepares its data: train(task, x, y, ...)."
+            "workload and return a model without overrides (a KerasHub task with preprocessor=None). Or pass the "
+            "KerasHub task itself instead of the function that builds it: train(task, x, y, ...) prepares its data."
         )
 
 

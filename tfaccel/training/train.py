@@ -109,9 +109,9 @@ def train(
         x, y: data for the model, as `Workload.of` takes them; compile arguments in one piece, a dictionary or a
             function, come before them: `train(build_model, compile_args, x, y, run_dir=...)`. With a `Workload`, the
             second argument may be the plan.
-        run_dir: a new or empty directory, or with another `resume` than "never" one that holds the same run. An address
-            such as s3://bucket/run is one as well: training writes to a local copy, which is sent there after each
-            checkpoint (extra `storage`).
+        run_dir: a new or empty directory, or with another `resume` than "never" one that holds the same run. Or an
+            address such as s3://bucket/run: training writes to a local copy, which is sent there after each checkpoint
+            (extra `storage`).
         plan: the plan to train with; None for the one that `tfaccel.find_fastest` has measured for this workload on
             this machine, or else the `default_plan`. A run that is resumed keeps its plan. In place of a plan, a
             mapping of its fields, or the fields by name: `devices=2` (GPUs, or parts of the CPU where there are none),

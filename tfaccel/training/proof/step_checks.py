@@ -202,7 +202,9 @@ class StepChecks:
             PlanError: if it fails.
         """
         counts, num_replicas = numbers_of_rows(data), self._engine.replicas.num_replicas
-        for replica in range(num_replicas if len(set(counts)) > 1 else 0):
+        if len(set(counts)) < 2:
+            return
+        for replica in range(num_replicas):
             rows = rows_of_share(data, replica, num_replicas)
             try:
                 if step.has_shapes(rows):

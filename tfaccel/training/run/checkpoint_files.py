@@ -24,12 +24,13 @@ import numpy as np
 from tfaccel.data.stored_arrays import check_archive
 from tfaccel.errors import RunDirError
 from tfaccel.files import finite
+from tfaccel.training.run.remote_run import HEADER_FILE
 from tfaccel.training.run.run_dir import RUN_ID, RunIdentity, read_identity
 
 logger = logging.getLogger("tfaccel")
 
 FORMAT = 1
-_ARRAYS, HEADER_FILE = "arrays.npz", "state.json"
+_ARRAYS = "arrays.npz"
 _PIECE_BYTES = 1 << 22
 _REPLACING = "-1"  # ends the name of a checkpoint that is about to take the place of one with the same step
 _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # from file systems that cannot fsync a folder

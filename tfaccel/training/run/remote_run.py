@@ -20,6 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tfaccel.errors import RunDirError, TfaccelError
 from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.machine import Machine
@@ -28,8 +30,8 @@ from tfaccel.remote import (
     CopyNotes,
     RemoteFolder,
     copy_changed,
+    file_names,
     folder_of_copies,
-    get_state,
     is_hidden,
     is_remote,
 )
@@ -37,7 +39,9 @@ from tfaccel.training.run.run_lock import OWNER_FILE, RENEWAL_SECONDS, STALE_SEC
 
 logger = logging.getLogger("tfaccel")
 
-_CONFIG, _RESULT, _HEADER = "config.json", "result.json", "state.json"
+CONFIG_FILE, RESULT_FILE = "config.json", "result.json"
+HEADER_FILE = "state.json"  # of a checkpoint
+RUN_ID = "run_id"  # the key of the id in the config, and in the header of a checkpoint
 _CHECKPOINTS = "checkpoints/"
 _runs: dict[Path, RemoteRun] = {}  # of this process, by their local copies
 
@@ -57,6 +61,7 @@ class RemoteRun:
         number = 0 if cluster is None else cluster.task_index  # workers of one machine read copies of their own
         self.path = folder_of_copies("runs" if not number else f"runs-of-worker-{number}", self.address, RunDirError)
         self._lease: _Lease | None = None
+        self._is_writable = False
         self._sending = threading.Lock()
 
     def fetch(self) -> None:
@@ -67,7 +72,9 @@ class RemoteRun:
         """
         if self._lease is not None:
             return
-        self._remote.check_writable()
+        if not self._is_writable:
+            self._remote.check_writable()
+            self._is_writable = True
         lock = RunLock(self.path, self.address)
         try:
             found = {name: version for name, version in self._remote.list_files().items() if not is_hidden(name)}
@@ -75,14 +82,14 @@ class RemoteRun:
             known = notes.versions
             if known and found.keys() == known.keys() and all(found[name].is_same(known[name]) for name in found):
                 return
-            if found and _CONFIG not in found:
+            if found and CONFIG_FILE not in found:
                 raise RunDirError(
                     f"The run directory {self.address} is not empty and holds no run of tfaccel. Choose a new one."
                 )
             headless = {
                 name
                 for name in found
-                if name.startswith(_CHECKPOINTS) and f"{name.rpartition('/')[0]}/{_HEADER}" not in found
+                if name.startswith(_CHECKPOINTS) and f"{name.rpartition('/')[0]}/{HEADER_FILE}" not in found
             }
             copy_changed(self._remote, {name: found[name] for name in found.keys() - headless}, self.path)
             notes = CopyNotes(self.path)
@@ -118,34 +125,27 @@ class RemoteRun:
         with self._sending:
             notes = CopyNotes(self.path)
             self._check_own(notes)
-            here = {file.relative_to(self.path).as_posix() for file in self.path.rglob("*") if file.is_file()}
-            here = {name for name in here if not is_hidden(name)}
+            here = set(file_names(self.path))
             gone = sorted(notes.versions.keys() - here, key=_order, reverse=True)  # headers before arrays
-            if _RESULT in gone:
-                self._remove([_RESULT], notes)
+            if RESULT_FILE in gone:
+                self._remove([RESULT_FILE], notes)
             changed = [name for name in sorted(here, key=_order) if notes.has_changed(name)]
             for name in changed:
-                if name == _RESULT:  # with it, the run is complete
+                if name == RESULT_FILE:  # with it, the run is complete
                     self._remove(gone, notes)
-                if name.startswith(_CHECKPOINTS) and not name.endswith(f"/{_HEADER}"):
-                    header = f"{name.rpartition('/')[0]}/{_HEADER}"
+                if name.startswith(_CHECKPOINTS) and not name.endswith(f"/{HEADER_FILE}"):
+                    header = f"{name.rpartition('/')[0]}/{HEADER_FILE}"
                     if header in notes.versions and notes.has_changed(header):  # of a checkpoint that is replaced
                         self._remove([header], notes)
-                self._put(name, notes)
+                notes.send(self._remote, name)
             self._remove(gone, notes)
             if changed:
-                found = self._remote.list_files()
-                notes.tag({name: found[name] for name in changed if name in found})
-
-    def _put(self, name: str, notes: CopyNotes) -> None:
-        state = get_state(self.path / name)
-        if state is not None:  # else it was removed just now
-            self._remote.put(self.path / name, name)
-            notes.note_sent(name, state)
+                notes.tag(self._remote.list_files(), changed)
 
     def _remove(self, names: list[str], notes: CopyNotes) -> None:
+        known = notes.versions
         for name in names:
-            if name in notes.versions:
+            if name in known:
                 self._remote.remove(name)
         notes.forget(names)
 
@@ -155,10 +155,10 @@ class RemoteRun:
                 f"Another run ({self.taken_by}) has taken over {self.address}, because this process did not write its "
                 f"lease there for more than {STALE_SECONDS:g} seconds. That run continues; this one ends."
             )
-        if _CONFIG not in notes.versions:
+        if CONFIG_FILE not in notes.versions:
             return
-        sent = self._remote.read(_CONFIG)
-        own = self.path / _CONFIG
+        sent = self._remote.read(CONFIG_FILE)
+        own = self.path / CONFIG_FILE
         if sent is None or (own.exists() and _run_id(sent) != _run_id(own.read_bytes())):
             raise RunDirError(
                 f"{self.address} no longer holds this run: it was moved or emptied, and may hold another run now. "
@@ -189,12 +189,12 @@ class _Lease:
     def _wait_until_free(self) -> None:
         seen = self._read()
         is_from_here = seen.get("place") == self._own["place"]
-        if not seen or (is_from_here and not _is_alive(seen.get("pid"))):
+        if not seen or (is_from_here and not psutil.pid_exists(_get_owner(seen).pid)):
             return
         logger.warning(
             "%s has an owner (%s). Waiting for up to %g seconds to see whether it is still there.",
             self._remote.address,
-            _words(seen),
+            _get_owner(seen),
             STALE_SECONDS,
         )
         waited_until = time.monotonic() + STALE_SECONDS
@@ -205,7 +205,7 @@ class _Lease:
                 return
             if now != seen:
                 raise RunDirError(
-                    f"Another run is using {self._remote.address} ({_words(now)}). Wait for it to end, or choose "
+                    f"Another run is using {self._remote.address} ({_get_owner(now)}). Wait for it to end, or choose "
                     "another address."
                 )
         logger.warning("%s was left by a process that has ended; it is taken over.", self._remote.address)
@@ -215,7 +215,7 @@ class _Lease:
             try:
                 found = self._read()
                 if found.get("token") not in (None, self._own["token"]):
-                    self.taken_by = _words(found)
+                    self.taken_by = str(_get_owner(found))
                     return
                 self._write()
             except TfaccelError as error:
@@ -265,29 +265,21 @@ def send_run(path: str | os.PathLike[str]) -> None:
 
 def _order(name: str) -> tuple[int, str]:
     """Where a file stands in the order in which files are sent."""
-    if name in (_CONFIG, _RESULT):
-        return (0 if name == _CONFIG else 4), name
+    if name in (CONFIG_FILE, RESULT_FILE):
+        return (0 if name == CONFIG_FILE else 4), name
     if not name.startswith(_CHECKPOINTS):
         return 1, name
-    return (3 if name.endswith(f"/{_HEADER}") else 2), name
+    return (3 if name.endswith(f"/{HEADER_FILE}") else 2), name
 
 
 def _run_id(config: bytes) -> Any:
     try:
-        return json.loads(config).get("run_id")
+        return json.loads(config).get(RUN_ID)
     except (ValueError, AttributeError):
         return None
 
 
-def _is_alive(pid: Any) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError, TypeError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _words(owner: dict[str, Any]) -> str:
-    return f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}: {owner.get('command')}"
+def _get_owner(lease: dict[str, Any]) -> Owner:
+    """The process that a lease names; a lease that cannot be read names none that runs."""
+    nobody = {"host": "", "place": "", "pid": -1, "since": "", "command": ""}
+    return Owner(**{name: lease.get(name, value) for name, value in nobody.items()})

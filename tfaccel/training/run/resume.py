@@ -267,7 +267,7 @@ class Resume(keras.callbacks.Callback):
     differs.
 
     Args:
-        directory: for the checkpoints; created if it does not exist. An address such as s3://bucket/run is one as well.
+        directory: for the checkpoints; created if it does not exist. It may be an address such as s3://bucket/run.
         save_freq: "epoch" for a checkpoint after each epoch (or after several if epochs are so short that saving would
             take more than 2 % of the time), or a number of batches between checkpoints.
         keep: number of the newest checkpoints to keep.

@@ -28,13 +28,21 @@ from tfaccel.known_names import did_you_mean
 from tfaccel.local_path import is_utf8, shown_path
 from tfaccel.planning.load_workload import list_recipes
 from tfaccel.planning.workload import Workload
-from tfaccel.training.run.remote_run import RemoteRun, remote_run, run_folder, shown_run
+from tfaccel.training.run.remote_run import (
+    CONFIG_FILE,
+    RESULT_FILE,
+    RUN_ID,
+    RemoteRun,
+    remote_run,
+    run_folder,
+    shown_run,
+)
 from tfaccel.training.run.run_lock import STALE_SECONDS, RunLock, own_files
 from tfaccel.training.run.time_limit import FITTED, MAX_SECONDS
 
 logger = logging.getLogger("tfaccel")
 
-_LEFT_OUT_FILE, _METRICS_FILE, _RESULT_FILE = "left_out.json", "metrics.jsonl", "result.json"
+_LEFT_OUT_FILE, _METRICS_FILE = "left_out.json", "metrics.jsonl"
 _EPOCHS = "epochs"
 EXTENDED = "extended"  # the key in the config of what became of the schedule of a run that was extended
 _INPUTS_FILE, _NUM_ROWS, _MAX_BYTES = "example_inputs.npz", 4, 1 << 24
@@ -46,8 +54,6 @@ LEFT_OUT = "left_out"  # the key of the number of batches that were left out in 
 WORKERS = "workers"  # the key of the times of each worker
 NO_METRICS = ("epoch", "step", "seconds", LEFT_OUT, PERFORMANCE, WORKERS)  # keys of a row that are not metrics
 
-CONFIG_FILE = "config.json"
-RUN_ID = "run_id"  # the key of the id in the config, and in the header of a checkpoint
 RESUME = ("never", "auto", "must", "extend")
 EXTEND = RESUME[-1]
 _MUST = 'resume="must" (--resume=must) continues a run'
@@ -182,7 +188,7 @@ class RunDir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self.is_longer:  # The result comes first: without it, the shorter run is one that goes on.
-                (self.path / _RESULT_FILE).unlink(missing_ok=True)
+                (self.path / RESULT_FILE).unlink(missing_ok=True)
             # The config comes first: without it, a directory with folders is not that of a run; see `checked_place`.
             for name, data in {"config": {**self.config, **known}, **files}.items():
                 write_json(self.path / f"{name}.json", data)
@@ -267,7 +273,7 @@ class RunDir:
             self.check_held()
             files = [self.model_file, self.path / RAW_INPUT_FILE, self.path / _INPUTS_FILE]
             digests = {file.name: get_sha256(file) for file in files if file.is_file()}
-            write_json(self.path / _RESULT_FILE, {**result, "files": digests})
+            write_json(self.path / RESULT_FILE, {**result, "files": digests})
 
     def _check_holds_this_run(self, *, may_be_longer: bool) -> None:
         found = read_config(self.path)
