@@ -327,6 +327,26 @@ def test_results_beside_own_logs_are_those_of_all_replicas(kind):
     assert_equal(trained(with_logs(kind), 2, **data), trained(with_logs(kind), 0, **data))
 
 
+class ReportsNothing(keras.Model):
+    returned: dict | None = {}
+
+    def train_step(self, data):
+        super().train_step(data)
+        return self.returned
+
+
+class ReturnsNothing(ReportsNothing):
+    returned = None
+
+
+@pytest.mark.parametrize("kind", [ReportsNothing, ReturnsNothing])
+def test_a_step_that_reports_nothing_trains_and_has_no_results(kind):
+    """As Keras's eager step does; its graph cannot return nothing."""
+    _, weights = trained(with_logs(keras.Model), 0)
+    for num_replicas in (1, 2):
+        assert_equal(trained(with_logs(kind), num_replicas), ({}, weights))
+
+
 def test_a_log_that_is_no_mean_is_named():
     with pytest.raises(CoupledRowsError, match=r"^Log 'own' of AddsLargest.compute_metrics is not a mean"):
         trained(with_logs(AddsLargest), 2)

@@ -277,7 +277,8 @@ class StepProof:
         results = getattr(steps, self._kind)(_BATCHES, data)
         if self._kind == "predict":
             return self._replicas.concatenate(results)
-        return as_tensors(get_logs(self._model, self._replicas, results, metric_results(self._model, self._replicas)))
+        metrics = metric_results(self._model, self._replicas)
+        return as_tensors(get_logs(self._model, self._replicas, self._kind, results, metrics))
 
     def _ran_by_all(self, data: Any) -> tuple[Any, State]:
         """The results and the state after a step of all replicas, apart from the engine's."""

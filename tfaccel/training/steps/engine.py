@@ -288,7 +288,7 @@ class Engine:
         num_done = int(done)
         heartbeat.note(*(("training", num_done) if kind == "train" else ("evaluating", 0)))
         call_feed.finished(num_done, state)
-        logs = get_logs(self.model, self.replicas, own_logs, dict(results))
+        logs = get_logs(self.model, self.replicas, kind, own_logs, dict(results))
         if self.options.stop_at_non_finite_loss and kind == "train":
             finite = bool(finite) and math.isfinite(float(logs.get("loss", 0.0)))
         if waited:

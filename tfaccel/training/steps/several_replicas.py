@@ -258,7 +258,7 @@ class SeveralReplicas:
         if not has_own_logs(self.model, kind):
             return {}
         check_results(self.model, logs, self.replicas)
-        return weighted_by_rows(logs)
+        return weighted_by_rows(logs or {})
 
     def _denominators(self, batches: GraphBatches, batch: Any, *, training: bool) -> Any:
         """The global denominators of masked and weighted losses, from a forward pass that changes no state.

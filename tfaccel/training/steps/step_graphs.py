@@ -385,7 +385,7 @@ def _chosen(condition: tf.Tensor, some: Any, others: Any) -> Any:
     return keras.tree.map_structure(lambda one, other: tf.where(condition, one, other), some, others)
 
 
-def get_logs(model: keras.Model, replicas: Replicas, own: Any, results: dict[str, Any]) -> dict[str, Any]:
+def get_logs(model: keras.Model, replicas: Replicas, kind: str, own: Any, results: dict[str, Any]) -> dict[str, Any]:
     """The logs of a window: its metric results, unless a custom step returned others.
 
     As in Keras, they are the metrics' results if the names are the same. With several replicas, a log with the name of
@@ -393,10 +393,13 @@ def get_logs(model: keras.Model, replicas: Replicas, own: Any, results: dict[str
     not use.
 
     Args:
-        own: what a custom step returned; empty if there is none.
+        kind: "train" or "test".
+        own: what a custom step returned.
     """
+    if not has_own_logs(model, kind):
+        return results
     own = flat_logs(own or {})
-    if not own or set(own) == set(results):
+    if set(own) == set(results):
         return results
     if replicas.num_replicas == 1:
         return own
