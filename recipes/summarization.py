@@ -37,15 +37,15 @@ NUM_COPIED = 40  # max distinct out-of-vocabulary words per document
 # ---------- The model: an encoder, and a decoder that generates words or copies them from the document
 
 
-def build_model(num_tokens: int, lengths: tuple[int, int], **blocks: Any) -> Any:
+def build_model(num_tokens: int, lengths: tuple[int, int], *, any_length: bool = False, **blocks: Any) -> Any:
     """Maps token ids of the document and of the summary so far to log-probabilities (float32) of the next word.
 
     There are `NUM_COPIED` more of them than tokens in the vocabulary, for out-of-vocabulary words of the document.
     """
     import keras
 
-    source = keras.Input((lengths[0],), dtype="int32", name="source")
-    written = keras.Input((lengths[1],), dtype="int32", name="written")
+    source = keras.Input((None if any_length else lengths[0],), dtype="int32", name="source")
+    written = keras.Input((None if any_length else lengths[1],), dtype="int32", name="written")
     encoder = tfaccel.layers.TextEncoder(num_tokens, max_length=lengths[0], **blocks, name="encoder")
     decoder = tfaccel.layers.CopyingDecoder(
         num_tokens, max_length=lengths[1], num_copied=NUM_COPIED, **blocks, name="decoder"
@@ -67,6 +67,7 @@ def workload(
     num_blocks: tfaccel.options.Count = 1,  # Transformer blocks of the encoder, and of the decoder
     dropout: tfaccel.options.Fraction = 0.3,  # dropout rate inside the model
     label_smoothing: tfaccel.options.Fraction = 0.0,  # fraction of the target spread evenly over all words
+    group_by_length: bool = False,  # batches of texts of similar lengths, cut to the longest: less padding
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     document_column: str = "document",  # column with the documents
     summary_column: str = "summary",  # column with their summaries
@@ -87,8 +88,11 @@ def workload(
     blocks = {"width": width, "num_blocks": num_blocks, "dropout": dropout, "remat": remat}
 
     def batches() -> Any:
-        parts = [data.encode_pairs_to_copy(part, vocabulary, lengths, NUM_COPIED) for part in (pairs.train, pairs.test)]
-        return data.TextBatches(*(part.examples() for part in parts))
+        train, test = (
+            data.encode_pairs_to_copy(part, vocabulary, lengths, NUM_COPIED) for part in (pairs.train, pairs.test)
+        )
+        of_batches = train.lengths() if group_by_length else None
+        return data.TextBatches(train.examples(), test.examples(), lengths=of_batches)
 
     def compile_args(num_steps: int) -> dict[str, Any]:
         import keras
@@ -101,7 +105,7 @@ def workload(
 
     return tfaccel.Workload(
         name=__name__,
-        build_model=lambda: build_model(len(vocabulary), lengths, **blocks),
+        build_model=lambda: build_model(len(vocabulary), lengths, any_length=group_by_length, **blocks),
         compile_args=compile_args,
         data=data.Batches((pairs, vocabulary), batches, num_train_examples=len(pairs.train), takes_every=True),
         epochs=10,
@@ -116,6 +120,8 @@ def workload(
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores | None:
     """Writes `vocabulary.json` and `summaries.json`; compares ROUGE-L with that of single sentences."""
+    if work.options["group_by_length"]:
+        reporting.show_padding(*work.data.made().shares_of_padding(result.plan.global_batch_size))
     run_dir, (pairs, vocabulary) = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "vocabulary.json", vocabulary.to_json())
     documents, wanted = (list(texts) for texts in zip(*pairs.test, strict=True))

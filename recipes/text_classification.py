@@ -41,18 +41,20 @@ PRESET_LEARNING_RATE = 5e-5  # that of KerasHub's tasks
 # ---------- The models
 
 
-def build_model(name: str, *, num_tokens: int, num_words: int, num_classes: int, dropout: float, remat: bool) -> Any:
-    """Maps token ids to one logit (float32) per class."""
+def build_model(
+    name: str, *, num_tokens: int, num_words: int, num_classes: int, dropout: float, remat: bool, any_length: bool
+) -> Any:
+    """Maps token ids to one logit (float32) per class; those of up to `num_words` tokens with `any_length`."""
     import keras
     from keras import layers
 
     from tfaccel.layers import TokenEmbedding, TransformerBlock
 
-    inputs = keras.Input((num_words,), dtype="int32", name="words")
+    inputs = keras.Input((None if any_length else num_words,), dtype="int32", name="words")
     is_word = keras.ops.not_equal(inputs, 0)
     if name == "transformer":
         x = TokenEmbedding(num_tokens, max_length=num_words, width=64, dropout=dropout)(inputs)
-        mask = keras.ops.reshape(is_word, (-1, 1, 1, num_words))
+        mask = is_word[:, None, None, :]
         for _ in range(2):
             x = TransformerBlock(num_heads=2, dropout=dropout, remat=remat)(x, attention_mask=mask)
         x = layers.LayerNormalization(epsilon=1e-5)(x)
@@ -68,7 +70,9 @@ def build_model(name: str, *, num_tokens: int, num_words: int, num_classes: int,
     return keras.Model(inputs, layers.Dense(num_classes, dtype="float32", name="logits")(x))
 
 
-def build_preset_model(preset: Any, *, num_words: int, num_classes: int, dropout: float, remat: bool) -> Any:
+def build_preset_model(
+    preset: Any, *, num_words: int, num_classes: int, dropout: float, remat: bool, any_length: bool
+) -> Any:
     """Maps the tokens of a preset of KerasHub to one logit (float32) per class: its features, and a new head."""
     import keras
     from keras import layers
@@ -78,7 +82,8 @@ def build_preset_model(preset: Any, *, num_words: int, num_classes: int, dropout
     features = preset_text_features(preset, num_tokens=num_words)
     if remat:
         rematerialize(features)
-    inputs = {name: keras.Input((num_words,), dtype=one.dtype, name=name) for name, one in features.input.items()}
+    shape = (None if any_length else num_words,)
+    inputs = {name: keras.Input(shape, dtype=one.dtype, name=name) for name, one in features.input.items()}
     x = layers.Dropout(dropout)(features(inputs))
     return keras.Model(inputs, layers.Dense(num_classes, dtype="float32", name="logits")(x))
 
@@ -104,6 +109,7 @@ def workload(
     # fraction of tokens replaced by the unknown token in training; none with a backbone
     token_dropout: tfaccel.options.Fraction = 0.4,
     label_smoothing: tfaccel.options.Fraction = 0.1,  # fraction of the target spread evenly over all classes
+    group_by_length: bool = False,  # batches of texts of similar lengths, cut to the longest: less padding
     remat: bool = False,  # recompute the activations of each Transformer block: less memory, more time
     text_column: str = "text",  # column with the texts, in a table
     label_column: str = "label",  # column with their classes
@@ -118,13 +124,15 @@ def workload(
         reading = {"text_column": text_column, "label_column": label_column, "encoding": encoding}
         texts = data.read_labelled_texts(data_dir, **reading, bad_data=bad_data)
     sizes = {"num_words": num_words, "num_classes": len(texts.class_names), "dropout": dropout, "remat": remat}
+    sizes["any_length"] = group_by_length
     if backbone is None:
-        examples = data.TextData(texts, num_words=num_words, unit=unit, token_dropout=token_dropout)
+        tokens = {"unit": unit, "token_dropout": token_dropout, "group_by_length": group_by_length}
+        examples = data.TextData(texts, num_words=num_words, **tokens)
         build = partial(build_model, model, num_tokens=len(examples.vocabulary), **sizes)
     else:
         preset = data.find_preset(backbone)
         preset.check_takes("texts")
-        examples = data.PresetTextData(texts, preset, num_tokens=num_words)
+        examples = data.PresetTextData(texts, preset, num_tokens=num_words, group_by_length=group_by_length)
         build = partial(build_preset_model, preset, **sizes)
 
     def compile_args(num_steps: int) -> dict[str, Any]:
@@ -154,6 +162,8 @@ def workload(
 @workload.show_result
 def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reporting.BaselineScores:
     """Writes `vocabulary.json` or `preset.json`, and `classes.json`; compares the accuracy with linear classifiers."""
+    if work.options["group_by_length"]:
+        reporting.show_padding(*work.data.made().shares_of_padding(result.plan.global_batch_size))
     run_dir, texts = Path(result.run_dir), work.data.source
     if work.options["backbone"] is None:
         reporting.write_json(run_dir / "vocabulary.json", work.raw_input.vocabulary.to_json())
@@ -176,7 +186,8 @@ def classify(run_dir: tfaccel.options.DataPath, texts: Sequence[str]) -> list[st
         model, _ = load_text_model(run_dir)
     else:
         model, (vocabulary,) = load_text_model(run_dir, "vocabulary")
-        tokens = vocabulary.encode_all(texts, model.input_shape[1])
+        num_words = json.loads(Path(run_dir, "raw_input.json").read_text())["num_tokens"]
+        tokens = vocabulary.encode_all(texts, num_words)
     names = json.loads(Path(run_dir, "classes.json").read_text())
     return [names[number] for number in model.predict(tokens, verbose=0).argmax(axis=1)]
 

@@ -32,14 +32,16 @@ from tfaccel import data, reporting
 # ---------- The model: an encoder and a decoder
 
 
-def build_model(num_tokens: tuple[int, int], lengths: tuple[int, int], **blocks: Any) -> Any:
+def build_model(
+    num_tokens: tuple[int, int], lengths: tuple[int, int], *, any_length: bool = False, **blocks: Any
+) -> Any:
     """Maps token ids of the source and of the translation so far to logits (float32) of the next token."""
     import keras
 
     from tfaccel.layers import TextDecoder, TextEncoder
 
-    source = keras.Input((lengths[0],), dtype="int32", name="source")
-    written = keras.Input((lengths[1],), dtype="int32", name="written")
+    source = keras.Input((None if any_length else lengths[0],), dtype="int32", name="source")
+    written = keras.Input((None if any_length else lengths[1],), dtype="int32", name="written")
     encoder = TextEncoder(num_tokens[0], max_length=lengths[0], **blocks, name="encoder")
     decoder = TextDecoder(num_tokens[1], max_length=lengths[1], **blocks, name="decoder")
     return keras.Model({"source": source, "written": written}, decoder(written, encoder(source), source))
@@ -58,6 +60,7 @@ def workload(
     num_blocks: tfaccel.options.Count = 2,  # Transformer blocks of the encoder, and of the decoder
     dropout: tfaccel.options.Fraction = 0.0,  # dropout rate inside the model
     label_smoothing: tfaccel.options.Fraction = 0.0,  # fraction of the target spread evenly over all tokens
+    group_by_length: bool = False,  # batches of texts of similar lengths, cut to the longest: less padding
     remat: bool = False,  # recompute the activations of each block in the backward pass: less memory, more time
     bad_data: tfaccel.data.BadData,
     training: tfaccel.options.TrainingOptions,
@@ -73,8 +76,9 @@ def workload(
     blocks = {"width": width, "num_blocks": num_blocks, "dropout": dropout, "remat": remat}
 
     def batches() -> Any:
-        train, test = (data.encode_pairs(part, vocabularies, lengths).examples() for part in (pairs.train, pairs.test))
-        return data.TextBatches(train, test)
+        train, test = (data.encode_pairs(part, vocabularies, lengths) for part in (pairs.train, pairs.test))
+        of_batches = train.lengths() if group_by_length else None
+        return data.TextBatches(train.examples(), test.examples(), lengths=of_batches)
 
     def compile_args(num_steps: int) -> dict[str, Any]:
         import keras
@@ -89,7 +93,7 @@ def workload(
 
     return tfaccel.Workload(
         name=__name__,
-        build_model=lambda: build_model(sizes, lengths, **blocks),
+        build_model=lambda: build_model(sizes, lengths, any_length=group_by_length, **blocks),
         compile_args=compile_args,
         data=data.Batches((pairs, *vocabularies), batches, num_train_examples=len(pairs.train), takes_every=True),
         epochs=8,
@@ -108,6 +112,8 @@ def show_result(work: tfaccel.Workload, result: tfaccel.TrainResult) -> reportin
 
     BLEU and chrF need the library `sacrebleu` (`pip install "tfaccel[text]"`); without it, exact matches are compared.
     """
+    if work.options["group_by_length"]:
+        reporting.show_padding(*work.data.made().shares_of_padding(result.plan.global_batch_size))
     run_dir, (pairs, read, written) = Path(result.run_dir), work.data.source
     reporting.write_json(run_dir / "source_vocabulary.json", read.to_json())
     reporting.write_json(run_dir / "vocabulary.json", written.to_json())

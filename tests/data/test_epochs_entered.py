@@ -64,7 +64,7 @@ def table():
 
 
 def texts():
-    from tfaccel.data.epochs import TextBatches
+    from tfaccel.data.in_memory import TextBatches
 
     part = (np.arange(200).reshape(40, 5), np.arange(40))
     return TextBatches(

@@ -12,7 +12,7 @@ TOKENS = np.arange(20, dtype="int32").reshape(10, 2)
 
 @pytest.fixture
 def batches(logical_devices):
-    from tfaccel.data.epochs import TextBatches
+    from tfaccel.data.in_memory import TextBatches
 
     part = ({"a": TOKENS, "b": TOKENS + 100}, TOKENS[:, 0])
     return TextBatches(train=part, test=part)
@@ -37,11 +37,59 @@ def test_test_rows_are_all_there_in_order(batches):
 
 
 def test_change_is_drawn_anew_for_each_epoch(logical_devices):
-    from tfaccel.data.epochs import TextBatches
+    from tfaccel.data.in_memory import TextBatches
 
     changed = TextBatches(TOKENS, TOKENS, change=lambda data, generator: data * 0 + generator.integers(1000))
     numbers = [next(iter(changed.train(4, seed=0, epoch=epoch)))[0, 0] for epoch in (0, 0, 1)]
     assert numbers[0] == numbers[1] != numbers[2]
+
+
+LENGTHS = np.random.default_rng(0).integers(1, 41, 70)
+
+
+@pytest.fixture
+def grouped(logical_devices):
+    from tfaccel.data.in_memory import TextBatches, filled_columns
+
+    tokens = np.where(np.arange(40) < LENGTHS[:, np.newaxis], 1 + np.arange(70)[:, np.newaxis], 0)
+    np.testing.assert_array_equal(filled_columns(tokens), LENGTHS)
+    part = {"tokens": tokens, "row": np.arange(70)}
+    return TextBatches(part, part, lengths={"tokens": LENGTHS, "row": None})
+
+
+def test_batches_of_similar_lengths_are_cut_to_the_longest(grouped):
+    for epoch in range(3):
+        found = list(grouped.train(4, seed=0, epoch=epoch).as_numpy_iterator())
+        seen = [row for batch in found for row in batch["row"].tolist()]
+        assert len(set(seen)) == len(seen) == 68
+        for batch in found:
+            longest = LENGTHS[batch["row"]].max()
+            assert batch["tokens"].shape == (4, -(-longest // 8) * 8)
+            np.testing.assert_array_equal(np.count_nonzero(batch["tokens"], axis=1), LENGTHS[batch["row"]])
+            assert set(batch["tokens"].max(axis=1)) == {row + 1 for row in batch["row"].tolist()}
+    grouped_share, whole_share = grouped.shares_of_padding(4)
+    assert grouped_share < 0.25 < 0.45 < whole_share
+
+
+def test_grouped_batches_begin_at_any_step_and_workers_have_equal_columns(grouped):
+    whole = list(grouped.train(4, seed=1, epoch=2).as_numpy_iterator())
+    for start in (1, 16):
+        rest = list(grouped.train(4, seed=1, epoch=2, start_step=start).as_numpy_iterator())
+        assert [one["row"].tolist() for one in rest] == [one["row"].tolist() for one in whole[start:]]
+    every = list(grouped.train(4, seed=1, epoch=2, every=(1, 3)).as_numpy_iterator())
+    assert [one["row"].tolist() for one in every] == [one["row"].tolist() for one in whole[1::3]]
+    shards = [grouped.train(4, seed=1, epoch=2, shard=(index, 2)).as_numpy_iterator() for index in range(2)]
+    for one, first, second in zip(whole, *shards, strict=True):
+        for name in ("tokens", "row"):
+            np.testing.assert_array_equal(np.concatenate([first[name], second[name]]), one[name])
+
+
+def test_impossible_lengths_are_refused(logical_devices):
+    from tfaccel.data.in_memory import TextBatches
+
+    message = "each row of an array fills. Received: [3, 3, 3, 3, 3, 3, 3, 3, 3, 3] for an array of shape (10, 2)."
+    with pytest.raises(DataError, match=re.escape(message)):
+        TextBatches(TOKENS, TOKENS, lengths=np.full(10, 3))
 
 
 def test_set_smaller_than_a_batch_is_refused(batches):

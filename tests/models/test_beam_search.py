@@ -15,9 +15,9 @@ SOURCE = np.array([[4, 5, 4, 0], [5, 5, 1, 4], [4, 1, 0, 0]], "int32")
 
 @pytest.fixture(scope="module")
 def model(logical_devices):
-    from tfaccel.models.sequence_to_sequence import sequence_to_sequence
+    from tfaccel.recipes.translation import build_model
 
-    model = sequence_to_sequence((NUM_TOKENS, NUM_TOKENS), (4, LENGTH), width=16, num_blocks=1)
+    model = build_model((NUM_TOKENS, NUM_TOKENS), (4, LENGTH), width=16, num_blocks=1)
     generator = np.random.default_rng(3)
     for weight in model.trainable_variables:
         weight.assign(generator.normal(0, 0.5, weight.shape))

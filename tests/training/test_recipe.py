@@ -55,7 +55,7 @@ def workload(
     bits = np.eye(2, dtype="float32")[np.arange(32) % 2]
 
     def batches():
-        from tfaccel.data.epochs import TextBatches
+        from tfaccel.data.in_memory import TextBatches
 
         return TextBatches(train=(bits, bits), test=(bits[:8], bits[:8]))
 

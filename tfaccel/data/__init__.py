@@ -24,7 +24,7 @@ _PUBLIC_NAMES = {
     "PresetTextData": "tfaccel.data.texts.preset_texts",
     "SeriesData": "tfaccel.data.series_data",
     "TableData": "tfaccel.data.tables.table_data",
-    "TextBatches": "tfaccel.data.epochs",
+    "TextBatches": "tfaccel.data.in_memory",
     "TextData": "tfaccel.data.texts.text_data",
     "TextInput": "tfaccel.data.raw_input",
     "TextPieces": "tfaccel.data.texts.text_data",

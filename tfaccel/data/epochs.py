@@ -27,7 +27,6 @@ _MAX_PARALLEL_CALLS = 8
 _MAX_SEED = 2**31 - 1  # as in `tf.random.set_seed`
 
 Reader = Callable[["tf.Tensor"], Any]  # from row numbers to examples, in a graph
-RandomChange = Callable[[Any, np.random.Generator], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,84 +223,6 @@ class Epochs(ABC):
     @abstractmethod
     def test(self, global_batch_size: int) -> tf.data.Dataset:
         """The test examples in order, without augmentation; the last batch may be smaller."""
-
-
-class InMemory(Epochs):
-    """Batches of examples in memory: texts, tables, rows of numbers, sequences of a long text.
-
-    Args:
-        read: `read(rows)` returns the training examples in these rows: a nest of arrays whose first dimensions are
-            those of `rows`.
-        num_examples: positions in an epoch.
-        test: the test examples in order, a nest of arrays.
-        order: draws the row at each position of an epoch; None for a random order of all rows.
-        change: `change(examples, generator)` returns the randomly augmented examples of an epoch; None for none.
-        noun: what examples are called in messages.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[np.ndarray], Any],
-        *,
-        num_examples: int,
-        test: Any,
-        order: Callable[[np.random.Generator], np.ndarray] | None = None,
-        change: RandomChange | None = None,
-        noun: str = "examples",
-    ) -> None:
-        self._read, self._num_examples, self._test, self._change, self._noun = read, num_examples, test, change, noun
-        self._order = order or (lambda generator: generator.permutation(num_examples))
-
-    def get_batches(self, part: Part) -> tf.data.Dataset:
-        """The batches of a part of the training data."""
-        import tensorflow as tf
-
-        num, order, change = self._num_examples, self._order, self._change
-        if change is None or not part.augmented:
-            positions = part.positions(num, self._noun)
-            return self._dataset(self._read(part.drawn(order)[positions]))
-        num_used = num // part.global_batch_size * part.global_batch_size
-        positions = part.positions(num_used or num, self._noun)
-        epochs = part.drawn(lambda generator: change(self._read(order(generator)[:num_used]), generator))
-        return self._dataset(tf.nest.map_structure(lambda array: array[positions], epochs))
-
-    def test(self, global_batch_size: int) -> tf.data.Dataset:
-        """The test examples in order; the last batch may be smaller."""
-        return self._dataset(self._test, global_batch_size)
-
-    def _dataset(self, arrays: Any, batch_size: int | None = None) -> tf.data.Dataset:
-        """The rows of arrays; no function runs on them."""
-        import tensorflow as tf
-
-        with tf.device("/CPU:0"):
-            rows = tf.data.Dataset.from_tensor_slices(arrays)
-            return untuned(rows if batch_size is None else rows.batch(batch_size))
-
-
-class TextBatches(InMemory):
-    """Batches of in-memory arrays.
-
-    Args:
-        train: the training examples: a nest of arrays (tuples and dictionaries) with one row per example.
-        test: the test examples, likewise.
-        change: `change(train, generator)` returns the randomly augmented training arrays of an epoch; None for no
-            augmentation.
-        noun: what examples are called in messages.
-
-    Example:
-        >>> batches = TextBatches(train=(np.zeros((8, 5)), np.arange(8)), test=(np.zeros((3, 5)), np.arange(3)))
-        >>> tokens, labels = next(iter(batches.train(4, seed=0, epoch=0)))
-        >>> tokens.shape, labels.shape
-        (TensorShape([4, 5]), TensorShape([4]))
-    """
-
-    def __init__(self, train: Any, test: Any, *, change: RandomChange | None = None, noun: str = "examples") -> None:
-        import tensorflow as tf
-
-        def read(rows: np.ndarray) -> Any:
-            return tf.nest.map_structure(lambda array: array[rows], train)
-
-        super().__init__(read, num_examples=len(tf.nest.flatten(train)[0]), test=test, change=change, noun=noun)
 
 
 def gathered(arrays: Any) -> Reader:

@@ -16,7 +16,8 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import TEST_FRACTION
-from tfaccel.data.epochs import Batches, TextBatches
+from tfaccel.data.epochs import Batches
+from tfaccel.data.in_memory import TextBatches
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.tables.column_kinds import CATEGORICAL, as_numbers, kinds_from_text
 from tfaccel.data.tables.encoding import MISSING_CODE, OTHER_CODE, TableEncoding

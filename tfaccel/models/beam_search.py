@@ -18,7 +18,7 @@ _NEVER_WRITTEN = (PADDING, UNKNOWN, START)
 
 @noun
 class BeamSearch:
-    """Decodes with a model from `tfaccel.models.sequence_to_sequence`, keeping the best hypotheses at each step.
+    """Decodes with the encoder and decoder of a model, keeping the best hypotheses at each step.
 
     Args:
         beam_size: number of hypotheses per text; 1 is greedy decoding.
@@ -49,7 +49,7 @@ class BeamSearch:
         """Returns the best text for each row of source tokens, without start and end tokens.
 
         Args:
-            model: from `sequence_to_sequence`.
+            model: has a `TextEncoder` named "encoder" and a `TextDecoder` named "decoder".
             source: token ids (int32), of shape (num_rows, length).
         """
         step = graph_function(model.get_layer("decoder").step, reduce_retracing=True)

@@ -65,7 +65,7 @@ class TextDecoder(TransformerStack):
             training: whether to apply dropout.
         """
         x = self.embedding(self._known(tokens), training=training)
-        mask, context_mask = causal_mask(tokens.shape[1]), padding_mask(source)
+        mask, context_mask = causal_mask(ops.shape(tokens)[1]), padding_mask(source)
         for block in self.blocks:
             x = block(x, context, attention_mask=mask, context_attention_mask=context_mask, training=training)
         return self._scores(self.norm(x), context, source)
@@ -162,44 +162,6 @@ def known_tokens(tokens: Any, num_tokens: int) -> Any:
 def padding_mask(tokens: Any) -> Any:
     """True where a token is not padding; of shape (batch, 1, 1, length) for tokens of shape (batch, length)."""
     return ops.not_equal(tokens, 0)[:, None, None, :]
-
-
-def sequence_to_sequence(
-    num_tokens: tuple[int, int],
-    lengths: tuple[int, int],
-    *,
-    width: int,
-    num_blocks: int,
-    num_copied: int | None = None,
-    dropout: float = 0.0,
-    remat: bool = False,
-) -> keras.Model:
-    """Builds a model with the inputs "source" and "written" (the target so far, from the start token).
-
-    Args:
-        num_tokens: sizes of the source and target vocabularies; the same vocabulary if copying.
-        lengths: max lengths of source and target, in tokens.
-        width: width of the blocks.
-        num_blocks: blocks of the encoder, and of the decoder.
-        num_copied: see `CopyingDecoder`; None for no copying.
-        dropout: dropout rate.
-        remat: recompute the activations of each block in the backward pass.
-
-    Example:
-        >>> sequence_to_sequence((20, 15), (12, 10), width=8, num_blocks=1).output.shape
-        (None, 10, 15)
-    """
-    source = keras.Input((lengths[0],), dtype="int32", name="source")
-    written = keras.Input((lengths[1],), dtype="int32", name="written")
-    blocks: dict[str, Any] = {"width": width, "num_blocks": num_blocks, "dropout": dropout, "remat": remat}
-    encoder = TextEncoder(num_tokens[0], max_length=lengths[0], **blocks, name="encoder")
-    decoder: TextDecoder
-    if num_copied is None:
-        decoder = TextDecoder(num_tokens[1], max_length=lengths[1], **blocks, name="decoder")
-    else:
-        decoder = CopyingDecoder(num_tokens[1], max_length=lengths[1], num_copied=num_copied, **blocks, name="decoder")
-    known = source if num_copied is None else known_tokens(source, num_tokens[0])
-    return keras.Model({"source": source, "written": written}, decoder(written, encoder(known), source))
 
 
 def load_text_model(run_dir: str | os.PathLike[str], *vocabularies: str) -> tuple[keras.Model, list[Vocabulary]]:

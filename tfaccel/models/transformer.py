@@ -72,7 +72,7 @@ class Attention(SettingsLayer):
         return self.attend(x, *self.keys_and_values(context), mask=attention_mask)
 
 
-def causal_mask(length: int) -> Any:
+def causal_mask(length: Any) -> Any:
     """True where a position may attend: to itself and earlier ones; shape (1, 1, length, length).
 
     Example:
@@ -115,7 +115,7 @@ class TokenEmbedding(SettingsLayer):
     def call(self, tokens: Any, first_position: Any = 0, training: bool | None = None) -> Any:
         """Vectors of shape (batch, length, width) for tokens of shape (batch, length)."""
         # A slice has a dense gradient. A lookup's would have separate rows per replica, which Adam squares one by one.
-        size = (tokens.shape[1], self._settings["width"])
+        size = (ops.shape(tokens)[1], self._settings["width"])
         positions = ops.slice(ops.convert_to_tensor(self.positions.embeddings), (first_position, 0), size)
         return self.dropout(self.tokens(tokens) + ops.cast(positions, self.compute_dtype), training=training)
 
@@ -336,7 +336,7 @@ class TransformerLanguageModel(TransformerStack):
 
     def call(self, tokens: Any, training: bool | None = None) -> Any:
         """Logits (float32) of the token that follows each one, of shape (batch, length, num_tokens)."""
-        return self.logits(self.read(tokens, causal_mask(tokens.shape[1]), training))
+        return self.logits(self.read(tokens, causal_mask(ops.shape(tokens)[1]), training))
 
     def start(self, batch_size: int) -> Any:
         """The initial state for `step`."""

@@ -36,6 +36,7 @@ _PUBLIC_NAMES = {
     "score_forecasts": "tfaccel.reporting.forecasts:forecast_scores",
     "score_numbers": "tfaccel.reporting.classes",
     "show_comparison": "tfaccel.reporting.tables",
+    "show_padding": "tfaccel.reporting.tables",
     "show_table": "tfaccel.reporting.tables",
     "show_text": "tfaccel.reporting.tables",
     "softmax": "tfaccel.reporting.classes",

@@ -38,6 +38,20 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+def show_padding(grouped: float, whole: float) -> None:
+    """Prints the share of padding in batches of texts of similar lengths, and in batches of full length.
+
+    Args:
+        grouped, whole: the shares, as `shares_of_padding` of `tfaccel.data.TextBatches` returns them.
+
+    Example:
+        >>> show_padding(0.083, 0.281)
+        Padding fills 8 % of the batches; it would fill 28 % without --group_by_length.
+    """
+    shares = (f"{100 * share:.0f} %" for share in (grouped, whole))
+    show_text("Padding fills {} of the batches; it would fill {} without --group_by_length.".format(*shares))
+
+
 def show_text(text: str) -> None:
     """Prints a text without control characters to the current standard output, even if it was redirected."""
     sys.stdout.write(f"{printable(text)}\n")

@@ -16,10 +16,11 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.characters import data_suffix
-from tfaccel.data.epochs import Batches, Part, TextBatches, shard_rows
+from tfaccel.data.epochs import Batches, Part, shard_rows
 from tfaccel.data.images.files import read_image_set
 from tfaccel.data.images.image_data import STILL, ImageBatches
 from tfaccel.data.images.image_set import ImageSet, digits
+from tfaccel.data.in_memory import TextBatches
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES
 from tfaccel.data.tables.table_data import NumberRows, read_number_rows
 

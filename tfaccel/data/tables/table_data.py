@@ -13,7 +13,8 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import TEST_FRACTION
-from tfaccel.data.epochs import Batches, TextBatches
+from tfaccel.data.epochs import Batches
+from tfaccel.data.in_memory import TextBatches
 from tfaccel.data.raw_input import TableInput
 from tfaccel.data.tables.column_kinds import NUMERIC, as_numbers, get_kind, kinds_of_columns, without_bad_values
 from tfaccel.data.tables.files import TABLE_SUFFIXES, read_table

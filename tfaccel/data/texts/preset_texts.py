@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from tfaccel.data.class_labels import LabelledTexts
-from tfaccel.data.epochs import Batches, TextBatches
+from tfaccel.data.epochs import Batches
 from tfaccel.data.hub_presets import Preset
+from tfaccel.data.in_memory import TextBatches, filled_columns
 from tfaccel.data.raw_input import RawInput
 
 
@@ -20,6 +21,7 @@ class PresetTextData(Batches):
         texts: a `LabelledTexts`.
         preset: from `find_preset`. Its tokenizer is loaded, and encodes all texts, on first use.
         num_tokens: tokens per text; longer texts are cut off, shorter ones padded.
+        group_by_length: as of `TextData`.
 
     Example:
         >>> from tfaccel.data import documentation_passages, find_preset
@@ -30,8 +32,8 @@ class PresetTextData(Batches):
 
     source: LabelledTexts
 
-    def __init__(self, texts: LabelledTexts, preset: Preset, *, num_tokens: int) -> None:
-        self._preset, self._num_tokens = preset, num_tokens
+    def __init__(self, texts: LabelledTexts, preset: Preset, *, num_tokens: int, group_by_length: bool = False) -> None:
+        self._preset, self._num_tokens, self._group_by_length = preset, num_tokens, group_by_length
         super().__init__(
             texts,
             self._batches,
@@ -46,7 +48,12 @@ class PresetTextData(Batches):
         both = encode_by_preset(self._preset, [*texts.train_texts, *texts.test_texts], self._num_tokens)
         num_train = len(texts.train_texts)
         train, test = ({name: rows[part] for name, rows in both.items()} for part in _parts(num_train))
-        return TextBatches((train, one_hot[list(texts.train_labels)]), (test, one_hot[list(texts.test_labels)]))
+        lengths = None
+        if self._group_by_length:
+            lengths = dict.fromkeys(train, filled_columns(train["padding_mask"])), None
+        return TextBatches(
+            (train, one_hot[list(texts.train_labels)]), (test, one_hot[list(texts.test_labels)]), lengths=lengths
+        )
 
 
 def _parts(num_train: int) -> tuple[slice, slice]:

@@ -16,7 +16,8 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import LabelledTexts
-from tfaccel.data.epochs import Batches, InMemory, TextBatches
+from tfaccel.data.epochs import Batches
+from tfaccel.data.in_memory import InMemory, TextBatches, filled_columns
 from tfaccel.data.raw_input import TextInput
 from tfaccel.data.texts.documentation import Topic, documentation_topics
 from tfaccel.data.texts.files import read_aligned_lines, read_columns
@@ -112,6 +113,8 @@ class TextData(Batches):
         num_words: tokens per text; longer texts are cut off, shorter ones padded with 0.
         unit: "words", "characters" or "subwords"; see `Vocabulary`.
         token_dropout: fraction of the training tokens that are replaced by the unknown token, at random in each epoch.
+        group_by_length: whether batches are of texts of similar lengths, and cut to the longest; see
+            `tfaccel.data.TextBatches`.
 
     Attributes:
         vocabulary: the `Vocabulary`.
@@ -127,9 +130,15 @@ class TextData(Batches):
     source: LabelledTexts
 
     def __init__(
-        self, texts: LabelledTexts, *, num_words: int, unit: Unit = "words", token_dropout: float = 0.0
+        self,
+        texts: LabelledTexts,
+        *,
+        num_words: int,
+        unit: Unit = "words",
+        token_dropout: float = 0.0,
+        group_by_length: bool = False,
     ) -> None:
-        self._num_words, self._token_dropout = num_words, token_dropout
+        self._num_words, self._token_dropout, self._group_by_length = num_words, token_dropout, group_by_length
         most_tokens = None if unit == "subwords" else MAX_TOKENS
         self.vocabulary = Vocabulary.of(texts.train_texts, unit=unit, least_count=2, most_tokens=most_tokens)
         super().__init__(
@@ -145,7 +154,8 @@ class TextData(Batches):
         texts, one_hot = self.source, np.eye(len(self.source.class_names), dtype=np.float32)
         train = self.vocabulary.encode_all(texts.train_texts, self._num_words), one_hot[list(texts.train_labels)]
         test = self.vocabulary.encode_all(texts.test_texts, self._num_words), one_hot[list(texts.test_labels)]
-        return TextBatches(train, test, change=self._with_unknown_tokens)
+        lengths = (filled_columns(train[0]), None) if self._group_by_length else None
+        return TextBatches(train, test, change=self._with_unknown_tokens, lengths=lengths)
 
     def _with_unknown_tokens(self, examples: tuple[np.ndarray, np.ndarray], generator: np.random.Generator) -> Any:
         tokens, classes = examples
@@ -264,6 +274,11 @@ class PairArrays:
     def examples(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
         """The inputs, labels and sample weights of a model."""
         return {"source": self.source, "written": self.written}, self.labels, self.weights
+
+    def lengths(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        """The number of tokens of each example, likewise: `lengths` of `tfaccel.data.TextBatches`."""
+        source, target = filled_columns(self.source), filled_columns(self.labels)
+        return {"source": source, "written": target}, target, target
 
 
 def encode_pairs(

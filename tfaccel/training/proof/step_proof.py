@@ -273,8 +273,7 @@ class StepProof:
         return results if self._kind == "predict" else as_tensors(results)
 
     def _run_all(self, data: Any) -> Any:
-        steps = self._engine.new_steps(compiles=False)
-        results = getattr(steps, self._kind)(_BATCHES, data)
+        results = getattr(self._engine.new_steps(compiles=False), self._kind)(_BATCHES, data)
         if self._kind == "predict":
             return self._replicas.concatenate(results)
         metrics = metric_results(self._model, self._replicas)
