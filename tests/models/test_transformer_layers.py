@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tfaccel.models.sequence_to_sequence import sequence_to_sequence
+from tfaccel.models.sequence_to_sequence import CopyingDecoder, TextDecoder, TextEncoder, known_tokens
 from tfaccel.models.transformer import Attention, LstmLanguageModel, TransformerBlock, TransformerLanguageModel
 
 LANGUAGE_MODELS = [
@@ -17,8 +17,14 @@ SOURCE = np.array([[4, 5, 6, 7, 0, 0], [8, 9, 12, 13, 4, 0]], "int32")
 WRITTEN = np.array([[2, 5, 6, 7], [2, 12, 13, 4]], "int32")
 
 
-def small_model(**options):
-    return sequence_to_sequence((11, 11), (6, 4), width=64, num_blocks=2, **options)
+def small_model(*, length=6, num_copied=None, **options):
+    source = keras.Input((length,), dtype="int32", name="source")
+    written = keras.Input((4,), dtype="int32", name="written")
+    blocks = {"width": 64, "num_blocks": 2, **options}
+    read = TextEncoder(11, max_length=length, **blocks, name="encoder")(known_tokens(source, 11))
+    kind, copied = (TextDecoder, {}) if num_copied is None else (CopyingDecoder, {"num_copied": num_copied})
+    decoder = kind(11, max_length=4, **copied, **blocks, name="decoder")
+    return keras.Model({"source": source, "written": written}, decoder(written, read, source))
 
 
 @pytest.fixture
@@ -72,7 +78,7 @@ def test_later_tokens_do_not_change_earlier_logits(initial_weights):
 
 def test_padding_of_the_source_is_not_looked_at(initial_weights):
     model = initial_weights(small_model())
-    longer = initial_weights(sequence_to_sequence((11, 11), (9, 4), width=64, num_blocks=2))
+    longer = initial_weights(small_model(length=9))
     for weight, shorter in zip(longer.trainable_variables, model.trainable_variables, strict=True):
         value = ops.convert_to_numpy(shorter)
         weight.assign(np.pad(value, [(0, m - n) for m, n in zip(weight.shape, value.shape, strict=True)]))
