@@ -28,6 +28,7 @@ from tfaccel.training.verdict import BaselineScores
 
 _WIDTH = 640  # of pictures, in pixels
 _NUM_CHARACTERS, _COLUMNS = 260, 90  # of texts
+_NOTEBOOKS = ("image_classification", "text_classification")  # recipes with a notebook for Colab
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,7 @@ def run_recipe(recipe: str, folder: Path, pictures: Path) -> dict[str, Any]:
     file = run_dir / exhibit.file
     found = {
         "score": BaselineScores.from_json(result["baselines"]).beside(),
+        "seconds": round(result["wall_seconds"], 1),
     }
     if file.suffix == ".png":
         from PIL import Image
@@ -140,7 +142,7 @@ def page(found: Mapping[str, Any]) -> str:
     parts = [
         "# Gallery",
         "Each recipe as it comes, with its own settings: what it made, and its score beside those of simple baselines, "
-        f"on {machine}. How long they take is in [Measurements](measurements.md#the-recipes). "
+        f"on {machine}. How fast that is, beside `Model.fit`, is in [Measurements](measurements.md#the-recipes). "
         "`python -m tfaccel.benchmarks.gallery` makes this page.",
     ]
     for recipe, exhibit in EXHIBITS.items():
@@ -154,8 +156,9 @@ def page(found: Mapping[str, Any]) -> str:
             f"## {exhibit.title}",
             exhibit.text,
             shown,
-            f"**{one['score']}**",
+            f"**{one['score']}**, in {one['seconds']:.0f} s",
             f"```sh\ntfaccel train --recipe={recipe} --run_dir=runs/{recipe}\n```",
+            *([f"In a notebook: {{colab:{recipe}}}"] if recipe in _NOTEBOOKS else []),
         ]
     return "\n\n".join(_wrapped(part) for part in parts) + "\n"
 

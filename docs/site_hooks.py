@@ -1,12 +1,13 @@
 """What the site needs beside its pages: the public names' definitions, and docstrings in the form that griffe reads.
 
 `mkdocs.yml` names this file twice: as a hook of mkdocs, which documents `::: tfaccel.fit` on an API page by what the
-public name stands for and lists the flags of the commands, and as an extension of griffe, which reads docstrings
-without importing anything. TensorFlow is not imported.
+public name stands for, lists the flags of the commands and links to notebooks, and as an extension of griffe, which
+reads docstrings without importing anything. TensorFlow is not imported.
 """
 
 import ast
 import os
+import posixpath
 import re
 import subprocess
 import sys
@@ -38,10 +39,26 @@ def public_names(package: str) -> dict[str, str]:
     return names
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replaces each public name behind `:::` by where it is defined, and `::: tfaccel --help` by what that prints."""
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Replaces what stands for something else on a page.
+
+    Each public name behind `:::` by where it is defined, `::: tfaccel --help` by what that prints, and `{colab:NAME}`
+    by a link to the notebook of that name.
+    """
+    pictures = posixpath.relpath("pictures", posixpath.dirname(page.file.src_uri))
+    markdown = re.sub(r"\{colab:(\w+)\}", lambda m: notebook_link(m[1], config.repo_url, pictures), markdown)
     markdown = re.sub(r"^::: tfaccel --help$", lambda _: commands_help(), markdown, flags=re.MULTILINE)
     return re.sub(r"^::: (tfaccel(?:\.\w+)?)\.(\w+)$", _defined, markdown, flags=re.MULTILINE)
+
+
+def notebook_link(name: str, repo_url: str | None, pictures: str) -> str:
+    """A badge that opens a notebook in Colab if the repository is on GitHub; the notebook's path if not."""
+    path = f"recipes/colab/{name}.ipynb"
+    repository = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", repo_url or "")
+    if repository is None:
+        return f"`{path}`"
+    address = f"https://colab.research.google.com/github/{repository[1]}/blob/main/{path}"
+    return f"[![Open in Colab]({pictures}/colab.svg)]({address})"
 
 
 def commands_help() -> str:

@@ -92,6 +92,28 @@ def test_the_site_has_every_page():
     assert sorted(f"docs/{name}" for name in named) == sorted(set(pages()) - {"README.md"})
 
 
+def test_notebooks_open_in_colab_once_there_is_a_repository(site_hooks):
+    assert site_hooks.notebook_link("digits", None, "pictures") == "`recipes/colab/digits.ipynb`"
+    assert site_hooks.notebook_link("digits", "https://example.org/a/b", "pictures") == "`recipes/colab/digits.ipynb`"
+    address = "https://colab.research.google.com/github/a/b/blob/main/recipes/colab/digits.ipynb"
+    for repo_url in ("https://github.com/a/b", "https://github.com/a/b.git"):
+        assert site_hooks.notebook_link("digits", repo_url, "../pictures").endswith(
+            f"(../pictures/colab.svg)]({address})"
+        )
+
+
+def test_the_notebooks_install_from_the_repository_that_the_site_names():
+    named = re.search(r"^repo_url: (\S+)", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    source = f"git+{named[1]}" if named else ""
+    for notebook in (ROOT / "recipes" / "colab").glob("*.ipynb"):
+        assert f'os.environ.get(\\"TFACCEL_SOURCE\\", \\"{source}\\")' in notebook.read_text(encoding="utf-8")
+
+
+def test_notebooks_named_on_pages_are_there():
+    named = {name for page in pages().values() for name in re.findall(r"\{colab:(\w+)\}", page)}
+    assert named == {path.stem for path in (ROOT / "recipes" / "colab").glob("*.ipynb")}
+
+
 def test_docstrings_are_given_as_griffe_reads_them(site_hooks):
     given = "Sums.\n\nArgs:\n    x, y: numbers,\n        of any size.\n\nExample:\n\n>>> f(1, 2)\n3\n\nReference: none."
     wanted = (
