@@ -74,14 +74,20 @@ class RemoteFolder:
     Args:
         address: such as s3://bucket/run.
         error: the type of the errors.
+        no_answer: the type of the errors of a store that does not answer; None for `error`.
 
     Raises:
         TfaccelError: of the given type, if fsspec or the package for the address is missing, or knows no such scheme.
     """
 
-    def __init__(self, address: str | os.PathLike[str], error: type[TfaccelError]) -> None:
+    def __init__(
+        self,
+        address: str | os.PathLike[str],
+        error: type[TfaccelError],
+        no_answer: type[TfaccelError] | None = None,
+    ) -> None:
         self.address = re.sub(":/+", "://", os.fspath(address), count=1).rstrip("/")
-        self._error = error
+        self._error, self._no_answer = error, no_answer or error
         try:
             fsspec = importlib.import_module("fsspec")
             self._files, self._root = fsspec.url_to_fs(self.address, use_listings_cache=False)
@@ -155,8 +161,10 @@ class RemoteFolder:
                 raise self._error(f"{self.address} cannot be {what}: {_reason(missing)}.") from missing
             except Exception as failed:  # stores raise errors of many kinds
                 # A store that cannot do something at all says so by a kind of RuntimeError.
-                if not pauses or isinstance(failed, PermissionError | RuntimeError):
-                    raise self._error(f"{self.address} cannot be {what}: {_reason(failed)}.") from failed
+                is_final = isinstance(failed, PermissionError | RuntimeError)
+                if is_final or not pauses:
+                    kind = self._error if is_final else self._no_answer
+                    raise kind(f"{self.address} cannot be {what}: {_reason(failed)}.") from failed
                 logger.info("%s cannot be %s (%s); trying again.", self.address, what, _reason(failed))
                 time.sleep(pauses.pop(0))
 

@@ -11,6 +11,7 @@ import pytest
 from tfaccel.errors import RunDirError
 from tfaccel.training.run import remote_run as remote_module
 from tfaccel.training.run.checkpoint_files import load_newest, save_checkpoint
+from tfaccel.training.run.checkpoints import CheckpointWriter
 from tfaccel.training.run.remote_run import RemoteRun, remote_run, run_folder, send_run, shown_run
 from tfaccel.training.run.run_dir import RunDir, checked_place
 
@@ -189,6 +190,36 @@ def test_a_store_that_does_not_answer_is_asked_again(store, monkeypatch):
     failures.clear()
     with pytest.raises(RunDirError, match=f"{ADDRESS} cannot be written: ConnectionError: timed out"):
         send_run(path)
+
+
+def test_training_goes_on_where_a_store_does_not_answer_for_a_while(store, monkeypatch, caplog):
+    monkeypatch.setattr("tfaccel.remote._PAUSES", ())
+    original, answers = type(store.files).put_file, [True]
+
+    def put_file(files, *arguments, **options):
+        if not answers[0]:
+            raise ConnectionError("timed out")
+        return original(files, *arguments, **options)
+
+    monkeypatch.setattr(type(store.files), "put_file", put_file)
+    directory = RunDir(ADDRESS, CONFIG)
+    with directory.in_use():
+        directory.start(None)
+        writer = CheckpointWriter(directory.checkpoints, send=directory.send)
+        for step, answers[0] in enumerate((False, False, True), start=1):
+            writer.write({"weights": np.arange(3.0)}, {"step": step})
+            assert writer.wait() == answers[0]
+        assert "checkpoints/step_0000000003/state.json" in {*store.names}
+        assert f"{ADDRESS} cannot be written: ConnectionError: timed out. Training goes on" in caplog.text
+        answers[0] = False
+        for step in (4, 5):
+            writer.write({"weights": np.arange(3.0)}, {"step": step})
+            writer.wait()
+        writer.write({"weights": np.arange(3.0)}, {"step": 6})
+        with pytest.raises(RunDirError, match=r"3 checkpoints in a row .* timed out\. Training stops"):
+            writer.wait()
+        answers[0] = True
+        writer.close()
 
 
 def test_another_run_at_the_address_is_not_overwritten(store, monkeypatch, tmp_path):

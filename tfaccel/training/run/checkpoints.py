@@ -358,8 +358,9 @@ def _monitored(logs: Mapping[str, Any]) -> dict[str, Any] | None:
 class CheckpointWriter:
     """Writes one checkpoint at a time.
 
-    If one cannot be written, for example because the disk is full, this is logged, and the earlier ones stay as they
-    are: training goes on, and the next one is tried. After three in a row, training stops.
+    If one cannot be written, for example because the disk is full, or cannot be sent because the store does not answer,
+    this is logged, and the earlier ones stay as they are: training goes on, and the next one is tried. After three in a
+    row, training stops.
 
     Args:
         resume_by: how the user resumes the run, for messages.
@@ -413,7 +414,8 @@ class CheckpointWriter:
             return True
         except OSError as error:
             self._num_failures += 1
-            reason = f"{error.strerror or error}"
+            reason = f"{error.strerror or error}".rstrip(".")
+            advice = "Free space" if error.strerror else "Wait until it answers"
             if not self._folder.parent.is_dir():
                 raise RunDirError(
                     f"The run directory {self._folder.parent} is gone, so no checkpoint can be written. Training "
@@ -422,8 +424,8 @@ class CheckpointWriter:
             if self._num_failures >= MAX_FAILURES:
                 raise RunDirError(
                     f"{self._num_failures} checkpoints in a row could not be written to "
-                    f"{self._folder}: {reason}. Training stops, and earlier checkpoints are left as they are. Free "
-                    f"space, and resume the run: {self._resume_by}."
+                    f"{self._folder}: {reason}. Training stops, and earlier checkpoints are left as they are. "
+                    f"{advice}, and resume the run: {self._resume_by}."
                 ) from error
             logger.warning(
                 f"A checkpoint could not be written to {self._folder}: {reason}. Training goes on, the earlier "

@@ -46,6 +46,10 @@ _CHECKPOINTS = "checkpoints/"
 _runs: dict[Path, RemoteRun] = {}  # of this process, by their local copies
 
 
+class StoreError(RunDirError, OSError):
+    """The store of a run does not answer: as with a full disk, training goes on without a checkpoint or two."""
+
+
 class RemoteRun:
     """The run at an address, and its local copy.
 
@@ -55,7 +59,7 @@ class RemoteRun:
     """
 
     def __init__(self, address: str | os.PathLike[str]) -> None:
-        self._remote = RemoteFolder(address, RunDirError)
+        self._remote = RemoteFolder(address, RunDirError, StoreError)
         self.address = self._remote.address
         cluster = find_cluster(Machine.here())
         number = 0 if cluster is None else cluster.task_index  # workers of one machine read copies of their own
@@ -120,7 +124,7 @@ class RemoteRun:
         """Sends what has changed since it was last sent.
 
         Raises:
-            RunDirError: if the address no longer holds this run, or the store does not answer.
+            RunDirError: if the address no longer holds this run; a StoreError if the store does not answer.
         """
         with self._sending:
             notes = CopyNotes(self.path)
