@@ -53,20 +53,21 @@ def installed_version(package: str) -> str:
         return ""
 
 
-def private_part(root: Any, path: str, *, package: str = "keras") -> Any:
+def private_part(root: Any, path: str, *, package: str = "keras", renamed: str = "") -> Any:
     """Returns `root.path`, a private attribute of a package.
 
     Args:
         root: a module, class or object of the package.
         path: attribute names joined by dots.
         package: a key of `TESTED`.
+        renamed: what the first of the names is in the package's next version, if it is another one there.
 
     Example:
         >>> private_part("a text", "__class__.__name__")
         'str'
     """
-    value = root
-    for name in path.split("."):
+    value, (first, *rest) = root, path.split(".")
+    for name in (renamed if renamed and not hasattr(root, first) else first, *rest):
         if not hasattr(value, name):
             found = " ".join(filter(None, (package, installed_version(package))))
             raise VersionError(

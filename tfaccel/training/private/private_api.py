@@ -42,7 +42,9 @@ def has_trainer(model: Any) -> bool:
     """Whether an object is a `keras.Model`, or a layer that inherits from Keras's trainer."""
     from keras.src.trainers import trainer
 
-    return isinstance(model, private_part(trainer, "Trainer")) and isinstance(model, keras.layers.Layer)
+    return isinstance(model, private_part(trainer, "Trainer", renamed="BaseTrainer")) and isinstance(
+        model, keras.layers.Layer
+    )
 
 
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
@@ -346,14 +348,13 @@ def run_nodes(nodes: Iterable[Any], values: dict[int, Any], context: dict[str, A
         values: by the ids of symbolic tensors.
         context: what the model's call was given for its layers, such as `training`.
     """
-    from keras.src.models import functional
-
-    with_context = private_part(functional, "operation_fn")
     for node in nodes:
         if any(id(symbol) not in values for symbol in node.input_tensors):
             continue
         args, named = node.arguments.fill_in(values)
-        outputs = with_context(node.operation, **context)(*args, **named)
+        taken = getattr(node.operation, "_call_context_args", {})  # of layers
+        named |= {name: value for name, value in context.items() if name in taken and value is not None}
+        outputs = node.operation(*args, **named)
         for symbol, value in zip(node.outputs, keras.tree.flatten(outputs), strict=False):
             values[id(symbol)] = value
 

@@ -177,8 +177,10 @@ def functions_of_logits(row_function: Callable[..., Any]) -> Iterator[None]:
     and returns its values for all rows, or None for Keras's way. A metric's function has the dtype of its
     values; for a loss, none is given.
     """
-    from keras.src.backend.tensorflow import math, nn, numpy
+    from keras.src.backend import tensorflow as backend
 
+    operations = backend.ops if hasattr(backend, "ops") else backend  # Keras 3.16 has them in modules of their own
+    math, nn, numpy = (private_part(operations, name) for name in ("math", "nn", "numpy"))
     crossentropy = private_part(nn, "sparse_categorical_crossentropy")
     argmax, in_top_k = private_part(numpy, "argmax"), private_part(math, "in_top_k")
 
@@ -281,11 +283,11 @@ def state_around_call(layer: keras.layers.Layer) -> Callable[[], contextlib.Abst
     The call context carries `training` to inner layers that are called without it; autocasting gives the layer's
     weights its compute dtype.
     """
-    from keras.src import backend
+    from keras.src.backend import common
     from keras.src.backend.common import global_state
 
     read, write = private_part(global_state, "get_global_attribute"), private_part(global_state, "set_global_attribute")
-    scope = private_part(backend, "AutocastScope")
+    scope = private_part(common, "AutocastScope")
     context = read(_CONTEXT)
     casts = layer.autocast and layer.compute_dtype != layer.variable_dtype
 

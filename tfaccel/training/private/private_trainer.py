@@ -59,7 +59,7 @@ def _get_cell(name: str) -> Any:
     """The cell of the closure that holds a method of Keras's trainer."""
     from keras.src.backend.tensorflow import trainer
 
-    method = private_part(trainer, f"TensorFlowTrainer.{name}")
+    method = private_part(trainer, f"TensorFlowTrainer.{name}", renamed="Trainer")
     while hasattr(method, "__wrapped__") and hasattr(method.__wrapped__, "__wrapped__"):  # patched there, too
         method = method.__wrapped__
     return private_part(method, "__closure__")[private_part(method, "__code__").co_freevars.index("fn")]
