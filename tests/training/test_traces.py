@@ -67,6 +67,38 @@ def test_a_step_of_its_own_is_traced_once_for_each_size_of_batch(make, num_rows,
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loss_scale_that_changes_is_that_of_the_loss_and_of_its_gradients(own):
+    """Until a `LossScaleOptimizer` is built, it scales the loss by a constant; the first step builds it."""
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+                scaled = self.optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def weights(fit, scale):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,))
+        model = (Own if own else keras.Model)(inputs, keras.layers.Dense(1)(inputs))
+        inner = keras.optimizers.SGD(0.01)
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=scale, dynamic_growth_steps=2)
+        model.compile(optimizer, "mse")
+        x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+        fit(model, x, x[:, :1], batch_size=8, epochs=2, verbose=0, shuffle=False)
+        return [float(optimizer.dynamic_scale), *model.get_weights()]
+
+    for scale in (4.0, 2.0**127):  # grows; overflows, and is divided by two until it does not
+        expected = weights(keras.Model.fit, scale)
+        assert expected[0] != scale
+        for one, other in zip(weights(tfaccel.fit, scale), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 class PerRow(Counted, keras.Model):
     """Returns a log with a value for each row, whose number is not known."""
 

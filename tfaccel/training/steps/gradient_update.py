@@ -52,7 +52,7 @@ from tfaccel.training.steps.placed_slots import HostUpdate, PlacedSlots
 from tfaccel.training.steps.python_numbers import numbers_kept
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import HOST, REPLICATED
-from tfaccel.training.steps.tracing import is_same_on_all_replicas
+from tfaccel.training.steps.tracing import TraceAgain, is_same_on_all_replicas
 
 SAME_ROWS = "same rows"  # those of all replicas have the same indices
 EACH_ROW_ONCE = "each row once"  # one device has one slice for each row, such as of a dense layer's sparse inputs
@@ -425,7 +425,13 @@ def descend(gradients: Any, variables: Any) -> None:
 def build_optimizer(
     optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable], strategy: tf.distribute.Strategy
 ) -> None:
-    """Builds an optimizer outside the graph being traced, under the strategy of its model."""
+    """Builds an optimizer outside the graph being traced, under the strategy of its model.
+
+    Raises:
+        TraceAgain: for a `LossScaleOptimizer`. Until it is built, it scales the loss by a constant, its initial scale.
+    """
     if not optimizer.built:
         with private_api.outside_of_trace(), strategy.scope():
             optimizer.build(variables)
+        if has_loss_scale(optimizer) and tf.inside_function():
+            raise TraceAgain

@@ -21,12 +21,13 @@ from tfaccel.training.steps.gather_rows import gather_nest, gather_states
 from tfaccel.training.steps.global_batch import NeedsEveryReplica, current_share, replica_share
 from tfaccel.training.steps.overrides import left_by_user
 from tfaccel.training.steps.replicas import Replicas
+from tfaccel.training.steps.tracing import TraceAgain
 
 GATHERED: weakref.WeakSet[keras.metrics.Metric] = weakref.WeakSet()
 _USED: weakref.WeakSet[keras.metrics.Metric] = weakref.WeakSet()  # whose results a step computes with
 
 
-class ComputesWithResults(Exception):
+class ComputesWithResults(TraceAgain):
     """While tracing: a step computes with metric results, and must be traced again with those over all replicas."""
 
 
@@ -201,11 +202,11 @@ def states_used(model: keras.Model) -> dict[int, tf.Tensor]:
 
 
 def concrete_function(function: Any, *specs: Any) -> Any:
-    """Traces a function of steps: again where they turn out to compute with metric results."""
+    """Traces a function of steps: again where that turns out to be needed."""
     while True:
         try:
             return function.get_concrete_function(*specs)
-        except ComputesWithResults:
+        except TraceAgain:
             continue
 
 

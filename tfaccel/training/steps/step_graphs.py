@@ -27,7 +27,7 @@ from tfaccel.training.steps.model_parts import (
 )
 from tfaccel.training.steps.overrides import attributes_of_each
 from tfaccel.training.steps.replicas import Replicas, current_replica
-from tfaccel.training.steps.tracing import TraceStates
+from tfaccel.training.steps.tracing import TraceAgain, TraceStates
 
 if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
@@ -122,9 +122,10 @@ class StepGraphs:
             if not self.run_eagerly:
                 function = tf.function(self._in_contexts(function, feed.spec), autograph=False, reduce_retracing=True)
                 traced = arguments if specs is None else (specs, tf.TensorSpec([], tf.int32))[: 1 if predicts else 2]
-                is_alone = self._replicas.num_replicas == 1  # then metric results are those of all replicas
-                trace = function.get_concrete_function if is_alone else partial(concrete_function, function)
-                concrete = trace(*traced)
+                concrete = None
+                while concrete is None:  # as `concrete_function` does, whose frame tracebacks of users are spared
+                    with contextlib.suppress(TraceAgain):
+                        concrete = function.get_concrete_function(*traced)
                 function = function if specs is None else concrete
                 self._graphs[function] = concrete.graph
         if stateful and not (self.has_one_graph or self.run_eagerly):

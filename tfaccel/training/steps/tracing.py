@@ -24,6 +24,10 @@ _MISSING = object()
 _BATCH, _STATE = "batch", "state"
 
 
+class TraceAgain(Exception):
+    """While tracing: the step was traced before something that it depends on was known or built."""
+
+
 class TraceState:
     """The current `trainable` flags of a model's layers and weights, and its optimizer.
 
