@@ -218,7 +218,7 @@ class StepGraphs:
                     finite = self._steps_are_finite()
                     bad = (bad[0].write(step, ~finite),)
                     if keep_logs and earlier and own_logs:
-                        own_logs = _chosen(finite, as_tensors(own_logs), earlier)
+                        own_logs = keras.tree.map_structure(partial(tf.where, finite), as_tensors(own_logs), earlier)
                 else:
                     finite = self._loss_is_finite() if watch_loss else tf.constant(True)
                 if times_input:
@@ -379,11 +379,6 @@ def metric_results(model: keras.Model, replicas: Replicas) -> dict[str, tf.Tenso
 def as_tensors(logs: Any) -> Any:
     """The logs of a step as tensors; an empty dictionary for none."""
     return keras.tree.map_structure(tf.convert_to_tensor, dict(logs)) if logs else {}
-
-
-def _chosen(condition: tf.Tensor, some: Any, others: Any) -> Any:
-    """The first nest of tensors if the condition holds, else the second."""
-    return keras.tree.map_structure(lambda one, other: tf.where(condition, one, other), some, others)
 
 
 def get_logs(model: keras.Model, replicas: Replicas, kind: str, own: Any, results: dict[str, Any]) -> dict[str, Any]:
