@@ -427,7 +427,7 @@ def build_optimizer(
 ) -> None:
     """Builds an optimizer outside the graph being traced, under the strategy of its model.
 
-    Raises TraceAgain for a `LossScaleOptimizer`: until it is built, it scales the loss by a constant, its initial scale.
+    Raises TraceAgain for a `LossScaleOptimizer`: until it is built, it scales the loss by its initial scale.
     """
     if not optimizer.built:
         with private_api.outside_of_trace(), strategy.scope():
