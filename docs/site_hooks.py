@@ -40,7 +40,7 @@ def public_names(package: str) -> dict[str, str]:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Replaces what stands for something else on a page.
+    """Replaces the placeholders of a page.
 
     Each public name behind `:::` by where it is defined, `::: tfaccel --help` by what that prints, and `{colab:NAME}`
     by a link to the notebook of that name.

@@ -156,7 +156,9 @@ class TextBatches(InMemory):
             )
 
         with tf.device("/CPU:0"):
-            columns = tf.data.Dataset.from_tensor_slices(self._columns(part))
+            columns = tf.data.Dataset.from_tensor_slices(
+                self._columns(self._rows(dataclasses.replace(part, shard=None)))
+            )
             return ordered_map(tf.data.Dataset.zip((batches, columns)), cut)
 
     def _drawn(self, generator: np.random.Generator, part: Part) -> np.ndarray:
@@ -164,16 +166,16 @@ class TextBatches(InMemory):
             return super()._drawn(generator, part)
         return order_by_length(self._lengths, part.global_batch_size, generator)
 
-    def _columns(self, part: Part) -> np.ndarray:
-        """The columns of each batch, of each sequence: as many as the rows of all workers fill."""
-        rows = self._rows(dataclasses.replace(part, shard=None))
+    def _columns(self, rows: np.ndarray) -> np.ndarray:
+        """The columns of each batch, of each sequence: as many as its rows fill, which are those of all workers."""
         filled = np.stack([lengths[rows].max(axis=1) for lengths in self._lengths], axis=1)
         return np.minimum(_rounded(np.maximum(filled, 1)), self._widths)
 
     def shares_of_padding(self, global_batch_size: int) -> tuple[float, float]:
         """The share of the first epoch's columns that are padding: in its batches, and if they had all columns."""
         part = Part(global_batch_size=global_batch_size, seed=0, epoch=0)
-        rows, columns = self._rows(part), self._columns(part)
+        rows = self._rows(part)
+        columns = self._columns(rows)
         filled = sum(int(lengths[rows].sum()) for lengths in self._lengths)
         return 1 - filled / int(columns.sum() * global_batch_size), 1 - filled / int(self._widths.sum() * rows.size)
 

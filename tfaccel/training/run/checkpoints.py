@@ -29,6 +29,7 @@ from tfaccel.training.run.checkpoint import (
     write_state,
 )
 from tfaccel.training.run.checkpoint_files import save_checkpoint
+from tfaccel.training.run.remote_run import StoreError
 from tfaccel.training.run.run_dir import LEFT_OUT, RESUME_BY_ARGUMENT, RunDir, RunIdentity
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.step_graphs import OnUnsavedState
@@ -415,7 +416,7 @@ class CheckpointWriter:
         except OSError as error:
             self._num_failures += 1
             reason = f"{error.strerror or error}".rstrip(".")
-            advice = "Free space" if error.strerror else "Wait until it answers"
+            advice = "Wait until it answers" if isinstance(error, StoreError) else "Free space"
             if not self._folder.parent.is_dir():
                 raise RunDirError(
                     f"The run directory {self._folder.parent} is gone, so no checkpoint can be written. Training "
