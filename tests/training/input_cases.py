@@ -239,7 +239,6 @@ def refused(api: Api) -> Any:
         error(lambda: api.fit(model, dataset(), Y)),
         error(lambda: api.fit(model, dataset(), sample_weight=Y)),
         error(lambda: api.fit(model, dataset(), validation_split=0.2)),
-        error(lambda: api.fit(model, X, Y, validation_split=1.5)),
         error(lambda: api.fit(model, X, Y, sample_weight=np.ones(22), class_weight={0: 1.0})),
         error(lambda: api.fit(heads, x, y, class_weight={0: 1.0})),
         error(lambda: api.fit(model, X, Y, validation_data=(X, Y), validation_freq="2")),

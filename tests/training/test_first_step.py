@@ -12,9 +12,11 @@ from replica_models import assert_equal, scope_of, trained
 from tfaccel.errors import CoupledRowsError
 from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
+from tfaccel.training.private.private_random import SEED_STRIDE
 from tfaccel.training.proof.differences import Tolerance, difference
 from tfaccel.training.proof.one_device import reversed_rows
 from tfaccel.training.steps.engine import get_engine
+from tfaccel.training.steps.replica_state import seed_variables
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -386,3 +388,18 @@ def test_rows_are_reversed_in_each_share():
         assert found["ragged"].to_list() == dense.numpy()[order].tolist()
         assert tf.sparse.to_dense(found["sparse"]).numpy().tolist() == dense.numpy()[order].tolist()
         assert found["number"] == 3
+
+
+def test_a_model_trains_again_after_its_seeds_were_set():
+    """`set_random_seed` drops Keras's global seed generator, and the next random number makes another one."""
+    with scope_of(2):
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+        model.compile("sgd", CROSS_ENTROPY)
+    for seed in (1, 2):
+        keras.utils.set_random_seed(seed)
+        keras.random.uniform(())
+        fit(model, X, LABELS, batch_size=8, verbose=0)
+        state = seed_variables(model)[-1].value
+        local = model.distribute_strategy.experimental_local_results(state)
+        first, second = (int(one.numpy()[0]) for one in local)
+        assert second - first == SEED_STRIDE

@@ -160,6 +160,7 @@ OTHERS = {
 
 
 def trained(make, steps):
+    keras.utils.set_random_seed(0)  # layers draw the seeds of their initial weights when they are made
     parts, loss, optimizer = make()
     optimizer.gradient_accumulation_steps = steps if steps > 1 else None
     model = make_model(parts, loss, optimizer)

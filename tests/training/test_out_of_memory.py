@@ -90,7 +90,7 @@ def test_error_of_a_replica_that_is_cancelled_again_and_again_is_raised(logical_
 
     monkeypatch.setattr(recovery, "TrainSession", Cancelled)
     runtime, directory = SimpleNamespace(seed_generators=lambda: None), RunDir(tmp_path / "run", {})
-    run = SimpleNamespace(workload=work, directory=directory, runtime=runtime, epochs=1)
+    run = SimpleNamespace(workload=work, directory=directory, runtime=runtime, epochs=1, limit=None)
     with pytest.raises(tf.errors.CancelledError, match="before it was started"):
         recovery.train_until_done(run, plan)
     assert len(attempts) == 3

@@ -78,7 +78,7 @@ from tfaccel.training.steps.model_parts import (
     untracked_variables,
 )
 from tfaccel.training.steps.one_replica import OneReplica
-from tfaccel.training.steps.replica_state import average_drifting, seed_variables
+from tfaccel.training.steps.replica_state import average_drifting, is_seed
 from tfaccel.training.steps.step_graphs import as_tensors, get_logs, metric_results
 
 if TYPE_CHECKING:
@@ -472,14 +472,14 @@ class StepProof:
     def _compared_variables(self) -> Iterator[tuple[str, tf.Variable, list[tf.Variable], bool]]:
         """Name, the component of one device, the components of all replicas, and whether an optimizer has slots for it.
 
-        Seeds, the states of metrics and of stateful layers, and what each replica accumulates are its own.
+        Seeds, the states of metrics and of stateful layers, accumulated gradients and placed slots are a replica's own.
         """
         optimizers = get_optimizers(self._model).values()
         own = [v for one in optimizers for v in (*accumulators_by_replica(one), *get_seeds(one))]
         weights = {id(one) for one in self._model.weights}  # a metric may assign one of them
         own += [one for one in (*self._model.metrics_variables, *self.metrics.variables) if id(one) not in weights]
-        own += [*untracked_variables(self._model), *seed_variables(self._model)]
-        if self._is_plain:
+        own += [*untracked_variables(self._model), *filter(is_seed, self._of_model)]
+        if not self._engine.has_state_of_keras:
             own += [v for one in optimizers for v in one.variables]
         left_out = {id(variable) for variable in own}
         shapes = {tuple(slot.shape) for one in optimizers for slot in one.variables if slot.shape.rank}

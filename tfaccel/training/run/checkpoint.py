@@ -101,7 +101,7 @@ def write_state(model: keras.Model, replicas: Replicas, state: dict[str, np.ndar
             value = parts[replicas.first_replica + replica]
             component.assign(tf.cast(value, component.dtype) if id(variable) in rounded else value)
     if seeds:
-        write_seeds(model, replicas, [state[f"seed/{i}"] for i in range(len(seeds))])
+        write_seeds(seeds, replicas, [state[f"seed/{i}"] for i in range(len(seeds))])
 
 
 def _first_replicas_state(variable: keras.Variable, replicas: Replicas) -> np.ndarray:

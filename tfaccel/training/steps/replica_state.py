@@ -25,10 +25,15 @@ from tfaccel.training.steps.embeddings import tables_on_host
 from tfaccel.training.steps.model_parts import get_optimizers, get_variables, unlisted_variables
 from tfaccel.training.steps.replicas import Replicas, is_distributed
 
-_separated: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_separated: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()  # by identity
 _averages: weakref.WeakKeyDictionary[keras.Model, tuple[list[int], Callable[[], None]]] = weakref.WeakKeyDictionary()
 
 _INSIDE = "Build the model inside the scope of its strategy: `with strategy.scope(): model = ...`."
+
+
+def is_seed(variable: keras.Variable) -> bool:
+    """Whether a variable is the state of a seed generator."""
+    return bool(variable.name == "seed_generator_state")
 
 
 def seed_variables(model: keras.Model) -> list[keras.Variable]:
@@ -37,29 +42,27 @@ def seed_variables(model: keras.Model) -> list[keras.Variable]:
     Keras's global seed generator, if it exists, comes last: a step may draw from it.
     """
     shared = global_seed_state()
-    own = [v for v in model.variables if v.name == "seed_generator_state" and v is not shared]
+    own = [v for v in model.variables if is_seed(v) and v is not shared]
     return own if shared is None else [*own, shared]
 
 
 def separate_seeds(model: keras.Model, replicas: Replicas) -> None:
-    """Gives each replica different, reproducible dropout masks; done once per model.
+    """Gives each replica different, reproducible dropout masks; done once per seed generator.
 
     In Keras every replica draws the same masks. Here replica `r` gets the seed `seed + r * SEED_STRIDE`.
     """
-    if replicas.num_replicas == 1 or model in _separated:
-        return
-    write_seeds(model, replicas, [v.numpy() for v in seed_variables(model)])
-    _separated.add(model)
+    new = [one for one in seed_variables(model) if _separated.get(id(one)) is not one]
+    if replicas.num_replicas > 1:
+        write_seeds(new, replicas, [one.numpy() for one in new])
 
 
-def write_seeds(model: keras.Model, replicas: Replicas, states: list[np.ndarray]) -> None:
+def write_seeds(variables: list[keras.Variable], replicas: Replicas, states: list[np.ndarray]) -> None:
     """Sets all replicas' seed generators from the first replica's states."""
-    variables = seed_variables(model)
     for replica in range(len(replicas.devices)):
         offset = np.uint32((replicas.first_replica + replica) * SEED_STRIDE)
         for component, state in zip(replicas.components(variables, replica), states, strict=True):
             component.assign(np.array([np.uint32(state[0]) + offset, state[1]], dtype=np.uint32))
-    _separated.add(model)
+    _separated.update({id(one): one for one in variables})
 
 
 def align_seeds(model: keras.Model, replicas: Replicas) -> None:
@@ -144,11 +147,8 @@ def kept_state(model: keras.Model, replicas: Replicas) -> Iterator[None]:
 
 def get_values(variables: list[keras.Variable], replicas: Replicas) -> list[tuple[keras.Variable, list[np.ndarray]]]:
     """Each variable with a copy of its values on the local replicas."""
-    found = []
-    for variable in variables:
-        components = [replicas.components([variable], replica)[0] for replica in range(len(replicas.devices))]
-        found.append((variable, [np.array(component.numpy(), copy=True) for component in components]))
-    return found
+    local = range(len(replicas.devices))
+    return [(one, [np.array(replicas.components([one], i)[0].numpy(), copy=True) for i in local]) for one in variables]
 
 
 def restore_values(before: list[tuple[keras.Variable, list[np.ndarray]]], replicas: Replicas) -> None:
