@@ -22,7 +22,7 @@ _GROUPS = {
     "Devices and speed (auto: measured by `tfaccel find-fastest`, or the rules of `tfaccel plan`)": _PLAN,
     "The tested rates": "min_learning_rate max_learning_rate num_steps spacing smoothing divergence_factor",
     "The run": "run_dir resume extend_schedule max_minutes checkpoint_interval keep_checkpoints on_nonfinite "
-    "callbacks log_to num_workers engine address profile",
+    "validate_on callbacks log_to num_workers engine address profile",
     "Output": "picture json quiet",
 }
 _OWN, _OTHERS = "Options of this workload", "Other flags"

@@ -50,6 +50,7 @@ _OF_RAY = {
 }
 _NOT_HERE = {
     "plan": "Fix fields of the plan by their own flags, such as --dtype_policy=float32.",
+    "validate_on": "Trials validate between their epochs.",
     "num_workers": "Use --parallel for trials at the same time; each trial has one worker.",
     **dict.fromkeys(
         ("checkpoint_interval", "keep_checkpoints"), "Trials have no checkpoints: an interrupted trial starts over."

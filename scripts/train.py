@@ -254,6 +254,7 @@ def _trained(
         learning_rate_scaling=scaling_rule(values),
         scaling_warm_up=values.scaling_warm_up,
         on_nonfinite=values.on_nonfinite,
+        validate_on=values.validate_on,
         callbacks=callbacks,
         extend_schedule=values.extend_schedule,
     )

@@ -87,6 +87,8 @@ def define_train_flags(values: flags.FlagValues) -> None:
     flags.DEFINE_integer("keep_checkpoints", 2, text, lower_bound=1, **own)
     text = "when the loss or gradients become NaN or infinite: stop, leave out the batch, or go back to the checkpoint"
     flags.DEFINE_enum("on_nonfinite", STOP, list(POLICIES), text, **own)
+    text = "evaluate on this device, such as GPU:1 or CPU:0, while the next epoch trains, to the same results"
+    flags.DEFINE_string("validate_on", None, text, **own)
     text = "multiply the learning rate by the ratio of global and recommended batch size, or by its square root"
     flags.DEFINE_enum("learning_rate_scaling", "none", ["none", *RULES], text, **own)
     text = "fraction of all steps over which the rate rises from the unscaled to a higher scaled one"

@@ -25,7 +25,7 @@ FLAGS = (
     "global_batch_size global_clipnorm json keep_checkpoints learning_rate learning_rate_scaling log_to logical_cpus "
     "max_bad_fraction max_minutes num_threads num_workers on_bad_data on_nonfinite optimizer plan precision profile "
     "quiet recipe remat resume run_dir scaling_warm_up schedule seed set steps_per_execution strategy "
-    "synchronize_batch_norm teacher warm_up weight_decay workload xla"
+    "synchronize_batch_norm teacher validate_on warm_up weight_decay workload xla"
 )
 LINES = """
 import dataclasses

@@ -42,7 +42,15 @@ _VALUES = {
 # Arguments of `train` and `Workload.of` that stand beside those of `Model.compile`.
 _BESIDE = (
     *("run_dir", "plan", "epochs", "seed", "resume", "checkpoint_interval", "callbacks", "batch_size", "shuffle"),
-    *("validation_data", "validation_split", "sample_weight", "class_weight", "on_nonfinite", "num_workers"),
+    *(
+        "validation_data",
+        "validation_split",
+        "sample_weight",
+        "class_weight",
+        "on_nonfinite",
+        "num_workers",
+        "validate_on",
+    ),
 )
 
 

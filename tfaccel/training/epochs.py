@@ -27,6 +27,18 @@ from tfaccel.training.steps.windows import WindowLength, epoch_windows
 _ADVICE = "Try a lower learning rate, gradient clipping, or float32"
 
 
+class EpochNotNeeded(Exception):
+    """Training ended with the epoch before, whose score came late: the model has its state from that time.
+
+    Args:
+        logs: of the last epoch.
+    """
+
+    def __init__(self, logs: dict[str, Any]) -> None:
+        super().__init__()
+        self.logs = logs
+
+
 @dataclass(frozen=True)
 class Span:
     """Where training begins and ends.
@@ -68,12 +80,22 @@ def run_epochs(
             engine.left_out.begin_epoch()
         container.on_epoch_begin(epoch)
         steps = first_step, span.last_steps if epoch + 1 == span.epochs else None
-        logs = last_logs = _run_epoch(engine, source, container, length, epoch=epoch, steps=steps, last_logs=last_logs)
-        first_step = 0
-        align_seeds(model, replicas)
-        average_drifting(model, replicas)
-        if validation is not None and validation.is_due(epoch):
-            logs = {**logs, **validation.run(engine, container)}
+        try:
+            part: dict[str, Any] = {"epoch": epoch, "steps": steps, "last_logs": last_logs}
+            try:
+                logs = last_logs = _run_epoch(engine, source, container, length, **part)
+            except NonFiniteLossError:
+                if validation is not None:
+                    validation.settle(container)  # the epoch before may have been the last one
+                raise
+            first_step = 0
+            align_seeds(model, replicas)
+            average_drifting(model, replicas)
+            if validation is not None and validation.is_due(epoch):
+                logs = {**logs, **validation.run(engine, container)}
+        except EpochNotNeeded as ended:
+            logs = ended.logs
+            break
         container.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
@@ -193,6 +215,9 @@ class Validation:
     def run(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
         """Evaluates; returns the logs with the prefix `val_`."""
         return {f"val_{name}": value for name, value in self.evaluate(engine, container).items()}
+
+    def settle(self, container: keras.callbacks.CallbackList) -> None:
+        """Waits for a score that the callbacks wait for; does nothing if `run` returns all of them."""
 
     def evaluate(self, engine: Engine, container: keras.callbacks.CallbackList) -> dict[str, float]:
         """Evaluates."""

@@ -66,6 +66,7 @@ _OF_TRAIN = (
     "learning_rate_scaling",
     "scaling_warm_up",
     "on_nonfinite",
+    "validate_on",
 )
 
 
@@ -369,8 +370,8 @@ def run_recipe(
 
     Args:
         options: `epochs`, `seed`, `resume`, `checkpoint_interval`, `keep_checkpoints`, `callbacks`, `verbose`,
-            `learning_rate_scaling`, `scaling_warm_up` and `on_nonfinite` of `tfaccel.train`; fields of the plan, if
-            there is none; all others are passed to the workload.
+            `learning_rate_scaling`, `scaling_warm_up`, `on_nonfinite` and `validate_on` of `tfaccel.train`; fields of
+            the plan, if there is none; all others are passed to the workload.
     """
     of_train = {name: options.pop(name) for name in _OF_TRAIN if name in options}
     plan = given_plan(plan, options)

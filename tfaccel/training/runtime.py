@@ -64,6 +64,7 @@ class Runtime:
         seed: if given, seeds Python, NumPy, TensorFlow and Keras. Kept as an attribute.
         cluster: this process's place in a cluster, for plans with several workers if `TF_CONFIG` is not set.
         same_on_all: name -> JSON value on which several workers must agree, besides the plan.
+        spare: another device that this process uses, such as "GPU:1", which follows the plan's devices.
 
     With several workers, entering waits for all of them, for 300 seconds or the value of the environment variable
     `TFACCEL_WORKER_WAIT_SECONDS`, and after a second logs which ones are missing. TensorFlow's C++ log shows errors
@@ -94,8 +95,10 @@ class Runtime:
         seed: int | None = None,
         cluster: Cluster | None = None,
         same_on_all: Mapping[str, Any] | None = None,
+        spare: str | None = None,
     ) -> None:
         self.plan = plan
+        self._devices = tuple(dict.fromkeys((*plan.devices, *([] if spare is None else [spare]))))
         self._same_on_all = dict(same_on_all or {})
         self.seed = seed
         self._cluster = cluster
@@ -179,7 +182,7 @@ class Runtime:
 
     @property
     def _wants_gpus(self) -> bool:
-        return any(device.startswith("GPU") for device in self.plan.devices)
+        return any(device.startswith("GPU") for device in self._devices)
 
     def _set_environment(self) -> None:
         """Sets environment variables that TensorFlow and Keras read when imported."""
@@ -210,13 +213,13 @@ class Runtime:
         import tensorflow as tf
 
         plan = self.plan
-        wanted = [device.split(":") for device in plan.devices]
+        wanted = [device.split(":") for device in self._devices]
         gpus = [int(index) for kind, index in wanted if kind == "GPU"]
         physical = tf.config.list_physical_devices("GPU")
         if gpus and max(gpus) >= len(physical):
             there = ", ".join(f"GPU:{i}" for i in range(len(physical))) or "no GPU"
             raise PlanError(
-                f"The plan uses {', '.join(plan.devices)}, but TensorFlow sees {there}. Choose available --devices, "
+                f"The plan uses {', '.join(self._devices)}, but TensorFlow sees {there}. Choose available --devices, "
                 "or run `tfaccel doctor` to find out why one is missing."
             )
         if plan.strategy == "tpu":

@@ -46,6 +46,7 @@ from tfaccel.training.run.run_options import (
     Run,
     StepRange,
     check_resumable,
+    check_validate_on,
     config_of_run,
     plan_and_origin,
     scaling_of_run,
@@ -88,6 +89,7 @@ def train(
     learning_rate_scaling: str | None = None,
     scaling_warm_up: float = 0.05,
     on_nonfinite: str = STOP,
+    validate_on: str | None = None,
     engine: str | None = None,
     num_workers: int | None = None,
     engine_options: Mapping[str, Any] | None = None,
@@ -144,6 +146,9 @@ def train(
         on_nonfinite: what to do when the loss or gradients become NaN or infinite. "stop" names step, cause and
             examples; "skip" leaves out the batch, as if it were not in the data; "rollback" goes back to the newest
             checkpoint, and on without the batch. Ten batches in a row, or ten rollbacks, stop the run.
+        validate_on: validate beside training: a copy of the model is evaluated on this device, such as "GPU:1", or
+            "CPU:0" for idle cores, while the next epoch trains. Callbacks get a score together with the model's state
+            that it is of, and all ends as if training had waited. In one process, without callbacks on single batches.
         engine: what starts workers: "local" (this machine), or "ray" (Ray Train, extra `ray`). They are started again
             when one is lost, and get the model, the data and the callbacks from this process, so that these must be
             picklable, and the call must stand under `if __name__ == "__main__":`. None to train in this process, or
@@ -200,7 +205,7 @@ def train(
     own = workload.build_model if isinstance(workload.build_model, RebuiltModel) else None
     config: dict[str, Any] = {"seed": seed, "checkpoint_interval": checkpoint_interval}
     asked = {**config, "keep_checkpoints": keep_checkpoints, "verbose": verbose, "on_nonfinite": on_nonfinite}
-    asked["extend_schedule"] = extend_schedule
+    asked |= {"extend_schedule": extend_schedule, "validate_on": validate_on}
     config |= {"epochs": epochs} if limit is None else limit.config
     if group is not None:
         scales = {"learning_rate_scaling": learning_rate_scaling, "scaling_warm_up": scaling_warm_up}
@@ -215,6 +220,7 @@ def train(
         plan, origin = plan_and_origin(hardware, workload, run_dir, resume=resume, **fixed)
         shown.plan(plan, origin)
     _refuse_training_alone(plan, hardware.cluster)
+    check_validate_on(validate_on, workload, plan, limit)
     workload_key = plan_key(hardware, workload, {})
     scaling = scaling_of_run(workload, plan, learning_rate_scaling, scaling_warm_up)
     config |= config_of_run(workload, plan, scaling)
@@ -227,7 +233,9 @@ def train(
     check_resumable(workload, directory, on_nonfinite)
     with nothing_left_if_refused(directory), directory.in_use(), contextlib.ExitStack() as stack:
         same = settings_to_agree_on(workload, config)
-        runtime = stack.enter_context(Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same))
+        runtime = stack.enter_context(
+            Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same, spare=validate_on)
+        )
         # These modules import TensorFlow, which reads the runtime's environment.
         from tfaccel.training.run.recovery import errors_of_run_named, train_until_done
 

@@ -238,6 +238,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._before = position["step"] - self._in_epoch  # steps before this epoch
         self._trained = self._epoch, self._in_epoch  # the epoch and the number of its steps, after the last step
         self._saved = self._position if restored else None  # the position of the newest checkpoint
+        self._ahead = 0  # steps of the epoch before, while that one has not ended yet, as its score is awaited
         self._due_at = 0.0  # clock time from which the next checkpoint after an epoch is due
         self._writer = CheckpointWriter(
             run_dir.checkpoints,
@@ -276,7 +277,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def steps_to_boundary(self, done: int) -> int | None:
         """Steps until the next checkpoint is due, after `done` steps of this epoch."""
-        return None if self._interval is None else self._interval - (self._before + done) % self._interval
+        return None if self._interval is None else self._interval - (self._before + self._ahead + done) % self._interval
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the state of the other callbacks, which they reset when training begins, and what they may move."""
@@ -287,7 +288,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Takes back what callbacks do at the begin of a resumed epoch, which they had done before the checkpoint."""
-        if self._restored is not None and self._saved == self._position and self._in_epoch:
+        self._ahead = self._in_epoch if epoch > self._epoch else 0
+        if self._restored is not None and self._saved == self._position and self._in_epoch and not self._ahead:
             restore_model(self._engine, self._restored, parts=self._options.parts)
             self._restore_callbacks()
 
@@ -307,7 +309,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves after an epoch; a resumed run starts with the next one."""
-        self._before, self._in_epoch = self.step, 0
+        self._before, self._in_epoch, self._ahead = self.step, 0, 0
         self._epoch = epoch + 1
         self._monitored = _monitored(logs or {})
         if self._interval or self._is_last(epoch) or self._replicas.same_on_all_workers(self._is_due):

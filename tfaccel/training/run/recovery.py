@@ -30,7 +30,7 @@ from tfaccel.planning.option_checks import NOT_ON_TPUS, ROLLBACK, SKIP, STOP
 from tfaccel.planning.plan import Plan, override_flag
 from tfaccel.planning.workload import Workload
 from tfaccel.processes.heartbeat import note_first_step
-from tfaccel.training.epochs import run_epochs
+from tfaccel.training.epochs import Validation, run_epochs
 from tfaccel.training.evaluate import make_callbacks
 from tfaccel.training.run.augmentation_place import place_for_run
 from tfaccel.training.run.changed_run import (
@@ -77,9 +77,10 @@ from tfaccel.training.run.train_callbacks import (
     TrainingProgress,
 )
 from tfaccel.training.run.utilization import Utilization
+from tfaccel.training.run.validation_beside import EpochRepeated, HeldCallbacks, ValidationBeside, device_here
 from tfaccel.training.runtime import Runtime
 from tfaccel.training.schedules import workload_schedule
-from tfaccel.training.steps.engine import EngineOptions
+from tfaccel.training.steps.engine import Engine, EngineOptions
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.workers.lost_worker import lost_workers_named, only_chief_writes
 
@@ -185,22 +186,24 @@ class TrainSession:
         with contextlib.closing(self._open()) as session:
             session.source.leave_out(self.dropped)
             check_memory(session.model, self._run.workload.name, self.plan, self._run.hardware)
-            engine, source, validation = session.engine, session.source, session.validation
+            engine, source = session.engine, session.source
             utilization, container = self._begin(session, times)
+            validation, calls = self._validation(session, container)
             why: dict[str, Any] = {"seed": self._run.seed, "finds": self._until is not None}
             with (
                 smaller_batches_if_out_of_memory(session.model, self._run.workload, self.plan, engine.replicas),
                 causes_named(engine, self._run.workload, self.plan, **why),
                 source.failures_named(),
                 _closed(container.callbacks),
+                contextlib.nullcontext() if validation is None else contextlib.closing(validation),
                 only_chief_writes(session.model, container.callbacks, engine.replicas),
             ):
                 try:
-                    run_epochs(engine, source, container, validation, session.span)
+                    run_epochs(engine, source, calls, validation, session.span)
                 except TrialEnded as ended:
                     ended.limit.decide(session, self._run)
                     raise
-                final = self._final_metrics(session, container.callbacks)
+                final = self._final_metrics(engine, validation, container.callbacks)
             if engine.replicas.is_chief:
                 self._run_dir.check_held()
                 with workload_schedule(session.model.optimizer), whole_file(self._run_dir.model_file) as temporary:
@@ -220,6 +223,16 @@ class TrainSession:
                 "proof": engine.checks.to_json(),
                 "time_limit": None if limit is None else limit.to_json(session, self._run_dir.config),
             }
+
+    def _validation(self, session: Session, container: keras.callbacks.CallbackList) -> tuple[Validation | None, Any]:
+        """Validation after or beside the epochs, and the callbacks, which may wait for it."""
+        run = self._run
+        if run.validate_on is None or session.validation is None or self._is_trial or self._until is not None:
+            return session.validation, container
+        source = session.validation.source
+        save = next(one.save_now for one in container.callbacks if isinstance(one, Checkpoints))
+        held = HeldCallbacks(container, session, is_asked_to_stop=lambda: run.signals.asked is not None, save=save)
+        return ValidationBeside(session, source, device_here(run.validate_on, self.plan)), held
 
     def _open(self) -> Session:
         """The workload's model and data, where the newest checkpoint was."""
@@ -343,16 +356,14 @@ class TrainSession:
         stops = StopWhenAsked(self._run.signals, checkpoints, self._run_dir, session.engine.replicas, self._run.limit)
         return [stops] if self._is_trial else [checkpoints, stops]
 
-    def _final_metrics(self, session: Session, callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, float]:
-        if session.validation is None:
+    def _final_metrics(
+        self, engine: Engine, validation: Validation | None, callbacks: Sequence[keras.callbacks.Callback]
+    ) -> dict[str, float]:
+        if validation is None:
             rows = self._run_dir.rows[-1] if self._run_dir.rows else {}
             return {k: v for k, v in rows.items() if k not in NO_METRICS}
         stops = [one for one in callbacks if isinstance(one, StopWhenAsked)]
-        quiet = keras.callbacks.CallbackList(stops, model=session.model)
-        try:
-            return session.validation.evaluate(session.engine, quiet)
-        finally:
-            session.validation.close()
+        return validation.evaluate(engine, keras.callbacks.CallbackList(stops, model=engine.model))
 
 
 @contextlib.contextmanager
@@ -404,6 +415,8 @@ def train_until_done(run: Run, plan: Plan) -> tuple[Plan, dict[str, Any]]:
             run = _with_length(run)
             _start_again(run, resumes=run.directory.resumes)
             continue
+        except EpochRepeated:
+            logger.info("A callback has changed what the next epoch depends on, whose first steps are repeated.")
         except BatchTooLarge as error:
             shortage, plan, num_cancelled = (plan, error.detail), error.plan, 0
         except StepCancelled as error:

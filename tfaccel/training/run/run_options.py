@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tfaccel.errors import RunDirError, TfaccelError, WorkloadError
+from tfaccel.errors import PlanError, RunDirError, TfaccelError, WorkloadError
 from tfaccel.hardware.hardware import Cluster, Hardware
 from tfaccel.planning.candidates import checked_fields, default_plan
 from tfaccel.planning.option_checks import ROLLBACK, check_fractions
@@ -145,6 +145,7 @@ class Run:
         signals: what asks to stop.
         scaling: how to scale the learning rate; None to leave it as it is.
         limit: of the time, which decides `epochs` and `last_steps` (see `Session`); None for none.
+        validate_on: the device of a `ValidationBeside`; None to validate between the epochs.
         others: as in `train`.
     """
 
@@ -165,6 +166,23 @@ class Run:
     extend_schedule: str | None = None
     limit: TimeLimit | None = None
     last_steps: int | None = None
+    validate_on: str | None = None
+
+
+def check_validate_on(device: str | None, workload: Workload, plan: Plan, limit: TimeLimit | None) -> None:
+    """Raises WorkloadError or PlanError if the workload cannot be validated on a device beside its training."""
+    if device is None:
+        return
+    if not isinstance(device, str) or not re.fullmatch(r"(CPU|GPU):\d{1,3}", device):
+        raise WorkloadError(f'validate_on must be a device, such as "GPU:1" or "CPU:0". Received: {device!r:.80}.')
+    if workload.validation_data is None:
+        raise WorkloadError(f"validate_on={device!r} needs validation data, and workload {workload.name!r} has none.")
+    if limit is not None:
+        raise WorkloadError("validate_on and max_seconds cannot be combined. Leave out one of them.")
+    if plan.num_workers > 1 or plan.strategy == "tpu":
+        raise PlanError(
+            f"validate_on needs a plan for one process, on CPUs or GPUs. Received: strategy={plan.strategy!r}."
+        )
 
 
 def config_of_run(workload: Workload, plan: Plan, scaling: LearningRateScaling | None) -> dict[str, Any]:

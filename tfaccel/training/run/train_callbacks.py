@@ -23,7 +23,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tfaccel.graph_function import graph_function
 from tfaccel.training.run.run_dir import LEFT_OUT, PERFORMANCE, WORKERS, RunDir
 from tfaccel.training.run.run_options import StepRange
-from tfaccel.training.run.utilization import Utilization
+from tfaccel.training.run.utilization import BATCH_HOOKS, Utilization
 from tfaccel.training.steps.left_out import LeftOutCount
 from tfaccel.training.steps.model_parts import get_optimizers, stepping_optimizers
 
@@ -34,6 +34,7 @@ class StepTimes(keras.callbacks.Callback):
     """Durations of the graph calls; the first, which traces and compiles, is recorded separately."""
 
     tfaccel_windows = True
+    tfaccel_live = (*BATCH_HOOKS, "on_epoch_end")
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,6 +124,7 @@ class TrainingProgress(keras.callbacks.Callback):
     """A progress bar with examples per second and time left; without a terminal, one line per epoch."""
 
     tfaccel_windows = True
+    tfaccel_live = BATCH_HOOKS
 
     def __init__(self, *, epochs: int, first_epoch: int, steps_of_epoch: int | None, examples_per_step: int) -> None:
         super().__init__()
@@ -192,6 +194,7 @@ class ProfileSteps(keras.callbacks.Callback):
     """
 
     tfaccel_windows = True
+    tfaccel_live = (*BATCH_HOOKS, "on_epoch_end")
 
     def __init__(
         self, steps: StepRange, folder: Path, *, batches_per_step: int, batches_before: int, batches_in_epoch: int = 0

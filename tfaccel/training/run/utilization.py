@@ -23,6 +23,8 @@ from tfaccel.training.steps.replicas import Replicas
 
 logger = logging.getLogger("tfaccel")
 
+BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end")
+
 _KIB = 1024
 _MAX_MICROS = 2**30
 
@@ -38,6 +40,7 @@ class Utilization(keras.callbacks.Callback):
     """
 
     tfaccel_windows = True
+    tfaccel_live = (*BATCH_HOOKS, "on_epoch_end")
 
     def __init__(
         self, engine: Engine, plan: Plan, hardware: Hardware, *, batch_spec: Any, examples_per_batch: int

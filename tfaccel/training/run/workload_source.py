@@ -53,6 +53,7 @@ class WorkloadSource(IteratorSource):
     """
 
     _feed: Any  # an IteratorFeed, or ArrayFeed
+    is_ahead = False  # whether batches of the next epoch have been taken
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class WorkloadSource(IteratorSource):
 
     def place_of_data(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Where the next batch is after `step` steps of the epoch: JSON values, and arrays."""
-        if not step or self._begins_anywhere or not isinstance(self._feed, IteratorFeed):
+        if not step or self._begins_anywhere or self.is_ahead or not isinstance(self._feed, IteratorFeed):
             return {}, {}
         state = self._feed.state() if self._saves_state else None
         self._saves_state = state is not None

@@ -183,15 +183,15 @@ class Engine:
         are_places_of_keras = places == ("keras", "device", "replicated") and self.stages is None
         return are_places_of_keras and options.optimizer_slots_dtype == FLOAT32
 
-    def outside_variables(self, batch_spec: Any = None) -> list[tf.Variable]:
-        """The variables that training steps read and that belong to no part of the model.
+    def outside_variables(self, batch_spec: Any = None, *, kind: str = "train") -> list[tf.Variable]:
+        """The variables that steps of a kind read and that belong to no part of the model.
 
         Args:
             batch_spec: traces a step on a batch of these specs, before the first one; None takes the traced steps.
         """
         if batch_spec is not None:
-            return self._kind("train").get_outside_variables(batch_spec)
-        return self._kinds["train"].outside_variables() if "train" in self._kinds else []
+            return self._kind(kind).get_outside_variables(batch_spec)
+        return self._kinds[kind].outside_variables() if kind in self._kinds else []
 
     def contexts(
         self, *, trains: bool, on_one_device: bool = False
