@@ -13,7 +13,7 @@ from tfaccel.benchmarks.fault_launch import Launch, get_result, launch, read_lin
 from tfaccel.benchmarks.fault_row import FaultRow, Lab, Trial
 from tfaccel.benchmarks.faults_program import EPOCHS, NUM_ROWS, NUM_VALIDATION_ROWS
 from tfaccel.data import write_tfrecords
-from tfaccel.processes.launched import DONE, PERMANENT
+from tfaccel.processes.launched import BAD_INPUT, DONE
 
 _NUM_IMAGES, _SIZE = 60, 8
 _TRAIN = ("train", "--recipe=image_classification", "--epochs=1", "--augmentation=none", "--global_batch_size=16")
@@ -30,7 +30,7 @@ def _nan_stops(lab: Lab, folder: Path) -> Trial:
     row, found, result = _with_nan(lab, folder, "stop")
     errors = [line for line in read_lines(folder / "logs") if line.startswith("tfaccel.errors.NonFiniteLossError: ")]
     named = len(errors) == 1 and f"row {row}" in errors[0]
-    right = found.status == PERMANENT and named and found.whole and not result
+    right = found.status == BAD_INPUT and named and found.whole and not result
     return Trial(right, errors[0] if right else f"status {found.status}: {found.output}")
 
 

@@ -8,7 +8,8 @@ OPTIONS is a JSON object:
   action (see `fault_actions`), in the first attempt of a launch, and undoes it at step UNTIL, if that is given.
 * `pause`: seconds to sleep after each window, so that a fault from outside finds a run in progress.
 * `takes_port`: the worker whose port another program uses, in the first attempt.
-* `plain`: no layers whose results depend on the other rows of a batch, or on how batches are split.
+* `plain`: no layers whose results depend on the other rows of a batch, or on how batches are split; no oneDNN, which
+  keeps the memory of a step for the next one.
 * `width`, `depth`: units and number of the hidden layers, for steps that take longer and checkpoints that are larger.
 * `slow`: the worker that takes 50 ms more for each step.
 * `nan_row`: the row of the data that has a NaN; `on_nonfinite`: of the training.
@@ -44,6 +45,8 @@ def main(argv: list[str]) -> int:
     """Trains; returns the exit status."""
     run_dir, options = argv[1], json.loads(argv[2]) if len(argv) > 2 else {}
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if options.get("plain"):
+        os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     import keras  # noqa: F401  # before the clock starts
 
     config = json.loads(os.environ.get("TF_CONFIG") or '{"task": {"index": 0}}')

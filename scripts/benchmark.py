@@ -109,8 +109,8 @@ ENGINE_FIGURE_NAMES = (
     *("kernels_lstm", "kernels_gru"),
     *("kernel_batch_normalization", "kernel_layer_normalization", "kernel_gelu"),
     *("kernel_dense_bfloat16", "kernel_einsum_dense", "kernel_attention"),
-    *("kernel_attention_masked", "kernel_adam", "kernel_adam_embedding", "kernel_momentum", "rematerialization"),
-    *("rows_adagrad", "rows_sgd", "rows_adagrad_small"),
+    *("kernel_attention_masked", "kernel_adam", "kernel_adam_embedding", "kernel_momentum"),
+    *("rows_adagrad", "rows_sgd", "rows_adagrad_small", "rematerialization"),
 )
 MEMORY_FIGURE_NAMES = (
     *("mlp", "cnn", "transformer", "lstm", "embedding", "mlp_bfloat16", "cnn_bfloat16", "transformer_bfloat16"),

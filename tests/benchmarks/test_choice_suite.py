@@ -187,14 +187,14 @@ def test_short_run_is_written_and_continued(run_python, tmp_path):
     data = json.loads(done.stdout)
     assert json.loads(out.read_text()) == data
     assert done.returncode == (0 if data["met"] else 1)
-    assert list(data["raw"]["embedding"]) == ["search", "sweep", "race"]
+    assert list(data["raw"]["embedding"]) == ["search", "taught", "sweep", "race"]
     assert len(data["raw"]["embedding"]["race"]["timings"]["Model.fit"]["windows"]) == 2
     del data["raw"]["embedding"]["race"]
     out.write_text(json.dumps(data))
     again = run_python("tfaccel.scripts.benchmark", "choice", *options, check=False)
     assert "find_fastest" not in again.stderr
     assert "round 2 of 2" in again.stderr
-    assert set(json.loads(again.stdout)["raw"]["embedding"]) == {"search", "sweep", "race"}
+    assert set(json.loads(again.stdout)["raw"]["embedding"]) == {"search", "taught", "sweep", "race"}
     other = run_python("tfaccel.scripts.benchmark", "choice", *options, "--repetitions=3", check=False)
     assert other.returncode == 2
     assert f"--out: {out} is not a report of the suite 'choice' with this machine" in other.stderr

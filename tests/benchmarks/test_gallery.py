@@ -34,5 +34,6 @@ def test_a_recipe_is_trained_for_it(tmp_path):
     assert main(["gallery", "--recipes=tabular_regression", f"--out={out}", f"--folder={tmp_path}"]) == 0
     (found,) = json.loads(out.read_text())["recipes"].values()
     assert found["score"].startswith("R² 0.") and "ridge regression" in found["score"]
-    assert Image.open(tmp_path / "pictures/gallery/tabular_regression.png").width <= 640
+    with Image.open(tmp_path / "pictures/gallery/tabular_regression.png") as picture:
+        assert picture.width <= 640
     assert not (tmp_path / "gallery.md").exists()
