@@ -162,9 +162,9 @@ def _where_finite(one: np.ndarray, *values: np.ndarray) -> tuple[np.ndarray, ...
     return tuple(np.where(finite, value, 0.0) for value in values)
 
 
-def nearby(before: State, variables: list[tf.Variable]) -> dict[int, np.ndarray]:
+def nearby(before: State, variables: list[tf.Variable], direction: int) -> dict[int, np.ndarray]:
     """Values beside those of a state, by the ids of their variables: each is moved by `_NEARBY` of it, up or down."""
-    signs, found = np.random.default_rng(0), {}
+    signs, found = np.random.default_rng(direction), {}
     for variable in variables:
         value = before[variable]
         if value.dtype in (np.float32, np.float64):

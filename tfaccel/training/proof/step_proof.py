@@ -21,7 +21,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from tfaccel.training.steps.engine import Engine
 
 _BATCHES = IteratorBatches()
-_MAX_LOWERED = 6  # how often the loss scale is lowered if gradients overflow in one of the two ways
+_MAX_LOWERED, _MAX_NEARBY = 6, 8  # how often loss scales are lowered after an overflow; directions to move weights in
 
 
 class StepProof:
@@ -157,9 +157,8 @@ class StepProof:
 
     def has_shapes(self, data: Any) -> bool:
         """Whether the steps were traced for rows of these shapes."""
-        given = get_specs(data)
         try:
-            pairs = zip(tf.nest.flatten(self._specs), tf.nest.flatten(given), strict=True)
+            pairs = zip(tf.nest.flatten(self._specs), tf.nest.flatten(get_specs(data)), strict=True)
             return all(spec is None or spec.is_compatible_with(one) for spec, one in pairs)
         except ValueError:
             return False
@@ -351,8 +350,9 @@ class StepProof:
         self._one_overflows = any(bool(many[scale] != one[scale]) for scale in scales)
         variables = self._differences(many, one, tolerance := Tolerance.of_model(self._model))
         for again, looser in self._rounded_otherwise(data, tolerance):
-            if any(differs for differs, _ in variables.values()):  # by more than rounding?
-                variables = self._differences(many, one, looser, again())
+            if any(differs for differs, _ in variables.values()):
+                others = self._differences(many, one, looser, again())
+                variables = {name: min(found, others[name]) for name, found in variables.items()}
         found = {name: relative for name, (differs, relative) in variables.items() if differs}
         for name, relative in self._differing_results(results, as_arrays(own), many, one, tolerance):
             found[name] = max(relative, found.get(name, 0.0))
@@ -366,14 +366,14 @@ class StepProof:
     def _rounded_otherwise(self, data: Any, tolerance: Tolerance) -> Iterator[tuple[Callable[[], State], Tolerance]]:
         """Steps of one device that differ from its first one by rounding, and the tolerance with each.
 
-        The order of the rows changes sums over them. Other kernels, such as XLA's, round what each row gives, which may
-        move a ReLU over its bend: so do weights that are moved a little.
+        The order of the rows changes sums over them. Other kernels, such as XLA's or those for fewer rows, round what
+        each row gives, which may move a ReLU over its bend: so do, in some directions, weights that are moved a little.
         """
         rows, ahead = self._reversed(data), self._of_one
         if rows is not None and ahead is not None:
             yield lambda: (ahead.of_other() or self._step_of_one(rows, self._before, self._accumulated))[1], tolerance
-        if self._kind == "train":
-            yield lambda: self._step_nearby(data if rows is None else rows), tolerance.of_nearby
+        for direction in range(_MAX_NEARBY if self._kind == "train" else 0):
+            yield partial(self._step_nearby, data if rows is None else rows, direction), tolerance.of_nearby
 
     def _reversed(self, data: Any) -> Any | None:
         """The rows in reverse order, in each share; None if a row at another place is given other random numbers."""
@@ -382,9 +382,9 @@ class StepProof:
             return None
         return reversed_rows(data, self._replicas.num_replicas if shares else 1)
 
-    def _step_nearby(self, rows: Any) -> State:
+    def _step_nearby(self, rows: Any, direction: int) -> State:
         """The state after a step of one device with weights that are moved a little, and moved back after it."""
-        moved = nearby(self._before, self._replicas.components(self._model.trainable_variables, 0))
+        moved = nearby(self._before, self._replicas.components(self._model.trainable_variables, 0), direction)
         after = self._step_of_one(rows, self._before, self._accumulated | moved)[1]
         own = {id(one): after[one] - moved[id(one)] + self._before[one] for one in after.variables if id(one) in moved}
         return State(after.variables, {id(one): after[one] for one in after.variables} | own)
@@ -496,5 +496,5 @@ class StepProof:
             is_shared = not self._replicas.strategy.extended.variable_created_in_scope(one)
             yield re.sub(r"(/replica_\d+)?(:\d+)?$", "", one.name) + SHARED * is_shared, one, [one], False
 
-    def _proof(self, **fields: Any) -> Proof:
-        return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, draws=bool(self._drawn), **fields)
+    def _proof(self, **of: Any) -> Proof:
+        return Proof(kind=self._kind, num_replicas=self._replicas.num_replicas, draws=bool(self._drawn), **of)
