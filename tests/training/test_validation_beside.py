@@ -119,7 +119,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("model", "options", "error", "message"), REFUSED, ids=str)
+@pytest.mark.parametrize(("model", "options", "error", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_what_cannot_be_validated_beside_training_is_refused(model, options, error, message, tmp_path, logical_devices):
     given = {"validation_data": (X, Y), "validate_on": "CPU:0", "epochs": 3, **options}
     with pytest.raises(error, match=message):

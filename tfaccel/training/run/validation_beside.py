@@ -210,7 +210,7 @@ class HeldCallbacks:
             if getattr(one, "tfaccel_windows", False) or isinstance(one, keras.callbacks.History):
                 continue
             hook = next((name for name in _OWN_HOOKS if replaces(one, keras.callbacks.Callback, name)), None)
-            if hook is not None and not (isinstance(one, _KERAS) and getattr(one, "save_freq", "epoch") == "epoch"):
+            if hook is not None and not (type(one) in _KERAS and getattr(one, "save_freq", "epoch") == "epoch"):
                 raise WorkloadError(
                     f"validate_on calls the callbacks of an epoch when its score is there, while the next one trains. "
                     f"Received: {type(one).__name__}, whose {hook} would not be called at its time. Leave out one of "
@@ -303,8 +303,9 @@ class HeldCallbacks:
             self._container.on_epoch_end(held.epoch, logs)
         if self._engine.model.stop_training:
             raise EpochNotNeeded(logs)
-        pairs = zip(held.state, self.state(), strict=True)
-        if any(a.tobytes() != b.tobytes() for pair in pairs for a, b in zip(pair[0][1], pair[1][1], strict=True)):
+        after = {id(one): values for one, values in self.state()}
+        pairs = ((values, after.get(id(one), [])) for one, values in held.state)
+        if any([one.tobytes() for one in then] != [one.tobytes() for one in later] for then, later in pairs):
             self._save()
             raise EpochRepeated
         self._put_back(now)
