@@ -12,9 +12,10 @@ from tfaccel.benchmarks.suite_options import SuiteOptions
 QUICK = ("killed_while_saving", "broken_checkpoint")  # the others have a faster counterpart beside what they test
 SCALES = {"killed_alone": 1.0}  # all moments; of the rows with many trials, the others have them in test_checkpoint.py
 ONCE = """
-import json
+import json, warnings
 from tfaccel.benchmarks.faults_suite import run_faults_suite
 from tfaccel.benchmarks.suite_options import SuiteOptions
+warnings.filterwarnings("ignore", "`use_push_based_shuffle`", DeprecationWarning)  # Ray's own
 report = run_faults_suite(["{0}"], SuiteOptions(repetitions=1, scale=0.01, progress=lambda line: None))
 print(json.dumps(report.raw["{0}"]["trials"]))
 """

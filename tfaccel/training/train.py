@@ -233,9 +233,8 @@ def train(
     check_resumable(workload, directory, on_nonfinite)
     with nothing_left_if_refused(directory), directory.in_use(), contextlib.ExitStack() as stack:
         same = settings_to_agree_on(workload, config)
-        runtime = stack.enter_context(
-            Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same, spare=validate_on)
-        )
+        runtime = Runtime(plan, seed=seed, cluster=hardware.cluster, same_on_all=same, spare=validate_on)
+        stack.enter_context(runtime)
         # These modules import TensorFlow, which reads the runtime's environment.
         from tfaccel.training.run.recovery import errors_of_run_named, train_until_done
 
