@@ -213,8 +213,8 @@ class HeldCallbacks:
             if hook is not None and not (type(one) in _KERAS and getattr(one, "save_freq", "epoch") == "epoch"):
                 raise WorkloadError(
                     f"validate_on calls the callbacks of an epoch when its score is there, while the next one trains. "
-                    f"Received: {type(one).__name__}, whose {hook} would not be called at its time. Leave out one of "
-                    "the two."
+                    f"Received: {type(one).__name__}, whose {hook} would not be called in time. Leave out one of "
+                    "them."
                 )
 
     def __getattr__(self, name: str) -> Any:
