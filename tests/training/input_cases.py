@@ -250,7 +250,6 @@ def refused(api: Api) -> Any:
         error(lambda: api.fit(model, X[:, :2], Y)),
         error(lambda: api.predict(model, X[:0])),
         error(lambda: api.fit(model, (row for row in ()))),
-        error(lambda: api.fit(model, X, Y, batch_size=0)),
         error(lambda: api.fit(model, X, Y, steps_per_epoch=0)),
         error(lambda: api.fit(model, X, Y, callbacks=["tensorboard"])),
         error(lambda: api.fit(model, X, Y, unknown_argument=1)),
