@@ -3,6 +3,8 @@
 * A block of `python` runs, after those above it on its page.
 * A block of `sh` runs too, with bash; a test that runs always checks its commands and flags.
 * `title="Needs ..."` says what a block needs that is not there in tests; of such a block only the form is checked.
+* `title="In a new process"` is Python for a process in which TensorFlow has not started; it has the imports, functions
+  and classes of the blocks above it.
 * `title="NAME.py"` is a file that the reader saves: it is written before the blocks below it run.
 """
 

@@ -2,12 +2,14 @@
 
     python python_program.py blocks.json FOLDER
 
-The file holds page -> list of [line, file or null, code]. TensorFlow is imported once, and each page is forked from
-there. Prints page -> what went wrong, as JSON.
+The file holds page -> list of [line, title, code]. TensorFlow is imported once, and each page is forked from there.
+Prints page -> what went wrong, as JSON.
 """
 
+import ast
 import json
 import os
+import re
 import runpy
 import sys
 import traceback
@@ -19,20 +21,39 @@ import keras  # imported, not started: a page may choose its devices
 import tensorflow  # noqa: F401
 
 
+NEW_PROCESS = "In a new process"
+
+
+def in_processes(blocks: list[Any]) -> list[list[Any]]:
+    """The blocks of a page, process by process; a further one begins with the definitions of the blocks before it."""
+    found: list[list[Any]] = [[]]
+    for index, (line, title, code) in enumerate(blocks):
+        if title == NEW_PROCESS:
+            found.append([[before, "", definitions(text)] for before, _, text in blocks[:index]])
+        found[-1].append([line, title, code])
+    return found
+
+
+def definitions(code: str) -> str:
+    """The imports, functions and classes of a program."""
+    kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return "\n".join(ast.unparse(one) for one in ast.parse(code).body if isinstance(one, kinds))
+
+
 def run(page: str, blocks: list[Any], folder: Path) -> None:
     """Runs the blocks of a page in one namespace, in a folder of its own."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     keras.utils.clear_session()
     names: dict[str, Any] = {"__name__": "__main__"}
-    for line, file, code in blocks:
-        if file is None:
-            exec(compile("\n" * (line - 1) + code, page, "exec"), names)
+    for line, title, code in blocks:
+        if re.fullmatch(r"[\w.]+\.\w+", title):
+            Path(title).write_text(code, encoding="utf-8")
+            if title.endswith(".py"):
+                runpy.run_path(title, run_name="__main__")
         else:
-            Path(file).write_text(code, encoding="utf-8")
-            if file.endswith(".py"):
-                runpy.run_path(file, run_name="__main__")
+            exec(compile("\n" * (line - 1) + code, page, "exec"), names)
 
 
 def outcome(page: str, blocks: list[Any], folder: Path) -> str:
@@ -41,7 +62,7 @@ def outcome(page: str, blocks: list[Any], folder: Path) -> str:
     child = os.fork()
     if child == 0:
         status = 1
-        with output.open("w") as file:
+        with output.open("a") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
             try:
@@ -60,7 +81,11 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*use of fork.*", category=DeprecationWarning)
     found = json.loads(Path(sys.argv[1]).read_text())
     folder = Path(sys.argv[2])
-    print(json.dumps({page: outcome(page, rows, folder / page.replace("/", "_")) for page, rows in found.items()}))
+    outcomes = {
+        page: "".join(outcome(page, process, folder / page.replace("/", "_")) for process in in_processes(rows))
+        for page, rows in found.items()
+    }
+    print(json.dumps(outcomes))
 
 
 main()
