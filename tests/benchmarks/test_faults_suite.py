@@ -15,7 +15,7 @@ ONCE = """
 import json, warnings
 from tfaccel.benchmarks.faults_suite import run_faults_suite
 from tfaccel.benchmarks.suite_options import SuiteOptions
-warnings.filterwarnings("ignore", "`use_push_based_shuffle`", DeprecationWarning)  # Ray's own
+warnings.filterwarnings("ignore", "`use_", DeprecationWarning)  # of Ray's own settings
 report = run_faults_suite(["{0}"], SuiteOptions(repetitions=1, scale=0.01, progress=lambda line: None))
 print(json.dumps(report.raw["{0}"]["trials"]))
 """

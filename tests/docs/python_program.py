@@ -20,7 +20,6 @@ from typing import Any
 import keras  # imported, not started: a page may choose its devices
 import tensorflow  # noqa: F401
 
-
 NEW_PROCESS = "In a new process"
 
 
