@@ -1,0 +1,160 @@
+"""Trains one row of the speedrun once: with `Model.fit`, `tfaccel.fit`, a plan, or PyTorch.
+
+    python -m tfaccel.benchmarks.speedrun_program ROW ACCURACY SEED DATA
+
+trains on five sixths of the training images and prints the accuracy on the others: by it, the settings were chosen.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfaccel.benchmarks.speedrun_rows import ROWS
+from tfaccel.data.images.files import read_idx_images, read_image_arrays
+
+NUM_HELD_OUT = 10_000
+_SHUFFLE_SEED = 20_170_825
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """Images whose pixels have mean 0 and deviation 1 over the training images, and their classes.
+
+    Attributes:
+        x, y: to train on.
+        test_x, test_y: to be looked at once, after training.
+        num_classes: number of classes.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    num_classes: int
+
+
+def load_images(data: str, *, is_held_out: bool) -> Images:
+    """Reads four idx files (MNIST's format) in a folder, or an .npz file of arrays.
+
+    Args:
+        data: the folder or the file.
+        is_held_out: whether training images that are left out of training take the place of the test images.
+    """
+    path = Path(data)
+    images = read_idx_images(path) if path.is_dir() else read_image_arrays(path)
+    parts = images.load()
+    (x, y), (test_x, test_y) = [(np.asarray(one.images, np.float32), one.labels.astype(np.int32)) for one in parts]
+    if is_held_out:
+        order = np.random.default_rng(_SHUFFLE_SEED).permutation(len(x))
+        held_out, rest = np.split(order, [min(NUM_HELD_OUT, len(x) // 5)])
+        (test_x, test_y), (x, y) = (x[held_out], y[held_out]), (x[rest], y[rest])
+    mean, deviation = x.mean(), x.std()
+    return Images(
+        x=(x - mean) / deviation,
+        y=y,
+        test_x=(test_x - mean) / deviation,
+        test_y=test_y,
+        num_classes=len(images.class_names),
+    )
+
+
+def run(
+    program: str,
+    recipe: dict[str, Any],
+    epochs: int,
+    options: dict[str, Any],
+    seed: int,
+    data: str,
+    is_held_out: bool,
+    max_images: int | None,
+) -> dict[str, Any]:
+    """Trains once, in this process; returns the seconds that it took, with whatever was compiled, and the accuracy.
+
+    Args:
+        program, recipe, epochs, options: see `tfaccel.benchmarks.speedrun_rows.Row`.
+        seed: of weights, order and moves.
+        data, is_held_out: see `load_images`.
+        max_images: to train on, for trial runs.
+    """
+    images = load_images(data, is_held_out=is_held_out)
+    if max_images is not None:
+        images = Images(**{**vars(images), "x": images.x[:max_images], "y": images.y[:max_images]})
+    if program == "torch":
+        from tfaccel.benchmarks.speedrun_torch import train
+
+        return train(images, recipe, epochs, options, seed)
+    return _train(program, images, recipe, epochs, options, seed)
+
+
+def _train(
+    program: str, images: Images, recipe: dict[str, Any], epochs: int, options: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    import keras
+
+    import tfaccel
+
+    keras.utils.set_random_seed(seed)
+    num_steps = -(-len(images.x) // recipe["batch_size"]) * epochs
+    x, y = images.x, np.eye(images.num_classes, dtype=np.float32)[images.y]
+    arguments = {"epochs": epochs, "batch_size": recipe["batch_size"], "verbose": 0}
+    started = time.perf_counter()
+    if program == "plan":
+        result = tfaccel.train(
+            lambda: compiled_network(images, recipe, num_steps),
+            x,
+            y,
+            plan=tfaccel.Plan.from_json(options["plan"]),
+            seed=seed,
+            run_dir=options["run_dir"],
+            **arguments,
+        )
+        seconds = time.perf_counter() - started
+        model = result.load_model()
+    else:
+        model = compiled_network(images, recipe, num_steps)
+        if program == "keras":
+            model.fit(x, y, **arguments)
+        else:
+            tfaccel.fit(model, x, y, **options, **arguments)
+        seconds = time.perf_counter() - started
+    logits = model.predict(images.test_x, batch_size=1000, verbose=0)
+    return {"seconds": seconds, "accuracy": float(np.mean(np.argmax(logits, axis=1) == images.test_y))}
+
+
+def compiled_network(images: Images, recipe: dict[str, Any], num_steps: int) -> Any:
+    """The network, compiled with the recipe for so many steps."""
+    import keras
+
+    from tfaccel.benchmarks.speedrun_network import Triangle, build_network, whitening_kernel
+
+    kernel = whitening_kernel(images.x) if recipe["is_whitened"] else None
+    model = build_network(images.x.shape[1:], images.num_classes, recipe, kernel)
+    rate: Any = recipe["learning_rate"]
+    if recipe["warm_up"] is not None:
+        rate = Triangle(rate, num_steps, recipe["warm_up"])
+    decay = recipe["weight_decay"] or None
+    if recipe["optimizer"] == "adam":
+        optimizer = keras.optimizers.Adam(rate, weight_decay=decay)
+    else:
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=decay)
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe["label_smoothing"])
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def main(argv: list[str]) -> int:
+    """Trains one row on the training images but those that are held out, and prints its accuracy on them."""
+    name, target, seed, data = argv
+    found = run(**ROWS[name].task(int(target), int(seed)), data=data, is_held_out=True, max_images=None)
+    sys.stdout.write(f"{found}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

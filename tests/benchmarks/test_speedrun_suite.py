@@ -1,0 +1,150 @@
+"""The speedrun: what its rows learn, how it goes on where it stopped, its figures."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tfaccel.benchmarks import speedrun_suite
+from tfaccel.benchmarks.speedrun_rows import FASTEST, ROWS, STOCK, TORCH
+from tfaccel.benchmarks.speedrun_suite import TARGET, run_speedrun_suite, speedrun_figures
+from tfaccel.benchmarks.suite_options import SuiteOptions
+from tfaccel.errors import TfaccelError
+
+OPTIONS = SuiteOptions(repetitions=2, progress=lambda text: None)
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    """Images of two classes, dark and bright, in an .npz file."""
+    random = np.random.default_rng(0)
+    y = random.integers(0, 2, 400)
+    x = (random.integers(0, 128, (400, 28, 28)) + 100 * y[:, None, None]).astype(np.uint8)
+    path = tmp_path_factory.mktemp("data") / "images.npz"
+    np.savez(path, x_train=x[:300], y_train=y[:300], x_test=x[300:], y_test=y[300:])
+    return path
+
+
+CHILD = """
+import json
+from tfaccel.benchmarks.speedrun_program import load_images, run
+from tfaccel.benchmarks.speedrun_rows import ROWS
+
+found = {}
+for name in ("stock", "whitened"):
+    task = {**ROWS[name].task(93, 0), "epochs": 6}
+    task["recipe"]["batch_size"] = 32
+    found[name] = run(**task, data=DATA, is_held_out=True, max_images=None)["accuracy"]
+images = load_images(DATA, is_held_out=True)
+found["sizes"] = [len(images.x), len(images.test_x), images.num_classes]
+print(json.dumps(found))
+"""
+
+
+def test_rows_learn(run_python, arrays):
+    found = json.loads(run_python(CHILD.replace("DATA", repr(str(arrays)))).stdout.splitlines()[-1])
+    assert found["sizes"] == [240, 60, 2]
+    assert found["stock"] > 0.9 and found["whitened"] > 0.9
+
+
+NETWORK = """
+import keras
+import numpy as np
+from tfaccel.benchmarks.speedrun_network import MovedImages, Triangle, whitening_kernel
+
+image = np.zeros((1, 7, 7, 1), np.float32)
+image[0, 3, 2, 0] = 1
+layer = MovedImages(1, seed=0)
+assert np.array_equal(layer(image), image)
+places = {tuple(np.argwhere(np.asarray(layer(image, training=True))[0, :, :, 0])[0]) for _ in range(200)}
+assert places == {(row, column) for row in (2, 3, 4) for column in (1, 2, 3, 4, 5)}
+
+random = np.random.default_rng(0)
+images = np.cumsum(random.normal(size=(500, 12, 12, 1)), axis=1).astype(np.float32)
+kernel = whitening_kernel(images)
+seen = keras.ops.convert_to_numpy(keras.ops.conv(images, kernel, 1, "valid")).reshape(-1, kernel.shape[-1])
+half = kernel.shape[-1] // 2
+assert np.allclose(seen[:, :half], -seen[:, half:], atol=1e-4)
+covariance = np.cov(seen[:, :half], rowvar=False)
+assert np.all(np.abs(covariance - np.diag(np.diag(covariance))) < 0.2)
+assert covariance[0, 0] > 0.8 and np.all(np.diag(covariance) < 1.2)
+
+rates = [float(Triangle(0.5, 10, 0.2)(step)) for step in range(10)]
+assert np.argmax(rates) in (1, 2) and max(rates) <= 0.5 and 0 < rates[-1] < 0.1
+"""
+
+
+def test_moved_and_whitened_images_and_the_rate(run_python):
+    run_python(NETWORK)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What would have been trained, in order; each training takes a second more than the one before."""
+    calls = []
+
+    def in_new_process(function, arguments, *, limit_seconds):
+        calls.append((arguments["program"], arguments["epochs"], arguments["seed"]))
+        return {"seconds": float(len(calls)), "accuracy": 0.95}
+
+    monkeypatch.setattr(speedrun_suite, "in_new_process", in_new_process)
+    return calls
+
+
+def test_rows_take_turns_and_go_on_where_they_stopped(trained, arrays):
+    saved = []
+    machine = {"data": str(arrays)}
+    report = run_speedrun_suite(
+        [STOCK, "fused"],
+        OPTIONS,
+        machine=machine,
+        done={},
+        save=lambda report: saved.append(json.loads(json.dumps(report.raw))),
+    )
+    (first,) = ROWS[STOCK].epochs.values()
+    others = list(ROWS["fused"].epochs.values())
+    of_seeds = [[("keras", first, seed), *(("tfaccel", one, seed) for one in others)] for seed in (0, 1)]
+    assert trained == [*of_seeds[0], *of_seeds[1]]
+    assert len(saved) == len(trained)
+    trained.clear()
+    again = run_speedrun_suite([STOCK, "fused"], OPTIONS, machine=machine, done=saved[2], save=lambda report: None)
+    assert trained == of_seeds[1]
+    assert [figure.name for figure in again.figures] == [figure.name for figure in report.figures]
+
+
+def test_missing_data_are_an_error(tmp_path):
+    with pytest.raises(TfaccelError, match=r"--data: .*/nothing does not exist\. Name a folder with the idx files of"):
+        run_speedrun_suite([STOCK], OPTIONS, machine={"data": str(tmp_path / "nothing")}, done={}, save=pytest.fail)
+
+
+def test_missing_pytorch_is_left_out_with_a_note(monkeypatch, arrays):
+    monkeypatch.setattr(speedrun_suite, "how_to_install", lambda package: f"{package} is not there")
+    report = run_speedrun_suite([*TORCH], OPTIONS, machine={"data": str(arrays)}, done={}, save=pytest.fail)
+    assert report.warnings == [f"{name}: not measured; torch is not there" for name in TORCH]
+
+
+def test_figures_compare_with_stock_keras_and_the_faster_pytorch():
+    def runs(*seconds, accuracy=0.941):
+        return [{"seconds": one, "accuracy": accuracy} for one in seconds]
+
+    target = str(TARGET)
+    raw = {
+        STOCK: {"93": runs(90.0, 110.0, accuracy=0.92)},
+        FASTEST: {target: runs(18.0, 22.0)},
+        TORCH[0]: {target: runs(50.0)},
+        TORCH[1]: {target: runs(40.0)},
+    }
+    figures = {(figure.name, figure.quantity): figure for figure in speedrun_figures(raw)}
+    assert figures[STOCK, "accuracy in percent, to reach 93"].met is False
+    assert figures[FASTEST, "accuracy in percent, to reach 94"].met
+    assert figures[FASTEST, "seconds to 94 % (mean of 2)"].values == (20.0,)
+    assert figures[FASTEST, "seconds to 94 % / those of stock Keras to 93 % or its best"].values == (0.2,)
+    assert figures[FASTEST, "seconds to 94 % / those of PyTorch"].values == (0.5,)
+
+
+def test_a_row_says_what_it_changes():
+    assert {FASTEST, STOCK, *TORCH} <= {*ROWS}
+    assert all(row.change and row.epochs for row in ROWS.values())
+    assert {ROWS[name].recipe.batch_size for name in TORCH} == {ROWS[FASTEST].recipe.batch_size}
+    assert all(ROWS[name].recipe == ROWS[FASTEST].recipe for name in TORCH)
+    assert all(ROWS[name].epochs[TARGET] == ROWS[FASTEST].epochs[TARGET] for name in TORCH)
