@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +125,23 @@ def _train(
         else:
             tfaccel.fit(model, x, y, **options, **arguments)
         seconds = time.perf_counter() - started
-    logits = model.predict(images.test_x, batch_size=1000, verbose=0)
-    return {"seconds": seconds, "accuracy": float(np.mean(np.argmax(logits, axis=1) == images.test_y))}
+    return {
+        "seconds": seconds,
+        "accuracy": accuracy(images, recipe, partial(model.predict, batch_size=1000, verbose=0)),
+    }
+
+
+def accuracy(images: Images, recipe: dict[str, Any], predict: Callable[[np.ndarray], np.ndarray]) -> float:
+    """The share of the test images whose class has the largest logit.
+
+    Args:
+        images, recipe: see `run`.
+        predict: images -> logits.
+    """
+    logits = predict(images.test_x)
+    if recipe["averages_flips"]:
+        logits = logits + predict(images.test_x[:, :, ::-1])
+    return float(np.mean(np.argmax(logits, axis=1) == images.test_y))
 
 
 def compiled_network(images: Images, recipe: dict[str, Any], num_steps: int) -> Any:

@@ -21,6 +21,7 @@ class Recipe:
         label_smoothing: of the loss.
         weight_decay: decoupled from the gradients.
         max_shift: images are moved by up to so many pixels, and half of them are flipped; 0 for neither.
+        averages_flips: whether the logits of a test image and of its mirror image are averaged.
         is_whitened: whether the first layer holds the eigenvectors of the images' patches, and is not trained.
     """
 
@@ -31,6 +32,7 @@ class Recipe:
     label_smoothing: float = 0.0
     weight_decay: float = 0.0
     max_shift: int = 0
+    averages_flips: bool = False
     is_whitened: bool = False
 
 
