@@ -66,47 +66,36 @@ def load_images(data: str, *, is_held_out: bool) -> Images:
     )
 
 
-def run(
-    program: str,
-    recipe: dict[str, Any],
-    epochs: int,
-    options: dict[str, Any],
-    seed: int,
-    data: str,
-    is_held_out: bool,
-    max_images: int | None,
-) -> dict[str, Any]:
+def run(task: dict[str, Any], *, data: str, is_held_out: bool, max_images: int | None) -> dict[str, Any]:
     """Trains once, in this process; returns the seconds that it took, with whatever was compiled, and the accuracy.
 
     Args:
-        program, recipe, epochs, options: see `tfaccel.benchmarks.speedrun_rows.Row`.
-        seed: of weights, order and moves.
+        task: of `tfaccel.benchmarks.speedrun_rows.Row.task`.
         data, is_held_out: see `load_images`.
         max_images: to train on, for trial runs.
     """
     images = load_images(data, is_held_out=is_held_out)
     if max_images is not None:
         images = Images(**{**vars(images), "x": images.x[:max_images], "y": images.y[:max_images]})
-    if program == "torch":
+    if task["program"] == "torch":
         from tfaccel.benchmarks.speedrun_torch import train
 
-        return train(images, recipe, epochs, options, seed)
-    return _train(program, images, recipe, epochs, options, seed)
+        return train(images, task)
+    return _train(images, task)
 
 
-def _train(
-    program: str, images: Images, recipe: dict[str, Any], epochs: int, options: dict[str, Any], seed: int
-) -> dict[str, Any]:
+def _train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
     import keras
 
     import tfaccel
 
+    recipe, epochs, options, seed = task["recipe"], task["epochs"], task["options"], task["seed"]
     keras.utils.set_random_seed(seed)
     num_steps = -(-len(images.x) // recipe["batch_size"]) * epochs
     x, y = images.x, np.eye(images.num_classes, dtype=np.float32)[images.y]
     arguments = {"epochs": epochs, "batch_size": recipe["batch_size"], "verbose": 0}
     started = time.perf_counter()
-    if program == "plan":
+    if task["program"] == "plan":
         result = tfaccel.train(
             lambda: compiled_network(images, recipe, num_steps),
             x,
@@ -120,7 +109,7 @@ def _train(
         model = result.load_model()
     else:
         model = compiled_network(images, recipe, num_steps)
-        if program == "keras":
+        if task["program"] == "keras":
             model.fit(x, y, **arguments)
         else:
             tfaccel.fit(model, x, y, **options, **arguments)
@@ -135,7 +124,8 @@ def accuracy(images: Images, recipe: dict[str, Any], predict: Callable[[np.ndarr
     """The share of the test images whose class has the largest logit.
 
     Args:
-        images, recipe: see `run`.
+        images: with the test images.
+        recipe: see `tfaccel.benchmarks.speedrun_rows.Recipe`.
         predict: images -> logits.
     """
     logits = predict(images.test_x)
@@ -168,7 +158,7 @@ def compiled_network(images: Images, recipe: dict[str, Any], num_steps: int) -> 
 def main(argv: list[str]) -> int:
     """Trains one row on the training images but those that are held out, and prints its accuracy on them."""
     name, target, seed, data = argv
-    found = run(**ROWS[name].task(int(target), int(seed)), data=data, is_held_out=True, max_images=None)
+    found = run(ROWS[name].task(int(target), int(seed)), data=data, is_held_out=True, max_images=None)
     sys.stdout.write(f"{found}\n")
     return 0
 

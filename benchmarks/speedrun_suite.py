@@ -82,7 +82,7 @@ def run_speedrun_suite(
 def _trained(row: Row, target: int, seed: int, options: SuiteOptions, data: str) -> dict[str, Any]:
     """One training in a new process."""
     max_images = None if options.scale >= 1 else max(_MIN_IMAGES, round(60_000 * options.scale))
-    arguments = {**row.task(target, seed), "data": data, "is_held_out": False, "max_images": max_images}
+    arguments = {"task": row.task(target, seed), "data": data, "is_held_out": False, "max_images": max_images}
     return dict(in_new_process(_FUNCTION, arguments, limit_seconds=_LIMIT_SECONDS))
 
 

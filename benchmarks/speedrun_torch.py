@@ -79,8 +79,9 @@ def moved(x: torch.Tensor, max_shift: int, generator: torch.Generator) -> torch.
     return x
 
 
-def train(images: Images, recipe: dict[str, Any], epochs: int, options: dict[str, Any], seed: int) -> dict[str, Any]:
+def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
     """Trains once; returns the seconds and the accuracy, as `tfaccel.benchmarks.speedrun_program.run` does."""
+    recipe, epochs, options, seed = task["recipe"], task["epochs"], task["options"], task["seed"]
     torch.set_num_threads(detect_hardware().num_usable_cores)
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -88,7 +89,8 @@ def train(images: Images, recipe: dict[str, Any], epochs: int, options: dict[str
     y = torch.from_numpy(images.y).long()
     num_steps = -(-len(x) // recipe["batch_size"]) * epochs
     started = time.perf_counter()
-    model = Network(images, recipe).to(memory_format=torch.channels_last)
+    model: Any = Network(images, recipe)
+    model.to(memory_format=torch.channels_last)
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer: torch.optim.Optimizer
     if recipe["optimizer"] == "adam":

@@ -34,7 +34,7 @@ found = {}
 for name in ("stock", "whitened"):
     task = {**ROWS[name].task(93, 0), "epochs": 6}
     task["recipe"]["batch_size"] = 32
-    found[name] = run(**task, data=DATA, is_held_out=True, max_images=None)["accuracy"]
+    found[name] = run(task, data=DATA, is_held_out=True, max_images=None)["accuracy"]
 images = load_images(DATA, is_held_out=True)
 found["sizes"] = [len(images.x), len(images.test_x), images.num_classes]
 print(json.dumps(found))
@@ -84,7 +84,8 @@ def trained(monkeypatch):
     calls = []
 
     def in_new_process(function, arguments, *, limit_seconds):
-        calls.append((arguments["program"], arguments["epochs"], arguments["seed"]))
+        task = arguments["task"]
+        calls.append((task["program"], task["epochs"], task["seed"]))
         return {"seconds": float(len(calls)), "accuracy": 0.95}
 
     monkeypatch.setattr(speedrun_suite, "in_new_process", in_new_process)
