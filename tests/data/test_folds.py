@@ -54,8 +54,8 @@ def test_shuffling_and_class_weights_are_kept():
 @pytest.mark.parametrize(
     ("data", "fold", "num_folds", "words"),
     [
-        (lambda batch_size: None, 0, 2, "Only arrays can be cut into folds.*Received: function"),
-        (GivenArrays(np.zeros(4)), 0, 5, "5 folds need as many examples.*Received: 4"),
+        (lambda batch_size: None, 0, 2, "Only arrays can be split into folds.*Received: function"),
+        (GivenArrays(np.zeros(4)), 0, 5, "5 folds need at least 5 examples. Received: 4"),
         (GivenArrays(np.zeros(4)), 0, 1, "at least 2 folds.*fold 0 of 1"),
         (GivenArrays(np.zeros(4)), 2, 2, "at least 2 folds.*fold 2 of 2"),
     ],

@@ -70,7 +70,7 @@ def test_scores_are_those_of_folds_cut_by_hand_and_a_trial_that_has_lost_stops(t
 
 
 def test_data_that_cannot_be_cut(tmp_path, logical_devices):
-    with pytest.raises(SearchError, match="Only arrays can be cut into folds"):
+    with pytest.raises(SearchError, match="Only arrays can be split into folds"):
         search(search_cases.workload, search_cases.build, run_dir=tmp_path / "run", folds=3)
 
 

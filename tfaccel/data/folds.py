@@ -33,11 +33,11 @@ def cut_fold(data: Any, fold: int, *, num_folds: int, seed: int) -> tuple[GivenA
     """
     if not isinstance(data, GivenArrays):
         what = getattr(data, "what", type(data).__name__)
-        raise DataError(f"Only arrays can be cut into folds, for their rows are at hand. Received: {what}.")
+        raise DataError(f"Only arrays can be split into folds. Received: {what}.")
     if not 0 <= fold < num_folds or num_folds < 2:
         raise DataError(f"There must be at least 2 folds, numbered from 0. Received: fold {fold} of {num_folds}.")
     if data.num_examples < num_folds:
-        raise DataError(f"{num_folds} folds need as many examples at least. Received: {data.num_examples}.")
+        raise DataError(f"{num_folds} folds need at least {num_folds} examples. Received: {data.num_examples}.")
     if not data.shuffle:
         folds = np.arange(data.num_examples) * num_folds // data.num_examples
     else:
