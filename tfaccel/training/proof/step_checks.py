@@ -47,7 +47,7 @@ GATHERS_LOSS = (
     "The compiled loss of %s couples the rows of a batch: every replica computes it from the rows of all of them."
 )
 EARLIER_STEPS = (
-    "This shows only now: earlier steps that were not compared may differ from those of one device. Compared so far: %d."
+    "This shows only now: earlier steps that were not compared may differ from one device's. Compared so far: %d."
 )
 _EVERY_EPOCH = 10  # the epochs that each have a step compared; after them, so many steps lie in between:
 _STEPS_BETWEEN = 200
