@@ -1,4 +1,4 @@
-"""Trains one row of the speedrun once: with `Model.fit`, `tfaccel.fit`, a plan, or PyTorch.
+"""Trains one row of the speedrun once: with `Model.fit`, `tfaccel.fit` or PyTorch.
 
     python -m tfaccel.benchmarks.speedrun_program ROW ACCURACY SEED DATA
 
@@ -95,29 +95,14 @@ def _train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
     x, y = images.x, np.eye(images.num_classes, dtype=np.float32)[images.y]
     arguments = {"epochs": epochs, "batch_size": recipe["batch_size"], "verbose": 0}
     started = time.perf_counter()
-    if task["program"] == "plan":
-        result = tfaccel.train(
-            lambda: compiled_network(images, recipe, num_steps),
-            x,
-            y,
-            plan=tfaccel.Plan.from_json(options["plan"]),
-            seed=seed,
-            run_dir=options["run_dir"],
-            **arguments,
-        )
-        seconds = time.perf_counter() - started
-        model = result.load_model()
+    model = compiled_network(images, recipe, num_steps)
+    if task["program"] == "keras":
+        model.fit(x, y, **arguments)
     else:
-        model = compiled_network(images, recipe, num_steps)
-        if task["program"] == "keras":
-            model.fit(x, y, **arguments)
-        else:
-            tfaccel.fit(model, x, y, **options, **arguments)
-        seconds = time.perf_counter() - started
-    return {
-        "seconds": seconds,
-        "accuracy": accuracy(images, recipe, partial(model.predict, batch_size=1000, verbose=0)),
-    }
+        tfaccel.fit(model, x, y, **options, **arguments)
+    seconds = time.perf_counter() - started
+    predict = partial(model.predict, batch_size=1000, verbose=0)
+    return {"seconds": seconds, "accuracy": accuracy(images, recipe, predict)}
 
 
 def accuracy(images: Images, recipe: dict[str, Any], predict: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -145,11 +130,10 @@ def compiled_network(images: Images, recipe: dict[str, Any], num_steps: int) -> 
     rate: Any = recipe["learning_rate"]
     if recipe["warm_up"] is not None:
         rate = Triangle(rate, num_steps, recipe["warm_up"])
-    decay = recipe["weight_decay"] or None
     if recipe["optimizer"] == "adam":
-        optimizer = keras.optimizers.Adam(rate, weight_decay=decay)
+        optimizer = keras.optimizers.Adam(rate)
     else:
-        optimizer = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=decay)
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True)
     loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=recipe["label_smoothing"])
     model.compile(optimizer, loss, metrics=["accuracy"])
     return model

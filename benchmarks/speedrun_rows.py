@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-Program = Literal["keras", "tfaccel", "plan", "torch"]
+Program = Literal["keras", "tfaccel", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,6 @@ class Recipe:
         learning_rate: the peak of a triangular schedule that ends at zero, or the constant rate.
         warm_up: the share of the steps in which the rate rises; None for a constant rate.
         label_smoothing: of the loss.
-        weight_decay: decoupled from the gradients.
         max_shift: images are moved by up to so many pixels, and half of them are flipped; 0 for neither.
         averages_flips: whether the logits of a test image and of its mirror image are averaged.
         is_whitened: whether the first layer holds the eigenvectors of the images' patches, and is not trained.
@@ -30,7 +29,6 @@ class Recipe:
     learning_rate: float = 0.001
     warm_up: float | None = None
     label_smoothing: float = 0.0
-    weight_decay: float = 0.0
     max_shift: int = 0
     averages_flips: bool = False
     is_whitened: bool = False
@@ -42,7 +40,7 @@ class Row:
 
     Attributes:
         change: what is new in it.
-        program: `Model.fit`, `tfaccel.fit`, `tfaccel.train` with the plan that `find_fastest` chose, or PyTorch.
+        program: `Model.fit`, `tfaccel.fit` or PyTorch.
         recipe: what it learns.
         epochs: accuracy on the test images, in percent -> the epochs that reached it on held-out training images.
         options: of the program.

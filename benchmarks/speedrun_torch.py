@@ -94,9 +94,9 @@ def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer: torch.optim.Optimizer
     if recipe["optimizer"] == "adam":
-        optimizer = torch.optim.AdamW(trained, eps=1e-7, weight_decay=recipe["weight_decay"], fused=True)
+        optimizer = torch.optim.Adam(trained, eps=1e-7, fused=True)
     else:
-        optimizer = torch.optim.SGD(trained, lr=1.0, momentum=0.9, nesterov=True, weight_decay=0.0, fused=True)
+        optimizer = torch.optim.SGD(trained, lr=1.0, momentum=0.9, nesterov=True, fused=True)
     forward = torch.compile(model) if options["compiled"] else model
     step = 0
     for _ in range(epochs):
