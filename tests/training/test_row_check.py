@@ -115,6 +115,13 @@ class AddsProduct(keras.layers.Layer):
         return x
 
 
+class SumsSoFar(keras.layers.Layer):
+    """Adds the rows before each row."""
+
+    def call(self, x):
+        return x + 0.1 * ops.cumsum(x, axis=0)
+
+
 class LargestVariable(Maximum):
     """Returns its variable itself, as metrics in guides do."""
 
@@ -124,6 +131,7 @@ class LargestVariable(Maximum):
 
 REFUSED = {
     "layer": (sequential(lambda: Centred(name="centring")), r"Layer 'centring' \(Centred\) mixes the rows"),
+    "layer of earlier rows": (sequential(lambda: SumsSoFar(name="sums")), r"Layer 'sums' \(SumsSoFar\) mixes the rows"),
     "call of the model": (CentresAll, r"CentresAll\.call mixes the rows of a batch"),
     "compute_loss": (own_compute_loss, r"Coupled.compute_loss is not a mean"),
     "added loss": (sequential(lambda: AddsProduct(name="adds")), r"added by layer 'adds' \(AddsProduct\)"),

@@ -106,21 +106,26 @@ def names_of_losses(model: keras.Model) -> str:
 def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
     """Names the first layer, or the model, whose output for one row depends on the other rows; "" if there is none.
 
-    The model is called on some rows, and on the first half of them alone.
+    The model is called on some rows, and on each half of them alone.
     """
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
     if not all(isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and leaf.shape.rank for leaf in leaves):
         return ""
     half = min(_MAX_ROWS, int(leaves[0].shape[0])) // 2
     try:
-        both, first = (_outputs_of_layers(engine, kind, some_rows(data, 0, rows)) for rows in (2 * half, half))
+        both, first, second = (
+            _outputs_of_layers(engine, kind, some_rows(data, first_row, rows))
+            for first_row, rows in ((0, 2 * half), (0, half), (half, half))
+        )
     except Exception:  # such as a model that its own step calls in another way
         return ""
     for name, (kind_of_layer, value) in both.items():
-        part = first[name][1] if name in first else value
-        if value.shape[:1] != (2 * half,) or part.shape[:1] != (half,) or not np.isfinite(value).all():
+        parts = [found[name][1] for found in (first, second) if name in found]
+        sizes = [part.shape[:1] for part in parts]
+        if value.shape[:1] != (2 * half,) or sizes != [(half,)] * 2 or not np.isfinite(value).all():
             continue
-        if np.abs(value[:half] - part).max(initial=0.0) > _CLOSE * np.abs(part).max(initial=1e-6):
+        part = np.concatenate(parts)
+        if np.abs(value - part).max(initial=0.0) > _CLOSE * np.abs(part).max(initial=1e-6):
             layer = f"Layer {name!r} ({kind_of_layer})" if name else f"{kind_of_layer}.call"
             return f"{layer} mixes the rows of a batch"
     return ""
