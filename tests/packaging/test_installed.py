@@ -39,7 +39,7 @@ found = [module.name for module in pkgutil.walk_packages(tfaccel.__path__, "tfac
 for package in ("tfaccel.recipes", "tfaccel.scripts", "tfaccel.parity"):
     path = importlib.import_module(package).__path__
     found += [package, *(module.name for module in pkgutil.walk_packages(path, package + "."))]
-of_torch = ("torch_models", "torch_program")  # no extra has PyTorch
+of_torch = ("torch_models", "torch_program", "speedrun_torch")  # no extra has PyTorch
 for name in sorted(name for name in found if name.rpartition(".")[2] not in of_torch):
     importlib.import_module(name)
     print(name)
