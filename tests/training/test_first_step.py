@@ -282,7 +282,7 @@ def test_fit_in_the_scope_of_the_strategy_is_compared_with_one_device_outside_of
         assert get_engine(model).checks.proofs["train"].holds
         coupled = keras.Sequential([keras.Input((6,)), layers.Lambda(lambda x: x - x[:1]), layers.Dense(3)])
         coupled.compile("sgd", CROSS_ENTROPY)
-        with pytest.raises(CoupledRowsError, match="Layer .lambda. .Lambda. mixes the rows"):
+        with pytest.raises(CoupledRowsError, match=r"Layer .lambda. .Lambda. mixes the rows"):
             fit(coupled, X, LABELS, batch_size=8, verbose=0)
 
 
