@@ -61,7 +61,7 @@ def test_the_table_names_what_fails(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "Model.fit, 1 device" in said
     assert "CoupledRowsError" in said
-    assert "is not a mean over the rows" in said
+    assert "mixes the rows" in said
 
 
 @pytest.mark.slow
