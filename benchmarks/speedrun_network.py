@@ -28,14 +28,12 @@ def build_network(image_shape: tuple[int, ...], num_classes: int, recipe: dict[s
     x = inputs
     if recipe["max_shift"]:
         x = MovedImages(recipe["max_shift"])(x)
-    if patches is None:
-        x = layers.Conv2D(FILTERS[0], PATCH_SIZE, strides=PATCH_STRIDE, padding="same", use_bias=False)(x)
-    else:
-        whitening = layers.Conv2D(
-            patches.shape[-1], PATCH_SIZE, strides=PATCH_STRIDE, padding="same", use_bias=False, trainable=False
-        )
-        x = whitening(x)
-        whitening.set_weights([patches])
+    first = layers.Conv2D(
+        FILTERS[0], PATCH_SIZE, strides=PATCH_STRIDE, padding="same", use_bias=False, trainable=patches is None
+    )
+    x = first(x)
+    if patches is not None:
+        first.set_weights([patches])
     x = _normalized(x)
     x = layers.MaxPooling2D()(_convolved(_convolved(x, FILTERS[1]), FILTERS[1]))
     x = _convolved(_convolved(x, FILTERS[2]), FILTERS[2])

@@ -15,22 +15,18 @@ class Recipe:
 
     Attributes:
         batch_size: rows of a step.
-        optimizer: "adam", or "sgd" with Nesterov's momentum of 0.9.
-        learning_rate: the peak of a triangular schedule that ends at zero, or the constant rate.
+        learning_rate: of Adam: the peak of a triangular schedule that ends at zero, or the constant rate.
         warm_up: the share of the steps in which the rate rises; None for a constant rate.
         label_smoothing: of the loss.
         max_shift: images are moved by up to so many pixels, and half of them are flipped; 0 for neither.
-        averages_flips: whether the logits of a test image and of its mirror image are averaged.
         is_whitened: whether the first layer holds the eigenvectors of the images' patches, and is not trained.
     """
 
     batch_size: int = 32
-    optimizer: str = "adam"
     learning_rate: float = 0.001
     warm_up: float | None = None
     label_smoothing: float = 0.0
     max_shift: int = 0
-    averages_flips: bool = False
     is_whitened: bool = False
 
 
@@ -90,18 +86,14 @@ ROWS: Mapping[str, Row] = {
     FASTEST: Row(
         change="a first layer that whitens", program="tfaccel", recipe=_WHITENED, epochs={92: 3, 93: 5, 94: 12}
     ),
-    TORCH[0]: Row(
-        change="the same in PyTorch",
-        program="torch",
-        recipe=_WHITENED,
-        epochs={94: 12},
-        options={"compiled": False, "bfloat16": False},
-    ),
-    TORCH[1]: Row(
-        change="the same in PyTorch, compiled",
-        program="torch",
-        recipe=_WHITENED,
-        epochs={94: 12},
-        options={"compiled": True, "bfloat16": False},
-    ),
+    **{
+        name: Row(
+            change=f"the same in PyTorch{', compiled' if compiled else ''}",
+            program="torch",
+            recipe=_WHITENED,
+            epochs={94: 12},
+            options={"compiled": compiled},
+        )
+        for name, compiled in zip(TORCH, (False, True), strict=True)
+    },
 }

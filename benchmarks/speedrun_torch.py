@@ -92,11 +92,7 @@ def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
     model: Any = Network(images, recipe)
     model.to(memory_format=torch.channels_last)
     trained = [one for one in model.parameters() if one.requires_grad]
-    optimizer: torch.optim.Optimizer
-    if recipe["optimizer"] == "adam":
-        optimizer = torch.optim.Adam(trained, eps=1e-7, fused=True)
-    else:
-        optimizer = torch.optim.SGD(trained, lr=1.0, momentum=0.9, nesterov=True, fused=True)
+    optimizer = torch.optim.Adam(trained, eps=1e-7, fused=True)
     forward = torch.compile(model) if options["compiled"] else model
     step = 0
     for _ in range(epochs):
@@ -110,8 +106,7 @@ def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
             if recipe["max_shift"]:
                 batch = moved(batch, recipe["max_shift"], generator)
             batch = batch.contiguous(memory_format=torch.channels_last)
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options["bfloat16"]):
-                loss = functional.cross_entropy(forward(batch), y[rows], label_smoothing=recipe["label_smoothing"])
+            loss = functional.cross_entropy(forward(batch), y[rows], label_smoothing=recipe["label_smoothing"])
             loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -124,4 +119,4 @@ def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
         with torch.no_grad():
             return torch.cat([model(one) for one in rows.split(_PREDICTED_ROWS)]).numpy()
 
-    return {"seconds": seconds, "accuracy": accuracy(images, recipe, predict)}
+    return {"seconds": seconds, "accuracy": accuracy(images, predict)}

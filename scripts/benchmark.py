@@ -127,7 +127,7 @@ _FLAGS: dict[str, Flag] = {
     "figures": (["all"], "figures to measure, or recipes for that suite; or all"),
     "out": (str, "also write the report, including raw times, to this JSON file"),
     "json": (False, "print the report as JSON"),
-    "data": (str, "speedrun: a folder of idx files, or an .npz file; Debian's dataset-fashion-mnist if not given"),
+    "data": (str, "speedrun: a folder of IDX files, or an .npz file; Debian's dataset-fashion-mnist if not given"),
     **SETTINGS_FLAGS,
 }
 
