@@ -32,6 +32,10 @@ class Block:
         return not self.title.startswith("Needs ")
 
     @property
+    def is_in_new_process(self) -> bool:
+        return self.title == "In a new process"
+
+    @property
     def file(self) -> str | None:
         """The name under which the reader saves the block."""
         return self.title if re.fullmatch(r"[\w.]+\.\w+", self.title) else None

@@ -2,14 +2,13 @@
 
     python python_program.py blocks.json FOLDER
 
-The file holds page -> list of [line, title, code]. TensorFlow is imported once, and each page is forked from there.
-Prints page -> what went wrong, as JSON.
+The file holds page -> list of [line, file or null, whether a new process begins, code]. TensorFlow is imported once,
+and each page is forked from there. Prints page -> what went wrong, as JSON.
 """
 
 import ast
 import json
 import os
-import re
 import runpy
 import sys
 import traceback
@@ -20,16 +19,14 @@ from typing import Any
 import keras  # imported, not started: a page may choose its devices
 import tensorflow  # noqa: F401
 
-NEW_PROCESS = "In a new process"
-
 
 def in_processes(blocks: list[Any]) -> list[list[Any]]:
     """The blocks of a page, process by process; a further one begins with the definitions of the blocks before it."""
     found: list[list[Any]] = [[]]
-    for index, (line, title, code) in enumerate(blocks):
-        if title == NEW_PROCESS:
-            found.append([[before, "", definitions(text)] for before, _, text in blocks[:index]])
-        found[-1].append([line, title, code])
+    for index, (line, file, begins, code) in enumerate(blocks):
+        if begins:
+            found.append([[before, None, definitions(text)] for before, _, _, text in blocks[:index]])
+        found[-1].append([line, file, code])
     return found
 
 
@@ -46,13 +43,13 @@ def run(page: str, blocks: list[Any], folder: Path) -> None:
     sys.path.insert(0, str(folder))
     keras.utils.clear_session()
     names: dict[str, Any] = {"__name__": "__main__"}
-    for line, title, code in blocks:
-        if re.fullmatch(r"[\w.]+\.\w+", title):
-            Path(title).write_text(code, encoding="utf-8")
-            if title.endswith(".py"):
-                runpy.run_path(title, run_name="__main__")
-        else:
+    for line, file, code in blocks:
+        if file is None:
             exec(compile("\n" * (line - 1) + code, page, "exec"), names)
+        else:
+            Path(file).write_text(code, encoding="utf-8")
+            if file.endswith(".py"):
+                runpy.run_path(file, run_name="__main__")
 
 
 def outcome(page: str, blocks: list[Any], folder: Path) -> str:

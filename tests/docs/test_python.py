@@ -17,10 +17,14 @@ TAKES_LONG = re.compile(r"tfaccel\.(search|compress|export)\(")
 def run_pages(run_python, folder, *, long):
     """Runs the Python of the pages that take long, or of the others; returns the folder with what they said."""
     found = {page: [block for block in blocks(page, "python") if block.runs] for page in pages()}
-    rows = {page: [[one.line, one.title, one.code] for one in of_page] for page, of_page in found.items() if of_page}
+    rows = {
+        page: [[one.line, one.file, one.is_in_new_process, one.code] for one in of_page]
+        for page, of_page in found.items()
+        if of_page
+    }
     rows = {page: of_page for page, of_page in rows.items() if bool(TAKES_LONG.search(str(of_page))) == long}
     assert len(rows) >= (3 if long else 9)
-    (folder / "blocks.json").write_text(json.dumps({**rows, "made_up.md": [[1, None, "assert 1 == 2"]]}))
+    (folder / "blocks.json").write_text(json.dumps({**rows, "made_up.md": [[1, None, False, "assert 1 == 2"]]}))
     (folder / "pages").mkdir()
     child = run_python(PROGRAM.read_text(), folder / "blocks.json", folder / "pages", timeout_seconds=1500)
     outcomes = json.loads(child.stdout.splitlines()[-1])
