@@ -99,7 +99,14 @@ def not_finite(folder):
     for name, where in (("between", {}), ("beside", BESIDE)):
         rates = callbacks.LearningRateScheduler(lambda epoch, rate: rate if epoch < 2 else 1e30)
         try:
-            trained(folder / name, build_slow_model, callbacks=[rates], epochs=4, **where)
+            trained(
+                folder / name,
+                build_slow_model,
+                callbacks=[rates],
+                epochs=4,
+                checkpoint_interval=1000,  # so that every epoch ends with one, however long saving takes
+                **where,
+            )
         except tfaccel.errors.NonFiniteLossError as error:
             rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
             scores = [[row["loss"], row["val_loss"]] for row in rows]
