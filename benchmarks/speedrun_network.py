@@ -1,4 +1,4 @@
-"""The network of the speedrun in Keras, and the layer that moves its images while it trains."""
+"""The networks of the speedrun in Keras, and the schedule of their learning rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _MAX_PATCHES = 200_000
 
 
 def build_network(image_shape: tuple[int, ...], num_classes: int, recipe: dict[str, Any], patches: Any) -> keras.Model:
-    """Five convolutions with batch normalization, of which the first one halves the image.
+    """A network of the speedrun: convolutions with batch normalization, the largest value of each filter, one Dense.
+
+    The "plain" network is what Keras's guides build: two convolutions at each of three resolutions, the image's first.
+    In the "pooled" one, the first convolution halves the image, and the first one of each resolution is pooled at once.
 
     Args:
         image_shape: height, width and channels.
@@ -25,24 +28,28 @@ def build_network(image_shape: tuple[int, ...], num_classes: int, recipe: dict[s
         patches: the kernel of a first layer that is not trained; see `whitening_kernel`. None for one that is.
     """
     inputs = keras.Input(image_shape)
-    x = inputs
-    if recipe["max_shift"]:
-        x = MovedImages(recipe["max_shift"])(x)
-    first = layers.Conv2D(
-        FILTERS[0], PATCH_SIZE, strides=PATCH_STRIDE, padding="same", use_bias=False, trainable=patches is None
-    )
-    x = first(x)
-    if patches is not None:
-        first.set_weights([patches])
-    x = _normalized(x)
-    x = layers.MaxPooling2D()(_convolved(_convolved(x, FILTERS[1]), FILTERS[1]))
-    x = _convolved(_convolved(x, FILTERS[2]), FILTERS[2])
+    x = layers.RandomFlip("horizontal")(inputs) if recipe["is_flipped"] else inputs
+    if recipe["network"] == "plain":
+        for filters in FILTERS:
+            x = x if filters == FILTERS[0] else layers.MaxPooling2D()(x)
+            x = _convolved(_convolved(x, filters), filters)
+    else:
+        first = layers.Conv2D(
+            FILTERS[0], PATCH_SIZE, strides=PATCH_STRIDE, padding="same", use_bias=False, trainable=patches is None
+        )
+        x = first(x)
+        if patches is not None:
+            first.set_weights([patches])
+        x = _normalized(x)
+        for filters in FILTERS[1:]:
+            x = _convolved(_convolved(x, filters, is_pooled=True), filters)
     logits = layers.Dense(num_classes, dtype="float32")(layers.GlobalMaxPooling2D()(x))
     return keras.Model(inputs, logits)
 
 
-def _convolved(x: Any, filters: int) -> Any:
-    return _normalized(layers.Conv2D(filters, 3, padding="same", use_bias=False)(x))
+def _convolved(x: Any, filters: int, *, is_pooled: bool = False) -> Any:
+    x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+    return _normalized(layers.MaxPooling2D()(x) if is_pooled else x)
 
 
 def _normalized(x: Any) -> Any:
@@ -68,41 +75,6 @@ def whitening_kernel(images: np.ndarray) -> np.ndarray:
     scaled = vectors[:, order] / np.sqrt(values[order] + _WHITENING_EPSILON)
     kernel = np.concatenate([scaled, -scaled], axis=1)
     return kernel.reshape(PATCH_SIZE, PATCH_SIZE, channels, -1).astype(np.float32)
-
-
-@keras.saving.register_keras_serializable("tfaccel_benchmarks")
-class MovedImages(layers.Layer):
-    """Moves each image by up to some pixels in both directions, and flips half of them, while the model trains.
-
-    Args:
-        max_shift: in pixels; what comes in at the border is zero.
-        seed: of the moves.
-    """
-
-    def __init__(self, max_shift: int, seed: int | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.max_shift = max_shift
-        self.seed_generator = keras.random.SeedGenerator(seed)
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        """The moved images."""
-        if not training:
-            return x
-        num_images, (height, width) = ops.shape(x)[0], x.shape[1:3]
-        flips = keras.random.uniform((num_images, 1, 1, 1), seed=self.seed_generator) < 0.5
-        x = ops.where(flips, ops.flip(x, 2), x)
-        border = [(self.max_shift, self.max_shift)] * 2
-        x = ops.pad(x, [(0, 0), *border, (0, 0)])
-        for axis, size in ((1, height), (2, width)):
-            first = keras.random.randint((num_images, 1), 0, 2 * self.max_shift + 1, seed=self.seed_generator)
-            index = first + ops.arange(size)[None]
-            index = ops.reshape(index, (-1, size, 1, 1) if axis == 1 else (-1, 1, size, 1))
-            x = ops.take_along_axis(x, index, axis=axis)
-        return x
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments."""
-        return {**super().get_config(), "max_shift": self.max_shift, "seed": self.seed_generator.seed}
 
 
 @keras.saving.register_keras_serializable("tfaccel_benchmarks")

@@ -19,23 +19,24 @@ from tfaccel.benchmarks.speedrun_network import (
     triangle_sides,
     whitening_kernel,
 )
-from tfaccel.benchmarks.speedrun_program import Images, accuracy
+from tfaccel.benchmarks.speedrun_program import MOMENTUM, PREDICTED_ROWS, Images, accuracy
 from tfaccel.hardware.detect import detect_hardware
-
-_PREDICTED_ROWS = 1000
 
 
 class _Convolved(nn.Sequential):
-    def __init__(self, channels: int, filters: int, convolution: nn.Module | None = None) -> None:
+    def __init__(
+        self, channels: int, filters: int, convolution: nn.Module | None = None, *, is_pooled: bool = False
+    ) -> None:
         super().__init__(
             convolution or nn.Conv2d(channels, filters, 3, padding="same", bias=False),
+            nn.MaxPool2d(2) if is_pooled else nn.Identity(),
             nn.BatchNorm2d(filters, eps=NORM_EPSILON, momentum=1 - NORM_MOMENTUM),
             nn.ReLU(),
         )
 
 
 class Network(nn.Module):
-    """The layers of `speedrun_network.build_network`, with Keras's initial distributions."""
+    """The "pooled" layers of `speedrun_network.build_network`, with Keras's initial distributions."""
 
     def __init__(self, images: Images, recipe: dict[str, Any]) -> None:
         super().__init__()
@@ -44,10 +45,9 @@ class Network(nn.Module):
         patches = nn.Conv2d(channels, FILTERS[0], PATCH_SIZE, stride=PATCH_STRIDE, padding=padding, bias=False)
         self.layers = nn.Sequential(
             _Convolved(channels, FILTERS[0], patches),
-            _Convolved(FILTERS[0], FILTERS[1]),
+            _Convolved(FILTERS[0], FILTERS[1], is_pooled=True),
             _Convolved(FILTERS[1], FILTERS[1]),
-            nn.MaxPool2d(2),
-            _Convolved(FILTERS[1], FILTERS[2]),
+            _Convolved(FILTERS[1], FILTERS[2], is_pooled=True),
             _Convolved(FILTERS[2], FILTERS[2]),
             nn.AdaptiveMaxPool2d(1),
             nn.Flatten(),
@@ -66,19 +66,6 @@ class Network(nn.Module):
         return self.layers(x)
 
 
-def moved(x: torch.Tensor, max_shift: int, generator: torch.Generator) -> torch.Tensor:
-    """What the layer `MovedImages` does, to images of the shape (num_images, channels, height, width)."""
-    num_images, _, height, width = x.shape
-    flips = torch.rand(num_images, 1, 1, 1, generator=generator) < 0.5
-    x = functional.pad(torch.where(flips, x.flip(3), x), [max_shift] * 4)
-    for axis, size in ((2, height), (3, width)):
-        first = torch.randint(0, 2 * max_shift + 1, (num_images, 1), generator=generator)
-        index = first + torch.arange(size)
-        index = index[:, None, :, None] if axis == 2 else index[:, None, None, :]
-        x = torch.take_along_dim(x, index, dim=axis)
-    return x
-
-
 def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
     """Trains once; returns the seconds and the accuracy, as `tfaccel.benchmarks.speedrun_program.run` does."""
     recipe, epochs, options, seed = task["recipe"], task["epochs"], task["options"], task["seed"]
@@ -92,7 +79,13 @@ def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
     model: Any = Network(images, recipe)
     model.to(memory_format=torch.channels_last)
     trained = [one for one in model.parameters() if one.requires_grad]
-    optimizer = torch.optim.Adam(trained, eps=1e-7, fused=True)
+    kernels = [one for one in trained if one.ndim > 1]
+    optimizer: torch.optim.Optimizer
+    if recipe["optimizer"] == "adam":
+        optimizer = torch.optim.Adam(trained, eps=1e-7, fused=True)
+    else:
+        optimizer = torch.optim.SGD(trained, lr=1.0, momentum=MOMENTUM, nesterov=True, fused=True)
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=recipe["precision"] == "bfloat16")
     forward = torch.compile(model) if options["compiled"] else model
     step = 0
     for _ in range(epochs):
@@ -103,20 +96,25 @@ def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             batch = x[rows]
-            if recipe["max_shift"]:
-                batch = moved(batch, recipe["max_shift"], generator)
+            if recipe["is_flipped"]:
+                batch = torch.where(torch.rand(len(batch), 1, 1, 1, generator=generator) < 0.5, batch.flip(3), batch)
             batch = batch.contiguous(memory_format=torch.channels_last)
-            loss = functional.cross_entropy(forward(batch), y[rows], label_smoothing=recipe["label_smoothing"])
+            with autocast:
+                logits = forward(batch)
+            loss = functional.cross_entropy(logits.float(), y[rows], label_smoothing=recipe["label_smoothing"])
             loss.backward()
+            with torch.no_grad():
+                for kernel in kernels:
+                    kernel.mul_(1 - rate * recipe["weight_decay"])
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-    seconds = time.perf_counter() - started
     model.eval()
 
     def predict(x: np.ndarray) -> np.ndarray:
         rows = torch.from_numpy(np.ascontiguousarray(x)).permute(0, 3, 1, 2)
-        with torch.no_grad():
-            return torch.cat([model(one) for one in rows.split(_PREDICTED_ROWS)]).numpy()
+        with torch.no_grad(), autocast:
+            return torch.cat([model(one).float() for one in rows.split(PREDICTED_ROWS)]).numpy()
 
-    return {"seconds": seconds, "accuracy": accuracy(images, predict)}
+    share = accuracy(images, recipe, predict)
+    return {"seconds": time.perf_counter() - started, "accuracy": share}
