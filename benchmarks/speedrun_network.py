@@ -11,6 +11,7 @@ from keras import layers, ops
 FILTERS = (32, 64, 128)
 PATCH_SIZE, PATCH_STRIDE = 4, 2
 NORM_MOMENTUM, NORM_EPSILON = 0.9, 1e-3
+ERASED_AREA = (0.02, 0.3)  # of an image, the least and the most
 _WHITENING_EPSILON = 0.05
 _MAX_PATCHES = 200_000
 
@@ -29,6 +30,8 @@ def build_network(image_shape: tuple[int, ...], num_classes: int, recipe: dict[s
     """
     inputs = keras.Input(image_shape)
     x = layers.RandomFlip("horizontal")(inputs) if recipe["is_flipped"] else inputs
+    if share := recipe["erased"]:
+        x = layers.RandomErasing((share, share), scale=ERASED_AREA, fill_value=0.0, value_range=(0, 1))(x)
     if recipe["network"] == "plain":
         for filters in FILTERS:
             x = x if filters == FILTERS[0] else layers.MaxPooling2D()(x)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from tfaccel.benchmarks.speedrun_network import (
+    ERASED_AREA,
     FILTERS,
     NORM_EPSILON,
     NORM_MOMENTUM,
@@ -66,6 +67,20 @@ class Network(nn.Module):
         return self.layers(x)
 
 
+def erased(x: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
+    """What `keras.layers.RandomErasing` does with boxes of `ERASED_AREA`, to (num_images, channels, height, width)."""
+    num_images, _, *lengths = x.shape
+    inside = torch.rand(num_images, 1, 1, 1, generator=generator) < share
+    low, high = ERASED_AREA
+    for axis, length in ((2, lengths[0]), (3, lengths[1])):
+        size = length * torch.sqrt(low + (high - low) * torch.rand(num_images, 1, generator=generator))
+        start = (length - size) * torch.rand(num_images, 1, generator=generator)
+        place = torch.arange(length)
+        within = (place >= start) & (place < start + size)
+        inside = inside & (within[:, None, :, None] if axis == 2 else within[:, None, None, :])
+    return x.masked_fill(inside, 0.0)
+
+
 def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
     """Trains once; returns the seconds and the accuracy, as `tfaccel.benchmarks.speedrun_program.run` does."""
     recipe, epochs, options, seed = task["recipe"], task["epochs"], task["options"], task["seed"]
@@ -98,6 +113,8 @@ def train(images: Images, task: dict[str, Any]) -> dict[str, Any]:
             batch = x[rows]
             if recipe["is_flipped"]:
                 batch = torch.where(torch.rand(len(batch), 1, 1, 1, generator=generator) < 0.5, batch.flip(3), batch)
+            if recipe["erased"]:
+                batch = erased(batch, recipe["erased"], generator)
             batch = batch.contiguous(memory_format=torch.channels_last)
             with autocast:
                 logits = forward(batch)

@@ -137,12 +137,13 @@ def test_figures_compare_with_stock_keras_and_the_faster_pytorch():
     target = str(TARGET)
     raw = {
         STOCK: {"93": runs(90.0, 110.0, accuracy=0.92)},
-        FASTEST: {target: runs(18.0, 22.0)},
+        FASTEST: {target: runs(18.0, 22.0), "93": runs(9.0, accuracy=0.92)},
         TORCH[0]: {target: runs(50.0)},
         TORCH[1]: {target: runs(40.0)},
     }
     figures = {(figure.name, figure.quantity): figure for figure in speedrun_figures(raw)}
-    assert figures[STOCK, "accuracy in percent, to reach 93"].met is False
+    assert figures[STOCK, "accuracy in percent, to reach 93"].at_least is None
+    assert figures[FASTEST, "accuracy in percent, to reach 93"].met is False
     assert figures[FASTEST, "accuracy in percent, to reach 94"].met
     assert figures[FASTEST, "seconds to 94 % (mean of 2)"].values == (20.0,)
     assert figures[FASTEST, "seconds to 94 % / those of stock Keras to 93 % or its best"].values == (0.2,)
