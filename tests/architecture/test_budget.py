@@ -29,7 +29,7 @@ BUDGET = {
     "processes": 1_300,
     "reporting": 2_800,
     "training": 4_250,
-    "training.kernels": 1_300,
+    "training.kernels": 1_375,
     "training.private": 2_550,
     "training.proof": 2_550,
     "training.run": 7_400,

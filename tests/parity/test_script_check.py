@@ -49,7 +49,7 @@ def test_keras_differs_and_tfaccel_does_not(script, capsys):
         "an uneven last batch",
         "sample weights",
         "the optimizer's clipnorm",
-        "1 layers drew no random numbers in this comparison",
+        "1 layer drew no random numbers in this comparison",
     ]
 
 

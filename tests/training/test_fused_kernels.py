@@ -12,7 +12,8 @@ from keras import layers
 from tfaccel.errors import PlanError
 from tfaccel.planning.plan import Plan
 from tfaccel.training.fit import plan_of_model
-from tfaccel.training.kernels.fused_kernels import LAYER_KERNELS, fused_einsum_dense, fused_kernels
+from tfaccel.training.kernels import fused_kernels as module
+from tfaccel.training.kernels.fused_kernels import LAYER_KERNELS, convolution, fused_einsum_dense, fused_kernels
 
 pytestmark = pytest.mark.usefixtures("logical_devices")
 
@@ -93,6 +94,21 @@ OF_THE_SAME_OPERATIONS = {
     "batch normalization with its own moments": (IMAGES[0], lambda: doubling(layers.BatchNormalization(), "_moments")),
     "layer normalization with its own call": (TOKENS, lambda: doubling(layers.LayerNormalization(), "call")),
     "its own attention": (TOKENS, lambda: doubling(SelfAttention(2, 4), "attention._compute_attention")),
+}
+
+
+SMALL_IMAGES = RNG.normal(size=(16, 6, 8, 32))
+CONVOLUTIONS = {
+    "small images": (SMALL_IMAGES, lambda: layers.Conv2D(32, (3, 5), padding="same", activation="relu")),
+    "larger images": (RNG.normal(size=(4, 6, 9, 32)), lambda: layers.Conv2D(32, 3, padding="same")),
+    "few channels": (RNG.normal(size=(4, 6, 6, 16)), lambda: layers.Conv2D(32, 3, padding="same")),
+    "few filters": (SMALL_IMAGES, lambda: layers.Conv2D(16, 3, padding="same")),
+    "strides": (SMALL_IMAGES, lambda: layers.Conv2D(32, 3, strides=2, padding="same")),
+    "no padding": (SMALL_IMAGES, lambda: layers.Conv2D(32, 3)),
+    "dilation": (SMALL_IMAGES, lambda: layers.Conv2D(32, 3, dilation_rate=2, padding="same")),
+    "groups": (SMALL_IMAGES, lambda: layers.Conv2D(32, 3, groups=2, padding="same")),
+    "an even kernel": (SMALL_IMAGES, lambda: layers.Conv2D(32, 2, padding="same")),
+    "its own operation": (SMALL_IMAGES, lambda: doubling(layers.Conv2D(32, 3, padding="same"), "convolution_op")),
 }
 
 
@@ -214,6 +230,42 @@ def test_kernels_are_as_exact_as_kerass_operations(name, dtype):
     exact, _ = results(name, "float32", fused=False)
     for fused, of_keras in zip(distances(with_kernels, exact), distances(with_keras, exact), strict=True):
         assert fused <= 1.5 * of_keras + 1e-6
+
+
+def test_a_convolution_of_small_images_is_as_exact_as_kerass():
+    if not module._multiplies_on_cpu():
+        pytest.skip("the CPU does not multiply in bfloat16")
+    fused, operations = results("small images", "mixed_bfloat16", fused=True, cases=CONVOLUTIONS)
+    of_keras, others = results("small images", "mixed_bfloat16", fused=False, cases=CONVOLUTIONS)
+    assert "Conv2DBackpropFilter" in others and "Conv2DBackpropFilter" not in operations
+    exact, _ = results("small images", "float32", fused=False, cases=CONVOLUTIONS)
+    for of_kernel, of_operation in zip(distances(fused, exact), distances(of_keras, exact), strict=True):
+        assert of_kernel <= 1.5 * of_operation + 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if name != "small images"])
+def test_other_convolutions_keep_kerass_operations(name, monkeypatch):
+    monkeypatch.setattr(module, "_multiplies_on_cpu", lambda: True)
+    ours, of_keras = (results(name, "mixed_bfloat16", fused=fused, cases=CONVOLUTIONS)[1] for fused in (True, False))
+    assert ours == of_keras
+
+
+def test_derivatives_of_a_convolution_are_those_of_tensorflow():
+    images, kernel = (tf.constant(RNG.normal(size=shape), tf.float64) for shape in ((3, 5, 4, 2), (3, 5, 2, 6)))
+    weights = RNG.normal(size=(3, 5, 4, 6))
+
+    def derivatives(convolve):
+        with tf.GradientTape() as outer:
+            outer.watch([images, kernel])
+            with tf.GradientTape() as inner:
+                inner.watch([images, kernel])
+                value = tf.reduce_sum(tf.square(convolve(images, kernel)) * weights)
+            first = inner.gradient(value, [images, kernel])
+            penalty = sum(tf.reduce_sum(tf.square(one)) for one in first)
+        return [*first, *outer.gradient(penalty, [images, kernel])]
+
+    wanted = derivatives(lambda images, kernel: tf.nn.conv2d(images, kernel, 1, "SAME"))
+    assert max(distances(derivatives(convolution), wanted)) <= 1e-12
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])

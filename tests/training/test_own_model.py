@@ -84,6 +84,47 @@ assert first.recipe == digits.result.recipe == "digits", digits.result
 """
 
 
+SENDS = """
+import pickle, sys
+import keras
+from tfaccel.planning.own_model import Deferred, signed_by
+
+@keras.saving.register_keras_serializable("mine")
+class Falls(keras.optimizers.schedules.LearningRateSchedule):
+    def __init__(self, peak):
+        self.peak = peak
+    def __call__(self, step):
+        return self.peak / (1 + keras.ops.cast(step, "float32"))
+    def get_config(self):
+        return {"peak": self.peak}
+
+@keras.saving.register_keras_serializable("mine")
+class Descent(keras.optimizers.SGD):
+    pass
+
+@keras.saving.register_keras_serializable("mine")
+def distance(targets, outputs):
+    return keras.ops.mean(keras.ops.abs(targets - outputs), -1)
+
+with signed_by(repr), open(sys.argv[1], "wb") as file:
+    pickle.dump(Deferred({"optimizer": Descent(Falls(0.5)), "loss": distance}), file)
+"""
+RECEIVES = """
+import pickle, sys
+import keras
+
+with open(sys.argv[1], "rb") as file:
+    found = pickle.load(file).get()
+again = keras.optimizers.deserialize(keras.optimizers.serialize(found["optimizer"]))
+print(type(again).__name__, type(again).__mro__[1].__name__, float(again.learning_rate), found["loss"].__name__)
+"""
+
+
+def test_another_process_knows_the_classes_that_a_script_registers(run_python, tmp_path):
+    run_python(SENDS, str(tmp_path / "sent"))
+    assert run_python(RECEIVES, str(tmp_path / "sent")).stdout.split() == ["Descent", "SGD", "0.5", "distance"]
+
+
 def test_a_script_that_is_imported_continues_its_own_run(run_python, tmp_path):
     run_python(RUN_AND_IMPORT, tmp_path, SCRIPT)
 

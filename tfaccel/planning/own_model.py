@@ -17,7 +17,7 @@ from tfaccel.keras_file import check_members
 from tfaccel.planning.private_models import given_compile_arguments, recurrent_states
 
 T = TypeVar("T")
-_how: ContextVar[tuple[Callable[[Any], bytes], Callable[[Any], str]]] = ContextVar("how")
+_signed_by: ContextVar[Callable[[Any], str]] = ContextVar("signed_by")
 COMPILE_ARGUMENTS = (
     "optimizer",
     "loss",
@@ -31,20 +31,20 @@ OF_THE_PLAN = ("jit_compile", "steps_per_execution")
 
 
 @contextlib.contextmanager
-def pickled_with(dumps: Callable[[Any], bytes], get_signature: Callable[[Any], str]) -> Iterator[None]:
-    """Allows `Deferred` objects to be pickled in the block: their values with `dumps`, signed with `get_signature`."""
-    token = _how.set((dumps, get_signature))
+def signed_by(get_signature: Callable[[Any], str]) -> Iterator[None]:
+    """Allows `Deferred` objects to be pickled in the block: their values are signed with `get_signature`."""
+    token = _signed_by.set(get_signature)
     try:
         yield
     finally:
-        _how.reset(token)
+        _signed_by.reset(token)
 
 
 class Deferred(Generic[T]):
     """A value; unpickling this object leaves the value pickled until `get` is called.
 
     Example:
-        >>> with pickled_with(pickle.dumps, repr):
+        >>> with signed_by(repr):
         ...     sent = pickle.dumps(Deferred([1, 2]))
         >>> there = pickle.loads(sent)
         >>> there.signature, there.get()
@@ -54,6 +54,7 @@ class Deferred(Generic[T]):
     def __init__(self, value: T) -> None:
         self._value: T | None = value
         self._pickled: bytes | None = None
+        self._classes: bytes | None = None
         self._signature = ""
 
     @property
@@ -64,6 +65,8 @@ class Deferred(Generic[T]):
     def get(self) -> Any:
         """The value, which is unpickled at the first call."""
         if self._value is None and self._pickled is not None:
+            if self._classes is not None:
+                _register(self._classes)
             self._value = pickle.loads(self._pickled)
         return self._value
 
@@ -71,17 +74,40 @@ class Deferred(Generic[T]):
         """The value that is pickled for another process."""
         return self._value
 
-    def __getstate__(self) -> tuple[bytes, str, dict[str, Any]]:
+    def __getstate__(self) -> tuple[bytes, bytes | None, str, dict[str, Any]]:
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         if self._pickled is not None:
-            return self._pickled, self._signature, public
-        dumps, get_signature = _how.get()
-        return dumps(self.sent()), get_signature(self._value), public
+            return self._pickled, self._classes, self._signature, public
+        import cloudpickle
 
-    def __setstate__(self, state: tuple[bytes, str, dict[str, Any]]) -> None:
-        self._pickled, self._signature, public = state
+        pickled = cloudpickle.dumps(self.sent())  # the classes and functions of a script by value
+        return pickled, _registered_classes(pickled), _signed_by.get()(self._value), public
+
+    def __setstate__(self, state: tuple[bytes, bytes | None, str, dict[str, Any]]) -> None:
+        self._pickled, self._classes, self._signature, public = state
         self._value = None
         vars(self).update(public)
+
+
+def _registered_classes(pickled: bytes) -> bytes | None:
+    """The pickle of the user's classes and functions that a pickle has by the names that Keras knows them by."""
+    keras = sys.modules.get("keras")
+    if keras is None:
+        return None
+    import cloudpickle
+
+    registered = keras.saving.get_custom_objects
+    found = {name: thing for name, thing in registered().items() if name.encode() in pickled}
+    return cloudpickle.dumps((keras.saving.register_keras_serializable, registered, found)) if found else None
+
+
+def _register(classes: bytes) -> None:
+    """Makes classes that another process has pickled known to Keras, by the same names."""
+    register, registered, found = pickle.loads(classes)
+    for full_name, thing in found.items():
+        if full_name not in registered():  # a module that was imported has registered its own
+            package, _, name = full_name.rpartition(">")
+            register(package, name)(thing)
 
 
 class DeferredItems(Sequence[T]):

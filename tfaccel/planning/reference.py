@@ -25,7 +25,7 @@ from typing import Any, Self
 from tfaccel.errors import TfaccelError, WorkloadError
 from tfaccel.files import get_sha256
 from tfaccel.planning.load_workload import RECIPES_PACKAGE, import_named, is_import_path
-from tfaccel.planning.own_model import Deferred, is_model, pickled_with
+from tfaccel.planning.own_model import Deferred, is_model, signed_by
 from tfaccel.planning.workload import Workload
 
 # What `multiprocessing` calls the main module of the parent in a child: its `if __name__ == "__main__"` does not run.
@@ -241,7 +241,7 @@ def _pickle(
 
     def dumped(dumps: Callable[..., bytes]) -> tuple[bytes, list[pickle.PickleBuffer]]:
         arrays: list[pickle.PickleBuffer] = []
-        with pickled_with(dumps, get_signature):
+        with signed_by(get_signature):
             return dumps(thing, protocol=5, buffer_callback=arrays.append if apart else None), arrays
 
     try:

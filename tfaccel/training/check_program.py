@@ -129,7 +129,9 @@ def _causes(model: keras.Model, given: dict[str, Any], num_still: int) -> list[s
         "gradient accumulation": getattr(optimizer, "gradient_accumulation_steps", None),
     }
     causes = [cause for cause, applies in found.items() if applies]
-    return [*causes, *([f"{num_still} layers drew no random numbers in this comparison"] if num_still else [])]
+    if num_still:
+        causes.append(f"{num_still} layer{'s' * (num_still > 1)} drew no random numbers in this comparison")
+    return causes
 
 
 if __name__ == "__main__":
