@@ -65,7 +65,7 @@ covariance = np.cov(seen[:, :half], rowvar=False)
 assert np.all(np.abs(covariance - np.diag(np.diag(covariance))) < 0.2)
 assert covariance[0, 0] > 0.8 and np.all(np.diag(covariance) < 1.2)
 
-recipe = {"network": "plain", "is_flipped": False}
+recipe = {"network": "plain", "is_flipped": False, "erased": 0.0}
 plain = build_network((28, 28, 1), 10, recipe, None)
 pooled = build_network((28, 28, 1), 10, {**recipe, "network": "pooled"}, kernel[:, :, :1])
 convolutions = lambda model: [layer.output.shape[1:] for layer in model.layers if "conv" in layer.name]
