@@ -65,6 +65,14 @@ KERNEL_TASKS: Mapping[str, Task] = {
     "kernel_dense_bfloat16": one_layer(
         "Dense", lambda: keras.layers.Dense(512), _SEQUENCES, steps_per_epoch=10, dtype_policy="mixed_bfloat16"
     ),
+    "kernel_convolution_bfloat16": one_layer(
+        "Conv2D",
+        lambda: keras.layers.Conv2D(128, 3, padding="same"),
+        (7, 7, 64),
+        global_batch_size=256,
+        steps_per_epoch=40,
+        dtype_policy="mixed_bfloat16",
+    ),
     "kernel_einsum_dense": one_layer(
         "EinsumDense",
         lambda: keras.layers.EinsumDense("abc,cd->abd", (128, 256), bias_axes="d"),

@@ -18,6 +18,7 @@ import numpy as np
 from absl import flags
 
 from tfaccel.benchmarks.suite_options import SuiteOptions
+from tfaccel.benchmarks.svg import svg
 from tfaccel.files import write_json, write_text
 from tfaccel.processes.child import run_program
 
@@ -27,17 +28,11 @@ _MODULE = "tfaccel.benchmarks.losses_picture"
 _WIDTH, _HEIGHT = 760, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 36, 64, 46  # margins of the chart, in pixels
 # Colors that are told apart with any kind of color vision, on light pages and on dark ones.
-_STYLE = """
-text { font: 14px system-ui, sans-serif; fill: #24292f }
-.title { font-weight: 600; font-size: 16px } .small { font-size: 12px; fill: #57606a }
+_LIGHT = """\
 .axis { stroke: #d0d7de } .one { stroke: #8c959f; stroke-width: 7 }
 .plain { stroke: #d1570a; stroke-width: 2.5 } .ours { stroke: #0550ae; stroke-width: 2.5; stroke-dasharray: 7 5 }
-polyline, .key { fill: none; stroke-linejoin: round; stroke-linecap: round }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .small { fill: #9198a1 } .axis { stroke: #3d444d } .one { stroke: #6e7681 }
-  .plain { stroke: #ff9b50 } .ours { stroke: #79c0ff }
-}
-"""
+polyline, .key { fill: none; stroke-linejoin: round; stroke-linecap: round }"""
+_DARK = ".axis { stroke: #3d444d } .one { stroke: #6e7681 } .plain { stroke: #ff9b50 } .ours { stroke: #79c0ff }"
 _LABEL = "Losses of 12 epochs: four replicas with tfaccel.fit lie on those of one device; Model.fit's do not."
 _CLASSES = {ONE: "one", PLAIN: "plain", OURS: "ours"}
 
@@ -94,11 +89,7 @@ def picture(losses: Mapping[str, Sequence[float]]) -> str:
     def place(epoch: int, loss: float) -> str:
         return f"{_LEFT + width * epoch / (_EPOCHS - 1):.1f},{_TOP + height * (1 - loss / highest):.1f}"
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_LABEL}">',
-        f"<style>{_STYLE}</style>",
-        f'<text class="title" x="{_LEFT}" y="24">Training loss, the same model and data</text>',
-    ]
+    parts = [f'<text class="title" x="{_LEFT}" y="24">Training loss, the same model and data</text>']
     ticks = [tick for tick in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0) if tick <= highest]
     for tick in ticks:
         left, y = place(0, tick).split(",")
@@ -112,7 +103,7 @@ def picture(losses: Mapping[str, Sequence[float]]) -> str:
         parts.append(f'<polyline class="{_CLASSES[name]}" points="{points}"/>')
         key = _LEFT + 210 * number
         parts.append(f'<path class="key {_CLASSES[name]}" d="M{key} 44h34"/><text x="{key + 42}" y="49">{name}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    return svg(parts, width=_WIDTH, height=_HEIGHT, label=_LABEL, light=_LIGHT, dark=_DARK)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,6 +1,8 @@
 """The picture of the speedrun: a bar for each row, as long as its training took, for light and dark pages.
 
-python -m tfaccel.benchmarks.speedrun_picture benchmarks/speedrun.json docs/pictures/speedrun.svg
+    python -m tfaccel.benchmarks.speedrun_picture benchmarks/speedrun.json docs/pictures/speedrun.svg
+
+draws what `tfaccel benchmark speedrun` wrote.
 """
 
 from __future__ import annotations
@@ -14,20 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from tfaccel.benchmarks.speedrun_rows import ROWS
+from tfaccel.benchmarks.svg import svg
 from tfaccel.files import write_text
 
 _WIDTH, _ROW_HEIGHT, _TOP, _BOTTOM = 760, 26, 68, 18
 _LABELS = 300  # pixels left of the bars
 _VALUES = 130  # pixels right of them
-_STYLE = """
-text { font: 14px system-ui, sans-serif; fill: #24292f }
-.title { font-weight: 600; font-size: 16px } .small { font-size: 12px; fill: #57606a }
-.keras { fill: #d1570a } .tfaccel { fill: #0550ae } .torch { fill: #8c959f }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .small { fill: #9198a1 }
-  .keras { fill: #ff9b50 } .tfaccel { fill: #79c0ff } .torch { fill: #6e7681 }
-}
-"""
+_LIGHT = ".keras { fill: #d1570a } .tfaccel { fill: #0550ae } .torch { fill: #8c959f }"
+_DARK = ".keras { fill: #ff9b50 } .tfaccel { fill: #79c0ff } .torch { fill: #6e7681 }"
 _TITLE = "Fashion-MNIST on two CPU cores: seconds to an accuracy, change by change"
 _KEY = {"keras": "Model.fit", "tfaccel": "tfaccel.fit", "torch": "PyTorch"}
 
@@ -46,12 +42,7 @@ def picture(raw: Mapping[str, Mapping[str, Any]], *, title: str = _TITLE) -> str
         found.append((name, *(statistics.mean(run[key] for run in runs) for key in ("seconds", "accuracy"))))
     longest = max(seconds for _, seconds, _ in found)
     height = _TOP + _ROW_HEIGHT * len(found) + _BOTTOM
-    label = escape(f"{title}: from {found[0][1]:.0f} s to {min(seconds for _, seconds, _ in found):.0f} s.")
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">',
-        f"<style>{_STYLE}</style>",
-        f'<text class="title" x="16" y="24">{escape(title)}</text>',
-    ]
+    parts = [f'<text class="title" x="16" y="24">{escape(title)}</text>']
     for number, (program, text) in enumerate(_KEY.items()):
         x = 16 + 130 * number
         parts.append(f'<rect class="{program}" x="{x}" y="38" width="12" height="12" rx="2"/>')
@@ -63,7 +54,8 @@ def picture(raw: Mapping[str, Mapping[str, Any]], *, title: str = _TITLE) -> str
         parts.append(f'<rect class="{row.program}" x="{_LABELS}" y="{y + 2}" width="{length:.1f}" height="17" rx="2"/>')
         value = f"{seconds:.0f} s · {100 * accuracy:.1f} %"
         parts.append(f'<text class="small" x="{_LABELS + length + 8:.1f}" y="{y + 15}">{value}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    label = f"{title}: from {found[0][1]:.0f} s to {min(seconds for _, seconds, _ in found):.0f} s."
+    return svg(parts, width=_WIDTH, height=height, label=label, light=_LIGHT, dark=_DARK)
 
 
 def main(argv: list[str]) -> int:

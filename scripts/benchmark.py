@@ -113,7 +113,7 @@ ENGINE_FIGURE_NAMES = (
     *("kernels_cnn", "kernels_cnn_bfloat16", "kernels_transformer_bfloat16", "kernels_mlp"),
     *("kernels_lstm", "kernels_gru"),
     *("kernel_batch_normalization", "kernel_layer_normalization", "kernel_gelu"),
-    *("kernel_dense_bfloat16", "kernel_einsum_dense", "kernel_attention"),
+    *("kernel_dense_bfloat16", "kernel_convolution_bfloat16", "kernel_einsum_dense", "kernel_attention"),
     *("kernel_attention_masked", "kernel_adam", "kernel_adam_embedding", "kernel_momentum"),
     *("rows_adagrad", "rows_sgd", "rows_adagrad_small", "rematerialization"),
 )

@@ -106,8 +106,14 @@ class Descent(keras.optimizers.SGD):
 def distance(targets, outputs):
     return keras.ops.mean(keras.ops.abs(targets - outputs), -1)
 
+@keras.saving.register_keras_serializable("mine")
+class Twice(keras.layers.Layer):
+    def call(self, inputs):
+        return 2 * inputs
+
+model = keras.Sequential([keras.Input((1,)), Twice()])
 with signed_by(repr), open(sys.argv[1], "wb") as file:
-    pickle.dump(Deferred({"optimizer": Descent(Falls(0.5)), "loss": distance}), file)
+    pickle.dump(Deferred({"optimizer": Descent(Falls(0.5)), "loss": distance, "model": model}), file)
 """
 RECEIVES = """
 import pickle, sys
@@ -117,12 +123,13 @@ with open(sys.argv[1], "rb") as file:
     found = pickle.load(file).get()
 again = keras.optimizers.deserialize(keras.optimizers.serialize(found["optimizer"]))
 print(type(again).__name__, type(again).__mro__[1].__name__, float(again.learning_rate), found["loss"].__name__)
+print(float(found["model"](keras.ops.ones((1, 1)))[0, 0]))
 """
 
 
 def test_another_process_knows_the_classes_that_a_script_registers(run_python, tmp_path):
     run_python(SENDS, str(tmp_path / "sent"))
-    assert run_python(RECEIVES, str(tmp_path / "sent")).stdout.split() == ["Descent", "SGD", "0.5", "distance"]
+    assert run_python(RECEIVES, str(tmp_path / "sent")).stdout.split() == ["Descent", "SGD", "0.5", "distance", "2.0"]
 
 
 def test_a_script_that_is_imported_continues_its_own_run(run_python, tmp_path):

@@ -9,7 +9,7 @@ computation is left alone, and so is what XLA compiles: it fuses by itself. Only
   bfloat16 on CPUs, which over 16,384 rows is off by 15 %. The gradient of the GELU in closed form computes the normal
   distribution once instead of twice (Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415).
 * The kernel of a `Conv2D` in bfloat16 on a CPU has a gradient of one matrix product for each of its positions where the
-  images are small: TensorFlow's convolution takes up to twice as long there.
+  images are small: TensorFlow's own gradient takes longer there.
 * Layer normalization has a gradient in closed form (Ba, Kiros and Hinton, 2016, https://arxiv.org/abs/1607.06450), and
   batch normalization is TensorFlow's kernel `tf.compat.v1.nn.fused_batch_norm`: by the mean and the biased variance of
   the batch, in float32 also for half precision. Automatic differentiation of Keras's operations reads and writes the
@@ -142,17 +142,18 @@ def fused_convolution(layer: keras.layers.Layer) -> dict[str, Any]:
 
     The convolution has strides of 1, no dilation, "same" padding and a kernel of odd sides.
     """
-    fits = keeps_methods(layer, keras.layers.Conv2D, "call", "convolution_op") and layer.padding == "same"
-    fits = fits and layer.data_format == "channels_last" and layer.groups == 1
+    fits = _multiplies_on_cpu() and keeps_methods(layer, keras.layers.Conv2D, "call", "convolution_op")
+    fits = fits and layer.padding == "same" and layer.data_format == "channels_last" and layer.groups == 1
     if not fits or {*layer.strides, *layer.dilation_rate} != {1} or not all(side % 2 for side in layer.kernel_size):
         return {}
     keras_operation = layer.convolution_op
 
     def operation(inputs: Any, kernel: Any) -> Any:
-        is_small = _is_dense(inputs, of=(tf.bfloat16,)) and all(
-            side and side <= _MAX_IMAGE for side in inputs.shape[1:3]
-        )
-        if not is_small or min(inputs.shape[3] or 0, layer.filters) < _MIN_CHANNELS or not _multiplies_on_cpu():
+        if not _is_dense(inputs, of=(tf.bfloat16,)):
+            return keras_operation(inputs, kernel)
+        *sides, channels = inputs.shape[1:]
+        is_small = all(side and side <= _MAX_IMAGE for side in sides)
+        if not is_small or min(channels or 0, layer.filters) < _MIN_CHANNELS:
             return keras_operation(inputs, kernel)
         return convolution(inputs, keras.ops.convert_to_tensor(kernel))
 
@@ -177,12 +178,11 @@ def convolution(images: tf.Tensor, kernel: tf.Tensor) -> tuple[tf.Tensor, Callab
         border = [[side // 2, side // 2] for side in (rows, columns)]
         around = tf.pad(images, [[0, 0], *border, [0, 0]])
         upstream_rows = tf.reshape(upstream, [-1, filters])
-        products = [
-            tf.matmul(
-                tf.reshape(around[:, top : top + height, left : left + width], [-1, channels]), upstream_rows, True
-            )
+        moved = (
+            tf.reshape(around[:, top : top + height, left : left + width], [-1, channels])
             for top, left in itertools.product(range(rows), range(columns))
-        ]
+        )
+        products = [tf.matmul(one, upstream_rows, transpose_a=True) for one in moved]
         of_images = tf.nn.conv2d_transpose(upstream, kernel, tf.shape(images), 1, "SAME")
         return of_images, tf.reshape(tf.stack(products), [rows, columns, channels, filters])
 
@@ -396,17 +396,14 @@ def _product(one: tf.Tensor, other: tf.Tensor, *, transpose_b: bool = False) -> 
 @functools.cache
 def _rounds_sums() -> bool:
     """Whether TensorFlow adds in bfloat16: on CPUs that do not multiply in it."""
-    return not tf.config.list_physical_devices("GPU") and not _multiplies()
+    return not tf.config.list_physical_devices("GPU") and not _multiplies_on_cpu()
 
 
 @functools.cache
 def _multiplies_on_cpu() -> bool:
-    """Whether models are on CPUs, and those multiply in bfloat16."""
-    return not tf.config.list_physical_devices("GPU") and _multiplies()
-
-
-def _multiplies() -> bool:
-    return bool(set(_MULTIPLY) & set(detect_hardware().cpu_features))
+    """Whether there is no GPU, and the CPU multiplies in bfloat16."""
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    return not has_gpu and bool(set(_MULTIPLY) & set(detect_hardware().cpu_features))
 
 
 LAYER_KERNELS = (
