@@ -118,6 +118,39 @@ def window_hooks_see_the_last_batch(api: Api) -> Any:
     return after(model, history, ends)
 
 
+class Asker(keras.callbacks.Callback):
+    """Asks the model what it does on data of its own, some of which leave replicas without rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Any] = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        model, weights = self.model, np.linspace(0.5, 2, 7).astype("float32")
+        dataset = tf.data.Dataset.from_tensor_slices((X[:7], Y[:7], weights)).batch(3)
+        self.answers += [
+            float(model.optimizer.learning_rate),
+            int(model.optimizer.iterations),
+            model.evaluate(X[:7], Y[:7], batch_size=3, verbose=0),
+            model.evaluate(dataset, verbose=0, return_dict=True),
+            model.evaluate(X[:1], Y[:1], verbose=0),
+            model.test_on_batch(X[:7], Y[:7], weights),
+            model.predict(X[:7], verbose=0),
+            model.predict_on_batch(X[:7]),
+            model.layers[0].predict_on_batch(X[:7]),
+            model.fit(X[:7], Y[:7], batch_size=4, shuffle=False, verbose=0).history,
+        ]
+
+
+@same_as_keras("none", "mirrored_2")
+def questions_of_callbacks(api: Api) -> Any:
+    asker = Asker()
+    with api.scope():
+        model = keras.Sequential([compiled(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae"])
+    return after(model, api.fit(model, X, Y, epochs=2, callbacks=[asker], **OPTIONS), asker.answers)
+
+
 @same_as_keras()
 def lambda_callback(api: Api) -> Any:
     model, seen = api.reused(compiled), []

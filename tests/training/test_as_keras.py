@@ -13,9 +13,9 @@ import pytest
 
 HERE = Path(__file__).parent
 MODULES = ("callback_cases", "model_cases", "epoch_cases", "input_cases", "keras_callback_cases", "trace_cases")
-# Module -> cases that run without --all: hooks and early stopping.
+# Module -> cases that run without --all: hooks, early stopping and what callbacks ask of the model.
 QUICK = {
-    "callback_cases": ("batch_hooks", "stop_in_batch_hook"),
+    "callback_cases": ("batch_hooks", "stop_in_batch_hook", "questions_of_callbacks"),
 }
 pytestmark = pytest.mark.timeout(3600)  # the fixture runs all cases
 

@@ -130,6 +130,15 @@ def test_steps_past_the_engine_are_kerass_on_one_device_and_refused_on_several()
         fit(made(TrainsByItself, 2), X, Y)
 
 
+def test_a_step_that_a_callback_makes_by_itself_is_refused_on_several_replicas():
+    model = made(Scales, 2)
+    step = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: model.train_on_batch(X, Y))
+    with pytest.raises(
+        PlanError, match=r"A callback calls train_on_batch.*with 2 replicas\. Call model\.fit\(\.\.\.\)"
+    ):
+        fit(model, X, Y, callbacks=[step], verbose=0)
+
+
 def test_own_functions_for_steps_run_in_kerass_loop_or_are_refused():
     history = fit(made(OwnFunction, 0), X, Y, batch_size=8, verbose=0, shuffle=False).history
     assert history["rows"] == [5.0]

@@ -19,6 +19,15 @@ TOLERANCE = Tolerance(5e-4, 1e-4)
 INF, NAN = np.inf, np.nan
 
 
+def test_a_layer_in_16_bits_counts_wherever_it_is():
+    def nested(policy):
+        inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype=policy)])
+        return keras.Sequential([inner, keras.layers.Dense(1)])
+
+    wide, exact = (Tolerance.of_model(nested(policy)) for policy in ("mixed_bfloat16", "float32"))
+    assert wide.of_value > 10 * exact.of_value
+
+
 @pytest.mark.parametrize(
     ("before", "one", "many", "differs"),
     [

@@ -13,7 +13,15 @@ import keras
 from tfaccel.data.sources import whole_executions
 from tfaccel.errors import NonFiniteLossError
 from tfaccel.training.evaluate import evaluate, evaluate_source, run_evaluation
-from tfaccel.training.front import Source, call_own_method, make_source, methods_on_engine, needs_keras_loop, overrides
+from tfaccel.training.front import (
+    Source,
+    call_own_method,
+    callbacks_on_engine,
+    make_source,
+    methods_on_engine,
+    needs_keras_loop,
+    overrides,
+)
 from tfaccel.training.private import private_api, private_models
 from tfaccel.training.private.private_api import CACHED_EVALUATION
 from tfaccel.training.steps.engine import Engine
@@ -69,41 +77,42 @@ def run_epochs(
     model.stop_training = False
     separate_seeds(model, replicas)
     check_callbacks(container.callbacks, model, replicas)
-    drop_copies(model)
-    container.on_train_begin()
-    logs: dict[str, Any] = {}
-    last_logs: dict[str, Any] = {}  # training logs of the last epoch
-    first_step = span.first_step
-    for epoch in range(private_api.initial_epoch(model, span.initial_epoch), span.epochs):
-        if not first_step:
-            model.reset_metrics()
-            engine.left_out.begin_epoch()
-        container.on_epoch_begin(epoch)
-        steps = first_step, span.last_steps if epoch + 1 == span.epochs else None
-        try:
-            part: dict[str, Any] = {"epoch": epoch, "steps": steps, "last_logs": last_logs}
+    with callbacks_on_engine(model, check_rows=engine.checks.looks):
+        drop_copies(model)
+        container.on_train_begin()
+        logs: dict[str, Any] = {}
+        last_logs: dict[str, Any] = {}  # training logs of the last epoch
+        first_step = span.first_step
+        for epoch in range(private_api.initial_epoch(model, span.initial_epoch), span.epochs):
+            if not first_step:
+                model.reset_metrics()
+                engine.left_out.begin_epoch()
+            container.on_epoch_begin(epoch)
+            steps = first_step, span.last_steps if epoch + 1 == span.epochs else None
             try:
-                logs = last_logs = _run_epoch(engine, source, container, length, **part)
-            except NonFiniteLossError:
-                if validation is not None:
-                    validation.settle(container)  # the epoch before may have been the last one
-                raise
-            first_step = 0
-            align_seeds(model, replicas)
-            average_drifting(model, replicas)
-            if validation is not None and validation.is_due(epoch):
-                logs = {**logs, **validation.run(engine, container)}
-        except EpochNotNeeded as ended:
-            logs = ended.logs
-            break
-        container.on_epoch_end(epoch, logs)
-        if model.stop_training:
-            break
-    if isinstance(model.optimizer, keras.optimizers.Optimizer) and span.epochs > 0:
-        finalize_weights(model.optimizer, model.trainable_weights, replicas)
-    copy_absent_slots(model, replicas)
-    container.on_train_end(logs=logs)
-    return model.history
+                part: dict[str, Any] = {"epoch": epoch, "steps": steps, "last_logs": last_logs}
+                try:
+                    logs = last_logs = _run_epoch(engine, source, container, length, **part)
+                except NonFiniteLossError:
+                    if validation is not None:
+                        validation.settle(container)  # the epoch before may have been the last one
+                    raise
+                first_step = 0
+                align_seeds(model, replicas)
+                average_drifting(model, replicas)
+                if validation is not None and validation.is_due(epoch):
+                    logs = {**logs, **validation.run(engine, container)}
+            except EpochNotNeeded as ended:
+                logs = ended.logs
+                break
+            container.on_epoch_end(epoch, logs)
+            if model.stop_training:
+                break
+        if isinstance(model.optimizer, keras.optimizers.Optimizer) and span.epochs > 0:
+            finalize_weights(model.optimizer, model.trainable_weights, replicas)
+        copy_absent_slots(model, replicas)
+        container.on_train_end(logs=logs)
+        return model.history
 
 
 def _run_epoch(

@@ -7,12 +7,13 @@ becomes one of the engine's. A part of Keras's loop that a model replaces (`make
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import keras
@@ -30,7 +31,7 @@ from tfaccel.known_names import did_you_mean
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.private import private_api, private_tensorflow
 from tfaccel.training.private.private_api import changed_class
-from tfaccel.training.private.private_trainer import methods_in_place_of_keras
+from tfaccel.training.private.private_trainer import ON_BATCH, methods_in_place_of_keras
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.overrides import has_own, replaces
 from tfaccel.training.steps.replica_state import get_replicas
@@ -47,7 +48,6 @@ _FUNCTIONS = {
     "evaluate": ("make_test_function",),
     "predict": ("make_predict_function",),
 }
-_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 _OWN = "own"  # the parameter that holds what only a model's own method knows
 _on_engine: dict[str, Callable[..., Any]] = {}  # what runs in place of Keras's method, by name
 _reached: set[tuple[int, str]] = set()  # the models, by id, and the own methods of theirs that have reached the engine
@@ -188,14 +188,8 @@ def call_own_method(
     if _is_running(model, name):
         return methods[name](model, **arguments)
     several = Replicas(model.distribute_strategy).num_replicas > 1
-    refused = {one: _refusing(plain, name, one) for one in _ON_BATCH} if several else {}
-    base = type("EngineMethods", (keras.Model,), refused)
-    with (
-        changed_class(
-            model, type(plain.__name__, (plain, base), {"__module__": plain.__module__}) if several else plain
-        ),
-        methods_in_place_of_keras(model, methods),
-    ):
+    refused = {one: _refusing(f"{plain.__name__}.{name}", one, f"super().{name}") for one in ON_BATCH if several}
+    with methods_in_place_of_keras(model, methods | refused):
         result = getattr(model, name)(**arguments)
     reached = (id(model), name) in _reached
     _reached.discard((id(model), name))
@@ -221,15 +215,47 @@ def _is_running(model: keras.Model, name: str) -> bool:
     return False
 
 
-def _refusing(plain: type, name: str, method: str) -> Callable[..., Any]:
+def _refusing(caller: str, method: str, instead: str) -> Callable[..., Any]:
     def refuse(self: keras.Model, *_: Any, **__: Any) -> Any:
         raise PlanError(
-            f"{plain.__name__}.{name} calls {method}, which Keras cannot split over replicas. Received: a model with "
-            f"{Replicas(self.distribute_strategy).num_replicas} replicas. Call super().{name}(...) to run the steps, "
-            "or build the model outside of any strategy."
+            f"{caller} calls {method}, which Keras cannot split over replicas. Received: a model with "
+            f"{Replicas(self.distribute_strategy).num_replicas} replicas. Call {instead}(...) to run the steps, or "
+            "build the model outside of any strategy."
         )
 
     return refuse
+
+
+@contextlib.contextmanager
+def callbacks_on_engine(model: keras.Model, *, check_rows: bool) -> Iterator[None]:
+    """Within the block, the engine answers what callbacks call of a model, or of one in it, on several replicas.
+
+    Keras would repeat the rows of `predict_on_batch` on each replica, fail where a batch leaves one without rows, and
+    weigh the rows of a short batch otherwise.
+    """
+
+    def predict_on_batch(self: keras.Model, x: Any) -> Any:
+        return self.predict(x, batch_size=_num_rows(x), verbose=0)
+
+    def test_on_batch(self: keras.Model, x: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(("y", "sample_weight", "return_dict"), args, strict=False)) | kwargs
+        return self.evaluate(x, batch_size=_num_rows(x), verbose=0, **given)
+
+    methods = methods_on_engine("fit", {"check_rows": check_rows}) | {
+        "predict_on_batch": predict_on_batch,
+        "test_on_batch": test_on_batch,
+        "train_on_batch": _refusing("A callback", "train_on_batch", "model.fit"),
+    }
+    private_tensorflow.convert_to_numbers()
+    with contextlib.ExitStack() as stack:
+        for one in private_api.all_layers(model):
+            if isinstance(one, keras.Model) and Replicas(one.distribute_strategy).num_replicas > 1:
+                stack.enter_context(methods_in_place_of_keras(one, methods))
+        yield
+
+
+def _num_rows(x: Any) -> int:
+    return int(keras.tree.flatten(x)[0].shape[0])
 
 
 def needs_keras_loop(model: keras.Model, name: str) -> bool:

@@ -97,6 +97,16 @@ def keep_collectives_apart(strategy: tf.distribute.Strategy) -> None:
                 launcher._group_key = own
 
 
+def convert_to_numbers() -> None:
+    """Lets `int()` and `float()` take a distributed variable as any other: `float(model.optimizer.learning_rate)`."""
+    from tensorflow.python.distribute import values
+
+    kind = private_part(values, "DistributedVariable", package="tensorflow")
+    for name, convert in {"__int__": int, "__float__": float}.items():
+        if not hasattr(kind, name):
+            setattr(kind, name, lambda self, convert=convert: convert(self.numpy()))
+
+
 def without_recording() -> contextlib.AbstractContextManager[None]:
     """A context in which no `tf.GradientTape` records; the public way needs the tape."""
     from tensorflow.python.eager import record

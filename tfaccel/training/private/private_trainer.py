@@ -1,7 +1,8 @@
-"""Private parts of Keras's trainer: `fit`, `evaluate` and `predict` replaced.
+"""Private parts of Keras's trainer: `fit`, `evaluate`, `predict` and the methods for one batch, replaced.
 
-Keras decorates these methods with a function that calls what its closure holds. Changing that reaches every caller:
-`super()`, a method that was saved before, and the wrapper of a library that patches `keras.Model.fit`.
+Keras decorates the first three with a function that calls what its closure holds. Changing that reaches every caller:
+`super()`, a method that was saved before, and the wrapper of a library that patches `keras.Model.fit`. The others have
+no such closure: the class that defines them gets others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import keras
 from tfaccel.tested_versions import private_part
 
 METHODS = ("fit", "evaluate", "predict")
+ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 _lock = threading.Lock()
 _methods: dict[int, Mapping[str, Callable[..., Any]]] = {}  # by the id of the model that they stand in for
@@ -34,6 +36,9 @@ def methods_in_place_of_keras(model: keras.Model, methods: Mapping[str, Callable
                 cell = _get_cell(name)
                 _originals[name] = cell.cell_contents
                 cell.cell_contents = _dispatching(name, cell.cell_contents)
+            for name in ON_BATCH:
+                _originals[name] = getattr(keras.Model, name)
+                setattr(_owner(name), name, _dispatching(name, _originals[name]))
     try:
         yield
     finally:
@@ -43,8 +48,10 @@ def methods_in_place_of_keras(model: keras.Model, methods: Mapping[str, Callable
             else:
                 del _methods[id(model)]
             if not _methods:
-                for name, original in _originals.items():
-                    _get_cell(name).cell_contents = original
+                for name in METHODS:
+                    _get_cell(name).cell_contents = _originals[name]
+                for name in ON_BATCH:
+                    setattr(_owner(name), name, _originals[name])
                 _originals.clear()
 
 
@@ -53,6 +60,11 @@ def _dispatching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         return _methods.get(id(model), {}).get(name, original)(model, *args, **kwargs)
 
     return call
+
+
+def _owner(name: str) -> type:
+    """The class, of those that `keras.Model` inherits from, that defines a method."""
+    return next(kind for kind in keras.Model.__mro__ if name in vars(kind))
 
 
 def _get_cell(name: str) -> Any:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.training.private.private_api import all_layers
 from tfaccel.training.private.private_layers import loss_trackers
 from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.proof.detached_step import State
@@ -58,8 +59,8 @@ class Tolerance:
 
     @classmethod
     def of_model(cls, model: keras.Model) -> Tolerance:
-        """That of a model: wider in 16 bits, on a GPU, which may multiply in TF32, and under XLA."""
-        policies = {layer.dtype_policy.compute_dtype for layer in (model, *model.layers)}
+        """That of a model: wider if any layer computes in 16 bits, or on a GPU, which may multiply in TF32."""
+        policies = {layer.dtype_policy.compute_dtype for layer in all_layers(model)}
         if policies & {"float16", "bfloat16"}:
             return cls(0.1, 0.02, nothing=2e-2)
         if tf.config.list_logical_devices("GPU"):
