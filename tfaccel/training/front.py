@@ -228,11 +228,15 @@ def _refusing(caller: str, method: str, instead: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def callbacks_on_engine(model: keras.Model, *, check_rows: bool) -> Iterator[None]:
-    """Within the block, the engine answers what callbacks call of a model, or of one in it, on several replicas.
+    """Within the block, the engine answers what callbacks call of a model, or of others on its replicas.
 
     Keras would repeat the rows of `predict_on_batch` on each replica, fail where a batch leaves one without rows, and
     weigh the rows of a short batch otherwise.
     """
+
+    if Replicas(model.distribute_strategy).num_replicas == 1:
+        yield
+        return
 
     def predict_on_batch(self: keras.Model, x: Any) -> Any:
         return self.predict(x, batch_size=_num_rows(x), verbose=0)
@@ -247,10 +251,7 @@ def callbacks_on_engine(model: keras.Model, *, check_rows: bool) -> Iterator[Non
         "train_on_batch": _refusing("A callback", "train_on_batch", "model.fit"),
     }
     private_tensorflow.convert_to_numbers()
-    with contextlib.ExitStack() as stack:
-        for one in private_api.all_layers(model):
-            if isinstance(one, keras.Model) and Replicas(one.distribute_strategy).num_replicas > 1:
-                stack.enter_context(methods_in_place_of_keras(one, methods))
+    with methods_in_place_of_keras(model, methods), methods_in_place_of_keras(model.distribute_strategy, methods):
         yield
 
 

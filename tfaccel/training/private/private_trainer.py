@@ -21,16 +21,20 @@ METHODS = ("fit", "evaluate", "predict")
 ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 _lock = threading.Lock()
-_methods: dict[int, Mapping[str, Callable[..., Any]]] = {}  # by the id of the model that they stand in for
+_methods: dict[int, Mapping[str, Callable[..., Any]]] = {}  # by the id of the model or strategy that they are for
 _originals: dict[str, Any] = {}  # what the closures hold otherwise; empty unless there is such a model
 
 
 @contextlib.contextmanager
-def methods_in_place_of_keras(model: keras.Model, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within the block, Keras's methods, called for this model, call these; an empty mapping brings Keras's back."""
+def methods_in_place_of_keras(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within the block, Keras's methods call these for a model, or for the others of a strategy; {} ends that.
+
+    Args:
+        owner: the model, or the strategy.
+    """
     with _lock:
-        before = _methods.get(id(model))
-        _methods[id(model)] = methods
+        before = _methods.get(id(owner))
+        _methods[id(owner)] = methods
         if not _originals:
             for name in METHODS:
                 cell = _get_cell(name)
@@ -44,9 +48,9 @@ def methods_in_place_of_keras(model: keras.Model, methods: Mapping[str, Callable
     finally:
         with _lock:
             if before is not None:
-                _methods[id(model)] = before
+                _methods[id(owner)] = before
             else:
-                del _methods[id(model)]
+                del _methods[id(owner)]
             if not _methods:
                 for name in METHODS:
                     _get_cell(name).cell_contents = _originals[name]
@@ -57,7 +61,8 @@ def methods_in_place_of_keras(model: keras.Model, methods: Mapping[str, Callable
 
 def _dispatching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        return _methods.get(id(model), {}).get(name, original)(model, *args, **kwargs)
+        methods = _methods.get(id(model), _methods.get(id(model.distribute_strategy), {}))
+        return methods.get(name, original)(model, *args, **kwargs)
 
     return call
 
