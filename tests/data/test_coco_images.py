@@ -65,6 +65,14 @@ def test_boxes_drawn_on_the_stored_photo_stay_on_their_objects(tmp_path):
     assert brightness(read_coco(tmp_path, image_size=64))[0] > 240
 
 
+def test_of_16_bits_the_high_byte_is_taken(tmp_path):
+    write(tmp_path, 1, ".png", width=32, height=64)
+    for i in range(4):
+        shades = np.full((64, 32), 100 * 256 + 77, np.uint16)
+        Image.fromarray(shades).save(tmp_path / f"{i}.png")
+    assert brightness(read_coco(tmp_path, image_size=64))[0] == pytest.approx(100, abs=1)
+
+
 @pytest.mark.parametrize(("orientation", "said"), [(3, {"width": 32, "height": 64}), (6, {}), (6, {"width": 0})])
 def test_an_orientation_that_the_size_does_not_explain_is_refused(tmp_path, orientation, said):
     write(tmp_path, orientation, **said)

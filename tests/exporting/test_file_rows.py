@@ -4,6 +4,7 @@ import gzip
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tfaccel.errors import DataError
@@ -51,3 +52,11 @@ def test_files_of_a_folder_have_the_encoding_that_is_given(tmp_path, monkeypatch
     assert read == {str(tmp_path / "a.txt"): "日本".encode()}
     assert "line 1 holds a zero byte" in unreadable[str(tmp_path / "b.txt")]
     assert "holds no text" in unreadable[str(tmp_path / "c.txt")]
+
+
+def test_an_image_file_for_a_model_of_arrays_says_how_to_describe_images(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+    inputs = {"pixels": np.zeros((1, 8, 8, 3), np.float32)}
+    text = r"For image files, train with a description of them: raw_input=tfaccel\.options\.ImageInput.*image_size=8"
+    with pytest.raises(DataError, match=text):
+        read_rows(tmp_path / "a.png", inputs, None)

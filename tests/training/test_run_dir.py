@@ -455,12 +455,14 @@ def test_files_have_the_modes_that_the_umask_says(tmp_path, run_python):
 import os, pathlib
 os.umask(0o077)
 from tfaccel.exporting.export import export_folder
-from tfaccel.files import write_text
+from tfaccel.files import whole_file, write_text
 from tfaccel.training.run.run_dir import RunDir
 folder = pathlib.Path({str(tmp_path)!r})
 run = RunDir(folder / "run", {CONFIG!r})
 run.start({{}})
 run.add_row({{"epoch": 0}})
+with whole_file(run.model_file) as temporary:
+    temporary.write_bytes(b"")
 run.close()
 with export_folder(folder / "out") as unfinished:
     write_text(unfinished / "a.txt", "a")
@@ -470,5 +472,5 @@ write_text(folder / "b.txt", "b")
     )
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
     assert modes.pop("b.txt") == 0o644
-    assert {"config.json", "plan.json", "metrics.jsonl", "out", "a.txt", "checkpoints"} <= set(modes)
+    assert {"config.json", "plan.json", "metrics.jsonl", "model.keras", "out", "a.txt", "checkpoints"} <= set(modes)
     assert {name: mode for name, mode in modes.items() if mode & 0o077} == {}

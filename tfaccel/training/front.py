@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import logging
 import secrets
@@ -245,6 +246,7 @@ def callbacks_on_engine(model: keras.Model, *, check_rows: bool) -> Iterator[Non
         given = dict(zip(("y", "sample_weight", "return_dict"), args, strict=False)) | kwargs
         return self.evaluate(x, batch_size=_num_rows(x), verbose=0, **given)
 
+    importlib.import_module("tfaccel.training.fit")  # `train` alone does not load it
     methods = methods_on_engine("fit", {"check_rows": check_rows}) | {
         "predict_on_batch": predict_on_batch,
         "test_on_batch": test_on_batch,
