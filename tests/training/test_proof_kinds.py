@@ -10,6 +10,7 @@ from replica_models import scope_of
 
 from tfaccel.benchmarks.compilation_suite import six_convolutions
 from tfaccel.errors import CoupledRowsError
+from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 from tfaccel.training.proof.differences import Tolerance, difference, is_noise, without_multiple
 
@@ -443,3 +444,16 @@ def test_what_other_kernels_round_is_not_refused(caplog):
         model = six_convolutions()
     fit(model, images, np.arange(16) % 10, batch_size=16, verbose=0)
     assert "training: 2 replicas = 1 device" in caplog.text
+
+
+def test_training_goes_on_after_a_call_whose_data_did_not_fit():
+    with scope_of(2):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    with pytest.raises(ValueError, match="expected axis -1 of input shape to have value 3"):
+        fit(model, x[:, :2], y, verbose=0)
+    assert fit(model, x, y, verbose=0).history["loss"]
+    with pytest.raises(ValueError, match="expected axis -1 of input shape to have value 3"):
+        evaluate(model, x[:, :2], y, verbose=0)
+    assert np.isfinite(evaluate(model, x, y, verbose=0))
