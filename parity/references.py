@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -77,8 +77,7 @@ def tolerance_over_roundings(case: ParityCase) -> float:
     return 2 * max(distances)
 
 
-@contextlib.contextmanager
-def _dense_by_shares(num_shares: int) -> Iterator[None]:
+def _dense_by_shares(num_shares: int) -> contextlib.AbstractContextManager[None]:
     """Within the block, `Dense` layers process the shares of a batch apart, so that the gradient of each is rounded."""
     call = keras.layers.Dense.call
 
@@ -87,8 +86,7 @@ def _dense_by_shares(num_shares: int) -> Iterator[None]:
         parts = [call(self, inputs[first:last], training) for first, last in itertools.pairwise(bounds)]
         return tf.concat(parts, axis=0)
 
-    with patched(keras.layers.Dense, call=by_shares):
-        yield
+    return patched(keras.layers.Dense, call=by_shares)
 
 
 def _round_gradients_otherwise(optimizer: keras.optimizers.Optimizer, dtype: str, seed: int) -> None:

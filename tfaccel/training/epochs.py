@@ -77,7 +77,7 @@ def run_epochs(
     model.stop_training = False
     separate_seeds(model, replicas)
     check_callbacks(container.callbacks, model, replicas)
-    with callbacks_on_engine(model, check_rows=engine.checks.looks):
+    with callbacks_on_engine(model, replicas, check_rows=engine.checks.looks):
         drop_copies(model)
         container.on_train_begin()
         logs: dict[str, Any] = {}

@@ -31,7 +31,6 @@ from tfaccel.errors import DataError, PlanError, WorkloadError
 from tfaccel.known_names import did_you_mean
 from tfaccel.planning.plan import plan_field_names
 from tfaccel.training.private import private_api, private_tensorflow
-from tfaccel.training.private.private_api import changed_class
 from tfaccel.training.private.private_trainer import ON_BATCH, methods_in_place_of_keras
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.overrides import has_own, replaces
@@ -180,7 +179,7 @@ def call_own_method(
     def noted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
             _reached.add((id(self), name))
-            with changed_class(self, plain), methods_in_place_of_keras(self, {}):
+            with methods_in_place_of_keras(self, {}):
                 return method(self, *args, **kwargs)
 
         return call
@@ -228,23 +227,24 @@ def _refusing(caller: str, method: str, instead: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def callbacks_on_engine(model: keras.Model, *, check_rows: bool) -> Iterator[None]:
+def callbacks_on_engine(model: keras.Model, replicas: Replicas, *, check_rows: bool) -> Iterator[None]:
     """Within the block, the engine answers what callbacks call of a model, or of others on its replicas.
 
     Keras would repeat the rows of `predict_on_batch` on each replica, fail where a batch leaves one without rows, and
     weigh the rows of a short batch otherwise.
     """
-
-    if Replicas(model.distribute_strategy).num_replicas == 1:
+    if replicas.num_replicas == 1:
         yield
         return
 
     def predict_on_batch(self: keras.Model, x: Any) -> Any:
         return self.predict(x, batch_size=_num_rows(x), verbose=0)
 
-    def test_on_batch(self: keras.Model, x: Any, *args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(("y", "sample_weight", "return_dict"), args, strict=False)) | kwargs
-        return self.evaluate(x, batch_size=_num_rows(x), verbose=0, **given)
+    def test_on_batch(
+        self: keras.Model, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        given: dict[str, Any] = {"sample_weight": sample_weight, "return_dict": return_dict}
+        return self.evaluate(x, y, batch_size=_num_rows(x), verbose=0, **given)
 
     importlib.import_module("tfaccel.training.fit")  # `train` alone does not load it
     methods = methods_on_engine("fit", {"check_rows": check_rows}) | {
@@ -253,7 +253,7 @@ def callbacks_on_engine(model: keras.Model, *, check_rows: bool) -> Iterator[Non
         "train_on_batch": _refusing("A callback", "train_on_batch", "model.fit"),
     }
     private_tensorflow.convert_to_numbers()
-    with methods_in_place_of_keras(model, methods), methods_in_place_of_keras(model.distribute_strategy, methods):
+    with methods_in_place_of_keras(model, methods), methods_in_place_of_keras(replicas.strategy, methods):
         yield
 
 

@@ -22,27 +22,24 @@ ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 
 _lock = threading.Lock()
 _methods: dict[int, Mapping[str, Callable[..., Any]]] = {}  # by the id of the model or strategy that they are for
-_originals: dict[str, Any] = {}  # what the closures hold otherwise; empty unless there is such a model
+_originals: dict[str, Any] = {}  # Keras's methods, by name, while others stand for them
 
 
 @contextlib.contextmanager
 def methods_in_place_of_keras(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within the block, Keras's methods call these for a model, or for the others of a strategy; {} ends that.
+    """Within the block, these methods stand for Keras's of a model, or of a strategy's models without their own.
 
     Args:
         owner: the model, or the strategy.
+        methods: by name; Keras's own run for names that are not there.
     """
     with _lock:
         before = _methods.get(id(owner))
         _methods[id(owner)] = methods
         if not _originals:
-            for name in METHODS:
-                cell = _get_cell(name)
-                _originals[name] = cell.cell_contents
-                cell.cell_contents = _dispatching(name, cell.cell_contents)
-            for name in ON_BATCH:
-                _originals[name] = getattr(keras.Model, name)
-                setattr(_owner(name), name, _dispatching(name, _originals[name]))
+            for name in (*METHODS, *ON_BATCH):
+                _originals[name] = _get_cell(name).cell_contents if name in METHODS else getattr(keras.Model, name)
+                _replace(name, _dispatching(name, _originals[name]))
     try:
         yield
     finally:
@@ -52,10 +49,8 @@ def methods_in_place_of_keras(owner: Any, methods: Mapping[str, Callable[..., An
             else:
                 del _methods[id(owner)]
             if not _methods:
-                for name in METHODS:
-                    _get_cell(name).cell_contents = _originals[name]
-                for name in ON_BATCH:
-                    setattr(_owner(name), name, _originals[name])
+                for name, original in _originals.items():
+                    _replace(name, original)
                 _originals.clear()
 
 
@@ -67,9 +62,11 @@ def _dispatching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _owner(name: str) -> type:
-    """The class, of those that `keras.Model` inherits from, that defines a method."""
-    return next(kind for kind in keras.Model.__mro__ if name in vars(kind))
+def _replace(name: str, method: Callable[..., Any]) -> None:
+    if name in METHODS:
+        _get_cell(name).cell_contents = method
+    else:
+        setattr(next(kind for kind in keras.Model.__mro__ if name in vars(kind)), name, method)
 
 
 def _get_cell(name: str) -> Any:

@@ -270,7 +270,7 @@ class StepChecks:
     def _step_for(self, kind: str, feed: Feed, data: Any) -> StepProof | None:
         """The step to compare on a batch, traced for the first one and for other shapes; None if it is not compared."""
         known = self._steps.get(kind)
-        if known is None or known[0] is not self._function(kind) or kind not in self.proofs:  # that one has failed
+        if known is None or known[0] is not self._function(kind) or kind not in self.proofs:  # its step has raised
             self.proofs.pop(kind, None)
             made = StepProof(self._engine, kind, data, feed.spec)
             self._steps[kind] = known = self._function(kind), made
