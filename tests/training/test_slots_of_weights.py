@@ -1,4 +1,4 @@
-"""Optimizers whose slots begin as copies of the weights: the same training with and without a strategy."""
+"""Optimizers that must be built before the first step is traced: the same training with and without a strategy."""
 
 import keras
 import pytest
@@ -24,10 +24,19 @@ class PulledBack(keras.optimizers.SGD):
         super().update_step(gradient + 0.5 * (variable - first), variable, learning_rate)
 
 
+class BuiltByFirstStep(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+
 def trained(optimizer, num_replicas, *, is_lazy=False, by=fit):
     keras.utils.set_random_seed(0)
     with scope_of(num_replicas):
-        model = keras.Sequential([*([] if is_lazy else [keras.Input((6,))]), keras.layers.Dense(1)])
+        model = BuiltByFirstStep() if is_lazy else keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile(optimizer(), "mse")
     if by is not fit:
         model.optimizer.build(model.trainable_variables)
@@ -40,11 +49,12 @@ def trained(optimizer, num_replicas, *, is_lazy=False, by=fit):
     [
         lambda: keras.optimizers.ScheduleFreeAdamW(0.1),
         lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.ScheduleFreeAdamW(0.1), initial_scale=8.0),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
         lambda: PulledBack(0.05),
     ],
-    ids=["schedule-free", "with a loss scale", "custom"],
+    ids=["schedule-free", "with a loss scale", "a loss scale alone", "custom"],
 )
-def test_slots_begin_as_the_weights_under_every_strategy(optimizer):
+def test_optimizers_are_built_with_the_weights_under_every_strategy(optimizer):
     wanted = trained(optimizer, 0, by=keras.Model.fit)
     for num_replicas in (0, 1, 2):
         assert_equal(trained(optimizer, num_replicas), wanted)

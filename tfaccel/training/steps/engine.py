@@ -34,7 +34,7 @@ from tfaccel.training.steps.embeddings import host_lookups, prepare_tables, row_
 from tfaccel.training.steps.gradient_update import GradientUpdate, UpdateInStep
 from tfaccel.training.steps.gradients import densify, summed_rows
 from tfaccel.training.steps.left_out import LeftOutCount
-from tfaccel.training.steps.loss_scaling import refuse_loss_scale
+from tfaccel.training.steps.loss_scaling import has_loss_scale, refuse_loss_scale
 from tfaccel.training.steps.marked_layers import layers_marked
 from tfaccel.training.steps.model_parts import has_slots_of_weights
 from tfaccel.training.steps.one_replica import OneReplica
@@ -354,6 +354,8 @@ def build_before_steps(
     """Creates a model's variables unless, as in Keras, the first step may do so while it is traced."""
     usual = (options.embedding_updates, options.optimizer_state, options.optimizer_slots_dtype, options.pipeline_stages)
     needed = usual != ("keras", "replicated", "float32", 1) or options.leaves_out or has_slots_of_weights(model)
+    scales = kind == "train" and has_loss_scale(model.optimizer)  # by a scale that must be built before the loss
+    needed |= scales and not all(layer.built for layer in private_api.all_layers(model))
     if always or needed or is_distributed(model.distribute_strategy):
         private_models.build_model(model, batch_spec, kind)
 
@@ -366,9 +368,8 @@ def _compiled_parts(model: keras.Model) -> tuple[Any, Any]:
 def get_engine(model: keras.Model, options: EngineOptions | None = None) -> Engine:
     """The engine of a compiled model; recreated after `compile` and for different options (None: any)."""
     tracker = private_api.loss_tracker(model)
-    known = vars(model).get(_ENGINE)
+    known: tuple[Any, Engine] | None = vars(model).get(_ENGINE)
     if known is None or known[0] is not tracker or options not in (None, known[1].options):
         known = (tracker, Engine(model, options or EngineOptions()))
         vars(model)[_ENGINE] = known  # freed together with the model; bypasses Keras's attribute tracking
-    engine: Engine = known[1]
-    return engine
+    return known[1]

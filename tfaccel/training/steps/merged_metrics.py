@@ -7,6 +7,7 @@ is updated on every replica with the rows of the whole global batch (`GATHERED`)
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -204,10 +205,8 @@ def states_used(model: keras.Model) -> dict[int, tf.Tensor]:
 def concrete_function(function: Any, *specs: Any) -> Any:
     """Traces a function of steps: again where that turns out to be needed."""
     while True:
-        try:
+        with contextlib.suppress(TraceAgain):
             return function.get_concrete_function(*specs)
-        except TraceAgain:
-            continue
 
 
 def _is_used(result: Any, returned: set[int]) -> bool:
