@@ -54,6 +54,16 @@ def compiled(learning_rate=0.1, width=4):
     return model
 
 
+def build_with_batch_normalization(hp):
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    model.compile(keras.optimizers.SGD(hp.Choice("learning_rate", [0.05, 0.1])), "mse")
+    return model
+
+
 def build(hp):
     """Compiled models of several widths."""
     return compiled(hp.Float("learning_rate", 1e-3, 0.3, sampling="log"), hp.Int("width", 2, 16))

@@ -187,6 +187,21 @@ def test_trials_are_built_under_the_strategy_of_the_plan(tmp_path):
 
 
 @pytest.mark.slow
+def test_trials_on_two_replicas_score_as_on_one_device(tmp_path):
+    def scores(devices, **plan_fields):
+        run_dir = tmp_path / f"{devices} {plan_fields}"
+        space, fields = search_cases.build_with_batch_normalization, {**FLOAT32, **plan_fields}
+        options = {"algorithm": "grid", "devices": devices, "plan_fields": fields}
+        result = search(search_cases.workload, space, run_dir=run_dir, objective="val_loss", **options)
+        return [row.score for row in result.rows]
+
+    one_device = scores(1)
+    assert len(one_device) == 2
+    assert scores(2, synchronize_batch_norm=True) == pytest.approx(one_device, rel=1e-5)
+    assert scores(2, synchronize_batch_norm=False) != pytest.approx(one_device, rel=1e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("space", "options", "message"),
     [
