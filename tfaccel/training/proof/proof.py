@@ -72,7 +72,7 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     if {"train": has_own_train_step, "test": has_own_test_step}[kind](model):
         if kind == "test" or (logs and len(logs) == len(proof.differing)):
             log = logs[0] if logs else proof.differing[0]
-            return f"Log {log!r} of {step} is not a mean over the rows of the batch: return a metric's result"
+            return f"Log {log!r} of {step} is neither a metric's result nor a mean over the rows of the batch"
         return f"The gradients that {step} applies are not means over the rows of the batch"
     if not keeps_methods(model, keras.Model, "compute_loss"):
         return f"{type(model).__name__}.compute_loss is not a mean over the rows of the batch"
