@@ -268,6 +268,48 @@ def test_state_of_own_rows_is_refused(make, name):
         fitted(make)
 
 
+class AdaptsToItsRows(OwnModel):
+    """Its rate is 0 where the mean over a batch's rows is not positive, whatever that over a replica's rows is."""
+
+    def keep(self):
+        self.rate = self.add_weight(shape=(), initializer="zeros", trainable=False, name="rate")
+
+    def after(self, x):
+        self.rate.assign(tf.nn.relu(self.rate + tf.reduce_mean(x)))
+
+
+class AdaptsAVariable(AdaptsToItsRows):
+    def keep(self):
+        self.rate = tf.Variable(0.0, trainable=False)
+
+
+@pytest.mark.parametrize(("make", "name"), [(AdaptsToItsRows, "rate"), (AdaptsAVariable, "Variable")])
+@pytest.mark.parametrize("watched", [True, False])
+def test_state_of_own_rows_is_refused_that_steps_between_those_compared_tell_apart(make, name, watched):
+    x = np.zeros((160, 4), "float32")
+    batch = x[2 * 8 :] if watched else x[18 * 8 :]  # neither is compared, and of the second epoch no later one is
+    batch[:1], batch[1:8] = 5.0, -1.0
+    was = make.after
+
+    class InSecondEpoch(make):
+        def keep(self):
+            super().keep()
+            self.begun = keras.Variable(float(watched), trainable=False)
+
+        def after(self, x):
+            was(self, self.begun * x)
+
+    with scope_of(2):
+        model = InSecondEpoch()
+        model(x[:1])
+    begin = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: model.begun.assign(float(watched or epoch))
+    )
+    watch = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)] * watched
+    with pytest.raises(CoupledRowsError, match=rf"(^|/){name} is assigned .* hold values of it that differ"):
+        fit(model, x, x[:, :3], batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[begin, *watch])
+
+
 class Codebook(keras.layers.Layer):
     """Its codes are weights that are trained, but get no gradient."""
 

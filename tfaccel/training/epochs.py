@@ -27,7 +27,7 @@ from tfaccel.training.private.private_api import CACHED_EVALUATION
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.placed_slots import finalize_weights
-from tfaccel.training.steps.replica_state import align_seeds, average_drifting, separate_seeds
+from tfaccel.training.steps.replica_state import align_seeds, separate_seeds
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import check_callbacks, copy_absent_slots, drop_copies
 from tfaccel.training.steps.windows import WindowLength, epoch_windows
@@ -99,7 +99,7 @@ def run_epochs(
                     raise
                 first_step = 0
                 align_seeds(model, replicas)
-                average_drifting(model, replicas)
+                engine.checks.average_statistics()
                 if validation is not None and validation.is_due(epoch):
                     logs = {**logs, **validation.run(engine, container)}
             except EpochNotNeeded as ended:
@@ -150,7 +150,7 @@ def _run_epoch(
         elif engine.options.leaves_out:
             engine.left_out.add(epoch, window, list(result.left_out))
         if length.watched:
-            average_drifting(engine.model, engine.replicas)
+            engine.checks.average_statistics()
         container.on_train_batch_end(whole_executions(done, source.steps_per_execution) - 1, logs)
         if engine.model.stop_training:
             break

@@ -370,14 +370,14 @@ def _named(node: Any) -> str:
     return f"{node.op} of {place}" if place else str(node.op)
 
 
-def outside_variables(graph: Any, saved: Iterable[tf.Variable]) -> list[tf.Variable]:
-    """The other variables that a graph reads, and does not write to, in the order in which it does."""
-    return [variable for variable, writes in _other_variables(graph, saved) if not writes]
+def outside_variables(graph: Any, saved: Iterable[tf.Variable], *, written: bool = False) -> list[tf.Variable]:
+    """The other variables that a graph reads, and does not write to, or those that it writes to, in its order."""
+    return [variable for variable, writes in _other_variables(graph, saved) if writes == written]
 
 
 def _changed_variables(graph: Any, saved: Iterable[tf.Variable]) -> Iterator[str]:
     """The names of the other variables that a graph writes to."""
-    return (variable.name.removesuffix(":0") for variable, writes in _other_variables(graph, saved) if writes)
+    return (variable.name.removesuffix(":0") for variable in outside_variables(graph, saved, written=True))
 
 
 def _other_variables(graph: Any, saved: Iterable[tf.Variable]) -> Iterator[tuple[tf.Variable, bool]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfaccel.training.private.private_api import all_layers
 from tfaccel.training.private.private_layers import loss_trackers
 from tfaccel.training.private.private_slots import get_every_slot
-from tfaccel.training.proof.detached_step import State
+from tfaccel.training.proof.detached_step import State, get_value
 from tfaccel.training.steps.merged_metrics import (
     GATHERED,
     get_result,
@@ -37,6 +37,7 @@ _SMALLEST_OF_SLICES = 1e-7  # of the largest step: squares of gradients that may
 _MAX_OF_SLICES = 1e-3  # where numbers are rounded more, small gradients tell nothing
 
 _ROUNDING = 1e-6  # of what a metric has added up so far
+_MAX_APART = 1e-3  # of its size, what a replica assigns to a variable from what it has in common with the others
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,31 @@ class Tolerance:
         size = max(float(np.abs(one).max(initial=0.0)), 1e-3)
         distance = float(np.abs(many - one).max(initial=0.0)) / size
         return distance > self.of_value, distance
+
+
+def unequal_copies(weights: Sequence[keras.Variable], others: Iterable[tf.Variable], replicas: Replicas) -> list[str]:
+    """The names of variables of which replicas hold values that differ by more than rounding.
+
+    Args:
+        weights: some of the model's.
+        others: what replicas hold of variables that Keras does not know.
+        replicas: the replicas.
+    """
+    by_name: dict[str, dict[str, list[tf.Variable]]] = {}
+    for one in others:
+        name, _, replica = one.name.partition(":")[0].partition("/replica_")
+        by_name.setdefault(name, {}).setdefault(replica, []).append(one)  # several may have one name
+    copies = [(name, ones) for name, found in by_name.items() for ones in zip(*found.values(), strict=False)]
+    locally = [replicas.components(weights, i) for i in range(len(replicas.devices))]
+    copies += [(one.path, ones) for one, ones in zip(weights, zip(*locally, strict=True), strict=True)]
+    numeric = [(name, ones) for name, ones in copies if ones[0].dtype.is_floating or ones[0].dtype.is_integer]
+    values = [np.stack([np.asarray(get_value(one), np.float64) for one in ones]) for _, ones in numeric]
+    totals = replicas.sum_arrays_over_workers([local.sum(axis=0) for local in values])
+    means = [total / (len(local) * replicas.num_workers) for local, total in zip(values, totals, strict=True)]
+    sizes = [_MAX_APART * np.abs(mean).max(initial=0.0) for mean in means]
+    apart = [np.abs(v - mean).max(initial=0.0) > size for v, mean, size in zip(values, means, sizes, strict=True)]
+    counts = replicas.sum_over_workers([int(one) for one in apart])
+    return [name for (name, _), count in zip(numeric, counts, strict=True) if count]
 
 
 def slots_of_slices(own_rows: Iterable[tuple[Any, keras.Variable]]) -> set[str]:

@@ -60,6 +60,15 @@ def make_refusal(engine: Engine, kind: str, data: Any, proof: Proof) -> str:
     )
 
 
+def make_refusal_of_copies(names: Sequence[str], proof: Proof) -> str:
+    """The message for variables of which each replica has made a value of its own."""
+    return (
+        f"{names[0]} is assigned a value that depends on the rows of the batch, so {proof.num_replicas} replicas, each "
+        f"of which sees only its own rows of the batch, hold values of it that differ. This shows only now: in none of "
+        f"the {proof.num_steps} steps that were compared with one device's did it matter. {_ADVICE}"
+    )
+
+
 def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
     """What of a step whose layers process each row alone."""
     step = f"{type(model).__name__}.{kind}_step"

@@ -21,8 +21,9 @@ import tensorflow as tf
 from tfaccel.data.feeds import Feed, IteratorFeed
 from tfaccel.errors import CoupledRowsError, PlanError
 from tfaccel.training.private.private_slots import get_every_slot
-from tfaccel.training.proof.one_device import get_num_rows, get_specs, rows_of_share
-from tfaccel.training.proof.proof import Proof, make_refusal
+from tfaccel.training.proof.differences import unequal_copies
+from tfaccel.training.proof.one_device import get_num_rows, get_specs, normalizing_layers, rows_of_share
+from tfaccel.training.proof.proof import Proof, make_refusal, make_refusal_of_copies
 from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gather_rows import LOSS_GATHERED, can_gather, has_own_loss
 from tfaccel.training.steps.global_batch import VALUES_KEPT
@@ -35,6 +36,7 @@ from tfaccel.training.steps.model_parts import (
     moved_by_gradients,
 )
 from tfaccel.training.steps.overrides import instance_attributes, keeps_methods
+from tfaccel.training.steps.replica_state import average_drifting, drifting_variables, is_seed
 from tfaccel.training.steps.step_errors import numbers_of_rows, uneven_rows
 from tfaccel.training.steps.step_graphs import WindowResult
 
@@ -56,6 +58,7 @@ _MAX_SHAPES = 3  # of batches that one trace does not take, which are traced as 
 _FEW_STEPS = 8  # of an epoch, which are all compared in the first one
 _FIRST_STEPS = 16  # of an epoch of unknown length, from which its step is drawn
 _MAX_DOUBLINGS = 20
+_OF_GENERATOR = "StateVar"  # the state of a `tf.random.Generator`, which differs between replicas intentionally
 
 
 class StepChecks:
@@ -124,6 +127,22 @@ class StepChecks:
     def _function(self, kind: str) -> Any:
         """The function of Keras that stands for the step as compiled; another one after a change of the model."""
         return getattr(self._engine.model, f"{kind}_function", None)
+
+    def average_statistics(self) -> None:
+        """Averages moving statistics over the replicas, after a look at all variables that must be equal on them.
+
+        Raises:
+            CoupledRowsError: if one is not, whatever the steps that were compared have shown. The model stays as it is.
+        """
+        model, replicas = self._engine.model, self._engine.replicas
+        if self._are_needed and "train" in self.proofs:
+            planned = {id(weight) for layer in normalizing_layers(model)[0] for weight in layer.weights}
+            whole = [one for one in model.non_trainable_weights if "int" in one.dtype and not is_seed(one)]
+            weights = [one for one in (*drifting_variables(model), *whole) if id(one) not in planned]
+            others = [one for one in self._engine.outside_variables(written=True) if _OF_GENERATOR not in one.name]
+            if names := unequal_copies(weights, others, replicas):
+                raise CoupledRowsError(make_refusal_of_copies(names, self.proofs["train"]))
+        average_drifting(model, replicas)
 
     # --- Running them -------------------------------------------------------------------------------------------------
 

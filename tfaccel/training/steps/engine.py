@@ -183,15 +183,16 @@ class Engine:
         are_places_of_keras = places == ("keras", "device", "replicated") and self.stages is None
         return are_places_of_keras and options.optimizer_slots_dtype == FLOAT32
 
-    def outside_variables(self, batch_spec: Any = None, *, kind: str = "train") -> list[tf.Variable]:
-        """The variables that steps of a kind read and that belong to no part of the model.
+    def outside_variables(self, spec: Any = None, *, kind: str = "train", written: bool = False) -> list[tf.Variable]:
+        """The variables that steps of a kind read, or write to, and that belong to no part of the model.
 
         Args:
-            batch_spec: traces a step on a batch of these specs, before the first one; None takes the traced steps.
+            spec: traces a step on a batch of these specs, before the first one; None takes the traced steps.
+            written: those that the traced steps write to, not the others.
         """
-        if batch_spec is not None:
-            return self._kind(kind).get_outside_variables(batch_spec)
-        return self._kinds[kind].outside_variables() if kind in self._kinds else []
+        if spec is not None:
+            return self._kind(kind).get_outside_variables(spec)
+        return self._kinds[kind].outside_variables(written=written) if kind in self._kinds else []
 
     def contexts(
         self, *, trains: bool, on_one_device: bool = False

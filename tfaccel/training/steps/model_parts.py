@@ -56,11 +56,8 @@ def has_slots_of_weights(model: keras.Model) -> bool:
     Of Keras's optimizers only `ScheduleFreeAdamW` does; the others begin with constants.
     """
     parts = [part for one in get_optimizers(model).values() if not one.built for part in stepping_optimizers(one)]
-    return any(
-        isinstance(part, keras.optimizers.ScheduleFreeAdamW)
-        or type(part).build.__module__.partition(".")[0] not in ("keras", "tfaccel")
-        for part in parts
-    )
+    own = [part for part in parts if type(part).build.__module__.partition(".")[0] not in ("keras", "tfaccel")]
+    return bool(own) or any(isinstance(part, keras.optimizers.ScheduleFreeAdamW) for part in parts)
 
 
 def followers_of_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

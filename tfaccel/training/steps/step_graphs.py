@@ -154,10 +154,11 @@ class StepGraphs:
             self._unsaved[function] = unsaved_state(self._graphs[function], self._saved(), what=what)
         return self._unsaved[function]
 
-    def outside_variables(self) -> list[tf.Variable]:
-        """The variables that the graphs read and that belong to no part of the model."""
+    def outside_variables(self, *, written: bool = False) -> list[tf.Variable]:
+        """The variables that the graphs read, or write to, and that belong to no part of the model."""
         saved = self._saved() if self._graphs else None
-        found = [] if saved is None else [one for g in self._graphs.values() for one in outside_variables(g, saved)]
+        graphs = () if saved is None else self._graphs.values()
+        found = [one for graph in graphs for one in outside_variables(graph, saved or (), written=written)]
         return list({id(one): one for one in found}.values())
 
     def get_outside_variables(self, batch_spec: Any) -> list[tf.Variable]:
