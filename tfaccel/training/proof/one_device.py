@@ -317,6 +317,13 @@ def draws(layer: keras.layers.Layer) -> bool:
     return draws and "training" in inspect.signature(layer.call).parameters
 
 
+def weights_of_each_replica(model: keras.Model) -> list[keras.Variable]:
+    """What replicas hold values of their own of: moving statistics, as planned, and weights of layers that draw."""
+    layers = [one for one in private_api.all_layers(model) if not isinstance(one, keras.Model)]
+    drawing = [one for one in layers if any(map(draws, private_api.all_layers(one)))]
+    return [weight for layer in (*normalizing_layers(model)[0], *drawing) for weight in layer.weights]
+
+
 def in_inference_mode(layers: Iterable[keras.layers.Layer]) -> contextlib.AbstractContextManager[None]:
     """Within the block, these layers run in inference mode, whatever mode they are called in."""
     return attributes_of_each((layer, {"call": _inference_call(layer)}) for layer in layers)

@@ -22,7 +22,7 @@ from tfaccel.data.feeds import Feed, IteratorFeed
 from tfaccel.errors import CoupledRowsError, PlanError
 from tfaccel.training.private.private_slots import get_every_slot
 from tfaccel.training.proof.differences import unequal_copies
-from tfaccel.training.proof.one_device import get_num_rows, get_specs, normalizing_layers, rows_of_share
+from tfaccel.training.proof.one_device import get_num_rows, get_specs, rows_of_share, weights_of_each_replica
 from tfaccel.training.proof.proof import Proof, make_refusal, make_refusal_of_copies
 from tfaccel.training.proof.step_proof import StepProof
 from tfaccel.training.steps.gather_rows import LOSS_GATHERED, can_gather, has_own_loss
@@ -136,7 +136,7 @@ class StepChecks:
         """
         model, replicas = self._engine.model, self._engine.replicas
         if self._are_needed and "train" in self.proofs:
-            planned = {id(weight) for layer in normalizing_layers(model)[0] for weight in layer.weights}
+            planned = set(map(id, weights_of_each_replica(model)))
             whole = [one for one in model.non_trainable_weights if "int" in one.dtype and not is_seed(one)]
             weights = [one for one in (*drifting_variables(model), *whole) if id(one) not in planned]
             others = [one for one in self._engine.outside_variables(written=True) if _OF_GENERATOR not in one.name]
