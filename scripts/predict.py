@@ -63,6 +63,8 @@ def _main(values: flags.FlagValues) -> int:
     if not Path(values.input).exists():
         raise DataError(f"There is no file or folder {values.input} (--input).")
     place, output = chosen_place(values), Path(values.output)
+    if output.resolve() == Path(values.input).resolve():
+        raise DataError(f"The output would replace the input. Received: {output} (--input and --output).")
     quiet_tensorflow()
     from tfaccel.exporting.file_rows import read_rows
     from tfaccel.exporting.predict_files import check_output, predict_files

@@ -91,6 +91,8 @@ def transparent_webp():
 def test_a_bmp_that_cannot_be_decoded_is_refused(mode):
     with pytest.raises(DataError, match=r"a\.bmp is a BMP image that TensorFlow cannot decode. Save it with 24 bits"):
         check_image(encoded("BMP", mode), "a.bmp")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"TensorFlow cannot decode this BMP image\. Save it"):
+        tf.function(decoded)(tf.constant(encoded("BMP", mode)), 3)  # as it is served
 
 
 @pytest.mark.parametrize(

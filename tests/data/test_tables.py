@@ -87,6 +87,7 @@ def test_columns_without_names_are_called_by_their_place(tmp_path):
         ("a,a\n1,2\n", {}, "Two columns of {path} are called 'a'."),
         ('a,b\n1,"2\n', {}, "{path}, line 2: unexpected end of data. Fix the row."),
         ("stadt\nKöln\n", {"encoding": "utf-9"}, "There is no encoding 'utf-9'. Common ones: utf-8,"),
+        ("stadt\nKöln\n", {"encoding": "rot13"}, "There is no encoding 'rot13'."),
         ("stadt\nKöln\n", {"encoding": "ascii"}, "{path} is not written in ascii: byte 0xc3 cannot be read."),
         ("a\0b,c\n1,2\n", {}, "{path} is not a text file: its first line holds a zero byte."),
     ],
@@ -223,7 +224,7 @@ def test_integers_keep_all_digits(tmp_path):
 
 
 def test_every_kind_of_parquet_column_is_read_as_from_csv(tmp_path):
-    from datetime import date, datetime, timedelta, timezone
+    from datetime import date, datetime, time, timedelta, timezone
     from decimal import Decimal
 
     from pyarrow import parquet
@@ -233,6 +234,7 @@ def test_every_kind_of_parquet_column_is_read_as_from_csv(tmp_path):
         "binary": pyarrow.array([b"red", b"blau"], pyarrow.binary()),
         "price": pyarrow.array([Decimal("12.50"), None]),
         "day": pyarrow.array([date(2024, 5, 31), None]),
+        "begin": pyarrow.array([time(14, 30), time(9, 0, 1, 250)], pyarrow.time64("us")),
         "when": pyarrow.array([datetime(2024, 5, 31, 14), datetime(2024, 6, 1)], pyarrow.timestamp("us")),
         "there": pyarrow.array([datetime(2024, 5, 31, 14, tzinfo=zone), None], pyarrow.timestamp("ms", "+02:00")),
         "kind": pyarrow.array(["cat", " dog "]).dictionary_encode(),
@@ -245,6 +247,7 @@ def test_every_kind_of_parquet_column_is_read_as_from_csv(tmp_path):
         "binary": ["red", "blau"],
         "price": ["12.50", None],
         "day": ["2024-05-31", None],
+        "begin": ["14:30:00", "09:00:01.000250"],
         "when": ["2024-05-31 14:00:00.000000", "2024-06-01 00:00:00.000000"],
         "there": ["2024-05-31 14:00:00.000+0200", None],
         "kind": ["cat", "dog"],

@@ -28,6 +28,14 @@ def test_only_newlines_end_lines(tmp_path):
     assert read_columns(tmp_path / "a.csv", ("text", "label"))[0] == ["a\u2028b\n\nc"]
 
 
+def test_a_missing_value_is_a_text_but_no_label(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nNA,good\nno,NA\n")
+    with pytest.raises(DataError, match=r"line 3: column 'label' is empty"):
+        read_columns(path, ("text", "label"), texts=("text",))
+    assert read_columns(path, ("text", "label")) == (["NA", "no"], ["good", "NA"])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -204,6 +204,32 @@ assert next(iter(wrong._rows.values())).shape == found.shape
     assert child.returncode == 0
 
 
+def test_ids_of_eight_bits_are_compared_up_to_the_largest(tmp_path):
+    import keras
+
+    inputs = keras.Input((3,), dtype="uint8", name="ids")
+    model = keras.Model(inputs, keras.layers.Embedding(300, 2)(inputs))
+    (file,) = export(model, ["keras"], out=tmp_path / "out", name="ids").files
+    assert (file.differs, file.max_difference) == ("", 0.0)
+
+
+def test_a_model_that_takes_no_random_rows_asks_for_a_sample(tmp_path):
+    import keras
+
+    from tfaccel.errors import ExportError
+
+    inputs = keras.Input((3,), dtype="int64")
+    ids = keras.layers.IntegerLookup(vocabulary=[5, 7, 9], num_oov_indices=0)(inputs)
+    model = keras.Model(inputs, keras.layers.Embedding(3, 2)(ids))
+    message = (
+        r"cannot be called on rows that tfaccel makes .* all inputs should be in vocabulary.*export\(model, sample="
+    )
+    with pytest.raises(ExportError, match=message):
+        export(model, ["keras"], out=tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    export(model, ["keras"], out=tmp_path / "out", sample=np.full((4, 3), 7))
+
+
 def test_a_model_with_a_lookup_is_exported_or_refused_by_name(tmp_path):
     import keras
 

@@ -209,3 +209,17 @@ def test_layers_that_declare_more_weights_than_the_file_holds_are_refused(tmp_pa
     with pytest.raises(ExportError, match=r"declare more weights than it holds. Layer 'd' asks for 150,000,000, and"):
         load_keras_model(keras_file(large, list(members.items())))
     assert keras.layers.Layer.add_weight is original
+
+
+def test_states_of_recurrent_layers_count_as_weights(tmp_path, keras_file, logical_devices):
+    import keras
+
+    inputs = keras.Input((3, 2), batch_size=7)
+    keras.Model(inputs, keras.layers.GRU(1, stateful=True, name="gru")(inputs)).save(tmp_path / "small.keras")
+    with zipfile.ZipFile(tmp_path / "small.keras") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    large = members.pop("config.json").decode().replace("[7, 3, 2]", "[1500000000, 3, 2]")
+    original = keras.layers.RNN.get_initial_state
+    with pytest.raises(ExportError, match=r"declare more weights than it holds. Layer 'gru' asks for 1,500,000,000, "):
+        load_keras_model(keras_file(large, list(members.items())))
+    assert keras.layers.RNN.get_initial_state is original

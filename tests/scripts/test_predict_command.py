@@ -40,6 +40,23 @@ def test_folder_of_images_with_one_that_is_broken(predict, runs, tmp_path):
     assert out == "5 rows in out.csv (dark: 3, light: 2)\n"
 
 
+def test_an_image_that_tensorflow_decodes_wrongly_is_named(predict, runs, tmp_path):
+    (tmp_path / "photos").mkdir()
+    image = Image.effect_noise((12, 9), 99)
+    image.save(tmp_path / "photos/a.png")
+    Image.merge("RGB", [image] * 3).convert("P").save(tmp_path / "photos/b.bmp")
+    status, out, err = predict(f"--run_dir={runs}/images", "--input=photos", "--output=out.csv")
+    assert "photos/b.bmp is a BMP image that TensorFlow cannot decode. Save it with 24 bits per pixel." in err
+    assert (status, out[:16]) == (1, "1 rows in out.cs")
+
+
+def test_the_output_does_not_replace_the_input(predict, runs, tmp_path):
+    (tmp_path / "x.jsonl").write_text("[0.5]\n")
+    status, _, err = predict(f"--run_dir={runs}/images", "--input=x.jsonl", "--output=./x.jsonl")
+    assert (status, (tmp_path / "x.jsonl").read_text()) == (2, "[0.5]\n")
+    assert "predict: The output would replace the input. Received: x.jsonl (--input and --output)." in err
+
+
 def test_names_that_are_not_utf_8_and_files_that_are_passed_over(predict, runs, tmp_path):
     (tmp_path / "photos").mkdir()
     for name in (b"M\xfcller.png", "Müller.png".encode(), b"a.bmp", b"b.gif"):

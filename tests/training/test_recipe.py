@@ -208,6 +208,7 @@ from tfaccel.errors import RunDirError
 options = {"run_dir": "run", "width": 3, "resume": "auto", "verbose": 0}
 result = own_recipe.run(**options)
 assert open("run/seen.txt").read() == "32 3"
+assert "model.keras" in json.load(open("run/result.json"))["files"]
 again = own_recipe.run(**options)
 assert again.final == result.final
 try:

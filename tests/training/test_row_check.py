@@ -181,7 +181,9 @@ def own_test_step():
 def test_coupled_rows_are_refused_in_evaluation_and_prediction():
     with scope_of(2):
         model, centred = own_test_step(), sequential(lambda: Centred(name="centring"))()
-    with pytest.raises(CoupledRowsError, match=r"Log 'distance' of OwnTestStep\.test_step is not a mean"):
+    with pytest.raises(
+        CoupledRowsError, match=r"Log 'distance' of OwnTestStep\.test_step is neither a metric's result nor a mean"
+    ):
         evaluate(model, X, Y, verbose=0)
     with pytest.raises(CoupledRowsError, match=r"Layer 'centring'.* each of which sees only its own"):
         predict(centred, X, verbose=0)

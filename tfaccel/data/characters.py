@@ -112,6 +112,7 @@ def get_codec(encoding: str) -> str:
     """
     try:
         name = codecs.lookup(str(encoding)).name
+        "".encode(name)  # rot13, say, encodes no text
     except LookupError as error:
         raise DataError(
             f"There is no encoding {encoding!r}. Common ones: utf-8, utf-16, latin-1, cp1252, shift_jis, gb18030."

@@ -237,7 +237,7 @@ def _values(kind: str, like: np.ndarray, highest: int | None) -> np.ndarray:
     if kind == "smallest":
         return (np.iinfo(dtype).min + random).astype(dtype) if dtype.kind == "i" else like
     if kind == "last":
-        return np.full_like(like, (highest or 1) - 1) if is_integer else like
+        return np.full_like(like, min((highest or 1) - 1, np.iinfo(dtype).max)) if is_integer else like
     if kind == "negative":
         return like if dtype.kind == "u" else (-random if is_integer else -random / 7).astype(dtype)
     return (random if is_integer else random / 7).astype(dtype)

@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ logger = logging.getLogger("tfaccel")
 
 RESULT_FILE, SAVED_MODEL_FOLDER, ONNX_FILE = "export.json", "saved_model", "model.onnx"
 LITERT_PROGRAM, SERVING_PROGRAM = "run_litert.py", "tensorflow_serving.sh"
+_BOLD = re.compile(r"\x1b\[\d*m")  # in messages of Keras
 _NAMES = {"keras": "Keras's own file", "saved_model": "a SavedModel", "litert": "a LiteRT file", "onnx": "an ONNX file"}
 
 
@@ -253,7 +255,15 @@ class Exporter:
         self._signatures = make_signatures(self._exact, place.raw_input, sample=sample)
         self._rows = get_compared_rows(self._signatures, self._exact, place.raw_input, sample=sample, own_rows=own_rows)
         self._names = list(self._signatures.functions[DEFAULT].structured_outputs)
-        self._wanted = self._outputs(self._exact, self._rows)
+        try:
+            self._wanted = self._outputs(self._exact, self._rows)
+        except Exception as error:
+            of = "rows that tfaccel makes for its inputs" if sample is None and own_rows is None else "the sample"
+            text = " ".join(_BOLD.sub("", str(error)).split()).partition(" Arguments received by")[0]
+            raise ExportError(
+                f"The model cannot be called on {of}: {text:.300} Give rows that it takes: tfaccel.export(model, "
+                "sample=rows, ...)."
+            ) from error
         self._version = 1
 
     def write(self, formats: Sequence[str], *, folder: Path, version: int, shown: str) -> ExportResult:

@@ -106,7 +106,9 @@ def _predicted(predictor: Predictor, rows: Rows, piece: slice, unreadable: dict[
     for name, file in zip(names, rows.files[piece], strict=False):
         try:
             if file.suffix.lower() in IMAGE_SUFFIXES:
-                contents[name] = file.read_bytes()
+                content = file.read_bytes()
+                check_image(content, str(file))  # TensorFlow decodes some that it does not know wrongly
+                contents[name] = content
             else:
                 contents[name] = read_text(file, encoding=rows.encoding, advice="").encode()
         except (OSError, DataError) as error:

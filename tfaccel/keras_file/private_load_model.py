@@ -47,12 +47,20 @@ def _at_most(num_weights: int, path: Path, num_bytes: int, refused: list[ExportE
     """Refuses to add more weights to layers in the block."""
     import keras
 
-    original, added = keras.layers.Layer.add_weight, 0
+    original, first_state, added = keras.layers.Layer.add_weight, keras.layers.RNN.get_initial_state, 0
+
+    def get_initial_state(layer: keras.layers.RNN, batch_size: Any) -> Any:
+        sizes = [size for size in keras.tree.flatten(layer.state_size) if isinstance(size, int)]
+        count(layer, batch_size * sum(sizes) if isinstance(batch_size, int) else 0)
+        return first_state(layer, batch_size)
 
     def add_weight(layer: keras.layers.Layer, shape: Any = None, *args: Any, **kwargs: Any) -> Any:
-        nonlocal added
         sizes = shape if isinstance(shape, list | tuple) else () if shape is None else (shape,)
-        number = math.prod(size for size in sizes if isinstance(size, int))
+        count(layer, math.prod(size for size in sizes if isinstance(size, int)))
+        return original(layer, shape, *args, **kwargs)
+
+    def count(layer: keras.layers.Layer, number: int) -> None:
+        nonlocal added
         added += number
         if added > num_weights:
             error = ExportError(
@@ -61,10 +69,9 @@ def _at_most(num_weights: int, path: Path, num_bytes: int, refused: list[ExportE
             )
             refused.append(error)
             raise error
-        return original(layer, shape, *args, **kwargs)
 
-    keras.layers.Layer.add_weight = add_weight
+    keras.layers.Layer.add_weight, keras.layers.RNN.get_initial_state = add_weight, get_initial_state
     try:
         yield
     finally:
-        keras.layers.Layer.add_weight = original
+        keras.layers.Layer.add_weight, keras.layers.RNN.get_initial_state = original, first_state

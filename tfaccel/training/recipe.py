@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -413,11 +414,10 @@ def show_on_chief(workload: Workload, result: TrainResult) -> TrainResult:
     # A complete run that is shown again may come from anywhere. An own workload decides what its model may hold.
     (check_no_code if is_bundled else check_members)(Path(result.run_dir) / "model.keras")
     baselines: BaselineScores | None = workload.show_result(workload, result)
-    if baselines is None:
-        send_run(result.run_dir)
-        return result
-    result = replace(result, baselines=baselines)
-    write_json(Path(result.run_dir) / "result.json", result.to_json())
+    if baselines is not None:
+        result, file = replace(result, baselines=baselines), Path(result.run_dir) / "result.json"
+        # What is there has the digests of the run's files as well.
+        write_json(file, json.loads(file.read_text(encoding="utf-8")) | result.to_json())
+        logger.info("%s", baselines.beside())
     send_run(result.run_dir)
-    logger.info("%s", baselines.beside())
     return result

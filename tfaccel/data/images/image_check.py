@@ -25,6 +25,8 @@ _GREY_MODES = ("1", "L", "LA", "I", "I;16")
 _NUM_CHECKING_THREADS = 8
 _END_OF_PNG = b"\0\0\0\0IEND\xae\x42\x60\x82"  # the last chunk: its length, name and checksum
 _START_OF_JPEG, _END_OF_JPEG = b"\xff\xd8", b"\xff\xd9"
+_GREY_PALETTE = b"".join(bytes([level, level, level, 0]) for level in range(256))
+_MAX_BMP_START = 2048  # bytes before the pixels
 _ORIENTATION = 0x112  # the EXIF tag
 _FILL, _SCAN = 0xFF, 0xDA
 _PLACE_IN_GRAPH = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")  # in TensorFlow's messages
@@ -208,7 +210,21 @@ def decoded(content: Any, num_channels: int) -> tf.Tensor:
     """
     import tensorflow as tf
 
-    return tf.io.decode_image(content, channels=num_channels, expand_animations=False)
+    is_bmp = tf.equal(tf.strings.substr(content, 0, 2), b"BM")
+    with tf.control_dependencies([tf.cond(is_bmp, lambda: _assert_plain_bmp(content), tf.no_op)]):
+        return tf.io.decode_image(tf.identity(content), channels=num_channels, expand_animations=False)
+
+
+def _assert_plain_bmp(content: tf.Tensor) -> Any:
+    """Fails for a BMP image with a palette, whose indices TensorFlow would take for levels of gray."""
+    import tensorflow as tf
+
+    whole = tf.strings.join([content, bytes(_MAX_BMP_START)])  # a truncated one fails when it is decoded
+    header_bytes, compression = (tf.io.decode_raw(tf.strings.substr(whole, at, 4), tf.int32)[0] for at in (14, 30))
+    bits = tf.io.decode_raw(tf.strings.substr(whole, 28, 2), tf.uint16)[0]
+    is_grey = tf.equal(tf.strings.substr(whole, 14 + header_bytes, len(_GREY_PALETTE)), _GREY_PALETTE)
+    is_plain = (bits == 32) | ((compression == 0) & ((bits == 24) | ((bits == 8) & is_grey)))
+    return tf.debugging.Assert(is_plain, ["TensorFlow cannot decode this BMP image. Save it with 24 bits per pixel."])
 
 
 def pixels(content: bytes, num_channels: int, *, name: str) -> np.ndarray:

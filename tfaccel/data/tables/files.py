@@ -150,7 +150,10 @@ def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
     try:
         if types.is_timestamp(kind):
             values = compute.strftime(values, "%Y-%m-%d %H:%M:%S" + ("" if kind.tz is None else "%z"))
-        return compute.cast(values, pyarrow.string())
+        texts = compute.cast(values, pyarrow.string())
+        return (
+            compute.replace_substring_regex(texts, r"\.0+$", "") if types.is_time(kind) else texts
+        )  # as in a CSV file
     except pyarrow.ArrowException as error:
         reason = " ".join(str(error).split())
         raise DataError(

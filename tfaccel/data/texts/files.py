@@ -121,6 +121,7 @@ def read_columns(
     bad_data: BadData | None = None,
     *,
     encoding: str = "utf-8",
+    texts: tuple[str, ...] | None = None,
 ) -> tuple[list[str], list[str]]:
     """Two columns of texts in a table, read as by `read_table`. No value may be empty.
 
@@ -129,6 +130,7 @@ def read_columns(
         columns: the names of the columns.
         bad_data: what to do with damaged rows.
         encoding: Python's name of the encoding of a CSV file.
+        texts: those of natural text, in which "NA" is a word; None for both.
 
     Raises:
         DataError: if the file cannot be read, lacks a column (the message suggests the closest name), or has a
@@ -144,8 +146,8 @@ def read_columns(
         (['It works.'], ['good'])
     """
     bad_data = bad_data or BadData()
-    table = read_table(path, encoding=encoding, bad_data=bad_data, texts=columns)
-    texts = [table.column(name).texts() for name in columns]
+    table = read_table(path, encoding=encoding, bad_data=bad_data, texts=columns if texts is None else texts)
+    values = [table.column(name).texts() for name in columns]
     is_whole = np.ones(table.num_rows, bool)
     for column in columns:
         for row in np.flatnonzero(is_whole & table.column(column).missing).tolist():
@@ -154,7 +156,7 @@ def read_columns(
             bad_data.found(DataError(text), path, place)
             is_whole[row] = False
     bad_data.finish(int(is_whole.sum()), "rows")
-    return texts[0][is_whole].tolist(), texts[1][is_whole].tolist()
+    return values[0][is_whole].tolist(), values[1][is_whole].tolist()
 
 
 def read_aligned_lines(
@@ -245,7 +247,8 @@ def read_labelled_texts(
     if path.is_dir():
         parts = _read_folder(path, bad_data, encoding)
     elif path.exists():
-        read = read_columns(path, (text_column, label_column), bad_data, encoding=encoding)
+        chosen = text_column, label_column
+        read = read_columns(path, chosen, bad_data, encoding=encoding, texts=chosen[:1])
         parts = [list(zip(*read, strict=True))]
         check_spellings({label for _, label in parts[0]}, f"The column {label_column!r} of {path}")
     else:
