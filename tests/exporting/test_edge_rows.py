@@ -244,3 +244,7 @@ def test_a_model_with_a_lookup_is_exported_or_refused_by_name(tmp_path):
     assert [file.max_difference < 1e-5 < file.max_output for file in result.files] == [True, True]
     with pytest.raises(ExportError, match=r"LiteRT does not support these layers of the model: 'lookup'"):
         export(model, ["litert"], out=tmp_path / "other", name="ids", sample=sample)
+    with pytest.raises(
+        ExportError, match=r"ONNX does not support these parts of the model: 'lookup' \(a lookup table\)"
+    ):
+        export(model, ["onnx"], out=tmp_path / "other", name="ids", sample=sample)

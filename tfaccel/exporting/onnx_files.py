@@ -25,6 +25,11 @@ _NEEDED = ("onnx", "tf2onnx", "onnxruntime")
 _OPSET = 18  # supported by onnxruntime since 1.14
 _MAX_REASON_LENGTH = 300  # characters
 _DOUBLE = 11  # ONNX's number of this dtype
+_WITH_TABLES = (keras.layers.IntegerLookup, keras.layers.StringLookup, keras.layers.TextVectorization)
+_UNSUPPORTED = (
+    "ONNX does not support these parts of the model: {}; tf2onnx cannot convert the operations in parentheses. Replace "
+    "them, or leave onnx out of --formats."
+)
 _UNKNOWN = re.compile(r"op \[(\S+): (\w+)\] is not supported")
 
 
@@ -45,6 +50,9 @@ def write_onnx(path: Path, model: keras.Model) -> None:
     check_onnx_packages()
     add_operations()
     with _messages() as unknown, _exportable_layers(model):
+        tables = [one.name for one in all_layers(model) if isinstance(one, _WITH_TABLES)]
+        if tables:  # an invalid file would be written, and the converter would warn of it from then on
+            raise ExportError(_UNSUPPORTED.format(", ".join(f"{name!r} (a lookup table)" for name in tables)))
         try:
             model.export(str(path), format="onnx", verbose=False, opset_version=_OPSET)
         except Exception as error:  # the converter raises many kinds of errors
@@ -54,10 +62,7 @@ def write_onnx(path: Path, model: keras.Model) -> None:
             ) from error
     if unknown:
         named = ", ".join(dict.fromkeys(f"{place!r} ({kind})" for place, kind in unknown))
-        raise ExportError(
-            f"ONNX does not support these parts of the model: {named}; tf2onnx cannot convert the operations in "
-            "parentheses. Replace them, or leave onnx out of --formats."
-        )
+        raise ExportError(_UNSUPPORTED.format(named))
     if not path.is_file():
         raise ExportError("Keras wrote no ONNX file. Leave onnx out of --formats.")
 
