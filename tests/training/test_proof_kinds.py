@@ -310,6 +310,36 @@ def test_state_of_own_rows_is_refused_that_steps_between_those_compared_tell_apa
         fit(model, x, x[:, :3], batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[begin, *watch])
 
 
+class UpdatesAMeanByNumbers(OwnModel):
+    """From the second step on, a loss has a part that is not reduced, which the comparison decides how to take."""
+
+    def keep(self):
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.tracker = keras.metrics.Mean(name="tracked")
+
+    def get_loss(self, x, y):
+        of_rows = keras.losses.MeanSquaredError(reduction=None)(y, self.net(0.5 * x, training=True))
+        return super().get_loss(x, y) + tf.minimum(self.steps.value, 1.0) * tf.reduce_mean(of_rows)
+
+    def train_step(self, data):
+        loss = super().train_step(data)["loss"]
+        self.steps.assign_add(1.0)
+        self.tracker.update_state([loss])  # a list of one number, as one step makes it
+        return {"loss": loss, "tracked": self.tracker.result()}
+
+
+def test_what_was_tried_in_vain_leaves_metrics_as_they_were():
+    logs = []
+    for num_replicas in (0, 2):
+        keras.utils.set_random_seed(0)
+        with scope_of(num_replicas):
+            model = UpdatesAMeanByNumbers()
+        fit_of = keras.Model.fit if num_replicas == 0 else fit
+        logs.append(fit_of(model, X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history)
+    for name, values in logs[0].items():
+        np.testing.assert_allclose(logs[1][name], values, rtol=1e-5)
+
+
 class Codebook(keras.layers.Layer):
     """Its codes are weights that are trained, but get no gradient."""
 

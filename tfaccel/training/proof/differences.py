@@ -430,8 +430,13 @@ class MetricDifference:
         differing = [metric for metric, count in zip(self._metrics, counts, strict=True) if count]
         return [one for one in differing if one not in GATHERED and (of_losses or id(one) not in self._of_losses)]
 
-    def gather(self, metrics: list[keras.metrics.Metric]) -> None:
-        """Lets every replica update metrics with the rows of all. Call it with the state from before the step."""
+    def gather(self, metrics: list[keras.metrics.Metric]) -> State:
+        """Lets every replica update metrics with the rows of all. Call it with the state from before the step.
+
+        Returns:
+            That state of theirs, which each replica has its part of.
+        """
+        before = State([one for metric in metrics for one in self._components(metric)])
         parts = [self._state(metric, self._before) for metric in metrics]
         has_rows, *totals = self._replicas.sum_arrays_over_workers([self._has_rows(), *tf.nest.flatten(parts)])
         GATHERED.update(metrics)
@@ -439,6 +444,7 @@ class MetricDifference:
             for i in range(len(self._replicas.devices) if has_rows else 0):
                 for variable, total in zip(self._replicas.components(metric.variables, i), summed, strict=True):
                     variable.assign(total * self._ratios.get(id(metric), 1.0))
+        return before
 
     def _has_rows(self) -> np.ndarray:
         """Whether the metrics held rows before the step."""

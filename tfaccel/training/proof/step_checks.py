@@ -221,9 +221,7 @@ class StepChecks:
             PlanError: if it fails.
         """
         counts, num_replicas = numbers_of_rows(data), self._engine.replicas.num_replicas
-        if len(set(counts)) < 2:
-            return
-        for replica in range(num_replicas):
+        for replica in range(num_replicas if len(set(counts)) > 1 else 0):
             rows = rows_of_share(data, replica, num_replicas)
             try:
                 if step.has_shapes(rows):
@@ -257,7 +255,7 @@ class StepChecks:
         changes: list[Callable[[], None]] = []
         if kind != "predict" and can_gather(data):
             metrics = [metric for metric in own_metrics(model) if metric not in GATHERED]
-            changes += [partial(self._set_gathered, step, metrics)] * bool(metrics)
+            changes += [partial(self._set_gathered, step, metrics, data)] * bool(metrics)
             changes += [self._set_gathers_loss] * (has_own_loss(model) and self._may_gather_loss(kind, data))
         return changes
 
@@ -282,6 +280,7 @@ class StepChecks:
             with contextlib.suppress(Exception):
                 return run()
             step.wait()
+            step.put_back()
             self._undo(num_undone)
             self._forget_graphs(kind, step)
         raise error from error.__cause__
@@ -376,8 +375,8 @@ class StepChecks:
             if len(changed.differing) < len(found.differing) and not changed.failure:
                 found = changed
                 continue
-            self._undo(num_undone)
             step.put_back()
+            self._undo(num_undone)
             self._forget_graphs(kind, step)
         if found.differing:
             step.put_back()
@@ -415,16 +414,17 @@ class StepChecks:
             return False
         step.put_back()
         gathered = step.metrics.differing_anywhere(of_losses=self._has_own_step(kind))
-        self._set_gathered(step, gathered)
+        self._set_gathered(step, gathered, data)
         if gathered:
             step.begin(data)
         return bool(gathered)
 
-    def _set_gathered(self, step: StepProof, metrics: list[keras.metrics.Metric]) -> None:
+    def _set_gathered(self, step: StepProof, metrics: list[keras.metrics.Metric], data: Any) -> None:
         """Lets metrics be updated with the rows of all replicas; call it with the state from before the step."""
-        step.metrics.gather(metrics)
+        before = step.metrics.gather(metrics)
+        self._undone += [*(partial(GATHERED.discard, one) for one in metrics), before.put_back]
+        self._undone += [partial(step.begin, data), step.wait]  # from that state
         for metric in metrics:
-            self._undone.append(partial(GATHERED.discard, metric))
             logger.info("Metric %s is not a sum over the rows: every replica updates it with all rows.", metric.name)
 
     def _gather_loss(self, kind: str, step: StepProof, data: Any, found: Proof, *, by_gradients: bool = False) -> bool:

@@ -225,9 +225,10 @@ def _update_mean(
     share = current_share()
     if share is None:
         return original(metric, values, sample_weight)
-    is_scaled = any(values is one for one in share.scaled)
+    is_scaled, parts = any(values is one for one in share.scaled), keras.tree.flatten(values)
+    is_of_rows = len(parts) > 1 and len(parts) in share.numbers_of_rows
     values, weight = tf.convert_to_tensor(values), tf.cast(share.row_weight, tf.float32)
-    if len(values.shape) == 0:
+    if not (is_of_rows or any(tf.convert_to_tensor(one).shape.rank for one in parts)):  # one scalar, or a list of them
         return original(metric, values, weight if sample_weight is None else sample_weight)
     is_tracked = not share.keeps_values and any(metric is tracker for tracker in loss_trackers)
     if is_tracked or is_scaled:
