@@ -9,7 +9,7 @@ import tensorflow as tf
 from replica_models import scope_of
 
 from tfaccel.benchmarks.compilation_suite import six_convolutions
-from tfaccel.errors import CoupledRowsError
+from tfaccel.errors import CoupledRowsError, PlanError
 from tfaccel.training.evaluate import evaluate
 from tfaccel.training.fit import fit
 from tfaccel.training.proof.differences import Tolerance, difference, is_noise, without_multiple
@@ -254,7 +254,6 @@ class IsNotedByAMetric(OwnModel):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (IsNotedByAMetric, "largest is assigned"),
         (CountsInATable, "lookup table 0"),
         (SubtractsGradients, r"differ in 2 variables \("),
         (WritesAText, "^Variable is assigned"),
@@ -338,6 +337,91 @@ def test_what_was_tried_in_vain_leaves_metrics_as_they_were():
         logs.append(fit_of(model, X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history)
     for name, values in logs[0].items():
         np.testing.assert_allclose(logs[1][name], values, rtol=1e-5)
+
+
+class LargestOfMany(keras.metrics.Metric):
+    """Its result is 0 until it has seen more rows than a batch has."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_weight(initializer="zeros")
+        self.rows = self.add_weight(initializer="zeros")
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(keras.ops.abs(y - y_pred))))
+        self.rows.assign_add(keras.ops.cast(keras.ops.shape(y)[0], "float32"))
+
+    def result(self):
+        return keras.ops.where(self.rows > 8, self.value, 0.0)
+
+
+def test_a_metric_is_compared_by_its_state():
+    found = []
+    for num_replicas in (0, 2):
+        keras.utils.set_random_seed(0)
+        with scope_of(num_replicas):
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+            model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[LargestOfMany()])
+        run = keras.Model.fit if num_replicas == 0 else fit
+        found.append(run(model, X, Y, batch_size=8, shuffle=False, verbose=0).history["largest"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_a_weight_that_a_metric_assigns_is_that_of_all_rows():
+    keras.utils.set_random_seed(0)
+    alone = IsNotedByAMetric()
+    keras.Model.fit(alone, X, Y, batch_size=8, shuffle=False, verbose=0)
+    assert float(fitted(IsNotedByAMetric).largest.value) == pytest.approx(float(alone.largest.value), rel=1e-5)
+
+
+class LogsEachRow(OwnModel):
+    def train_step(self, data):
+        return {**super().train_step(data), "each": tf.reduce_mean(data[0], axis=1)}
+
+
+class TrainsATensorFlowVariable(OwnModel):
+    def keep(self):
+        self.scale = tf.Variable(1.0)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((data[1] - self.scale * self.net(data[0])) ** 2)
+        self.optimizer.apply_gradients([(tape.gradient(loss, self.scale), self.scale)])
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            LogsEachRow,
+            CoupledRowsError,
+            r"Log 'each' of LogsEachRow\.train_step is neither a metric's result nor a mean",
+        ),
+        (TrainsATensorFlowVariable, PlanError, r"An optimizer is given a tf\.Variable, which 2 replicas cannot update"),
+    ],
+)
+def test_what_replicas_cannot_do_alike_is_named(make, error, message):
+    with pytest.raises(error, match=message):
+        fitted(make)
+
+
+def test_one_device_trains_a_tensorflow_variable():
+    model = TrainsATensorFlowVariable()
+    fit(model, X, Y, batch_size=8, verbose=0)
+    assert float(model.scale) != 1.0
+
+
+def test_nested_losses_train_on_several_replicas():
+    def make():
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, (keras.layers.Dense(3)(inputs), {"z": keras.layers.Dense(1)(inputs)}))
+        model.compile("sgd", ("mse", {"z": "mae"}))
+        return model
+
+    with scope_of(2):
+        model = make()
+    fit(model, X, (Y, {"z": Y[:, :1]}), batch_size=8, verbose=0)
 
 
 class Codebook(keras.layers.Layer):

@@ -172,7 +172,7 @@ def local_variables(variables: Sequence[keras.Variable], components: Sequence[tf
 
 def tf_variable(variable: keras.Variable) -> Any:
     """The TensorFlow variable (distributed or plain) behind a Keras variable, never autocast."""
-    return variable._value
+    return variable if isinstance(variable, tf.Variable) else variable._value
 
 
 def create_again(variable: keras.Variable, value: Any) -> None:

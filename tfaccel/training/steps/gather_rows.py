@@ -179,7 +179,7 @@ def _mean(data: Any) -> Any:
 
 def has_own_loss(model: keras.Model) -> bool:
     """Whether a model was compiled with a loss that is not one of Keras's."""
-    given = [one for one in keras.tree.flatten(getattr(model, "loss", None)) if one is not None]
+    given = [one for one in tf.nest.flatten(getattr(model, "loss", None)) if one is not None]
     return not all(isinstance(one, str) or keras.losses.get(one).__module__.startswith("keras.") for one in given)
 
 

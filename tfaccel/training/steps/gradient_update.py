@@ -30,11 +30,11 @@ from tfaccel.training.steps.gradients import (
     CombineSlices,
     apply_as_class,
     applying_pairs,
+    check_updated,
     densify,
     each_row_once,
     have_equal_indices,
     merged_slices,
-    refuse_overwritten,
     same_numbers_on_all,
     scaled,
 )
@@ -179,7 +179,7 @@ class GradientUpdate:
             num_contributors: number of replicas whose `IndexedSlices` have slices; None for all.
         """
         if self.replicas.num_replicas > 1:
-            refuse_overwritten(variables, self.replicas.num_replicas)
+            check_updated(variables, self.replicas.num_replicas)
         private_api.check_gradients(self._inner, gradients, variables)
         self._num_contributors = self.replicas.num_replicas if num_contributors is None else num_contributors
         present = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
@@ -366,7 +366,7 @@ class UpdateInStep:
             share, context = current_share(), tf.distribute.get_replica_context()
             variables = list(trainable_variables or model.trainable_variables)
             if num_replicas > 1:
-                refuse_overwritten(variables, num_replicas)
+                check_updated(variables, num_replicas)
             if not optimizer.built:
                 context.merge_call(lambda strategy: build_optimizer(optimizer, variables, strategy))
             private_api.check_gradients(optimizer, list(gradients), variables)

@@ -82,9 +82,14 @@ def apply_as_class(optimizer: keras.optimizers.Optimizer, gradients: list[Any], 
             left_by_user(optimizer, "apply_gradients")(list(zip(gradients, variables, strict=True)))
 
 
-def refuse_overwritten(variables: Iterable[keras.Variable], num_replicas: int) -> None:
-    """Raises PlanError for a variable that takes the value of its gradient: that is no sum over the replicas."""
+def check_updated(variables: Iterable[keras.Variable], num_replicas: int) -> None:
+    """Raises PlanError for what replicas cannot update alike: Keras does not know it, or its gradient is its value."""
     for variable in variables:
+        if not isinstance(variable, keras.Variable):
+            raise PlanError(
+                f"An optimizer is given a tf.Variable, which {num_replicas} replicas cannot update. Create it with "
+                "`self.add_weight(...)`, or as a keras.Variable."
+            )
         if getattr(variable, "overwrite_with_gradient", False):
             raise PlanError(
                 f"{variable.path} takes the value of its gradient, as the scales of float8 do, and several replicas "
