@@ -132,7 +132,11 @@ class AsksInACondition(OwnLogs):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (ReadsAState, CoupledRowsError, "Log 'own' of ReadsAState.train_step is not a mean .* on 5 rows"),
+        (
+            ReadsAState,
+            CoupledRowsError,
+            "Log 'own' of ReadsAState.train_step is neither a metric's result nor a mean .* on 5 rows",
+        ),
         (AsksInACondition, PlanError, "sums over the replicas, inside a condition"),
     ],
 )
