@@ -29,7 +29,7 @@ _GREY_PALETTE = b"".join(bytes([level, level, level, 0]) for level in range(256)
 _MAX_BMP_START = 2048  # bytes before the pixels
 _ORIENTATION = 0x112  # the EXIF tag
 _FILL, _SCAN = 0xFF, 0xDA
-_PLACE_IN_GRAPH = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]")  # in TensorFlow's messages
+_PLACE_IN_GRAPH = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]| name: $")  # in TensorFlow's messages
 _NEXT_MARKER = re.compile(rb"\xff(?![\x00\xd0-\xd7\xff])")  # in a scan; the others are data
 
 

@@ -134,7 +134,7 @@ def unequal_copies(weights: Sequence[keras.Variable], others: Iterable[tf.Variab
     means = [total / (len(local) * replicas.num_workers) for local, total in zip(values, totals, strict=True)]
     sizes = [_MAX_APART * np.abs(mean).max(initial=0.0) for mean in means]
     apart = [np.abs(v - mean).max(initial=0.0) > size for v, mean, size in zip(values, means, sizes, strict=True)]
-    counts = replicas.sum_over_workers([int(one) for one in apart])
+    counts = replicas.sum_over_workers([int(one) for one in apart]) if apart else []
     return [name for (name, _), count in zip(numeric, counts, strict=True) if count]
 
 
