@@ -151,9 +151,9 @@ def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
         if types.is_timestamp(kind):
             values = compute.strftime(values, "%Y-%m-%d %H:%M:%S" + ("" if kind.tz is None else "%z"))
         texts = compute.cast(values, pyarrow.string())
-        return (
-            compute.replace_substring_regex(texts, r"\.0+$", "") if types.is_time(kind) else texts
-        )  # as in a CSV file
+        if types.is_time(kind):  # as pandas writes times of day into a CSV file
+            texts = compute.replace_substring_regex(texts, r"\.0+$", "")
+        return texts
     except pyarrow.ArrowException as error:
         reason = " ".join(str(error).split())
         raise DataError(

@@ -116,10 +116,7 @@ class Tolerance:
 def unequal_copies(weights: Sequence[keras.Variable], others: Iterable[tf.Variable], replicas: Replicas) -> list[str]:
     """The names of variables of which replicas hold values that differ by more than rounding.
 
-    Args:
-        weights: some of the model's.
-        others: what replicas hold of variables that Keras does not know.
-        replicas: the replicas.
+    `others` are the replicas' copies of variables that are not Keras's.
     """
     by_name: dict[str, dict[str, list[tf.Variable]]] = {}
     for one in others:

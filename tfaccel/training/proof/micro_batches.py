@@ -22,6 +22,7 @@ from tfaccel.training.proof.detached_step import State
 from tfaccel.training.proof.one_device import some_rows
 from tfaccel.training.proof.proof import names_of_losses
 from tfaccel.training.steps.batch_statistics import batch_norm_layers
+from tfaccel.training.steps.gather_rows import get_losses
 from tfaccel.training.steps.model_parts import get_variables, has_own_train_step, inner_optimizer, stepping_optimizers
 from tfaccel.training.steps.overrides import instance_attributes
 from tfaccel.training.steps.replicas import Replicas
@@ -126,7 +127,7 @@ def _in_the_loss(model: keras.Model, steps: list[NotedStep]) -> str | None:
 
 
 def _losses(model: keras.Model) -> list[keras.losses.Loss]:
-    return [one for one in keras.tree.flatten(model.loss) if isinstance(one, keras.losses.Loss)]
+    return [one for one in get_losses(model) if isinstance(one, keras.losses.Loss)]
 
 
 def _in_the_layers(steps: list[NotedStep]) -> str | None:

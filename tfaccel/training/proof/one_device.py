@@ -24,6 +24,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_tensorflow import in_trace, same_trace
 from tfaccel.training.proof.detached_step import State
 from tfaccel.training.steps.batch_statistics import layers_alike
+from tfaccel.training.steps.gather_rows import get_losses
 from tfaccel.training.steps.merged_metrics import metrics_in
 from tfaccel.training.steps.model_parts import accumulators_by_replica, get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes
@@ -160,7 +161,7 @@ def _names_of_user(model: keras.Model) -> Iterator[tuple[dict[str, Any], str]]:
 
     The code is that of the user's layers, losses, metrics and optimizers, and of the functions that it calls.
     """
-    optimizers, losses = list(get_optimizers(model).values()), keras.tree.flatten(getattr(model, "loss", None))
+    optimizers, losses = list(get_optimizers(model).values()), get_losses(model)
     get_parts = [part for optimizer in optimizers for part in stepping_optimizers(optimizer)]
     rates = [private_api.learning_rate_schedule(one) or private_api.learning_rate_function(one) for one in get_parts]
     parts = [*private_api.all_layers(model), *metrics_in(model), *optimizers, *rates, *losses]

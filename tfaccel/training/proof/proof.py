@@ -19,6 +19,7 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.proof.detached_step import State
 from tfaccel.training.proof.one_device import CALLS_PYTHON, in_inference_mode, some_rows, without_side_effects
+from tfaccel.training.steps.gather_rows import get_losses
 from tfaccel.training.steps.merged_metrics import flat_logs, metrics_in
 from tfaccel.training.steps.model_parts import get_variables, has_own_test_step, has_own_train_step, moved_by_gradients
 from tfaccel.training.steps.overrides import attributes_of_each, keeps_methods, replaces
@@ -108,7 +109,7 @@ def _blamed(model: keras.Model, kind: str, proof: Proof) -> str:
 
 def names_of_losses(model: keras.Model) -> str:
     """The names of the compiled losses, joined by commas."""
-    losses = [getattr(one, "name", None) or getattr(one, "__name__", one) for one in keras.tree.flatten(model.loss)]
+    losses = [getattr(one, "name", None) or getattr(one, "__name__", one) for one in get_losses(model)]
     return ", ".join(map(str, losses))
 
 

@@ -414,8 +414,8 @@ class StepChecks:
             return False
         step.put_back()
         gathered = step.metrics.differing_anywhere(of_losses=self._has_own_step(kind))
-        self._set_gathered(step, gathered, data)
         if gathered:
+            self._set_gathered(step, gathered, data)
             step.begin(data)
         return bool(gathered)
 

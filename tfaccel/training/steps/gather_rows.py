@@ -177,10 +177,15 @@ def _mean(data: Any) -> Any:
         return data  # within a condition, where replicas cannot wait for each other
 
 
+def get_losses(model: keras.Model) -> list[Any]:
+    """What a model was compiled with as losses, however nested: TensorFlow wraps tuples and dicts that it tracks."""
+    return [one for one in tf.nest.flatten(getattr(model, "loss", None)) if one is not None]
+
+
 def has_own_loss(model: keras.Model) -> bool:
     """Whether a model was compiled with a loss that is not one of Keras's."""
-    given = [one for one in tf.nest.flatten(getattr(model, "loss", None)) if one is not None]
-    return not all(isinstance(one, str) or keras.losses.get(one).__module__.startswith("keras.") for one in given)
+    losses = get_losses(model)
+    return not all(isinstance(one, str) or keras.losses.get(one).__module__.startswith("keras.") for one in losses)
 
 
 def gathered_loss(model: keras.Model) -> dict[str, Any]:
