@@ -27,7 +27,7 @@ from tfaccel.training.private.private_api import CACHED_EVALUATION
 from tfaccel.training.steps.engine import Engine
 from tfaccel.training.steps.model_parts import has_own_train_step
 from tfaccel.training.steps.placed_slots import finalize_weights
-from tfaccel.training.steps.replica_state import align_seeds, separate_seeds
+from tfaccel.training.steps.replica_state import align_seeds, separate_state
 from tfaccel.training.steps.replicas import Replicas
 from tfaccel.training.steps.slots import check_callbacks, copy_absent_slots, drop_copies
 from tfaccel.training.steps.windows import WindowLength, epoch_windows
@@ -75,11 +75,11 @@ def run_epochs(
     model, replicas = engine.model, engine.replicas
     length = WindowLength(engine, "train", container.callbacks)
     model.stop_training = False
-    separate_seeds(model, replicas)
     check_callbacks(container.callbacks, model, replicas)
     with callbacks_on_engine(model, replicas, check_rows=engine.checks.looks):
         drop_copies(model)
         container.on_train_begin()
+        separate_state(model, replicas, accumulated=not span.first_step)
         logs: dict[str, Any] = {}
         last_logs: dict[str, Any] = {}  # training logs of the last epoch
         first_step = span.first_step

@@ -444,7 +444,7 @@ class MetricDifference:
         Returns:
             That state of theirs, which each replica has its part of.
         """
-        before = State([one for metric in metrics for one in self._components(metric)])
+        before = State([one for metric in metrics for one in self._replicas.copies(metric.variables)])
         parts = [self._state(metric, self._before) for metric in metrics]
         has_rows, *totals = self._replicas.sum_arrays_over_workers([self._has_rows(), *tf.nest.flatten(parts)])
         GATHERED.update(metrics)
@@ -456,13 +456,9 @@ class MetricDifference:
 
     def _has_rows(self) -> np.ndarray:
         """Whether the metrics held rows before the step."""
-        states = [self._before[one] for metric in self._metrics for one in self._components(metric)]
+        states = [self._before[one] for metric in self._metrics for one in self._replicas.copies(metric.variables)]
         numbers = [state for state in states if state.dtype.kind == "f" and np.isfinite(state).all()]
         return np.array(any(state.any() for state in numbers), np.int64)
-
-    def _components(self, metric: keras.metrics.Metric) -> list[tf.Variable]:
-        local = range(len(self._replicas.devices))
-        return [one for i in local for one in self._replicas.components(metric.variables, i)]
 
     def _state(self, metric: keras.metrics.Metric, state: State) -> list[np.ndarray]:
         """The state over this worker's replicas: the sum of theirs, or the first one's of a gathered metric."""

@@ -26,7 +26,7 @@ from tfaccel.training.proof.detached_step import State
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.gather_rows import get_losses
 from tfaccel.training.steps.merged_metrics import metrics_in
-from tfaccel.training.steps.model_parts import accumulators_by_replica, get_optimizers, stepping_optimizers
+from tfaccel.training.steps.model_parts import accumulators_of_replicas, get_optimizers, stepping_optimizers
 from tfaccel.training.steps.overrides import attributes_of_each, instance_attributes
 from tfaccel.training.steps.python_numbers import numbers_not_used_up
 from tfaccel.training.steps.replicas import Replicas, split_rows
@@ -204,7 +204,7 @@ def _get_package(defined: Any) -> str:
 
 def accumulated_by_all(model: keras.Model, replicas: Replicas, before: State) -> dict[int, np.ndarray]:
     """What one device would have in the accumulators that it uses: what all replicas have together."""
-    of_replicas = [one for each in get_optimizers(model).values() for one in accumulators_by_replica(each)]
+    of_replicas = accumulators_of_replicas(model)
     parts = [[before[one] for one in replicas.components(of_replicas, i)] for i in range(len(replicas.devices))]
     totals = [np.sum(values, axis=0, dtype=values[0].dtype) for values in zip(*parts, strict=True)]
     firsts = replicas.components(of_replicas, 0)

@@ -36,7 +36,7 @@ from tfaccel.training.steps.model_parts import (
     moved_by_gradients,
 )
 from tfaccel.training.steps.overrides import instance_attributes, keeps_methods
-from tfaccel.training.steps.replica_state import average_drifting, drifting_variables, is_seed
+from tfaccel.training.steps.replica_state import drifting_variables, is_seed, make_whole
 from tfaccel.training.steps.step_errors import numbers_of_rows, uneven_rows
 from tfaccel.training.steps.step_graphs import WindowResult
 
@@ -142,7 +142,7 @@ class StepChecks:
             others = [one for one in self._engine.outside_variables(written=True) if _OF_GENERATOR not in one.name]
             if names := unequal_copies(weights, others, replicas):
                 raise CoupledRowsError(make_refusal_of_copies(names, self.proofs["train"]))
-        average_drifting(model, replicas)
+        make_whole(model, replicas)
 
     # --- Running them -------------------------------------------------------------------------------------------------
 

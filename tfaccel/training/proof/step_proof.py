@@ -295,9 +295,7 @@ class StepProof:
 
     @property
     def _components(self) -> list[tf.Variable]:
-        local = range(len(self._replicas.devices))
-        found = [one for i in local for one in self._replicas.components(self._of_model, i)]
-        return list({id(one): one for one in found}.values())
+        return list({id(one): one for one in self._replicas.copies(self._of_model)}.values())
 
     @property
     def _outer(self) -> list[tf.Variable]:
@@ -488,7 +486,7 @@ class StepProof:
         for variable in self._of_model:
             if id(variable) in left_out:
                 continue
-            copies = [self._replicas.components([variable], i)[0] for i in range(len(self._replicas.devices))]
+            copies = self._replicas.copies([variable])
             has_slots = not self._is_plain and id(variable) in trained and tuple(variable.shape) in shapes
             has_slots |= id(variable) in follows
             yield variable.path, copies[0], copies, has_slots

@@ -142,7 +142,7 @@ def _components(variable: keras.Variable, replicas: Replicas) -> list[tf.Variabl
     """The values of the local replicas; none of a slot that another worker holds."""
     if isinstance(tf_variable(variable), AbsentSlot):
         return []
-    return [replicas.components([variable], replica)[0] for replica in range(len(replicas.devices))]
+    return replicas.copies([variable])
 
 
 def _parts_for(parts: np.ndarray, num_replicas: int) -> list[np.ndarray]:

@@ -87,8 +87,8 @@ class MicroBatches(ABC):
     def begin(self, *, watches: bool) -> StateBefore:
         """Keeps what forward passes change, if that may have to be restored."""
         before = StateBefore()
-        for replica in range(len(self.replicas.devices) if self.checks(watches) else 0):
-            before.keep(self.replicas.components(variables_to_keep(self.model), replica))
+        if self.checks(watches):
+            before.keep(self.replicas.copies(variables_to_keep(self.model)))
         return before
 
     def checks(self, watches: bool) -> bool:
@@ -119,9 +119,8 @@ class MicroBatches(ABC):
         cleared = accumulators_by_replica(self.optimizer)
 
         def clear() -> None:
-            for replica in range(len(self.replicas.devices)):
-                for component in self.replicas.components(cleared, replica):
-                    component.assign(tf.zeros_like(component))
+            for component in self.replicas.copies(cleared):
+                component.assign(tf.zeros_like(component))
 
         only_if(~fine, clear)
 

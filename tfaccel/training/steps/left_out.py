@@ -158,8 +158,8 @@ class ReplicasGuard:
     def begin(self) -> None:
         """Keeps what the forward pass changes on the local replicas. Call it before the step."""
         self._before = StateBefore()
-        for replica in range(len(self._replicas.devices) if self._leaves_out else 0):
-            self._before.keep(self._replicas.components(variables_to_keep(self._model), replica))
+        if self._leaves_out:
+            self._before.keep(self._replicas.copies(variables_to_keep(self._model)))
 
     def end(self, bad: Any, update: Callable[[], None] = lambda: None) -> None:
         """Runs the update, or gives all replicas their state from before the step.

@@ -33,9 +33,8 @@ def get_scales(model: keras.Model) -> list[keras.Variable]:
 
 def lower_scales(model: keras.Model, replicas: Replicas) -> None:
     """Divides these factors by 16, on each replica of this worker."""
-    for replica in range(len(replicas.devices)):
-        for scale in replicas.components(get_scales(model), replica):
-            scale.assign(scale / 16)
+    for scale in replicas.copies(get_scales(model)):
+        scale.assign(scale / 16)
 
 
 def weighted_scale_loss(optimizer: keras.optimizers.Optimizer, *, notes_bad: bool = False) -> Callable[[Any], Any]:

@@ -102,6 +102,11 @@ def accumulators_by_replica(optimizer: keras.optimizers.Optimizer) -> list[keras
     return get_accumulators(inner_optimizer(optimizer))
 
 
+def accumulators_of_replicas(model: keras.Model) -> list[keras.Variable]:
+    """`accumulators_by_replica` of all optimizers of a model."""
+    return [one for optimizer in get_optimizers(model).values() for one in accumulators_by_replica(optimizer)]
+
+
 def get_variables(model: keras.Model) -> list[keras.Variable]:
     """All variables that a step may read or write, each once: weights, seeds, metrics, states, optimizers.
 

@@ -1,12 +1,14 @@
 """A model's variables under its strategy: whether they belong to it, and what differs between replicas.
 
-Seeds differ intentionally. Moving statistics are averaged before use.
+Seeds differ intentionally. Moving statistics are averaged before use, and gradients that wait for an update are summed
+before a callback may save them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -22,13 +24,16 @@ from tfaccel.training.private.private_random import SEED_STRIDE, global_seed_sta
 from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.batch_statistics import layers_alike
 from tfaccel.training.steps.embeddings import tables_on_host
-from tfaccel.training.steps.model_parts import get_optimizers, get_variables, unlisted_variables
+from tfaccel.training.steps.model_parts import (
+    accumulators_of_replicas,
+    get_optimizers,
+    get_variables,
+    unlisted_variables,
+)
 from tfaccel.training.steps.replicas import Replicas, is_distributed
 
-_separated: weakref.WeakValueDictionary[int, keras.Variable] = weakref.WeakValueDictionary()  # by identity
-_averages: weakref.WeakKeyDictionary[keras.Model, tuple[list[int], Callable[[], None]]] = weakref.WeakKeyDictionary()
-
-_INSIDE = "Build the model inside the scope of its strategy: `with strategy.scope(): model = ...`."
+Variables = Callable[[keras.Model], list[keras.Variable]]
+_combining: weakref.WeakKeyDictionary[keras.Model, dict[Any, Callable[[], None]]] = weakref.WeakKeyDictionary()
 
 
 def is_seed(variable: keras.Variable) -> bool:
@@ -46,36 +51,43 @@ def seed_variables(model: keras.Model) -> list[keras.Variable]:
     return own if shared is None else [*own, shared]
 
 
+def separate_state(model: keras.Model, replicas: Replicas, *, accumulated: bool) -> None:
+    """Before training, makes different what is each replica's own, but was loaded from a file as a copy for each.
+
+    So may gradients be, if `accumulated`: none were added in this epoch. They then count once, on the first replica.
+    """
+    separate_seeds(model, replicas)
+    accumulators = accumulators_of_replicas(model)
+    if accumulated and _are_copies(accumulators, replicas):
+        for copy in replicas.copies(accumulators)[0 if replicas.first_replica else len(accumulators) :]:
+            copy.assign(tf.zeros_like(copy))
+
+
 def separate_seeds(model: keras.Model, replicas: Replicas) -> None:
-    """Gives each replica different, reproducible dropout masks; done once per seed generator.
+    """Gives each replica different, reproducible dropout masks, where all have the same seed.
 
     In Keras every replica draws the same masks. Here replica `r` gets the seed `seed + r * SEED_STRIDE`.
     """
-    new = [one for one in seed_variables(model) if _separated.get(id(one)) is not one]
-    if replicas.num_replicas > 1:
-        write_seeds(new, replicas, [one.numpy() for one in new])
+    same = [one for one in seed_variables(model) if _are_copies([one], replicas)]
+    if same:
+        write_seeds(same, replicas, [one.numpy() for one in same])
 
 
 def write_seeds(variables: list[keras.Variable], replicas: Replicas, states: list[np.ndarray]) -> None:
     """Sets all replicas' seed generators from the first replica's states."""
     for replica in range(len(replicas.devices)):
         offset = np.uint32((replicas.first_replica + replica) * SEED_STRIDE)
-        for component, state in zip(replicas.components(variables, replica), states, strict=True):
-            component.assign(np.array([np.uint32(state[0]) + offset, state[1]], dtype=np.uint32))
-    _separated.update({id(one): one for one in variables})
+        for component, (seed, counter) in zip(replicas.components(variables, replica), states, strict=True):
+            component.assign(np.array([np.uint32(seed) + offset, counter], dtype=np.uint32))
 
 
 def align_seeds(model: keras.Model, replicas: Replicas) -> None:
     """Sets every replica's counters to the first replica's, since a replica without rows skips a step."""
-    variables = seed_variables(model)
-    if replicas.num_replicas == 1 or not variables:
-        return
-    for position, variable in enumerate(variables):
-        first = replicas.components([variable], 0)[0].numpy()
-        counter = replicas.same_on_all_workers(partial(int, first[1]))
-        for replica in range(len(replicas.devices)):
-            component = replicas.components(variables, replica)[position]
-            component.assign(np.array([component.numpy()[0], counter], dtype=np.uint32))
+    for variable in seed_variables(model) if replicas.num_replicas > 1 else ():
+        copies = replicas.copies([variable])
+        counter = replicas.same_on_all_workers(partial(int, copies[0].numpy()[1]))
+        for copy in copies:
+            copy.assign(np.array([copy.numpy()[0], counter], dtype=np.uint32))
 
 
 def drifting_variables(model: keras.Model) -> list[keras.Variable]:
@@ -94,27 +106,46 @@ def drifting_variables(model: keras.Model) -> list[keras.Variable]:
 
 def average_drifting(model: keras.Model, replicas: Replicas) -> None:
     """Sets moving statistics to their mean over the replicas, on every replica."""
-    if replicas.num_replicas == 1:
-        return
-    variables = drifting_variables(model)
-    known = [id(variable) for variable in variables]
-    if model not in _averages or _averages[model][0] != known:  # layers may be built later
-        _averages[model] = known, _average_function(variables, replicas)
-    _averages[model][1]()
+    _combine(model, drifting_variables, replicas, mean=True)
 
 
-def _average_function(variables: list[keras.Variable], replicas: Replicas) -> Callable[[], None]:
-    strategy = replicas.strategy
+def make_whole(model: keras.Model, replicas: Replicas) -> None:
+    """Makes the first replica's state the whole model's, since Keras saves that one: for callbacks and validation.
 
-    def average() -> None:
-        with strategy.scope():
-            values = strategy.run(lambda: [tf.identity(private_api.tf_variable(v)) for v in variables])
+    Moving statistics are averaged. It gets the gradients that all replicas have accumulated; the others then have none.
+    """
+    average_drifting(model, replicas)
+    _combine(model, accumulators_of_replicas, replicas, mean=False)
+
+
+def _are_copies(variables: list[keras.Variable], replicas: Replicas) -> bool:
+    """Whether all of several replicas, of all workers, have the same values to the last bit."""
+    if replicas.num_replicas == 1 or not variables:
+        return False
+    values = get_values(variables, replicas)
+    digests = {zlib.crc32(b"".join(local[i].tobytes() for _, local in values)) for i in range(len(replicas.devices))}
+    digest = digests.pop() >> 1
+    return not replicas.differs_between_workers(-1 if digests else digest) and not digests
+
+
+def _combine(model: keras.Model, find: Variables, replicas: Replicas, *, mean: bool) -> None:
+    """Gives every replica the mean of each variable over all of them, or the first one the sum and the others zeros."""
+    variables = find(model) if replicas.num_replicas > 1 else []
+    functions, known = _combining.setdefault(model, {}), (mean, *map(id, variables))  # layers may be built later
+
+    def combine() -> None:
+        with replicas.strategy.scope():
+            values = replicas.strategy.run(lambda: [tf.identity(private_api.tf_variable(v)) for v in variables])
             sums = replicas.local_results(all_reduce(replicas, list(values)))
         for replica, local in enumerate(sums):
+            is_zero = not mean and replicas.first_replica + replica
             for component, total in zip(replicas.components(variables, replica), local, strict=True):
-                component.assign(total / replicas.num_replicas)
+                component.assign(tf.zeros_like(total) if is_zero else total / replicas.num_replicas if mean else total)
 
-    return graph_function(average) if variables else lambda: None
+    if variables:
+        if known not in functions:
+            functions[known] = graph_function(combine)
+        functions[known]()
 
 
 @contextlib.contextmanager
@@ -147,15 +178,14 @@ def kept_state(model: keras.Model, replicas: Replicas) -> Iterator[None]:
 
 def get_values(variables: list[keras.Variable], replicas: Replicas) -> list[tuple[keras.Variable, list[np.ndarray]]]:
     """Each variable with a copy of its values on the local replicas."""
-    local = range(len(replicas.devices))
-    return [(one, [np.array(replicas.components([one], i)[0].numpy(), copy=True) for i in local]) for one in variables]
+    return [(one, [np.array(copy.numpy(), copy=True) for copy in replicas.copies([one])]) for one in variables]
 
 
 def restore_values(before: list[tuple[keras.Variable, list[np.ndarray]]], replicas: Replicas) -> None:
     """Gives variables the values that `get_values` has copied."""
     for variable, values in before:
-        for replica, value in enumerate(values):
-            replicas.components([variable], replica)[0].assign(value)
+        for copy, value in zip(replicas.copies([variable]), values, strict=True):
+            copy.assign(value)
 
 
 def get_replicas(model: keras.Model) -> Replicas:
@@ -179,7 +209,8 @@ def get_replicas(model: keras.Model) -> Replicas:
         raise PlanError(
             f"{len(odd)} of the model's {len(model.weights)} weights, such as {odd[0]!r}, were created outside the "
             f"scope of the {_get_name(strategy)} with {replicas.num_replicas} replicas that trains it, so that each "
-            f"replica would update them. {_INSIDE} That holds for pretrained parts of it, too."
+            "replica would update them. Build the model inside the scope of its strategy: `with strategy.scope(): "
+            "model = ...`. That holds for pretrained parts of it, too."
         )
     return replicas
 

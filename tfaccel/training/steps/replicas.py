@@ -80,6 +80,10 @@ class Replicas:
             found.append(local[min(replica, len(local) - 1)])
         return found
 
+    def copies(self, variables: Sequence[keras.Variable]) -> list[tf.Variable]:
+        """The plain variables that all local replicas hold of Keras variables, one replica after the other."""
+        return [one for replica in range(len(self.devices)) for one in self.components(variables, replica)]
+
     @contextlib.contextmanager
     def local(self, variables: Sequence[keras.Variable], replica: int) -> Iterator[None]:
         """While tracing: uses the replica's device, and makes Keras variables refer to its components."""

@@ -175,7 +175,7 @@ class StepGraphs:
             return None
         every = get_variables(self._model)
         every = every + [v for one in get_optimizers(self._model).values() for v in unlisted_variables(one)]
-        return [one for i in range(len(self._replicas.devices)) for one in self._replicas.components(every, i)]
+        return self._replicas.copies(every)
 
     def _in_contexts(self, run: Callable[..., Any], batch_specs: Any) -> Callable[..., Any]:
         def traced(*arguments: Any) -> Any:
