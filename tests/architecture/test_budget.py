@@ -34,7 +34,7 @@ BUDGET = {
     "training.proof": 2_600,
     "training.run": 7_400,
     "training.stages": 850,
-    "training.steps": 7_200,
+    "training.steps": 7_250,
     "training.workers": 850,
     "tuning": 4_450,
 }

@@ -121,11 +121,10 @@ def _summed(value: Any, *, weigh: Callable[[tf.Tensor], tf.Tensor] | None) -> An
     reduce = partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
     if not own.dtype.is_floating:
         return reduce(own if share is None else zero_if_borrowed(own, share.row_weight))
-    weight = gradient_weight()
 
     @tf.custom_gradient
     def total(own: tf.Tensor) -> Any:
-        return reduce(own), lambda upstream: gradient_of_exchanged(upstream, weight, reduce)
+        return reduce(own), lambda upstream: gradient_of_exchanged(upstream, gradient_weight(), reduce)
 
     own = own if weigh is None else weigh(own)
     return total(own if share is None else zero_if_borrowed(own, share.row_weight))

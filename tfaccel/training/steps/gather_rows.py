@@ -115,14 +115,14 @@ def gather_states(value: tf.Tensor) -> tf.Tensor:
 def _gathered(own: tf.Tensor, context: tf.distribute.ReplicaContext) -> tf.Tensor:
     if not own.dtype.is_floating:
         return _all_gather(own, context)
-    weight = gradient_weight()
+    reduce = partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
     sizes = _all_gather(tf.shape(own)[:1], context)
     first = tf.reduce_sum(sizes[: context.replica_id_in_sync_group])
 
     @tf.custom_gradient
     def gather(own: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            total = gradient_of_exchanged(upstream, weight, partial(context.all_reduce, tf.distribute.ReduceOp.SUM))
+            total = gradient_of_exchanged(upstream, gradient_weight(), reduce)
             return total[first : first + tf.shape(own)[0]]
 
         return _all_gather(own, context), gradient

@@ -51,6 +51,7 @@ class Share:
         data: the replica's rows, as passed to the step.
         may_gather: whether the step can gather rows over the replicas: all of them run it, outside of XLA.
         weighs_gradients: whether the gradients, instead of the loss, are weighted by the rows.
+        weight_of_sum: `gradient_weight` in the backward pass of values by row, whose gradient is that of their sum.
         gathers: whether the step gathers rows over the replicas.
         bad: numbers above 0 for losses and gradients that are not finite, if batches are left out.
         scaled: values of losses that are not reduced, divided by the replica's fraction of the rows.
@@ -67,6 +68,7 @@ class Share:
     data: Any = None
     may_gather: bool = True
     weighs_gradients: bool = False
+    weight_of_sum: Any = None
     gathers: bool = False
     bad: list[tf.Tensor] = field(default_factory=list)
     scaled: list[Any] = field(default_factory=list)
@@ -128,9 +130,7 @@ def _reduce(
     if reduction in (None, "none", "sum"):
         total = original(values, sample_weight, mask, reduction, dtype)
         if share.gathers and not share.counting:
-            # The values may be those of all rows; their sum then already counts once.
-            is_own = tf.equal(tf.shape(values)[0], tf.shape(keras.tree.flatten(share.data)[0])[0])
-            return tf.where(is_own, _of_all_rows(total, share), total)
+            return tf.where(_has_own_rows(values, share), _of_all_rows(total, share), total)
         total = _of_all_rows(total, share)
         share.scaled += [total] if len(total.shape) else []
         return total
@@ -161,6 +161,11 @@ def _is_by_row(values: Any, share: Share) -> bool:
     return (values.shape[0] is None or values.shape[0] in share.numbers_of_rows) and depends_on(values, share.data)
 
 
+def _has_own_rows(values: Any, share: Share) -> tf.Tensor:
+    """Whether values in a step that gathers rows are those of the replica's; else their sum already counts once."""
+    return tf.equal(tf.shape(values)[0], tf.shape(keras.tree.flatten(share.data)[0])[0])
+
+
 def _gradient(
     original: Callable[..., Any], tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -169,11 +174,18 @@ def _gradient(
     It will be weighted by the replica's fraction of the rows, like the gradient of a mean. Gradients with respect to
     anything but variables (the inputs, for a gradient penalty) are unchanged.
     """
-    gradients, share = original(tape, target, sources, *args, **kwargs), current_share()
-    is_sum = isinstance(target, tf.Tensor) and target.shape.rank != 0
-    if share is None or not share.weighs_gradients or not is_sum or not _is_by_row(target, share):
-        return gradients
-    factor = tf.math.divide_no_nan(1.0, share.row_weight)
+    share, targets = current_share(), keras.tree.flatten(target)
+    is_sum = bool(targets) and all(isinstance(one, tf.Tensor) and one.shape.rank != 0 for one in targets)
+    if share is None or not share.weighs_gradients or not is_sum or not all(_is_by_row(one, share) for one in targets):
+        return original(tape, target, sources, *args, **kwargs)
+    share.weight_of_sum = tf.sign(tf.cast(share.row_weight, tf.float32))
+    if share.gathers:
+        share.weight_of_sum = tf.where(_has_own_rows(targets[0], share), share.weight_of_sum, share.row_weight)
+    factor = tf.math.divide_no_nan(share.weight_of_sum, share.row_weight)
+    try:
+        gradients = original(tape, target, sources, *args, **kwargs)
+    finally:
+        share.weight_of_sum = None
 
     def of_sum(source: Any, gradient: Any) -> Any:
         is_variable = isinstance(source, tf.Variable | keras.Variable)
@@ -250,9 +262,14 @@ def zero_if_borrowed(values: tf.Tensor, row_weight: Any) -> tf.Tensor:
 
 
 def gradient_weight() -> Any:
-    """The factor applied to this replica's gradients after the backward pass: its fraction of the rows, or 1."""
+    """The factor applied to this replica's gradients after the backward pass: its fraction of the rows, or 1.
+
+    Call it within the backward pass, in which the gradient of a sum over the rows has the factor 1.
+    """
     share = current_share()
-    return share.row_weight if share is not None and share.weighs_gradients else 1.0
+    if share is None or not share.weighs_gradients:
+        return 1.0
+    return share.row_weight if share.weight_of_sum is None else share.weight_of_sum
 
 
 def gradient_of_exchanged(upstream: tf.Tensor, weight: Any, sum_over_replicas: Callable[[Any], Any]) -> tf.Tensor:
