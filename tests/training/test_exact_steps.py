@@ -131,3 +131,31 @@ def test_a_tracker_that_the_model_does_not_list_is_no_difference():
         found.append((history["loss"], model.dense.kernel.numpy()))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+REGULARIZERS = {
+    "mean": lambda activities: 0.1 * tf.reduce_mean(tf.square(activities)),
+    "by row": lambda activities: 0.1 * tf.reduce_sum(tf.square(activities), axis=-1),
+    "maximum": lambda activities: 0.3 * tf.reduce_max(activities),
+    "variance": lambda activities: 0.3 * tf.math.reduce_variance(activities, axis=0),
+}
+
+
+@pytest.mark.parametrize("name", REGULARIZERS)
+def test_activities_of_all_rows_are_regularized(name):
+    x = np.random.default_rng(0).normal(size=(25, 4)).astype("float32")  # the last batch has one row
+    found = []
+    for num_replicas in (0, 2):
+        keras.utils.set_random_seed(0)
+        with scope_of(num_replicas):
+            hidden = keras.layers.Dense(3, activity_regularizer=REGULARIZERS[name])
+            model = keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        train = fit if num_replicas else keras.Model.fit
+        history = train(
+            model, x, x[:, :1], batch_size=8, shuffle=False, validation_data=(x, x[:, :1]), verbose=0
+        ).history
+        found.append((history["loss"], history["val_loss"], *model.get_weights()))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert hidden.activity_regularizer is REGULARIZERS[name]

@@ -24,6 +24,7 @@ from tfaccel.training.steps.all_reduce import mean_over_replicas
 from tfaccel.training.steps.global_batch import (
     NeedsEveryReplica,
     current_share,
+    global_losses,
     gradient_of_exchanged,
     gradient_weight,
     replica_share,
@@ -48,6 +49,7 @@ _CARRIERS = {
     tf.bfloat16: tf.float32,
     **_BY_BITS,
 }
+_SUMS = (type(None), keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 LOSS_GATHERED: weakref.WeakSet[keras.Model] = weakref.WeakSet()  # whose compiled loss takes the rows of all replicas
 
 
@@ -105,6 +107,27 @@ def gather_nest(values: Any) -> Any:
         return rows if mask is None else private_api.with_mask(rows, all_gather_rows(mask))
 
     return keras.tree.map_structure(gather, values)
+
+
+@contextlib.contextmanager
+def losses_of_all(model: keras.Model) -> Iterator[None]:
+    """`global_losses`, with activity regularizers over the rows of all replicas, unless they are sums over the rows."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(global_losses(model))
+        for layer in private_api.all_layers(model):
+            if type(layer.activity_regularizer) not in _SUMS:
+                of_all = partial(_of_all_rows, layer.activity_regularizer)
+                stack.enter_context(instance_attributes(layer, {"activity_regularizer": of_all}))
+        yield
+
+
+def _of_all_rows(regularizer: Callable[[tf.Tensor], tf.Tensor], output: tf.Tensor) -> tf.Tensor:
+    """What a regularizer makes of all rows, so that Keras divides by all of them: it divides by the replica's rows."""
+    if current_share() is None or not output.shape.rank:
+        return regularizer(output)
+    rows = all_gather_rows(output)
+    total = tf.reduce_sum(regularizer(rows))
+    return total * tf.cast(tf.shape(output)[0] / tf.shape(rows)[0], total.dtype)
 
 
 def gather_states(value: tf.Tensor) -> tf.Tensor:

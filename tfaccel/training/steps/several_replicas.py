@@ -26,13 +26,12 @@ from tfaccel.training.private import private_api
 from tfaccel.training.private.private_tensorflow import writes_undone
 from tfaccel.training.steps.all_reduce import all_reduce
 from tfaccel.training.steps.batch_statistics import replica_statistics
-from tfaccel.training.steps.gather_rows import gathered_loss, summaries_of_all
+from tfaccel.training.steps.gather_rows import gathered_loss, losses_of_all, summaries_of_all
 from tfaccel.training.steps.global_batch import (
     VALUES_KEPT,
     NeedsEveryReplica,
     Share,
     current_share,
-    global_losses,
     replica_share,
     weighted_by_rows,
     zero_if_borrowed,
@@ -142,7 +141,7 @@ class SeveralReplicas:
                 return step(batches, batch)
 
     def _train_all(self, batches: GraphBatches, batch: Any) -> Any:
-        with self.replicas.strategy.scope(), global_losses(self.model):
+        with self.replicas.strategy.scope(), losses_of_all(self.model):
             self._guard.begin()
             if has_own_train_step(self.model) or self.rows.are_fixed:
                 return self._train_in_step(batches, batch)
@@ -185,7 +184,7 @@ class SeveralReplicas:
         return replica_statistics(self.model, self.replicas.num_replicas, **timed)
 
     def _test_all(self, batches: GraphBatches, batch: Any) -> Any:
-        with self.replicas.strategy.scope(), global_losses(self.model):
+        with self.replicas.strategy.scope(), losses_of_all(self.model):
             if has_own_test_step(self.model):
                 logs = self.rows.run(batches, batch, self._own_test, if_empty="borrow")
             else:
