@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfaccel.data.tables.column_kinds import check_float32, lost_in_float32
+from tfaccel.data.tables.column_kinds import as_numbers, check_float32, lost_in_float32
 from tfaccel.data.tables.encoding import NumericColumn, TableEncoding
 from tfaccel.data.tables.layers import table_inputs
 from tfaccel.data.tables.table import Column, Table
@@ -254,6 +254,14 @@ def test_none_is_a_class_and_a_category_but_no_number():
     assert data.report.imputed["weight"]["num_rows"] == 6
     data = made(pets(kind=["1.5", "none", "3"] * 20), classification=False)
     assert data.report.rows_without_target == 20
+
+
+def test_truth_values_are_the_numbers_that_a_parquet_file_has_for_them():
+    np.testing.assert_array_equal(
+        as_numbers(Column("tame", np.array(["True", None, "false"], object)), "a.csv"), [1, np.nan, 0]
+    )
+    with pytest.raises(DataError, match=r"'tame' of a\.csv holds numbers, but row 1 below the header has 'True'"):
+        as_numbers(Column("tame", np.array(["True", "2", "maybe"], object)), "a.csv")
 
 
 def test_kinds_that_are_given_win():

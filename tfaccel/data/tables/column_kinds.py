@@ -18,6 +18,7 @@ from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
 
 NUMERIC, CATEGORICAL, DATE, IGNORED = KINDS = ("numeric", "categorical", "date", "ignored")
+TRUTH_VALUES = {"true": "1", "false": "0"}
 # A column is numeric if this fraction of its values parses as numbers.
 _MOSTLY_NUMBERS = 0.8
 # Texts that are nearly all distinct do not generalize to other rows.
@@ -111,7 +112,7 @@ def get_kind(column: Column) -> str:
 
 
 def as_numbers(column: Column, source: str, *, advice: str | None = None) -> np.ndarray:
-    """A numeric column as float64, with NaN for missing values.
+    """A numeric column as float64, with NaN for missing values; a column of nothing but truth values is 1 and 0.
 
     Args:
         column: the column.
@@ -130,6 +131,10 @@ Fix the row, or say what the column is: --column_kinds=age=categorical.
     """
     numbers, wrong = column.numbers
     if len(wrong):
+        places, texts = column.codes
+        truths = [TRUTH_VALUES.get(text.lower()) for text in texts.to_pylist()]
+        if None not in truths:
+            return np.array([*truths, np.nan], np.float64)[places]
         row = int(wrong.min())
         raise DataError(
             f"Column {column.name!r} of {source} holds numbers, but row {row + 1} below the header has "

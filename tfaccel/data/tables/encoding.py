@@ -12,7 +12,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from tfaccel.data.tables.column_kinds import CATEGORICAL, DATE, NUMERIC, as_numbers, check_dates, lost_in_float32
+from tfaccel.data.tables.column_kinds import (
+    CATEGORICAL,
+    DATE,
+    NUMERIC,
+    TRUTH_VALUES,
+    as_numbers,
+    check_dates,
+    lost_in_float32,
+)
 from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.remote import readable_path
@@ -24,7 +32,6 @@ HASH_KEY = (0, 0)
 _START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
 _State = list[np.ndarray]
 
-_TRUTH_VALUES = {"true": "1", "false": "0"}
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -119,7 +126,7 @@ def by_value(texts: Iterable[str]) -> dict[Decimal, str]:
     """
     found: dict[Decimal, str] = {}
     for text in texts:
-        number = _TRUTH_VALUES.get(text.lower(), text)
+        number = TRUTH_VALUES.get(text.lower(), text)
         if _NUMBER.fullmatch(number):
             found.setdefault(Decimal(number), text)
     return found
