@@ -174,7 +174,7 @@ def check_script(
     outcomes: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="tfaccel-") as folder:
         for way, text in WAYS.items():
-            progress(f"{text.format(num_replicas)}, {num_steps} steps")
+            progress(f"{text.format(num_replicas)}, up to {num_steps} steps")
             order = {"script": script, "arguments": list(arguments), "way": way, "num_replicas": num_replicas}
             order |= {"num_steps": num_steps, "out": str(Path(folder, way))}
             outcomes[way] = _outcome(order, time_limit_seconds)
@@ -182,9 +182,8 @@ def check_script(
                 raise TfaccelError(f"{name or script} does not train on one device: {outcomes[way]['failure']}")
     one = outcomes["one"]
     rows = tuple(_row(WAYS[way].format(num_replicas), found, one) for way, found in outcomes.items())
-    return CheckResult(
-        rows=rows, causes=(*one["causes"], *outcomes["tfaccel"].get("unproven", ())), num_steps=num_steps
-    )
+    causes = (*one["causes"], *outcomes["tfaccel"].get("unproven", ()))
+    return CheckResult(rows=rows, causes=causes, num_steps=one["num_steps"])
 
 
 def _outcome(order: dict[str, Any], time_limit_seconds: float) -> dict[str, Any]:

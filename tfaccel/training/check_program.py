@@ -67,8 +67,10 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
     given |= {"epochs": 1, "verbose": 0, "shuffle": False} | _cut(given, order["num_steps"])
     train: Any = fit if order["way"] == "tfaccel" else keras.Model.fit
     still = [layer for layer in private_api.all_layers(model) if layer is not model and draws(layer)]
+    before = _optimizer_steps(model)
     with in_inference_mode(still):
         history = train(model, **given)
+        num_steps = history.params.get("steps") or _optimizer_steps(model) - before or order["num_steps"]
         weights = {f"{place}:{one.path}": np.asarray(one) for place, one in enumerate(model.weights)}
         started = time.perf_counter()
         train(model, **given)
@@ -76,13 +78,18 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
     save(order["out"] + ".npz", **weights)
     found = {
         "losses": {name: float(values[-1]) for name, values in history.history.items()},
-        "steps_per_second": order["num_steps"] / (time.perf_counter() - started),
+        "num_steps": num_steps,
+        "steps_per_second": num_steps / (time.perf_counter() - started),
         "causes": _causes(model, given, len(still)),
         "unproven": _unproven(model) if train is fit else [],
     }
     partial = Path(order["out"] + ".partial")
     partial.write_text(json.dumps(found))
     os.replace(partial, order["out"])
+
+
+def _optimizer_steps(model: keras.Model) -> int:
+    return int(getattr(model.optimizer, "iterations", 0))
 
 
 def _unproven(model: keras.Model) -> list[str]:
