@@ -67,7 +67,7 @@ def test_the_table_names_what_fails(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_model_and_arrays_are_checked_in_one_call(run_python):
     lines = run_python(MODEL).stdout.splitlines()[-5:]
-    assert lines[:2] == ["True 3", "True 2"]
+    assert lines[:2] == ["True 3", "True 3"]  # of data of any length
     assert lines[2] == "Give `x`, and `y`, to train the model on: check(model, x, y)."
     assert lines[3].startswith(
         "`x` must be arrays with equal numbers of rows, as `y` and `sample_weight`, or a tf.data.D"
@@ -88,7 +88,7 @@ a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
 model = keras.Model({"a": a, "b": b}, keras.layers.Dense(1)(a + b))
 model.compile("sgd", "mse")
 data = tf.data.Dataset.from_tensor_slices(({"a": x, "b": x}, x[:, :1])).batch(8)
-found = tfaccel.check(model, data, steps=2)
+found = tfaccel.check(model, data.filter(lambda *row: True), steps=5)
 print(found.is_equal, found.num_steps)
 for wrong in (None, lambda: x, {"a": x}):
     try:

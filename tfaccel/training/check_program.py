@@ -89,7 +89,8 @@ def _train(model: keras.Model, arguments: dict[str, Any], order: dict[str, Any])
 
 
 def _optimizer_steps(model: keras.Model) -> int:
-    return int(getattr(model.optimizer, "iterations", 0))
+    iterations = getattr(model.optimizer, "iterations", None)
+    return 0 if iterations is None else int(iterations.numpy())
 
 
 def _unproven(model: keras.Model) -> list[str]:
