@@ -8,6 +8,7 @@ from unicodedata import category
 
 # TensorFlow also raises ResourceExhaustedError for a full disk, too many open files and long messages.
 _SHORT_OF_MEMORY = re.compile(r"\bOOM\b|out of memory|failed to allocate|allocating \d+ bytes", re.IGNORECASE)
+_TERMINAL_CODE = re.compile(r"\x1b\[[\d;]*m")
 _CONTROL = ("Cc", "Cf", "Cs")  # control and format characters, and halves of characters
 
 
@@ -35,6 +36,19 @@ def printable(text: str) -> str:
         one.encode("unicode_escape").decode() if one not in "\n\t" and category(one) in _CONTROL else one
         for one in text
     )
+
+
+def in_one_line(error: object, most: int | None = None) -> str:
+    r"""The text of another library's error in one line, without Keras's bold letters and list of arguments.
+
+    Args:
+        most: characters; None for all.
+
+    Example:
+        >>> in_one_line(ValueError("\x1b[1mwrong\x1b[0m\n shape"))
+        'wrong shape'
+    """
+    return " ".join(_TERMINAL_CODE.sub("", str(error)).split()).partition(" Arguments received by")[0][:most]
 
 
 class PlanError(TfaccelError, ValueError):

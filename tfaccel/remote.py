@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from tfaccel.cache_folder import CACHE_VARIABLE, cache_dir
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import TfaccelError, in_one_line
 from tfaccel.files import write_json
 from tfaccel.local_path import get_scheme, local_path
 
@@ -351,4 +351,4 @@ def _tag(info: dict[str, Any]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(". ")
+    return f"{type(error).__name__}: {in_one_line(error, 200)}".rstrip(". ")

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, in_one_line
 from tfaccel.training.private.private_api import call_model
 
 SIGNATURE_KEY = "serving_default"
@@ -128,7 +128,7 @@ def _output_nest(model: keras.Model, signature: CallSignature) -> Any:
     try:
         made = traced(model, signature, lambda outputs: outputs).structured_outputs
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, tf.errors.OpError) as error:
-        text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+        text = in_one_line(error, _SHOWN_CHARACTERS)
         shapes = ", ".join(
             f"{tensor.name}: (1, {', '.join(map(str, tensor.shape))}) {tensor.dtype}" for tensor in signature.inputs
         )

@@ -21,7 +21,7 @@ import numpy as np
 from tfaccel.compressing.call_signature import CallSignature, get_signature
 from tfaccel.compressing.comparison.task_metric import Batches, TaskMetrics
 from tfaccel.data.raw_input import FILE_NAME, RawInput, load_raw_input
-from tfaccel.errors import CompressionError, RunDirError
+from tfaccel.errors import CompressionError, RunDirError, in_one_line
 from tfaccel.keras_file import check_members, check_no_code
 from tfaccel.keras_file.private_load_model import load_model
 from tfaccel.planning.run_length import compile_arguments, num_optimizer_steps
@@ -127,7 +127,7 @@ def loaded_model(given: keras.Model | str | os.PathLike[str]) -> keras.Model:
     try:
         return load_model(file, safe_mode=True)
     except Exception as error:  # Keras raises errors of many kinds for files that it cannot load
-        text = " ".join(str(error).split())[:300]
+        text = in_one_line(error, 300)
         raise CompressionError(
             f"Keras cannot load {given} ({text}). Import the modules that define its layers, or give the model."
         ) from error
@@ -209,7 +209,7 @@ def _model_of_run(run_dir: Path, workload: Workload | None, x: Any) -> keras.Mod
             warnings.simplefilter("ignore")  # A mismatch is reported below.
             model.load_weights(path)
     except (ValueError, OSError, KeyError) as error:
-        text = " ".join(str(error).split())[:300]
+        text = in_one_line(error, 300)
         raise RunDirError(f"{path} does not hold the model of {workload.name} ({text}). Train it again.") from error
     return model
 

@@ -22,7 +22,7 @@ from typing import Any
 import keras
 
 from tfaccel.argument_types import checks_types
-from tfaccel.errors import CompressionError, WorkloadError
+from tfaccel.errors import CompressionError, WorkloadError, in_one_line
 from tfaccel.files import get_sha256
 from tfaccel.keras_file import check_no_code
 from tfaccel.keras_file.private_load_model import load_model
@@ -150,7 +150,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
-        text = " ".join(str(error).split())[:300]
+        text = in_one_line(error, 300)
         raise WorkloadError(f"The teacher {path} cannot be loaded: {text}") from error
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, in_one_line
 from tfaccel.training.private.private_api import all_layers
 from tfaccel.training.private.private_layers import calibrating, saving_zero_points
 
@@ -106,7 +106,7 @@ def load_quantized(path: str | os.PathLike[str]) -> keras.Model:
 
 def _cause(error: BaseException) -> str:
     """Keras's error message, without the configuration before it."""
-    text = " ".join(str(error).split())
+    text = in_one_line(error)
     return (text.rpartition("Exception encountered: ")[2] or text)[:_SHOWN_CHARACTERS]
 
 

@@ -20,7 +20,7 @@ from tfaccel.data.epochs import random_order, row_batches
 from tfaccel.data.given_batches import GivenDataset, GivenGrain, GivenPyDataset, named_weights
 from tfaccel.data.grain_batches import is_grain
 from tfaccel.data.private_pipelines import data_adapter, dense_arrays
-from tfaccel.errors import DataError
+from tfaccel.errors import DataError, in_one_line
 
 ACCEPTED = (
     "arrays (or dictionaries and lists of arrays), data frames, a tf.data.Dataset, a keras.utils.PyDataset, or a Grain "
@@ -325,7 +325,7 @@ def prepared_by_task(task: Any, x: Any, y: Any = None, sample_weight: Any = None
         except Exception as error:  # of any preprocessor
             raise DataError(
                 f"The preprocessor of {type(task).__name__} cannot prepare the data ({type(error).__name__}: "
-                f"{' '.join(str(error).split()):.300})."
+                f"{in_one_line(error):.300})."
             ) from error
 
     pieces = [prepared(first) for first in range(0, min(map(len, leaves)), _ROWS_AT_ONCE)]

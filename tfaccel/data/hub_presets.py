@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import WorkloadError, in_one_line
 from tfaccel.known_names import did_you_mean
 
 _MAX_REASON_LENGTH = 300  # characters
@@ -67,7 +67,7 @@ class Preset:
         try:
             return found.from_preset(self.name, **options)
         except Exception as error:  # KerasHub and the hubs raise many kinds of errors.
-            reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH] or type(error).__name__
+            reason = in_one_line(error, _MAX_REASON_LENGTH) or type(error).__name__
             raise WorkloadError(f"Cannot load the preset {self.name} with {kind}.from_preset: {reason}") from error
 
 

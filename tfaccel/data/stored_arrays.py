@@ -12,6 +12,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
+from tfaccel.errors import in_one_line
+
 _ZIP = b"PK"
 
 
@@ -49,7 +51,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             with np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
         except (zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(" ".join(str(error).split())) from error
+            raise ValueError(in_one_line(error)) from error
 
 
 def check_archive(file: IO[bytes], *, max_bytes: int | None = None) -> None:
@@ -73,7 +75,7 @@ def check_archive(file: IO[bytes], *, max_bytes: int | None = None) -> None:
                 with archive.open(member) as stored:
                     _check_array(stored, member.file_size, f"array {Path(member.filename).stem!r}")
     except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # RuntimeError: encrypted
-        raise ValueError(" ".join(str(error).split())) from error
+        raise ValueError(in_one_line(error)) from error
     file.seek(0)
 
 

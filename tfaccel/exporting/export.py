@@ -7,7 +7,6 @@ import functools
 import json
 import logging
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import tensorflow as tf
 from tfaccel.argument_types import checks_types
 from tfaccel.compressing.litert.file import check_litert
 from tfaccel.data.raw_input import RawInput
-from tfaccel.errors import ExportError
+from tfaccel.errors import ExportError, in_one_line
 from tfaccel.exporting.comparison import Comparison, EdgeCase, differences, edge_cases
 from tfaccel.exporting.export_result import DEFAULT_FORMATS, FORMATS, ExportedFile, ExportResult
 from tfaccel.exporting.fresh_process import NEST, RAW_MARK, as_inputs
@@ -49,7 +48,6 @@ logger = logging.getLogger("tfaccel")
 
 RESULT_FILE, SAVED_MODEL_FOLDER, ONNX_FILE = "export.json", "saved_model", "model.onnx"
 LITERT_PROGRAM, SERVING_PROGRAM = "run_litert.py", "tensorflow_serving.sh"
-_BOLD = re.compile(r"\x1b\[\d*m")  # in messages of Keras
 _NAMES = {"keras": "Keras's own file", "saved_model": "a SavedModel", "litert": "a LiteRT file", "onnx": "an ONNX file"}
 
 
@@ -259,7 +257,7 @@ class Exporter:
             self._wanted = self._outputs(self._exact, self._rows)
         except Exception as error:
             of = "rows that tfaccel makes for its inputs" if sample is None and own_rows is None else "the sample"
-            text = " ".join(_BOLD.sub("", str(error)).split()).partition(" Arguments received by")[0]
+            text = in_one_line(error)
             raise ExportError(
                 f"The model cannot be called on {of}: {text:.300} Give rows that it takes: tfaccel.export(model, "
                 "sample=rows, ...)."

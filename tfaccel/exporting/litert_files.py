@@ -25,7 +25,7 @@ from tfaccel.compressing.litert.post_training import quiet_conversion
 from tfaccel.compressing.litert.unsupported_layers import layers_with, refused_operations
 from tfaccel.compressing.methods import FLOAT32
 from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
-from tfaccel.errors import ExportError
+from tfaccel.errors import ExportError, in_one_line
 from tfaccel.exporting.signatures import DEFAULT, Signatures, traced
 from tfaccel.training.private.private_api import call_model
 
@@ -107,7 +107,7 @@ def _refusal(error: BaseException, graph: Any, model: keras.Model) -> str:
             f"LiteRT does not support these layers of the model: {found} (operation in parentheses). Replace them, or "
             "leave litert out of --formats."
         )
-    reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
+    reason = in_one_line(error, _MAX_REASON_LENGTH)
     return f"LiteRT cannot convert this model ({type(error).__name__}): {reason} Leave litert out of --formats."
 
 

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfaccel.errors import ExportError, VersionError
+from tfaccel.errors import ExportError, VersionError, in_one_line
 from tfaccel.training.private.private_api import all_layers
 from tfaccel.training.steps.overrides import instance_attributes
 
@@ -56,7 +56,7 @@ def write_onnx(path: Path, model: keras.Model) -> None:
         try:
             model.export(str(path), format="onnx", verbose=False, opset_version=_OPSET)
         except Exception as error:  # the converter raises many kinds of errors
-            reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
+            reason = in_one_line(error, _MAX_REASON_LENGTH)
             raise ExportError(
                 f"Cannot convert the model to ONNX ({type(error).__name__}): {reason} Leave onnx out of --formats."
             ) from error

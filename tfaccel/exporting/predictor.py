@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfaccel.compressing.comparison.runtime_measures import default_num_threads
 from tfaccel.compressing.litert.file import check_litert
 from tfaccel.data.raw_input import ImageInput, RawInput, TextInput
-from tfaccel.errors import ExportError
+from tfaccel.errors import ExportError, in_one_line
 from tfaccel.exporting.load_model import ModelPlace, load_keras_model, served_model
 from tfaccel.exporting.preprocessing import preprocessing
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, no_saved_model, read_notes, version_folders
@@ -174,7 +174,7 @@ class LitertPredictor(Predictor):
         try:
             found = self._runner(**row)
         except (RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            reason = in_one_line(error)
             raise tf.errors.InvalidArgumentError(None, None, reason) from error
         details = self._runner.get_output_details()
         return {name: _as_output(value, details[name]) for name, value in sorted(found.items())}
@@ -191,7 +191,7 @@ def _runner(place: ModelPlace) -> Any:
             interpreter.allocate_tensors()
             return interpreter.get_signature_runner(DEFAULT)
     except (RuntimeError, ValueError, OSError) as error:
-        raise ExportError(f"LiteRT cannot load {place.path}: {' '.join(str(error).split())}") from error
+        raise ExportError(f"LiteRT cannot load {place.path}: {in_one_line(error)}") from error
     raise ExportError(
         f"{place.path} has no signature {DEFAULT!r}, which names its inputs and outputs. It has: "
         f"{', '.join(names) or 'none'}. Write it with `tfaccel export` or `tfaccel compress`."

@@ -18,7 +18,7 @@ from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
 from tfaccel.data.tables.encoding import NUM_SPECIAL_CODES, OTHER_CODE, CategoricalColumn
 from tfaccel.data.tables.table import Column, Table
 from tfaccel.data.texts.vocabulary import NUM_SPECIAL_TOKENS
-from tfaccel.errors import ExportError
+from tfaccel.errors import ExportError, in_one_line
 from tfaccel.exporting.preprocessing import IMAGE_NAME, TEXT_NAME
 from tfaccel.exporting.signatures import Signatures, check_batch, column_names
 from tfaccel.planning.load_workload import workload_of_run
@@ -227,6 +227,6 @@ def rows_of_run(run_or_model: Any) -> list[np.ndarray] | None:
         kept = read_example_inputs(Path(run_or_model))
         return first_inputs(workload_of_run(run_or_model), NUM_ROWS, num_rows=NUM_ROWS) if kept is None else kept
     except Exception as error:  # the data may be gone, and a user's function may raise anything
-        reason = " ".join(str(error).split())[:200]
+        reason = in_one_line(error, 200)
         logger.info("The data of the run cannot be read again, so files are compared on random numbers: %s", reason)
         return None

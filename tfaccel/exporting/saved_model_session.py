@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf import descriptor_pool, message_factory
 
-from tfaccel.errors import ExportError
+from tfaccel.errors import ExportError, in_one_line
 from tfaccel.exporting.graph_check import GraphWalk, check_graph, own_files
 from tfaccel.exporting.saved_model_files import GRAPH_FILE
 
@@ -117,7 +117,7 @@ def _read(folder: Path) -> Any:
     try:
         content.ParseFromString((folder / GRAPH_FILE).read_bytes())
     except Exception as error:  # the file is missing or invalid
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = in_one_line(error) or type(error).__name__
         raise ExportError(f"The SavedModel in {folder} cannot be loaded: {GRAPH_FILE}: {reason}") from error
     found = [graph for graph in content.meta_graphs if tf.saved_model.SERVING in graph.meta_info_def.tags]
     if not found:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfaccel.data.raw_input import ImageInput, RawInput, TableInput, TextInput
-from tfaccel.errors import ExportError
+from tfaccel.errors import ExportError, in_one_line
 from tfaccel.exporting.preprocessing import preprocessing, table_preprocessing
 from tfaccel.training.private.private_api import all_layers, call_model, lookup_tables
 
@@ -132,7 +132,7 @@ def traced(call: Any, specs: dict[str, tf.TensorSpec]) -> tuple[Any, Any]:
     except ExportError:
         raise
     except Exception as error:  # user layers may raise anything
-        reason = " ".join(str(error).split())[:300]
+        reason = in_one_line(error, 300)
         raise ExportError(f"The model cannot be called as a graph ({type(error).__name__}): {reason}") from error
 
 
@@ -266,7 +266,7 @@ def float32_model(model: keras.Model) -> keras.Model:
         copy = keras.saving.deserialize_keras_object(in_float32(config))
         copy.set_weights(model.get_weights())
     except Exception as error:  # user classes may raise anything
-        reason = " ".join(str(error).split())[:300]
+        reason = in_one_line(error, 300)
         raise ExportError(
             f"The model computes in 16 bits, and cannot be rebuilt in float32: {type(error).__name__}: {reason} "
             "Custom classes need get_config, and must be registered with keras.saving.register_keras_serializable."

@@ -11,20 +11,19 @@ TensorFloat-32, which keeps ten bits and has errors of about 5e-4 here.
 from __future__ import annotations
 
 import ctypes
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tfaccel.errors import in_one_line
 from tfaccel.processes.child import connect_to_parent
 
 if TYPE_CHECKING:
     import numpy as np
 
 _TOLERANCES = {"float32": 2e-3, "float16": 1e-2, "bfloat16": 5e-2}
-_TERMINAL_CODE = re.compile(r"\x1b\[[\d;]*m")  # Keras prints bold text
 
 
 def serve_probes(argv: list[str], probes: Mapping[str, Callable[..., dict[str, Any]]]) -> NoReturn:
@@ -40,8 +39,7 @@ def serve_probes(argv: list[str], probes: Mapping[str, Callable[..., dict[str, A
         try:
             report = {"ok": True, "data": probes[name](*arguments)}
         except Exception as error:
-            message = " ".join(_TERMINAL_CODE.sub("", str(error)).split())
-            report = {"ok": False, "cause": f"{type(error).__name__}: {message}"}
+            report = {"ok": False, "cause": f"{type(error).__name__}: {in_one_line(error)}"}
         sys.stdout.flush()
         sys.stderr.flush()
         parent.send(report)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfaccel.compressing.compress_result import CompressResult, cells, get_notes, sensitivity_cells
-from tfaccel.errors import ReportError, RunDirError, SearchError, TfaccelError
+from tfaccel.errors import ReportError, RunDirError, SearchError, TfaccelError, in_one_line
 from tfaccel.html_report.page import Picture, get_number
 from tfaccel.planning.plan import Plan
 from tfaccel.remote import readable_path
@@ -277,7 +277,7 @@ def _get_result(data: Mapping[str, Any]) -> TrainResult:
 
 
 def _reason(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = in_one_line(error) or type(error).__name__
     return f"{text[:200]}…" if len(text) > 200 else text
 
 

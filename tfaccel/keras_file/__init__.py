@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfaccel.errors import ExportError
+from tfaccel.errors import ExportError, in_one_line
 from tfaccel.keras_file.private_load_model import load_model
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _config(path: Path) -> Any:
     except FileNotFoundError as error:
         raise ExportError(f"There is no file {path}.") from error
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, RecursionError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = in_one_line(error) or type(error).__name__
         raise ExportError(f"{path} is not a model in Keras's format ({reason}). Save it with model.save().") from error
 
 
@@ -242,5 +242,5 @@ def _own_class(name: str, file: Path, modules: Sequence[str]) -> str:
 
 def _reason(error: BaseException) -> str:
     """Keras's message about the innermost object that it cannot load, without that object's config."""
-    text = " ".join(str(error).split()).rpartition("Exception encountered: ")[2]
+    text = in_one_line(error).rpartition("Exception encountered: ")[2]
     return text.partition(" Full object config: ")[0][:_MAX_REASON_LENGTH] or type(error).__name__

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.errors import PlanError, WorkloadError, in_one_line
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.detect import detect_hardware
 from tfaccel.hardware.hardware import Hardware
@@ -253,7 +253,7 @@ class BatchSearch:
 
     def _end_at_failure(self, size: int, error: CandidateFailed) -> NoReturn:
         """Ends the search at a batch size of which nobody knows whether it fits."""
-        cause = " ".join(str(error).split()).rstrip(".") + "."
+        cause = in_one_line(error).rstrip(".") + "."
         if error.kind == "time":
             cause += " Allow more with limit_seconds (--limit_seconds)."
         text = f"{size:,} examples per replica failed, but not for lack of memory: {cause}"

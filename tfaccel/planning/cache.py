@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfaccel.cache_folder import CACHE_VARIABLE, cache_dir, warn_once
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import TfaccelError, in_one_line
 from tfaccel.files import write_json
 from tfaccel.planning.plan import Plan
 
@@ -73,7 +73,7 @@ def read_from_cache(file: Path | None, read: Callable[[Any], _Kept], ignored: st
 
 def say_ignored(ignored: str, error: Exception) -> None:
     """Says, once, that a damaged or stale file is ignored, and why."""
-    warn_once(f"{ignored}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    warn_once(f"{ignored}: {type(error).__name__}: {in_one_line(error, 200)}")
 
 
 def keep_roofline(workload_key: str, plan: Plan, roofline: Mapping[str, Any]) -> Path | None:

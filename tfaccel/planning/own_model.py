@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from tfaccel.data.hub_presets import prepares_data
-from tfaccel.errors import PlanError, WorkloadError
+from tfaccel.errors import PlanError, WorkloadError, in_one_line
 from tfaccel.keras_file import check_members
 from tfaccel.planning.private_models import given_compile_arguments, recurrent_states
 
@@ -226,7 +226,7 @@ def recreated(model: Any) -> Any:
     except Exception as error:  # whatever the user's class raises
         raise WorkloadError(
             f"The model ({kind.__name__}) cannot be recreated from its config ({type(error).__name__}: "
-            f"{' '.join(str(error).split()):.120}). "
+            f"{in_one_line(error):.120}). "
             "Give the function that builds it in place of the model."
         ) from error
     for new, old in zip(_state(made), _state(model), strict=True):

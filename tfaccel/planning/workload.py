@@ -12,7 +12,7 @@ from typing import Any, Self
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.given_data import given_data, prepared_by_task
 from tfaccel.data.hub_presets import prepares_data
-from tfaccel.errors import TfaccelError, WorkloadError
+from tfaccel.errors import TfaccelError, WorkloadError, in_one_line
 from tfaccel.known_names import hint_of_keras_error
 from tfaccel.planning.compile_arguments import compile_function, data_after_model
 from tfaccel.planning.own_model import checked_build_model, get_name
@@ -323,7 +323,7 @@ def call_own(of: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -
         raise
     except Exception as error:
         rest = error.__traceback__ and error.__traceback__.tb_next  # this function is of no interest
-        text = " ".join(str(error).split()) or "no message"
+        text = in_one_line(error) or "no message"
         raise WorkloadError(
             f"{of} raised {type(error).__name__}: {text:.1000}{hint_of_keras_error(text)}{_place(rest)}"
         ) from error.with_traceback(rest)

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from keras_tuner.engine.trial import Trial
 
-from tfaccel.errors import SearchError, TfaccelError
+from tfaccel.errors import SearchError, TfaccelError, in_one_line
 from tfaccel.files import finite, write_json
 from tfaccel.graph_function import graph_function
 from tfaccel.planning.plan import Plan
@@ -285,7 +285,7 @@ def mean_outcome(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def get_cause(error: BaseException) -> str:
     """Why a trial failed, in one line."""
-    text = " ".join(str(error).split())
+    text = in_one_line(error)
     if isinstance(error, TfaccelError):
         return text
     is_memory = isinstance(error, tf.errors.ResourceExhaustedError | MemoryError)

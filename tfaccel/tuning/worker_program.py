@@ -18,7 +18,7 @@ import keras_tuner
 import psutil
 from keras_tuner.errors import FatalError
 
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import TfaccelError, in_one_line
 from tfaccel.training.run.run_dir import RunIdentity
 from tfaccel.tuning.search_processes import START_ANEW, DeviceGroup
 from tfaccel.tuning.search_result import TrialRow, read_hyperparameters, read_outcome, write_outcome
@@ -60,7 +60,7 @@ def main(connection: Connection, arguments: list[str]) -> int:
             parent.send({"event": "discovered", "found": {**discover(maker), "epochs": maker.epochs}})
     except Exception as error:
         traceback.print_exc()
-        words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        words = f"{type(error).__name__}: {in_one_line(error)}"
         message = str(error) if isinstance(error, TfaccelError) else f"The search cannot start: {words}"
         parent.send({"event": "refused", "message": message})
         return 1

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfaccel.compressing.comparison.drop_judge import Agreement, DropJudge, DropLimit, Examples, Judged
 from tfaccel.compressing.variant import DropInterval
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, in_one_line
 from tfaccel.known_names import did_you_mean
 from tfaccel.training.private.private_api import compute_loss
 from tfaccel.training.private.private_tensorflow import metric_directions
@@ -172,7 +172,7 @@ def _judged(judge: keras.Model, x: Any, y: Any, outputs: Any, sample_weight: Any
         return float(loss), dict(judge.compute_metrics(x, y, outputs, weight))
     except (ValueError, TypeError, KeyError, IndexError, tf.errors.OpError) as error:
         shapes = ", ".join(f"{np.shape(leaf)} {np.asarray(leaf).dtype}" for leaf in keras.tree.flatten(y))
-        text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+        text = in_one_line(error, _SHOWN_CHARACTERS)
         raise CompressionError(
             f"The model's loss and metrics cannot be computed on the held-out data (targets: {shapes}): {text}"
         ) from error

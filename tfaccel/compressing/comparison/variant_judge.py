@@ -17,7 +17,7 @@ from tfaccel.compressing.keras_quantize import load_quantized
 from tfaccel.compressing.litert.file import float_operations, operations, zipped_bytes
 from tfaccel.compressing.litert.model import LitertModel, relative_error
 from tfaccel.compressing.variant import Variant, VariantResult
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, in_one_line
 from tfaccel.training.private.private_api import call_model
 
 # Relative to the outputs' spread: LiteRT computes in another order than TensorFlow, but also in float32.
@@ -139,7 +139,7 @@ def keras_predict(model: keras.Model) -> Predict:
         try:
             return keras.tree.map_structure(np.asarray, call_model(model, tensors, training=False))
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
-            text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+            text = in_one_line(error, _SHOWN_CHARACTERS)
             rows = len(keras.tree.flatten(tensors)[0])
             raise CompressionError(f"The Keras model cannot be called with {rows} examples at once: {text}") from error
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from tfaccel.compressing.call_signature import SIGNATURE_KEY, CallSignature
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, in_one_line
 
 
 class LitertModel:
@@ -32,7 +32,7 @@ class LitertModel:
             self._interpreter.allocate_tensors()
             runner = self._interpreter.get_signature_runner(SIGNATURE_KEY)
         except (RuntimeError, ValueError) as error:
-            raise CompressionError(f"LiteRT cannot load the model: {' '.join(str(error).split())}") from error
+            raise CompressionError(f"LiteRT cannot load the model: {in_one_line(error)}") from error
         self._inputs = {name: detail["index"] for name, detail in runner.get_input_details().items()}
         self._outputs = {name: detail["index"] for name, detail in runner.get_output_details().items()}
 
@@ -43,9 +43,7 @@ class LitertModel:
                 self._interpreter.set_tensor(index, row[name])
             self._interpreter.invoke()
         except (RuntimeError, ValueError) as error:
-            raise CompressionError(
-                f"LiteRT cannot run the model on an example: {' '.join(str(error).split())}"
-            ) from error
+            raise CompressionError(f"LiteRT cannot run the model on an example: {in_one_line(error)}") from error
         return {name: self._interpreter.get_tensor(index) for name, index in self._outputs.items()}
 
     def predict(self, x: Any) -> Any:

@@ -35,7 +35,7 @@ from tfaccel.compressing.litert.file import dense_layers, input_order, named_ope
 from tfaccel.compressing.litert.model import LitertModel, relative_error
 from tfaccel.compressing.litert.unsupported_layers import check_no_loops, refusal
 from tfaccel.compressing.methods import FLOAT32
-from tfaccel.errors import CompressionError, VersionError
+from tfaccel.errors import CompressionError, VersionError, in_one_line
 from tfaccel.training.private.private_api import all_layers, lookup_tables, tf_variable
 from tfaccel.training.private.private_tensorflow import parse_saved_model
 
@@ -376,7 +376,7 @@ def _quantize(content: bytes, recipe: Any, *, num_bits: int) -> bytes:
             quantizer = _quantizer_module("quantizer").Quantizer(bytearray(content), recipe)
             return bytes(quantizer.quantize(enable_progress_bar=False, enable_progress_report=False).quantized_model)
     except (ValueError, RuntimeError, KeyError) as error:
-        text = " ".join(str(error).split())[:300]
+        text = in_one_line(error, 300)
         raise CompressionError(f"LiteRT's quantizer cannot process this model ({num_bits} bits): {text}") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, in_one_line
 from tfaccel.training.private.private_api import all_layers
 
 _OPERATION = re.compile(r"\btf\.(\w+)")
@@ -34,7 +34,7 @@ def refusal(error: BaseException, graph: Any, model: keras.Model, method: str) -
             f"LiteRT cannot convert these layers of the model: {named}; it does not support the operations in "
             f"brackets ({method}). Replace them by others, or keep the model in Keras (keras_int8)."
         )
-    text = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+    text = in_one_line(error, _SHOWN_CHARACTERS)
     return f"LiteRT cannot convert this model ({method}): {type(error).__name__}: {text}"
 
 

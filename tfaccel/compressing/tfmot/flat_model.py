@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from tfaccel.compressing.methods import TfmotOptions
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, in_one_line
 from tfaccel.training.private.private_api import get_graph, get_nodes, name_of_maker
 
 _MODELS = ("Functional", "Sequential", "Model")
@@ -234,7 +234,7 @@ def flatten_model(model: keras.Model) -> FlatModel:
     except (TypeError, ValueError, RuntimeError) as error:
         raise CompressionError(
             f"Model {model.name!r} cannot be serialized, so it cannot be translated: "
-            f"{' '.join(str(error).split())[:300]}. Give its layers a get_config, {_POST_TRAINING}."
+            f"{in_one_line(error, 300)}. Give its layers a get_config, {_POST_TRAINING}."
         ) from error
     saved.pop("compile_config", None)
     serialized = in_float32(saved)
@@ -407,7 +407,7 @@ def _check_that_it_can_be_rebuilt(saved: Mapping[str, Any]) -> None:
         name = saved.get("config", {}).get("name")
         raise CompressionError(
             f"Layer {name!r} ({saved.get('class_name')}) cannot be rebuilt in another process: "
-            f"{' '.join(str(error).split())[:300]}. Define its class at the top level of a module, with a get_config, "
+            f"{in_one_line(error, 300)}. Define its class at the top level of a module, with a get_config, "
             "or use a post-training method."
         ) from error
 

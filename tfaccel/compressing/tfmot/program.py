@@ -26,7 +26,7 @@ from tfaccel.compressing.tfmot.flat_model import FlatModel, TfmotJob, TrainingSt
 from tfaccel.compressing.tfmot.quantizing import begin_with_ranges, litert_file, quantized_model
 from tfaccel.compressing.tfmot.sparsity import clustered_model, pruned_model
 from tfaccel.compressing.tfmot.translation import TranslatedLayers, assemble, check_outputs, translate
-from tfaccel.errors import TfaccelError
+from tfaccel.errors import TfaccelError, in_one_line
 from tfaccel.processes.child import connect_to_parent
 
 _SECONDS_BETWEEN_REPORTS = 1.0
@@ -268,7 +268,7 @@ def main(argv: list[str]) -> None:
         parent.send({"error": str(error)})
     except Exception as error:
         traceback.print_exc()
-        text = " ".join(str(error).split())[:600]
+        text = in_one_line(error, 600)
         parent.send({"error": f"{type(error).__name__}: {text}", "unexpected": True})
     sys.stdout.flush()
     sys.stderr.flush()

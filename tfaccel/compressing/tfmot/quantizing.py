@@ -15,7 +15,7 @@ from tfaccel.compressing.call_signature import SIGNATURE_KEY
 from tfaccel.compressing.tfmot import private_tfmot
 from tfaccel.compressing.tfmot.flat_model import FlatModel
 from tfaccel.compressing.tfmot.translation import TranslatedLayers, assemble, kept_layer_class
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, in_one_line
 from tfaccel.graph_function import graph_function
 
 # Activations that TFMOT can quantize.
@@ -109,7 +109,7 @@ def litert_file(model: Any, flat: FlatModel, input_names: Sequence[str], output_
         try:
             return bytes(converter.convert())
         except Exception as error:
-            text = " ".join(str(error).split())[:300]
+            text = in_one_line(error, 300)
             raise CompressionError(
                 f"LiteRT cannot convert the model after quantization-aware training: {type(error).__name__}: {text}. "
                 "Use a post-training method."

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 
 from tfaccel.compressing.tfmot.flat_model import Call, FlatModel, Tensor, get_layer_configs
-from tfaccel.errors import CompressionError
+from tfaccel.errors import CompressionError, in_one_line
 
 _OWN = "own_"  # prefix of the names of a model's own layers
 _PRUNABLE = ("kernel", "recurrent_kernel", "embeddings")
@@ -198,7 +198,7 @@ def _make_native(
     except UntranslatableError as error:
         return str(error)
     except (TypeError, ValueError, tf.errors.OpError) as error:
-        return f"tf_keras's {kind} refuses it: {' '.join(str(error).split())[:120]}"
+        return f"tf_keras's {kind} refuses it: {in_one_line(error, 120)}"
     difference = largest_difference(tf.nest.flatten(outputs), expected)
     return layer if difference <= TOLERANCE else f"tf_keras's {kind} has different outputs ({difference:.1g})"
 

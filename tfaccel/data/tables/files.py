@@ -24,7 +24,7 @@ from pyarrow import csv as arrow_csv
 from tfaccel.data.bad_data import BadData, always_fail
 from tfaccel.data.characters import COMPRESSED_SUFFIXES, data_suffix, get_codec, read_characters, text_damage
 from tfaccel.data.tables.table import MISSING, Column, Table, clean_texts
-from tfaccel.errors import DataError
+from tfaccel.errors import DataError, in_one_line
 from tfaccel.remote import readable_path
 
 CSV_SUFFIXES = (".csv", ".tsv")
@@ -122,7 +122,7 @@ def _read_parquet(path: Path, bad_data: BadData) -> tuple[list[str], list[Any], 
             groups.append(file.read_row_group(group))
             numbers.append(np.arange(first, first + num_rows))
         except (pyarrow.ArrowException, OSError) as error:
-            reason = " ".join(str(error).split())
+            reason = in_one_line(error)
             damaged = DataError(f"Cannot read {path}: the row group {group} (from 0) is damaged: {reason:.200}.")
             bad_data.found(damaged, path, group, count=num_rows)
         first += num_rows
@@ -155,7 +155,7 @@ def _parquet_values(name: str, chunks: pyarrow.ChunkedArray, path: Path) -> Any:
             texts = compute.replace_substring_regex(texts, r"\.0+$", "")
         return texts
     except pyarrow.ArrowException as error:
-        reason = " ".join(str(error).split())
+        reason = in_one_line(error)
         raise DataError(
             f"Column {name!r} of {path} holds {kind}, which cannot be read as texts ({reason:.200}). Write it as texts "
             "or numbers."

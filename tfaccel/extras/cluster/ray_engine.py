@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from tfaccel.errors import LaunchError
+from tfaccel.errors import LaunchError, in_one_line
 from tfaccel.extras.cluster.cluster_job import CONNECT_SECONDS, ClusterJob, RayOptions
 from tfaccel.extras.cluster.ray_worker import Board, WorkerEnd, num_active_workers, run_worker
 from tfaccel.hardware.detect import detect_hardware
@@ -35,7 +35,7 @@ import sys, ray
 try:
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 except BaseException as error:
-    sys.exit(" ".join(str(error).split())[:300] or repr(error))
+    sys.exit(in_one_line(error, 300) or repr(error))
 """
 logger = logging.getLogger("tfaccel")
 _POLL_SECONDS = 0.5
@@ -104,7 +104,7 @@ def _start(address: str, options: dict[str, Any]) -> None:
         except Exception as error:  # Ray raises what it likes
             ray.shutdown()
             if not tries_left or _NOT_UP_IN_TIME not in str(error):
-                raise LaunchError(f"Ray cannot start: {' '.join(str(error).split()):.300}") from error
+                raise LaunchError(f"Ray cannot start: {in_one_line(error):.300}") from error
             logger.info("Ray was not up in time, perhaps because this machine is busy. It is started again.")
 
 
@@ -347,7 +347,7 @@ class _Run:
         import ray.train
 
         if not isinstance(self._error, ray.train.TrainingFailedError) or self._attempt == 0:
-            text = " ".join(str(self._error).split())
+            text = in_one_line(self._error)
             raise LaunchError(f"Ray cannot run the workers: {text:.500}") from self._error
         self._on_event(f"{self._cause()} All {self._job.max_restarts} restarts are spent (--max_restarts).")
         return RETRY

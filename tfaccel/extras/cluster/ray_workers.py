@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tfaccel.errors import LaunchError, SearchError
+from tfaccel.errors import LaunchError, SearchError, in_one_line
 from tfaccel.extras.cluster.cluster_job import ClusterJob, RayOptions
 from tfaccel.extras.cluster.ray_engine import check_ray_is_installed, connected, run_on_ray
 from tfaccel.known_names import check_names
@@ -214,7 +214,7 @@ class RayForkServer:
             try:
                 events = ray.get(answer)
             except ray.exceptions.RayError as error:
-                host.failure = " ".join(str(error).split())[:_SHOWN_CHARACTERS]
+                host.failure = in_one_line(error, _SHOWN_CHARACTERS)
                 self._lose(answers[answer])
                 continue
             host.has_answered = True

@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
 
-from tfaccel.errors import ServeError
+from tfaccel.errors import ServeError, in_one_line
 from tfaccel.exporting.load_model import url_name
 from tfaccel.exporting.saved_model_files import GRAPH_FILE, holds_model, no_saved_model, version_folders
 from tfaccel.local_path import local_path
@@ -75,7 +75,7 @@ def read_model_configs(file: Path) -> list[ModelConfig]:
             text_format.Parse(text, message)
     except (json_format.ParseError, text_format.ParseError) as error:
         raise ServeError(
-            f"{file} (--model_config_file) is no list of models: {' '.join(str(error).split())}. Write "
+            f"{file} (--model_config_file) is no list of models: {in_one_line(error)}. Write "
             'model_config_list { config { name: "NAME" base_path: "FOLDER" } }.'
         ) from error
     found = [_checked(config, file) for config in message.model_config_list.config]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tfaccel.data.raw_input import RawInput
-from tfaccel.errors import ServeError
+from tfaccel.errors import ServeError, in_one_line
 from tfaccel.exporting.signatures import DEFAULT
 from tfaccel.extras.serving.messages import Answer, Request, RequestError, predictions, read_json, write_json
 from tfaccel.extras.serving.metrics import Metrics
@@ -131,7 +131,7 @@ class ModelApi:
         if isinstance(result, RequestError):
             raise result
         if isinstance(result, Exception):
-            raise RequestError(500, f"The model failed: {type(result).__name__}: {' '.join(str(result).split())[:300]}")
+            raise RequestError(500, f"The model failed: {type(result).__name__}: {in_one_line(result, 300)}")
         return inputs, result
 
     def _deliver(self, results: list[tuple[Any, Any]]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tfaccel.errors import in_one_line
+
 
 def compile_program(path: str, device: Any) -> tuple[Any, str]:
     """Compiles the program in a file for a device.
@@ -26,7 +28,7 @@ def compile_program(path: str, device: Any) -> tuple[Any, str]:
             devices, options = xla_client.DeviceList((device,)), xla_client.CompileOptions()
             return device.client.compile(module, devices, options), ""
         except xla_client.XlaRuntimeError as error:
-            return None, " ".join(str(error).split())[:400]
+            return None, in_one_line(error, 400)
 
 
 def _stable_hlo(path: str) -> str:

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.errors import in_one_line
 from tfaccel.training.private import private_api, private_layers
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.proof.detached_step import State
@@ -52,7 +53,7 @@ def what_depends_on_micro_batches(
     try:
         steps = [noted_step(model, replicas, some_rows(batch, *rows)) for rows in _rows_of_parts(batch)]
     except Exception as error:  # whatever the model or its loss raises
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = f"{type(error).__name__}: {in_one_line(error)}"
         return f"the model could not be checked on a few rows ({text:.200})"
     return (
         _in_the_loss(model, steps)

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfaccel.errors import in_one_line
 from tfaccel.training.private import private_api
 from tfaccel.training.private.private_random import still_random
 from tfaccel.training.proof.detached_step import State
@@ -272,11 +273,11 @@ def agreed(
     return found, [bool(count) for count in counts[: len(flags)]]
 
 
-def in_one_line(error: Exception) -> str:
+def get_reason(error: Exception) -> str:
     """Why a step could not be compared."""
     if CALLS_PYTHON in str(error):  # Keras adds the layer that was called
         return CALLS_PYTHON
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    return f"{type(error).__name__}: {in_one_line(error)}"[:300]
 
 
 def as_arrays(results: Any) -> Any:

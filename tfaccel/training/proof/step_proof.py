@@ -63,7 +63,7 @@ from tfaccel.training.proof.one_device import (
     reversed_rows,
     without_side_effects,
 )
-from tfaccel.training.proof.proof import SHARED, Proof, agreed, agreed_way, as_arrays, in_one_line
+from tfaccel.training.proof.proof import SHARED, Proof, agreed, agreed_way, as_arrays, get_reason
 from tfaccel.training.steps.gradient_update import build_optimizer, plain_descent
 from tfaccel.training.steps.gradients import densify
 from tfaccel.training.steps.loss_scaling import get_scales, lower_scales
@@ -126,7 +126,7 @@ class StepProof:
         try:
             self._trace()
         except Exception as error:  # the step itself may fail, and says so when it is really run
-            self._failure = in_one_line(error)
+            self._failure = get_reason(error)
         self._failure, self.is_apart = agreed_way(self._failure, self.is_apart, self._replicas)
 
     def _trace(self) -> None:
@@ -322,7 +322,7 @@ class StepProof:
         try:
             proof = self._compared(data, *self._ended(run))
         except Exception as error:
-            proof = self._proof(failure=in_one_line(error))
+            proof = self._proof(failure=get_reason(error))
             self.is_too_large = isinstance(error, tf.errors.ResourceExhaustedError)
         names = [*(name for name, *_ in self._compared_variables()), *(f"log {one}" for one in self.metrics.names)]
         flags = self.is_too_large, self._one_overflows

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.images.image_check import ImageToCheck, pixels, readable_images
 from tfaccel.data.images.image_set import EncodedImages, ImageSet, ImageSplit
-from tfaccel.errors import DataError, NonFiniteLossError, WorkloadError
+from tfaccel.errors import DataError, NonFiniteLossError, WorkloadError, in_one_line
 from tfaccel.planning.plan import Plan
 from tfaccel.planning.workload import Workload
 from tfaccel.training.epochs import non_finite_loss
@@ -262,7 +262,7 @@ def input_errors_named(workload: Workload) -> Iterator[None]:
             raise
         if isinstance(cause, tf.errors.DataLossError):
             record = _RECORD.search(str(cause.message))
-            message = record[0] if record else " ".join(str(cause.message).split())
+            message = record[0] if record else in_one_line(cause.message)
             raise DataError(
                 f"A file of the dataset of {workload.name!r} is damaged: {message:.200}. TensorFlow does not say "
                 "which; `tfaccel.data.read_image_set` does. Write or copy it again. (`ignore_errors()` would silently "

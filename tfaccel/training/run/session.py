@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfaccel.data.feeds import ResumedPlace
 from tfaccel.data.hub_presets import prepares_data
 from tfaccel.data.sources import IteratorSource
-from tfaccel.errors import WorkloadError
+from tfaccel.errors import WorkloadError, in_one_line
 from tfaccel.known_names import hint_of_keras_error
 from tfaccel.planning.compile_arguments import CompiledByModel
 from tfaccel.planning.own_model import RebuiltModel
@@ -376,7 +376,7 @@ def build_for(model: keras.Model, batch_spec: Any, workload: Workload) -> None:
     try:
         private_models.build_model(model, batch_spec)
     except (ValueError, TypeError) as error:
-        text = " ".join(str(error).split())
+        text = in_one_line(error)
         raise WorkloadError(
             f"The model, loss or metrics of workload {workload.name!r} do not take the batches that train_data "
             f"returns, which hold {described(batch_spec)}: {text:.600}{hint_of_keras_error(text)}"

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfaccel.data.feeds import Feed, IteratorBatches, raise_uneven_rows
-from tfaccel.errors import DataError, PlanError, TfaccelError
+from tfaccel.errors import DataError, PlanError, TfaccelError, in_one_line
 from tfaccel.training.steps.one_replica import OneReplica
 from tfaccel.training.steps.replicas import Replicas, split_rows
 
@@ -170,9 +170,8 @@ def uneven_rows(step: str, counts: list[int], failure: Exception) -> str:
 
 def _first_words(failure: Exception) -> str:
     """What an error says, without terminal colors and nodes of the graph."""
-    what = re.sub(r"\x1b\[\d*m", "", str(failure)).partition(" for '{{node")[0]
-    found = re.search(r"Incompatible shapes: [^\n]*", what)
-    return " ".join((found[0] if found else what).split()).rstrip(".")[:300]
+    found = re.search(r"Incompatible shapes: [^\n]*", str(failure).partition(" for '{{node")[0])
+    return in_one_line(found[0] if found else failure).partition(" for '{{node")[0].rstrip(".")[:300]
 
 
 def fixed_rows(step: str, sizes: tuple[int, int], failure: Exception) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfaccel.errors import ClusterError, PlanError
+from tfaccel.errors import ClusterError, PlanError, in_one_line
 from tfaccel.hardware.doctor import ProbeProcess, ProbeResult, explain
 from tfaccel.hardware.machine import Machine
 from tfaccel.hardware.tpu import install_command, tpu_wheel_version
@@ -99,7 +99,7 @@ def tpu_strategy(plan: Plan, library: TpuLibrary | None = None) -> tf.distribute
     try:
         strategy = library.start(tpu)
     except (tf.errors.OpError, ValueError, OSError) as error:
-        raise _unusable(tpu, " ".join(str(error).split())[:500]) from error
+        raise _unusable(tpu, in_one_line(error, 500)) from error
     if strategy.num_replicas_in_sync != plan.num_replicas:
         raise PlanError(
             f"The plan has {plan.num_replicas} replicas, but the TPU {tpu!r} has {strategy.num_replicas_in_sync} "
@@ -195,7 +195,7 @@ def _new_multi_worker_strategy(plan: Plan, same_on_all: Mapping[str, Any]) -> tf
         ) from error
     except tf.errors.OpError as error:
         raise ClusterError(
-            f"TensorFlow cannot connect the workers of the cluster: {' '.join(str(error.message).split()):.300}. Start "
+            f"TensorFlow cannot connect the workers of the cluster: {in_one_line(error.message):.300}. Start "
             "all of them again; the usual cause is a port in use, or a worker that has since ended."
         ) from error
 
