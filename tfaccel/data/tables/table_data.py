@@ -116,8 +116,10 @@ def read_tables(
 def _part(folder: Path, name: str) -> Path:
     found = [file for suffix in TABLE_SUFFIXES if (file := folder / f"{name}{suffix}").is_file()]
     if len(found) != 1:
+        held = ", ".join(sorted(one.name for one in found or folder.iterdir())) or "an empty folder"
         raise DataError(
-            f"The folder {folder} must hold one table called {name} (.csv, .tsv or .parquet). Received: {len(found)}."
+            f"The folder {folder} must hold one table called {name} (.csv, .tsv or .parquet). Received: {held:.200}. "
+            "To have one table split, give its file."
         )
     return found[0]
 
