@@ -159,3 +159,36 @@ def test_activities_of_all_rows_are_regularized(name):
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert hidden.activity_regularizer is REGULARIZERS[name]
+
+
+class HalfOfTheLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        of_rows = keras.losses.MeanSquaredError(reduction=None)(tf.zeros_like(y_pred), y_pred)
+        return 0.5 * super().compute_loss(x, y, y_pred, sample_weight) + 0.1 * tf.reduce_mean(of_rows)
+
+
+class OwnStepOfTheLoss(HalfOfTheLoss):
+    def train_step(self, data):
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred, weights)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return self.compute_metrics(x, y, y_pred, weights)
+
+
+@pytest.mark.parametrize("kind", [HalfOfTheLoss, OwnStepOfTheLoss])
+def test_a_compiled_loss_that_couples_rows_is_gathered_wherever_it_is_called(kind):
+    x, found = np.random.default_rng(0).normal(size=(21, 4)).astype("float32"), []
+    for num_replicas in (0, 2):
+        keras.utils.set_random_seed(0)
+        with scope_of(num_replicas):
+            inputs = keras.Input((4,))
+            model = kind(inputs, keras.layers.Dense(1)(inputs))
+            model.compile("sgd", lambda y, z: tf.reduce_max(tf.abs(y - z)), metrics=["mae"])
+        train = fit if num_replicas else keras.Model.fit
+        history = train(model, x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0)
+        found.append((history.history["mae"], *model.get_weights()))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -25,7 +25,7 @@ from tfaccel.training.proof.differences import unequal_copies
 from tfaccel.training.proof.one_device import get_num_rows, get_specs, rows_of_share, weights_of_each_replica
 from tfaccel.training.proof.proof import Proof, make_refusal, make_refusal_of_copies
 from tfaccel.training.proof.step_proof import StepProof
-from tfaccel.training.steps.gather_rows import LOSS_GATHERED, can_gather, has_own_loss
+from tfaccel.training.steps.gather_rows import LOSS_GATHERED, can_gather, get_losses, has_own_loss
 from tfaccel.training.steps.global_batch import VALUES_KEPT
 from tfaccel.training.steps.gradient_update import EACH_ROW_ONCE, SAME_ROWS, take_rows_as
 from tfaccel.training.steps.merged_metrics import GATHERED, own_metrics
@@ -256,7 +256,7 @@ class StepChecks:
         if kind != "predict" and can_gather(data):
             metrics = [metric for metric in own_metrics(model) if metric not in GATHERED]
             changes += [partial(self._set_gathered, step, metrics, data)] * bool(metrics)
-            changes += [self._set_gathers_loss] * (has_own_loss(model) and self._may_gather_loss(kind, data))
+            changes += [self._set_gathers_loss] * (has_own_loss(model) and self._may_gather_loss(data))
         return changes
 
     def _run_changed(
@@ -361,6 +361,7 @@ class StepChecks:
             partial(self._merge_rows, rows=EACH_ROW_ONCE),
             self._keep_values,
             partial(self._gather_loss, by_gradients=True),  # if nothing else has helped
+            lambda *given: self._keep_values(*given) and self._gather_loss(*given, by_gradients=True),
         )
         for change in changes if kind != "predict" else ():
             num_undone = len(self._undone)
@@ -434,16 +435,14 @@ class StepChecks:
         if by_gradients:
             moved = moved_by_gradients(self._engine.model)
             differs = kind == "train" and any(variable.path in found.differing for variable in moved)
-        if not (differs and self._may_gather_loss(kind, data)):
+        if not (differs and self._may_gather_loss(data)):
             return False
         self._set_gathers_loss()
         return True
 
-    def _may_gather_loss(self, kind: str, data: Any) -> bool:
+    def _may_gather_loss(self, data: Any) -> bool:
         model = self._engine.model
-        if self._has_own_step(kind) or not keeps_methods(model, keras.Model, "compute_loss"):
-            return False
-        return model not in LOSS_GATHERED and can_gather(data)
+        return bool(get_losses(model)) and model not in LOSS_GATHERED and can_gather(data)
 
     def _has_own_step(self, kind: str) -> bool:
         return {"train": has_own_train_step, "test": has_own_test_step}[kind](self._engine.model)
@@ -476,9 +475,8 @@ class StepChecks:
         model = self._engine.model
         if keeps_methods(model, keras.Model, "train_step", "test_step", "compute_loss"):
             return False
-        change, undo = VALUES_KEPT.add, VALUES_KEPT.discard
-        if model in VALUES_KEPT:
-            change, undo = undo, change
+        changes = VALUES_KEPT.add, VALUES_KEPT.discard
+        change, undo = reversed(changes) if model in VALUES_KEPT else changes
         change(model)
         self._undone.append(partial(undo, model))
         return True
