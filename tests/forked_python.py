@@ -36,12 +36,14 @@ class ForkedPython:
 
     def run(self, code_or_module, arguments, *, is_module, env, timeout_seconds, cwd):
         """Runs code or a module; returns the completed process. Raises `subprocess.TimeoutExpired`."""
+        os.umask(umask := os.umask(0o077))  # only setting it tells what it is
         with tempfile.TemporaryDirectory(dir=self._folder.name) as folder:
             order = {
                 "program": code_or_module,
                 "is_module": is_module,
                 "arguments": list(arguments),
                 "environment": dict(env),
+                "umask": umask,
                 "warnings": self._warning_options,
                 "folder": str(cwd or Path.cwd()),
             }
@@ -91,6 +93,7 @@ def main(connection, arguments):
     for name in os.environ.keys() - order["environment"].keys():
         del os.environ[name]
     os.environ.update(order["environment"])
+    os.umask(order["umask"])
     os.chdir(order["folder"])
     sys.warnoptions[:] = order["warnings"]
     warnings.resetwarnings()
