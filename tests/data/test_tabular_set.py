@@ -391,7 +391,7 @@ def test_folders_and_files(tmp_path):
     with pytest.raises(DataError, match=r"Say which column of .*train\.csv is to be predicted: .* Columns: x, y\."):
         read_tabular_set(tmp_path, TableOptions(), classification=True)
     (tmp_path / "test.csv").unlink()
-    with pytest.raises(DataError, match=r"must hold one table called test .* Received: train\.csv\. To have"):
+    with pytest.raises(DataError, match=r"must hold one table called test .* Received: train\.csv\. To split"):
         read_tabular_set(tmp_path, TableOptions(target="y"), classification=True)
 
 

@@ -119,7 +119,7 @@ def _part(folder: Path, name: str) -> Path:
         held = ", ".join(sorted(one.name for one in found or folder.iterdir())) or "an empty folder"
         raise DataError(
             f"The folder {folder} must hold one table called {name} (.csv, .tsv or .parquet). Received: {held:.200}. "
-            "To have one table split, give its file."
+            "To split one table, give its file."
         )
     return found[0]
 

@@ -116,12 +116,12 @@ def losses_of_all(model: keras.Model) -> Iterator[None]:
         stack.enter_context(global_losses(model))
         for layer in private_api.all_layers(model):
             if type(layer.activity_regularizer) not in _SUMS:
-                of_all = partial(_of_all_rows, layer.activity_regularizer)
+                of_all = partial(_regularized, layer.activity_regularizer)
                 stack.enter_context(instance_attributes(layer, {"activity_regularizer": of_all}))
         yield
 
 
-def _of_all_rows(regularizer: Callable[[tf.Tensor], tf.Tensor], output: tf.Tensor) -> tf.Tensor:
+def _regularized(regularizer: Callable[[tf.Tensor], tf.Tensor], output: tf.Tensor) -> tf.Tensor:
     """What a regularizer makes of all rows, so that Keras divides by all of them: it divides by the replica's rows."""
     if current_share() is None or not output.shape.rank:
         return regularizer(output)
