@@ -135,7 +135,7 @@ def train(
             epochs are so short that saving would take more than 2 % of the time.
         keep_checkpoints: number of the newest checkpoints to keep. The best one after an epoch, by `val_loss`, or by
             `loss` without validation data, is kept as well.
-        callbacks: additional Keras callbacks; checkpoints include their numbers and best weights.
+        callbacks: additional Keras callbacks; checkpoints include what they remember.
         profile: optimizer steps to write a trace of, such as "10:12" for steps 10 to 12, counted from 1 over the whole
             run; it is in `tensorboard/`, for TensorBoard's profiler. None for none.
         verbose: 1 shows the plan, progress and the verdict on standard error, "progress" only progress; 0 is silent.

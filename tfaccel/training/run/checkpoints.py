@@ -22,13 +22,11 @@ from tfaccel.training.run.changed_run import state_in_parts
 from tfaccel.training.run.checkpoint import (
     Arrays,
     bad_weight,
-    callback_states,
-    cut_csv_files,
     read_state,
-    restore_callbacks,
     write_state,
 )
 from tfaccel.training.run.checkpoint_files import save_checkpoint
+from tfaccel.training.run.python_state import CallbackStates, cut_csv_files
 from tfaccel.training.run.remote_run import StoreError
 from tfaccel.training.run.run_dir import LEFT_OUT, RESUME_BY_ARGUMENT, RunDir, RunIdentity
 from tfaccel.training.steps.engine import Engine
@@ -228,7 +226,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._run_dir = run_dir
         self._engine = engine
         self._replicas = engine.replicas
-        self._others = others
+        self._states = CallbackStates(others)
         self._outside = OutsideVariables(engine)
         self._restored = restored
         if restored is not None and engine.replicas.is_chief:
@@ -281,6 +279,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the state of the other callbacks, which they reset when training begins, and what they may move."""
+        self._states.begin()
         if self._restored is not None:
             self._restore_callbacks()
         elif self._options.at_begin:
@@ -296,7 +295,7 @@ class Checkpoints(keras.callbacks.Callback):
     def _restore_callbacks(self) -> None:
         if self._restored is not None:
             arrays, position = self._restored
-            restore_callbacks(self._others, position["callbacks"], arrays)
+            self._states.restore(position["callbacks"], arrays)
             self._outside.restore(arrays, self._options.batch_spec)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -329,7 +328,7 @@ class Checkpoints(keras.callbacks.Callback):
         weight = bad_weight(self.model, arrays)
         if weight is not None:
             raise non_finite_weight(weight, *self._trained)
-        states, more = callback_states(self._others)
+        states, more = self._states.read()
         arrays.update(more)
         arrays.update(self._outside.arrays())
         position: dict[str, Any] = {

@@ -53,7 +53,7 @@ from tfaccel.training.run.checkpoints import (
     refused_unsaved_state,
     restore_model,
 )
-from tfaccel.training.run.random_states import random_states, set_random_states
+from tfaccel.training.run.python_state import random_states, set_random_states
 from tfaccel.training.run.result import say
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
@@ -256,7 +256,7 @@ class Resume(keras.callbacks.Callback):
 
     After a crash, SIGKILL or a power failure, in the middle of an epoch too, the same script ends with the same
     weights, to the last bit, and the same history as without the interruption. Saved are weights, optimizer, seeds,
-    metrics, history, the numbers of the other callbacks (best value, patience) and the position in the data. When
+    metrics, history, what the other callbacks remember (best value, patience) and the position in the data. When
     training is complete, `fit` restores its result and returns at once, so that the script can be repeated as a whole.
 
     SIGTERM and Ctrl-C stop training after the steps in progress, with a checkpoint; a script that does not catch

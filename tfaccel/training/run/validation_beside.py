@@ -25,7 +25,7 @@ from tfaccel.planning.plan import Plan
 from tfaccel.training.epochs import EpochNotNeeded, Validation
 from tfaccel.training.evaluate import run_evaluation
 from tfaccel.training.private.private_start import swap_name_counters
-from tfaccel.training.run.random_states import random_states, set_random_states
+from tfaccel.training.run.python_state import random_states, set_random_states
 from tfaccel.training.run.session import Session, build_for, compiled_model
 from tfaccel.training.runtime import background_thread
 from tfaccel.training.steps.engine import Engine, EngineOptions, get_engine
