@@ -36,11 +36,27 @@ def test_bad_input_is_refused_before_anything_is_written(logical_devices, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_layers_that_litert_cannot_take_are_named(logical_devices, tmp_path):
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(8), cases.Odd(name="odd_one"), layers.Dense(2)])
-    data = np.ones((4, 4), "float32")
-    with pytest.raises(CompressionError, match=r"cannot convert these layers of the model: '.*odd_one' \(Erfinv\)"):
-        compress(model, methods="int8", representative_data=data, out_dir=str(tmp_path / "out"), **QUICK)
+def odd():
+    return [keras.Input((4,)), layers.Dense(8), cases.Odd(name="odd_one"), layers.Dense(2)]
+
+
+def lookup():
+    return [
+        keras.Input((4,), dtype="int64"),
+        layers.IntegerLookup(vocabulary=[1], name="words"),
+        layers.Embedding(2, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of_model", "method", "named"),
+    [(odd, "int8", r"'.*odd_one' \(Erfinv\)"), (lookup, "dynamic", r"'words' \(LookupTableFindV2\)")],
+)
+def test_layers_that_litert_cannot_take_are_named(logical_devices, tmp_path, of_model, method, named):
+    model = keras.Sequential(of_model())
+    data = np.ones((4, 4), model.inputs[0].dtype)
+    with pytest.raises(CompressionError, match=rf"cannot convert these layers of the model: {named}"):
+        compress(model, methods=method, representative_data=data, out_dir=str(tmp_path / "out"), **QUICK)
     assert list(tmp_path.iterdir()) == []
 
 

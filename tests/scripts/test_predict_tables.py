@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
+import numpy as np
+import pandas
 import pytest
 from predict_runs import STRICT, get_rows, in_empty_folder, write_runs
 
@@ -124,3 +128,29 @@ def test_order_of_columns_and_more_of_them_do_not_matter(predict, strict_run, tm
     for name in "ab":
         assert predict(strict_run, f"--input={name}.csv", f"--output={name}_out.csv")[0] == 0
     assert (tmp_path / "a_out.csv").read_text() == (tmp_path / "b_out.csv").read_text()
+
+
+@pytest.mark.slow
+def test_columns_of_any_name_are_trained_exported_and_predicted(tmp_path):
+    numbers = ["class", "% change", "self", "_id", "größe", "a.b", "x/y", "inputs", "training"]
+    random = np.random.default_rng(0)
+    table = pandas.DataFrame(random.normal(size=(240, len(numbers))), columns=numbers)
+    table["for"] = random.choice(["a", "b"], 240)
+    table["target"] = np.where(table["class"] > table["% change"], "yes", "no")
+    table.to_csv(tmp_path / "rows.csv", index=False)
+
+    def tfaccel(*arguments):
+        command = [sys.executable, "-m", "tfaccel", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    tfaccel("train", "--recipe=tabular_classification", "--data_dir=rows.csv", "--target=target", "--epochs=2",
+            "--run_dir=run", "--quiet")  # fmt: skip
+    tfaccel("export", "--run_dir=run", "--formats=saved_model,litert", "--out=files")
+    places = {"run": "--run_dir=run", "saved": "--model=files/saved_model", "litert": "--model=files/model.tflite"}
+    for name, place in places.items():
+        assert "240 rows in" in tfaccel("predict", place, "--input=rows.csv", f"--output={name}.csv")
+    wanted = [float(row["p(yes)"]) for row in get_rows(tmp_path / "run.csv")]
+    assert np.ptp(wanted) > 0.01
+    for name in ("saved", "litert"):
+        found = [float(row["p(yes)"]) for row in get_rows(tmp_path / f"{name}.csv")]
+        np.testing.assert_allclose(found, wanted, atol=2e-6)
