@@ -68,6 +68,19 @@ def test_workers_train_a_users_model_as_this_process_does(tmp_path, engine):
 
 
 @pytest.mark.slow
+def test_logits_in_chunks_on_workers_train_as_all_logits_in_this_process(tmp_path):
+    here, _ = run(tmp_path / "here", "here", "tokens")
+    there, _ = run(tmp_path / "there", "local", "chunks")
+    found = {name: there["result"]["plan"][name] for name in ("num_workers", "logit_chunks")}
+    assert found == {"num_workers": 2, "logit_chunks": 5}
+    for name, values in here["result"]["history"].items():
+        if "loss" in name or "accuracy" in name:
+            np.testing.assert_allclose(there["result"]["history"][name], values, rtol=1e-5)
+    for one, other in zip(here["weights"], there["weights"], strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_exception_in_a_callback_is_shown(tmp_path, engine):
     _, stderr = run(tmp_path / "run", engine, "fails", status=1)

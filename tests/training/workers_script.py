@@ -21,6 +21,10 @@ def build_model():
     )
 
 
+def build_language_model():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Embedding(20, 8), keras.layers.Dense(20, name="last")])
+
+
 def main(run_dir, engine, how="well"):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(96, 4)).astype("float32")
@@ -31,19 +35,27 @@ def main(run_dir, engine, how="well"):
         keras.utils.set_random_seed(0)
         model = build_model()
         model.compile("adam", "mse")
+    if how in ("tokens", "chunks"):
+        keras.utils.set_random_seed(0)
+        model = build_language_model()
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        x = rng.integers(0, 20, (96, 6))
+        y = np.roll(x, -1, axis=1)
+    is_own = how in ("own", "tokens", "chunks")
     result = tfaccel.train(
         model,
         x,
         y,
         batch_size=8,
-        **({} if how == "own" else {"optimizer": "adam", "loss": "mse"}),
+        **({} if is_own else {"optimizer": "adam", "loss": "mse"}),
+        **({"plan": {"logit_chunks": 5}} if how == "chunks" else {}),
         epochs=2,
         run_dir=run_dir,
         callbacks=[Fails()] if how == "fails" else [],
         verbose=0,
         **launch,
     )
-    weights = [] if how != "own" else [weight.tolist() for weight in model.get_weights()]
+    weights = [] if not is_own else [weight.tolist() for weight in model.get_weights()]
     print(json.dumps({"result": result.to_json(), "weights": weights, "pid": os.getpid()}))
 
 
