@@ -32,7 +32,7 @@ BUDGET = {
     "training.kernels": 1_375,
     "training.private": 2_550,
     "training.proof": 2_600,
-    "training.run": 7_650,
+    "training.run": 7_700,
     "training.stages": 850,
     "training.steps": 7_250,
     "training.workers": 850,

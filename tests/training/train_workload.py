@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,16 @@ def workload(*, nan_row: int | None = None, loss_scale: bool = False, learning_r
 
 
 def callbacks(die_at: str) -> list[Any]:
-    """Early stopping, a learning rate that is halved on plateaus, and a callback that exits at "epoch.step"."""
+    """Early stopping, a rate that is halved on plateaus, noise on a bias, and a callback that exits at "epoch.step"."""
     import keras
+
+    state = {"noise": 0.0}
+
+    class Noise(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            state["noise"] = 0.5 * state["noise"] + 1e-4 * (np.random.rand() + random.random())
+            bias = self.model.trainable_variables[-1]
+            bias.assign(bias + state["noise"])
 
     class Death(keras.callbacks.Callback):
         tfaccel_windows = True
@@ -90,7 +99,7 @@ def callbacks(die_at: str) -> list[Any]:
 
     stopping = keras.callbacks.EarlyStopping("val_loss", min_delta=0.1, patience=3, restore_best_weights=True)
     halving = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.05)
-    return [stopping, halving, Death()]
+    return [stopping, halving, Noise(), Death()]
 
 
 def outcome(run_dir: str, placement: str, die_at: str, **fields: Any) -> list[Any]:

@@ -26,7 +26,14 @@ from tfaccel.training.run.checkpoint import (
     write_state,
 )
 from tfaccel.training.run.checkpoint_files import save_checkpoint
-from tfaccel.training.run.python_state import CallbackStates, cut_csv_files
+from tfaccel.training.run.python_state import (
+    CallbackStates,
+    cut_csv_files,
+    random_states,
+    set_random_states,
+    with_prefix,
+    without_prefix,
+)
 from tfaccel.training.run.remote_run import StoreError
 from tfaccel.training.run.run_dir import LEFT_OUT, RESUME_BY_ARGUMENT, RunDir, RunIdentity
 from tfaccel.training.steps.engine import Engine
@@ -49,7 +56,8 @@ _EAGER = (
 )
 EXACT, RESTART = STATE_MODES = ("exact", "restart")  # what becomes of a state that no checkpoint holds
 _MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
-NOT_OF_MODEL = ("callback/", "data/", OUTSIDE)  # begin the names of arrays that `read_state` does not return
+RANDOM = "random"
+NOT_OF_MODEL = ("callback/", "data/", "random/", OUTSIDE)  # begin the names of arrays that `read_state` does not return
 Restored = tuple[dict[str, Any], dict[str, Any]]  # arrays and position of the checkpoint to continue from
 PlaceOfData = Callable[[int], tuple[dict[str, Any], Arrays]]
 MAX_FAILURES = 3
@@ -297,6 +305,7 @@ class Checkpoints(keras.callbacks.Callback):
             arrays, position = self._restored
             self._states.restore(position["callbacks"], arrays)
             self._outside.restore(arrays, self._options.batch_spec)
+            set_random_states(without_prefix(RANDOM, arrays))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves in the middle of an epoch."""
@@ -331,6 +340,7 @@ class Checkpoints(keras.callbacks.Callback):
         states, more = self._states.read()
         arrays.update(more)
         arrays.update(self._outside.arrays())
+        arrays.update(with_prefix(RANDOM, random_states()))
         position: dict[str, Any] = {
             "epoch": epoch,
             "step_in_epoch": step_in_epoch,
@@ -346,7 +356,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._run_dir.check_held()
             if self._options.place_of_data is not None:
                 position["data"], more = self._options.place_of_data(step_in_epoch)
-                arrays.update({f"data/{name}": array for name, array in more.items()})
+                arrays.update(with_prefix("data", more))
             self._writer.write(arrays, position)
         self._saved = epoch, step_in_epoch, step
 

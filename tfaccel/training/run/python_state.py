@@ -437,10 +437,22 @@ def random_states() -> dict[str, np.ndarray]:
 
 
 def set_random_states(states: dict[str, np.ndarray]) -> None:
-    """Sets what `random_states` returned."""
+    """Sets what `random_states` returned; does nothing without."""
+    if not states:
+        return
     has_next, following = states["python_gauss"]
     random.setstate((3, tuple(int(word) for word in states["python"]), float(following) if has_next else None))
     before: Any = np.random.get_state(legacy=True)
     if "numpy" in states and before[0] == _NUMPY:
         position, has_gauss, cached = states["numpy_gauss"]
         np.random.set_state((_NUMPY, states["numpy"], int(position), int(has_gauss), float(cached)))
+
+
+def with_prefix(prefix: str, arrays: Arrays) -> Arrays:
+    """Arrays with "prefix/" before their names."""
+    return {f"{prefix}/{name}": array for name, array in arrays.items()}
+
+
+def without_prefix(prefix: str, arrays: Arrays) -> Arrays:
+    """Those whose names begin with "prefix/", without it."""
+    return {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{prefix}/")}

@@ -47,13 +47,14 @@ from tfaccel.training.run.changed_run import built_settings, check_built
 from tfaccel.training.run.checkpoint import Arrays, checkpoint_of_chief
 from tfaccel.training.run.checkpoint_files import load_newest
 from tfaccel.training.run.checkpoints import (
+    RANDOM,
     STATE_MODES,
     CheckpointOptions,
     Checkpoints,
     refused_unsaved_state,
     restore_model,
 )
-from tfaccel.training.run.python_state import random_states, set_random_states
+from tfaccel.training.run.python_state import random_states, set_random_states, with_prefix, without_prefix
 from tfaccel.training.run.result import say
 from tfaccel.training.run.run_dir import RunDir
 from tfaccel.training.run.stop_signals import StopSignals, grace_seconds
@@ -150,17 +151,17 @@ class FitData:
     def place(self, step: int) -> tuple[dict[str, Any], Arrays]:
         """Where the next batch is, after `step` steps of the epoch: JSON values, and arrays."""
         place: dict[str, Any] = {"at": self.source.place(step), "step": step, "order_seed": self._order_seed}
-        arrays = _prefixed("random", random_states())
+        arrays: Arrays = {}
         if isinstance(self.source, ArraySource):
             return place, arrays
         place |= {"first": self._first, "classes": self._classes}
         feed = self.source.open_feed
         if feed is not None and place["at"]["batches"]:
             place["next"] = feed.checksum_of_next()
-            arrays |= _prefixed("begin", self._begin or {})
+            arrays |= with_prefix("begin", self._begin or {})
             state = feed.state() if self._saves_state else None
             self._saves_state = state is not None
-            arrays |= _prefixed("state", state or {})
+            arrays |= with_prefix("state", state or {})
         return place, arrays
 
     def go_to(self, place: dict[str, Any], arrays: Arrays, *, epoch: int) -> None:
@@ -180,7 +181,7 @@ class FitData:
                 self._x.on_epoch_begin()
                 self._x.on_epoch_end()
         fits = self._pipeline is not None and place["classes"] == self._classes
-        state = _without_prefix("state", arrays) if fits else {}
+        state = without_prefix("state", arrays) if fits else {}
         resumed = ResumedPlace(
             step=place["step"], batches=place["at"]["batches"], state=state or None, next_checksum=place.get("next")
         )
@@ -194,7 +195,7 @@ class FitData:
         """While an epoch is opened: random states as they were then, where it is resumed; and checks of the data."""
         resumed, self._resumed = self._resumed, None
         place, arrays = resumed or ({}, {})
-        began, stopped = _without_prefix("begin", arrays), _without_prefix("random", arrays)
+        began, stopped = without_prefix("begin", arrays), without_prefix(RANDOM, arrays)
         # The run that was stopped had opened its iterator before, or was about to: opening may draw random numbers.
         had_opened = bool(began or place.get("step")) and self._mode != RESTART
         if resumed is not None and (began or not had_opened):
@@ -239,14 +240,6 @@ def _same(some: Any, others: Any) -> bool:
 
 def _are_arrays(x: Any) -> bool:
     return all(hasattr(leaf, "shape") for leaf in keras.tree.flatten(x))
-
-
-def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
-    return {f"{prefix}/{name}": array for name, array in arrays.items()}
-
-
-def _without_prefix(prefix: str, arrays: Arrays) -> Arrays:
-    return {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{prefix}/")}
 
 
 @suggests_names
@@ -433,7 +426,7 @@ class ResumedFit:
             if self._directory.path.resolve() in _ended_here:
                 logger.warning(self._where)
             return epochs, 0
-        place = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith("data/")}
+        place = with_prefix(RANDOM, without_prefix(RANDOM, arrays)) | without_prefix("data", arrays)
         data.go_to(position["data"], place, epoch=epoch - initial_epoch)
         self._where = f"Training continues in epoch {epoch + 1} after step {step}: {self._directory.shown}."
         return epoch, step
