@@ -122,6 +122,17 @@ class SumsSoFar(keras.layers.Layer):
         return x + 0.1 * ops.cumsum(x, axis=0)
 
 
+class NormalizesGradients(keras.layers.Layer):
+    """Its output for a row is its own; the gradient is divided by its norm over all rows."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def normalized(x):
+            return tf.identity(x), lambda gradient: gradient / tf.norm(gradient)
+
+        return normalized(x)
+
+
 class LargestVariable(Maximum):
     """Returns its variable itself, as metrics in guides do."""
 
@@ -132,6 +143,10 @@ class LargestVariable(Maximum):
 REFUSED = {
     "layer": (sequential(lambda: Centred(name="centring")), r"Layer 'centring' \(Centred\) mixes the rows"),
     "layer of earlier rows": (sequential(lambda: SumsSoFar(name="sums")), r"Layer 'sums' \(SumsSoFar\) mixes the rows"),
+    "layer's backward pass": (
+        sequential(lambda: keras.layers.Dense(3), lambda: NormalizesGradients(name="normal")),
+        r"Layer 'normal' \(NormalizesGradients\) mixes the rows of a batch in its backward pass",
+    ),
     "call of the model": (CentresAll, r"CentresAll\.call mixes the rows of a batch"),
     "compute_loss": (own_compute_loss, r"Coupled.compute_loss is not a mean"),
     "added loss": (sequential(lambda: AddsProduct(name="adds")), r"added by layer 'adds' \(AddsProduct\)"),
@@ -146,7 +161,7 @@ REFUSED = {
 }
 
 
-QUICK_TO_REFUSE = ("layer", "call of the model", "compute_loss", "own step that sums")
+QUICK_TO_REFUSE = ("layer", "layer's backward pass", "call of the model", "compute_loss", "own step that sums")
 
 
 @pytest.mark.parametrize("name", by_speed(REFUSED, QUICK_TO_REFUSE))

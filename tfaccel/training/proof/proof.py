@@ -114,10 +114,20 @@ def names_of_losses(model: keras.Model) -> str:
     return ", ".join(map(str, losses))
 
 
-def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
-    """Names the first layer, or the model, whose output for one row depends on the other rows; "" if there is none.
+@dataclass
+class _Called:
+    """What a layer has returned for some rows, and the gradient of the model's output with respect to it."""
 
-    The model is called on some rows, and on each half of them alone.
+    kind: str
+    output: tf.Tensor
+    gradient: tf.Tensor | None = None
+
+
+def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
+    """Says which layer, or that the model, makes of one row what depends on other rows; "" if there is none.
+
+    The model is called on some rows, and on each half of them alone. A layer may mix rows in its backward pass only:
+    the gradient of the model's output is then as it should be with respect to what follows, but not to what precedes.
     """
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
     if not all(isinstance(leaf, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and leaf.shape.rank for leaf in leaves):
@@ -125,54 +135,76 @@ def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
     half = min(_MAX_ROWS, int(leaves[0].shape[0])) // 2
     try:
         both, first, second = (
-            _outputs_of_layers(engine, kind, some_rows(data, first_row, rows))
+            _called(engine, kind, some_rows(data, first_row, rows))
             for first_row, rows in ((0, 2 * half), (0, half), (half, half))
         )
     except Exception:  # such as a model that its own step calls in another way
         return ""
-    for name, (kind_of_layer, value) in both.items():
-        parts = [found[name][1] for found in (first, second) if name in found]
-        sizes = [part.shape[:1] for part in parts]
-        if value.shape[:1] != (2 * half,) or sizes != [(half,)] * 2 or not np.isfinite(value).all():
+    backward, precedes = "", False
+    for name, whole in both.items():
+        parts = [found[name] for found in (first, second) if name in found]
+        if whole.output.shape[0] != 2 * half or [part.output.shape[0] for part in parts] != [half] * 2:
             continue
-        part = np.concatenate(parts)
-        if np.abs(value - part).max(initial=0.0) > _CLOSE * np.abs(part).max(initial=1e-6):
-            layer = f"Layer {name!r} ({kind_of_layer})" if name else f"{kind_of_layer}.call"
+        layer = f"Layer {name!r} ({whole.kind})" if name else f"{whole.kind}.call"
+        if _mixes(whole.output, [part.output for part in parts]):
             return f"{layer} mixes the rows of a batch"
-    return ""
+        if _mixes(whole.gradient, [part.gradient for part in parts]):
+            precedes = True
+        elif precedes:
+            backward = backward or f"{layer} mixes the rows of a batch in its backward pass"
+    return backward
 
 
-def _outputs_of_layers(engine: Engine, kind: str, data: Any) -> dict[str, tuple[str, np.ndarray]]:
+def _mixes(whole: tf.Tensor | None, parts: list[tf.Tensor | None]) -> bool:
+    """Whether the values of a row are others without the other half of the rows."""
+    if whole is None or any(part is None for part in parts):
+        return False
+    part, value = tf.concat(parts, 0).numpy(), whole.numpy()
+    difference = np.abs(value - part).max(initial=0.0)
+    return bool(np.isfinite(value).all() and difference > _CLOSE * np.abs(part).max(initial=1e-6))
+
+
+def _called(engine: Engine, kind: str, data: Any) -> dict[str, _Called]:
+    """Calls the model: what each of its layers does, in order, and at last the model itself, by the name ""."""
     model, replicas = engine.model, engine.replicas
-    outputs: dict[str, tuple[str, np.ndarray]] = {}
+    called: dict[str, _Called] = {}
     layers = [layer for layer in private_api.all_layers(model) if layer is not model]
     normalizing = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     variables = get_variables(model)
     x = data if kind == "predict" and not isinstance(data, tuple) else keras.utils.unpack_x_y_sample_weight(data)[0]
-    recorded = ((one, {"call": _recording_call(one, outputs)}) for one in layers if one not in normalizing)
     with without_side_effects(model), still_random([]), replicas.local(variables, 0), contextlib.ExitStack() as stack:
         stack.callback(State([private_api.tf_variable(one) for one in variables]).put_back)
+        tape = stack.enter_context(tf.GradientTape(watch_accessed_variables=False))
+        recorded = ((one, {"call": _recording_call(one, called, tape)}) for one in layers if one not in normalizing)
         with in_inference_mode(normalizing), attributes_of_each(recorded):
             result = private_api.call_model(model, x, training=kind == "train")
-    _record("", model, result, outputs)  # last: what the model does with what its layers give
-    return outputs
+        _record("", model, result, called, tape)  # last: what the model does with what its layers give
+        last = [called[name].output for name in called if not name]
+        targets = [one * one * tf.cos(tf.cast(tf.range(tf.shape(one)[-1]), one.dtype)) for one in last]
+    outputs = [one.output for one in called.values()]
+    for one, gradient in zip(called.values(), tape.gradient(targets, outputs), strict=True):
+        one.gradient = gradient
+    return called
 
 
-def _recording_call(layer: keras.layers.Layer, outputs: dict[str, tuple[str, np.ndarray]]) -> Callable[..., Any]:
+def _recording_call(layer: keras.layers.Layer, called: dict[str, _Called], tape: tf.GradientTape) -> Callable[..., Any]:
     left = layer.call
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = left(*args, **kwargs)
-        _record(layer.name, layer, result, outputs)
+        _record(layer.name, layer, result, called, tape)
         return result
 
     return call
 
 
-def _record(name: str, layer: keras.layers.Layer, result: Any, outputs: dict[str, tuple[str, np.ndarray]]) -> None:
+def _record(
+    name: str, layer: keras.layers.Layer, result: Any, called: dict[str, _Called], tape: tf.GradientTape
+) -> None:
     leaves = [leaf for leaf in keras.tree.flatten(result) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
-    if leaves and leaves[0].shape.rank:
-        outputs.setdefault(name, (type(layer).__name__, leaves[0].numpy()))
+    if leaves and leaves[0].shape.rank and name not in called:
+        tape.watch(leaves[0])
+        called[name] = _Called(type(layer).__name__, leaves[0])
 
 
 @dataclass(frozen=True, kw_only=True)
