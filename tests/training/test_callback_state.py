@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from replica_models import X, Y
+from replica_models import X, Y, scope_of
 
 from tfaccel.training.fit import fit
 from tfaccel.training.private.private_api import PROFILER_FLAGS
@@ -218,15 +218,18 @@ WAYS = (
 )
 
 
-@pytest.mark.parametrize("make", WAYS)
-def test_what_a_callback_remembers_is_restored(make, tmp_path):
+@pytest.mark.parametrize(
+    ("make", "num_replicas"), [*((make, 0) for make in WAYS), pytest.param(Averages, 2, marks=pytest.mark.slow)]
+)
+def test_what_a_callback_remembers_is_restored(make, num_replicas, tmp_path):
     def script(folder, *, stops):
         global number_of_epochs
         number_of_epochs = 0
         keras.backend.clear_session()
         keras.utils.set_random_seed(0)
-        holder["model"] = model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse")
+        with scope_of(num_replicas):
+            holder["model"] = model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse")
         stop = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: 1 / (3 - epoch) if stops else None)
         history = fit(model, X, Y, epochs=5, batch_size=8, verbose=0, callbacks=[make(), stop, Resume(folder)])
         return history.history["loss"], [one.tolist() for one in model.get_weights()]

@@ -160,7 +160,7 @@ def _restore(callback: keras.callbacks.Callback, state: dict[str, Any], arrays: 
             held, put, _ = places.get(name, (None, functools.partial(setattr, callback, name), ""))
             try:
                 put(_restored(saved, arrays, held))
-            except (AttributeError, TypeError, ValueError):
+            except (AttributeError, LookupError, TypeError, ValueError):
                 logger.warning(_BEGINS_ANEW, type(callback).__name__, name)
     for name, values in _lists_of_earlier_versions(state, arrays, prefix).items():
         setattr(callback, name, values)
@@ -278,7 +278,7 @@ class _Writer:
         """A value as JSON has it.
 
         Raises:
-            _NotSaved: if it is of a kind that is not saved, or part of the model in training.
+            _NotSaved: if it is of a kind that is not saved, or has only variables of the model in training.
         """
         if value is None or type(value) in (bool, int, str):
             return value
@@ -292,11 +292,12 @@ class _Writer:
             return {"random": self.write(value.getstate())}
         variables = _variables(value)
         if variables is not None:
-            if any(id(one) in self._own for one in variables):
+            apart = [(place, one) for place, one in enumerate(variables) if id(one) not in self._own]
+            if not apart:
                 raise _NotSaved
             kind = "variable" if isinstance(value, tf.Variable | keras.Variable) else "variables"
-            return {kind: [self._array(np.asarray(one)) for one in variables]}
-        if id(value) in self._within:
+            return {kind: [[place, self._array(np.asarray(one.numpy()))["array"]] for place, one in apart]}
+        if id(value) in self._within or isinstance(value, keras.utils.PyDataset):  # whose place the data's state says
             raise _NotSaved
         self._within.append(id(value))
         try:
@@ -340,8 +341,8 @@ def _checksum(array: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(array.reshape(-1)[::apart]).tobytes())
 
 
-def _variables(value: Any) -> list[Any] | None:
-    """The variables of a model, layer, metric, optimizer, module or variable."""
+def _variables(value: Any) -> Any:
+    """The variables of a model, layer, metric, optimizer, module or variable; None for anything else."""
     if isinstance(value, tf.Variable | keras.Variable):
         return [value]
     if isinstance(value, keras.Model):
@@ -362,15 +363,14 @@ def _restored(saved: Any, arrays: Arrays, held: Any) -> Any:
             return np.frombuffer(bytes.fromhex(content[1]), np.dtype(content[0]))[0]
         case "array":
             array = arrays[content]
-            if isinstance(held, np.ndarray) and held.flags.writeable and held.shape == array.shape:
-                held[...] = array
-                return held
-            return np.array(array)
+            if not isinstance(held, np.ndarray) or (held.dtype, held.shape) != (array.dtype, array.shape):
+                return np.array(array)
+            held[...] = array
         case "variable" if held is None:
-            return tf.Variable(arrays[content[0]["array"]])
+            return tf.Variable(arrays[content[0][1]])
         case "variable" | "variables":
-            for variable, one in zip(_variables(held) or (), content, strict=True):
-                variable.assign(arrays[one["array"]])
+            for place, name in content:
+                _variables(held)[place].assign(arrays[name])
         case "generator":
             held.bit_generator.state = _restored(content, arrays, None)
         case "random":
