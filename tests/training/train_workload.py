@@ -78,7 +78,7 @@ def callbacks(die_at: str) -> list[Any]:
 
     class Noise(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            state["noise"] = 0.5 * state["noise"] + 1e-4 * (np.random.rand() + random.random())
+            state["noise"] = 0.5 * state["noise"] + 1e-6 * (np.random.rand() + random.random())
             bias = self.model.trainable_variables[-1]
             bias.assign(bias + state["noise"])
 

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import random
+import sysconfig
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +38,7 @@ _LIBRARIES = ("keras", "tensorflow", "tfaccel")
 _OF_KERAS = ("_model", "params", "validation_data")  # attributes that Keras sets
 _SCALARS = (bool, int, float, str)
 _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "deque": collections.deque}
+_INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _BEGINS_ANEW = "The callback %s holds another kind of %r than in the checkpoint, so that begins anew."
 _SAMPLED_BYTES = 1 << 24  # of a larger array, so many bytes at equal distances tell whether it has changed
 
@@ -245,6 +247,8 @@ def _outer_variables(function: types.FunctionType) -> Iterator[tuple[Any, str, A
         with contextlib.suppress(ValueError):  # a cell that is still empty
             yield id(cell), name, cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
     variables = function.__globals__
+    if str(variables.get("__file__", "")).startswith(_INSTALLED):  # a library's globals are of its process
+        return
     for name in sorted(_names(function.__code__) & variables.keys()):
         yield (id(variables), name), name, variables[name], functools.partial(variables.__setitem__, name)
 
