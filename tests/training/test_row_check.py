@@ -133,6 +133,18 @@ class NormalizesGradients(keras.layers.Layer):
         return normalized(x)
 
 
+class BesideTheGradient(keras.layers.Layer):
+    """What its layers give reaches the output by a lookup, and not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.unused = keras.layers.Dense(3), keras.layers.Dense(3, trainable=False)
+
+    def call(self, x):
+        looked_up = tf.gather(self.dense(x), tf.range(tf.shape(x)[0]))
+        return looked_up + tf.stop_gradient(self.unused(x))
+
+
 class LargestVariable(Maximum):
     """Returns its variable itself, as metrics in guides do."""
 
@@ -145,6 +157,13 @@ REFUSED = {
     "layer of earlier rows": (sequential(lambda: SumsSoFar(name="sums")), r"Layer 'sums' \(SumsSoFar\) mixes the rows"),
     "layer's backward pass": (
         sequential(lambda: keras.layers.Dense(3), lambda: NormalizesGradients(name="normal")),
+        r"Layer 'normal' \(NormalizesGradients\) mixes the rows of a batch in its backward pass",
+    ),
+    "backward pass behind layers without a gradient": (
+        sequential(
+            BesideTheGradient,
+            lambda: NormalizesGradients(name="normal"),
+        ),
         r"Layer 'normal' \(NormalizesGradients\) mixes the rows of a batch in its backward pass",
     ),
     "call of the model": (CentresAll, r"CentresAll\.call mixes the rows of a batch"),
@@ -161,7 +180,14 @@ REFUSED = {
 }
 
 
-QUICK_TO_REFUSE = ("layer", "layer's backward pass", "call of the model", "compute_loss", "own step that sums")
+QUICK_TO_REFUSE = (
+    "layer",
+    "layer's backward pass",
+    "backward pass behind layers without a gradient",
+    "call of the model",
+    "compute_loss",
+    "own step that sums",
+)
 
 
 @pytest.mark.parametrize("name", by_speed(REFUSED, QUICK_TO_REFUSE))

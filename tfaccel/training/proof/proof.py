@@ -148,20 +148,19 @@ def _mixing_layer(engine: Engine, kind: str, data: Any) -> str:
         layer = f"Layer {name!r} ({whole.kind})" if name else f"{whole.kind}.call"
         if _mixes(whole.output, [part.output for part in parts]):
             return f"{layer} mixes the rows of a batch"
-        if _mixes(whole.gradient, [part.gradient for part in parts]):
-            precedes = True
-        elif precedes:
+        mixed = _mixes(whole.gradient, [part.gradient for part in parts])
+        if precedes and mixed is False:
             backward = backward or f"{layer} mixes the rows of a batch in its backward pass"
+        precedes = precedes or bool(mixed)
     return backward
 
 
-def _mixes(whole: tf.Tensor | None, parts: list[tf.Tensor | None]) -> bool:
-    """Whether the values of a row are others without the other half of the rows."""
-    if whole is None or any(part is None for part in parts):
-        return False
-    part, value = tf.concat(parts, 0).numpy(), whole.numpy()
-    difference = np.abs(value - part).max(initial=0.0)
-    return bool(np.isfinite(value).all() and difference > _CLOSE * np.abs(part).max(initial=1e-6))
+def _mixes(whole: tf.Tensor | None, parts: list[tf.Tensor | None]) -> bool | None:
+    """Whether the values of a row are others without the other half of the rows; None if they do not tell."""
+    if whole is None or any(part is None for part in parts) or not np.isfinite(whole.numpy()).all():
+        return None
+    part = tf.concat(parts, 0).numpy()
+    return bool(np.abs(whole.numpy() - part).max(initial=0.0) > _CLOSE * np.abs(part).max(initial=1e-6))
 
 
 def _called(engine: Engine, kind: str, data: Any) -> dict[str, _Called]:
@@ -179,11 +178,13 @@ def _called(engine: Engine, kind: str, data: Any) -> dict[str, _Called]:
         with in_inference_mode(normalizing), attributes_of_each(recorded):
             result = private_api.call_model(model, x, training=kind == "train")
         _record("", model, result, called, tape)  # last: what the model does with what its layers give
-        last = [called[name].output for name in called if not name]
-        targets = [one * one * tf.cos(tf.cast(tf.range(tf.shape(one)[-1]), one.dtype)) for one in last]
-    outputs = [one.output for one in called.values()]
-    for one, gradient in zip(called.values(), tape.gradient(targets, outputs), strict=True):
-        one.gradient = gradient
+        if "" not in called:
+            return called
+        output = tf.reshape(called[""].output, (tf.shape(called[""].output)[0], -1))
+        target = output * output * tf.cos(tf.cast(tf.range(tf.shape(output)[1]), output.dtype))
+    gradients = tape.gradient(target, [one.output for one in called.values()])
+    for one, gradient in zip(called.values(), gradients, strict=True):
+        one.gradient = None if gradient is None else tf.convert_to_tensor(gradient)  # that of rows of a table is sparse
     return called
 
 

@@ -56,8 +56,8 @@ _EAGER = (
 )
 EXACT, RESTART = STATE_MODES = ("exact", "restart")  # what becomes of a state that no checkpoint holds
 _MAX_TIME_FOR_CHECKPOINTS = 0.02  # fraction of the training time
-RANDOM = "random"
-NOT_OF_MODEL = ("callback/", "data/", "random/", OUTSIDE)  # begin the names of arrays that `read_state` does not return
+RANDOM = "random"  # and a slash: begins the names of the states of global random numbers
+NOT_OF_MODEL = ("callback/", "data/", f"{RANDOM}/", OUTSIDE)  # begin what `read_state` does not return
 Restored = tuple[dict[str, Any], dict[str, Any]]  # arrays and position of the checkpoint to continue from
 PlaceOfData = Callable[[int], tuple[dict[str, Any], Arrays]]
 MAX_FAILURES = 3
