@@ -15,8 +15,9 @@ OPTIONS is a JSON object:
 * `nan_row`: the row of the data that has a NaN; `on_nonfinite`: of the training.
 * `epochs`, `checkpoint_interval`, `batch_size`, `seed`, `resume`: of the training.
 
-The program prints the time when it asks to train; "begun" with its process id and the time when training begins; the
-time of the fault; and at the end a digest of losses and weights and whether each epoch saw each example exactly once.
+The program prints the time when it asks to train; "begun" with its process id and the time when training begins, and
+"trained" with both when its first window has ended; the time of the fault; and at the end a digest of losses and weights
+and whether each epoch saw each example exactly once.
 """
 
 from __future__ import annotations
@@ -177,6 +178,7 @@ def _fault_callback(options: dict[str, Any], index: int, run_dir: Path) -> Any:
         def on_train_begin(self, logs: Any = None) -> None:
             """Says that training begins."""
             self.undo = None
+            self.has_trained = False
             _say(f"begun {os.getpid()} {time.time()}")
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -185,6 +187,9 @@ def _fault_callback(options: dict[str, Any], index: int, run_dir: Path) -> Any:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             """Does it if the step has come."""
+            if not self.has_trained:
+                self.has_trained = True
+                _say(f"trained {os.getpid()} {time.time()}")
             time.sleep(options.get("pause", 0))
             now = self.epoch * STEPS_PER_EPOCH + batch + 1
             if is_due and self.undo is None and now >= step:

@@ -98,6 +98,6 @@ class _Kills:
             pids = pids[-_NUM_WORKERS:]
 
     def _pids(self) -> list[int]:
-        """The workers that have begun to train, of all attempts, in their order."""
-        lines = [line.split() for line in read_lines(self._folder / "logs") if line.startswith("begun ")]
+        """The workers that have trained a first window, of all attempts, in their order."""
+        lines = [line.split() for line in read_lines(self._folder / "logs") if line.startswith("trained ")]
         return [int(pid) for _, pid, _ in sorted(lines, key=lambda line: float(line[2]))]

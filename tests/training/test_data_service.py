@@ -129,6 +129,25 @@ def test_what_data_workers_cannot_repeat_is_refused_before_training(tf):
     refused(numbers, "takes no `every`, without which each of 2 data workers would prepare all batches.", 2)
 
 
+def test_images_of_files_can_be_prepared(tf, tmp_path):
+    """`decoded` must have no operation with a state: an assertion is one."""
+    from PIL import Image
+
+    from tfaccel.data.images.files import read_image_set
+    from tfaccel.data.images.generative_data import ExampleData
+    from tfaccel.data.images.image_data import ImageData
+    from tfaccel.extras.data_service.data_service import check_sendable
+
+    for name in ("cat", "dog"):
+        for number, suffix in enumerate(("png", "jpg", "bmp", "gif", "png")):
+            path = tmp_path / name / f"{number}.{suffix}"
+            path.parent.mkdir(exist_ok=True)
+            Image.fromarray(np.full((12, 10, 3), 40 * number, np.uint8)).save(path)
+    images = read_image_set(tmp_path, image_size=8)
+    for data in (ImageData(images), ExampleData(tmp_path, latent_size=2, image_size=8)):
+        check_sendable(data.train_data(4, seed=0, epoch=0, every=(0, 1)), "photos", 1)
+
+
 def test_large_arrays_are_refused(tf, monkeypatch):
     from tfaccel.extras.data_service import data_service
 
