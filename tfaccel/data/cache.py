@@ -25,7 +25,7 @@ from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.machine import Machine
 from tfaccel.local_path import local_path
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -259,8 +259,7 @@ def _variables(specs: Any, num_examples: int) -> tuple[tf.Variable, Any]:
         return tf.Variable(tf.zeros([num_examples], tf.bool), trainable=False), tf.nest.map_structure(new, specs)
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class CacheOptions:
     """The settings of a cache.
 

@@ -26,7 +26,7 @@ from tfaccel.data.tables.table_data import read_tables
 from tfaccel.data.tables.tabular_set import TableOptions, TabularSet, make_tabular_set
 from tfaccel.errors import DataError
 from tfaccel.remote import readable_path
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 NUM_USERS, NUM_ITEMS, NUM_INTERACTIONS = 1000, 500, 250_000
 RANK, NUM_REGIONS, NUM_GENRES = 4, 6, 10
@@ -126,8 +126,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class Catalogue:
     """Users and items with their features, and how pairs of them become a model's inputs.
 
@@ -246,8 +245,7 @@ def _column(name: str, values: Sequence[Any], is_text: bool = True) -> Column:
     return Column(name, np.array(values, object if is_text else np.float64))
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class InteractionSet:
     """Interactions prepared for training.
 
@@ -320,8 +318,8 @@ def _make_interaction_set(
         classification=False,
         test_table=tables[1] if len(tables) > 1 else None,
     )
-    for part, noun in ((prepared.train, "training"), (prepared.test, "test")):
-        _check_clicks(part.targets, f"the {noun} rows of {table.source}", options)
+    for part, name in ((prepared.train, "training"), (prepared.test, "test")):
+        _check_clicks(part.targets, f"the {name} rows of {table.source}", options)
     encoding = prepared.encoding
     sources = [(column.name, column.source) for column in encoding.numeric]
     sources = [*((column.name, column.name) for column in encoding.categorical), *sources]

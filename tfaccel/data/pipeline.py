@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from tfaccel.data.cache import CacheOptions, ExampleCache
 from tfaccel.data.epochs import Epochs, Part, Reader, ordered_map
 from tfaccel.errors import DataError
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 AUTOMATIC = CacheOptions()
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class Augmentation:
     """The random augmentation of the examples of a batch.
 

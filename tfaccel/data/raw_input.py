@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from tfaccel.argument_types import checks_types
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import DataError
-from tfaccel.known_names import suggests_names
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 FILE_NAME = "raw_input.json"
 _BYTES_MEAN = 127.5  # the `pixel_mean` of image sets with uint8 pixels
@@ -50,10 +48,7 @@ class RawInput:
         return cls(**data)
 
 
-@short_repr
-@suggests_names
-@checks_types(DataError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=DataError)
 class ImageInput(RawInput):
     """Encoded images, whose pixel values from 0 to 255 the model takes.
 
@@ -79,10 +74,7 @@ class ImageInput(RawInput):
         return cls(image_size=images.image_size, num_channels=images.num_channels, class_names=names, **settings)
 
 
-@short_repr
-@suggests_names
-@checks_types(DataError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=DataError)
 class TextInput(RawInput):
     """Texts, whose first token ids the model takes.
 
@@ -105,10 +97,7 @@ class TextInput(RawInput):
         return {**super().to_json(), "vocabulary": self.vocabulary.to_json()}
 
 
-@short_repr
-@suggests_names
-@checks_types(DataError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=DataError)
 class TableInput(RawInput):
     """Rows of a table, which the model takes as numbers and category indices.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ from tfaccel.data.tables.column_kinds import (
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table, merged_integers
 from tfaccel.errors import DataError
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 logger = logging.getLogger("tfaccel")
 
@@ -42,8 +42,7 @@ _MIN_SEASON = 2
 _MAX_FRACTION = 1 / 3  # of the series
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class SeriesSet:
     """A time series.
 

@@ -17,7 +17,7 @@ from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import split_rows
 from tfaccel.data.images.image_check import ImageHeader, ImageToCheck, readable_images
 from tfaccel.errors import DataError
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 MIN_IMAGE_SIZE = 8
 MAX_IMAGE_SIZE = 512
@@ -44,8 +44,7 @@ class EncodedImages(ABC):
         """A string that differs for different images."""
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class ImageSplit:
     """One part of an image set.
 
@@ -59,8 +58,7 @@ class ImageSplit:
     labels: np.ndarray
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class ImageSet:
     """Labeled images, split into a training and a test part.
 

@@ -24,7 +24,7 @@ from tfaccel.data.tables.column_kinds import (
 from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.remote import readable_path
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
 
@@ -35,8 +35,7 @@ _State = list[np.ndarray]
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class NumericColumn:
     """A column of numbers: the model takes them unscaled, less their offset, with NaN for missing values.
 
@@ -72,8 +71,7 @@ class NumericColumn:
         return cls(name, center, float(np.std(present)) or 1.0, bool(missing.any()), date, offset)
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class CategoricalColumn:
     """A column of categories with integer codes: 0 for missing, 1 for rare and unknown ones, then the others.
 
@@ -132,8 +130,7 @@ def by_value(texts: Iterable[str]) -> dict[Decimal, str]:
     return found
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class TableEncoding:
     """How rows of a table become a model's inputs, and what its outputs mean.
 

@@ -28,7 +28,7 @@ from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, Table
 from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 _NUM_TARGET_BINS = 10  # for stratified splits in regression
 _MOST_NAMED = 10
@@ -36,8 +36,7 @@ _MOST_NAMED = 10
 CLASS_WEIGHTS = ("auto", "balanced", "none")
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class TabularPart:
     """Rows of a table as arrays.
 
@@ -50,8 +49,7 @@ class TabularPart:
     targets: np.ndarray
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class TabularSet:
     """A table prepared for training.
 
@@ -318,8 +316,7 @@ def target_bins(targets: np.ndarray) -> np.ndarray:
     return bins if np.bincount(bins)[np.unique(bins)].min() > 1 else np.zeros(len(targets), np.int64)
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class TableReport:
     """The preprocessing of a table before training; saved in the run as `data_report.json`.
 

@@ -13,14 +13,13 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from tfaccel.errors import DataError
 from tfaccel.remote import readable_path
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 PADDING, UNKNOWN, START, END = 0, 1, 2, 3
 NUM_SPECIAL_TOKENS = 4
@@ -36,8 +35,7 @@ Unit = Literal["characters", "words", "subwords"]
 UNITS = ("characters", "words", "subwords")
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class Vocabulary:
     """The tokens that a model knows. Ids 0 to 3 are reserved for padding, unknown, start and end.
 
