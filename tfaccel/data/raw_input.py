@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +12,7 @@ from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import DataError
+from tfaccel.records import Record
 from tfaccel.short_repr import noun
 
 FILE_NAME = "raw_input.json"
@@ -21,7 +22,7 @@ Outputs = Literal["logits", "probabilities", "values"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RawInput:
+class RawInput(Record):
     """Tensors in the model's own form, and the meaning of its single output.
 
     Args:
@@ -40,12 +41,7 @@ class RawInput:
 
     def to_json(self) -> dict[str, Any]:
         """The description as JSON-serializable data."""
-        return {"kind": self.kind, **asdict(self), "class_names": list(self.class_names)}
-
-    @classmethod
-    def of_json(cls, data: Mapping[str, Any]) -> RawInput:
-        """The description that `to_json` returned."""
-        return cls(**data)
+        return {"kind": self.kind, **super().to_json()}
 
 
 @noun(error=DataError)
@@ -87,15 +83,6 @@ class TextInput(RawInput):
     vocabulary: Vocabulary
     num_tokens: int
 
-    @classmethod
-    def of_json(cls, data: Mapping[str, Any]) -> TextInput:
-        """The description that `to_json` returned."""
-        return cls(**{**data, "vocabulary": Vocabulary.from_json(data["vocabulary"])})
-
-    def to_json(self) -> dict[str, Any]:
-        """The description as JSON-serializable data."""
-        return {**super().to_json(), "vocabulary": self.vocabulary.to_json()}
-
 
 @noun(error=DataError)
 class TableInput(RawInput):
@@ -107,11 +94,6 @@ class TableInput(RawInput):
 
     kind: ClassVar[str] = "table"
     encoding: TableEncoding
-
-    @classmethod
-    def of_json(cls, data: Mapping[str, Any]) -> TableInput:
-        """The description that `to_json` returned."""
-        return cls(**{**data, "encoding": TableEncoding.from_json(data["encoding"])})
 
     @classmethod
     def of(cls, encoding: TableEncoding) -> TableInput:
@@ -135,7 +117,7 @@ def raw_input_of_json(data: Mapping[str, Any]) -> RawInput:
     """
     try:
         fields = dict(data)
-        return _KINDS[fields.pop("kind")].of_json(fields)
+        return _KINDS[fields.pop("kind")].from_json(fields)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise DataError(f"This describes no raw input ({reason}). Kinds: {', '.join(_KINDS)}.") from error

@@ -6,9 +6,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from tfaccel.data.tables.column_kinds import (
 )
 from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
+from tfaccel.records import Record
 from tfaccel.remote import readable_path
 from tfaccel.short_repr import noun
 
@@ -131,7 +132,7 @@ def by_value(texts: Iterable[str]) -> dict[Decimal, str]:
 
 
 @noun
-class TableEncoding:
+class TableEncoding(Record):
     """How rows of a table become a model's inputs, and what its outputs mean.
 
     Args:
@@ -190,25 +191,6 @@ class TableEncoding:
         """The required columns of a table -> their kinds; the categorical ones come last."""
         first = {column.source: NUMERIC if column.date is None else DATE for column in self.numeric}
         return {**first, **{column.name: CATEGORICAL for column in self.categorical}}
-
-    def to_json(self) -> dict[str, Any]:
-        """The encoding as JSON-serializable data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The encoding that `to_json` returned."""
-        return cls(
-            numeric=tuple(
-                NumericColumn(**{**c, "date": DatePart(**c["date"]) if c.get("date") else None})
-                for c in data["numeric"]
-            ),
-            categorical=tuple(
-                CategoricalColumn(**{**c, "categories": tuple(c["categories"])}) for c in data["categorical"]
-            ),
-            target=data["target"],
-            class_names=tuple(data["class_names"]),
-        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

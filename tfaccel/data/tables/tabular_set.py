@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, Table
 from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
+from tfaccel.records import Record
 from tfaccel.short_repr import noun
 
 _NUM_TARGET_BINS = 10  # for stratified splits in regression
@@ -317,7 +318,7 @@ def target_bins(targets: np.ndarray) -> np.ndarray:
 
 
 @noun
-class TableReport:
+class TableReport(Record):
     """The preprocessing of a table before training; saved in the run as `data_report.json`.
 
     Args:
@@ -348,10 +349,6 @@ class TableReport:
     rare: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     class_counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     class_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON-serializable data."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """The report as text: one line for each preprocessing step.

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from tfaccel.errors import DataError
+from tfaccel.records import Record
 from tfaccel.remote import readable_path
 from tfaccel.short_repr import noun
 
@@ -36,7 +37,7 @@ UNITS = ("characters", "words", "subwords")
 
 
 @noun
-class Vocabulary:
+class Vocabulary(Record):
     """The tokens that a model knows. Ids 0 to 3 are reserved for padding, unknown, start and end.
 
     Args:
@@ -157,15 +158,6 @@ class Vocabulary:
         text = "".join(tokens)
         return text.replace(SPACE, " ").removeprefix(" ") if self.unit == "subwords" else text
 
-    def to_json(self) -> dict[str, Any]:
-        """The vocabulary as JSON-serializable data."""
-        return {"unit": self.unit, "tokens": list(self.tokens)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The vocabulary that `to_json` wrote."""
-        return cls(**data)
-
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """The vocabulary in a JSON file.
@@ -177,7 +169,7 @@ class Vocabulary:
             return cls.from_json(json.loads(readable_path(path, DataError).read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise DataError(f"There is no file {path}. Was this folder left by a finished run?") from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} holds no vocabulary: {error}.") from error
 
 
