@@ -179,7 +179,7 @@ def read_hugging_face_images(name: str, *, image_size: int | None = None, bad_da
     names, labels = _classes(splits, label, name)
     parts = [
         EncodedPart(
-            _Images(split.cast_column(image, datasets.Image(decode=False)), image),
+            _column_images(split.cast_column(image, datasets.Image(decode=False)), image),
             rows,
             lambda number: f"in row {number} (from 0) of {name}",
             lambda number: (name, number),
@@ -209,21 +209,13 @@ def read_hugging_face_texts(name: str, *, text_column: str = "text", label_colum
     return labelled_texts(names, [list(split[text_column]) for split in splits], labels, name)
 
 
-class _Images(EncodedImages):
+def _column_images(split: Any, column: str) -> EncodedImages:
     """A column of encoded images."""
-
-    def __init__(self, split: Any, column: str) -> None:
-        self._split, self._column = split.select_columns(column), column
-
-    def __len__(self) -> int:
-        return len(self._split)
-
-    def read(self, rows: np.ndarray) -> list[bytes]:
-        values = self._split[rows.tolist()][self._column]
-        return [_bytes(value) for value in values]
-
-    def identity(self) -> str:
-        return f"{fingerprint(self._split)} {self._column}"
+    images = split.select_columns(column)
+    return EncodedImages(
+        lambda rows: [_bytes(value) for value in images[rows.tolist()][column]],
+        lambda: f"{fingerprint(images)} {column}",
+    )
 
 
 def _bytes(value: Mapping[str, Any] | None) -> bytes:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,20 +27,21 @@ _NUM_TRAIN, _NUM_TEST = 1437, 360
 _MAX_VALUE = 16  # of a pixel, which counts the ink pixels in a 4 x 4 block
 
 
-class EncodedImages(ABC):
-    """Images as bytes of image files from any storage; read by index, from any thread."""
+@dataclass(frozen=True)
+class EncodedImages:
+    """Images as bytes of image files from any storage; read by index, from any thread.
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of images."""
+    Args:
+        read: `read(rows)` returns the bytes of the images with these indices.
+        identity: `identity()` returns a string that differs for different images.
+    """
 
-    @abstractmethod
-    def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these indices."""
+    read: Callable[[np.ndarray], list[bytes]]
+    identity: Callable[[], str]
 
-    @abstractmethod
-    def identity(self) -> str:
-        """A string that differs for different images."""
+    def content(self, row: int) -> bytes:
+        """The bytes of one image."""
+        return self.read(np.array([row]))[0]
 
 
 @noun(kw_only=False)
@@ -117,11 +117,13 @@ class EncodedPart:
 
     def rows(self, rows: np.ndarray) -> EncodedPart:
         """The images with these indices."""
-        chosen = (
-            tuple(self.images[row] for row in rows)
-            if isinstance(self.images, tuple)
-            else _SomeImages(self.images, rows)
-        )
+        images = self.images
+        if isinstance(images, tuple):
+            chosen: EncodedImages | tuple[str, ...] = tuple(images[row] for row in rows)
+        else:
+            chosen = EncodedImages(
+                lambda numbers: images.read(rows[numbers]), lambda: f"{images.identity()} {rows.tolist()}"
+            )
         return EncodedPart(
             chosen, self.labels[rows], lambda row: self.name(int(rows[row])), lambda row: self.place(int(rows[row]))
         )
@@ -136,23 +138,7 @@ class EncodedPart:
     def _read(self, row: int) -> bytes:
         if isinstance(self.images, tuple):
             return Path(self.images[row]).read_bytes()
-        return self.images.read(np.array([row]))[0]
-
-
-class _SomeImages(EncodedImages):
-    """Encoded images with these indices, in order."""
-
-    def __init__(self, images: EncodedImages, rows: np.ndarray) -> None:
-        self._images, self._rows = images, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, rows: np.ndarray) -> list[bytes]:
-        return self._images.read(self._rows[rows])
-
-    def identity(self) -> str:
-        return f"{self._images.identity()} {self._rows.tolist()}"
+        return self.images.content(row)
 
 
 def default_image_size(headers: Sequence[ImageHeader]) -> int:

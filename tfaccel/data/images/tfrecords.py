@@ -40,20 +40,12 @@ class ImageFeatures:
 FEATURES = (ImageFeatures(), ImageFeatures("image", "label", ""))  # TensorFlow's convention; TensorFlow Datasets'
 
 
-class _RecordImages(EncodedImages):
+def _record_images(index: RecordIndex, feature: str) -> EncodedImages:
     """The images in a feature of the records of TFRecord files."""
-
-    def __init__(self, index: RecordIndex, feature: str) -> None:
-        self._index, self._feature = index, feature
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def read(self, rows: np.ndarray) -> list[bytes]:
-        return [decode_example(self._index.read(int(row)))[self._feature][0] for row in rows]
-
-    def identity(self) -> str:
-        return f"{self._index.identity()} {self._feature}"
+    return EncodedImages(
+        lambda rows: [decode_example(index.read(int(row)))[feature][0] for row in rows],
+        lambda: f"{index.identity()} {feature}",
+    )
 
 
 def read_tfrecord_images(
@@ -120,7 +112,7 @@ def read_tfrecord_images(
         labels = _named(found)
     names, numbers = numbered_classes(labels, source, class_names)
     parts = [
-        EncodedPart(_RecordImages(index, features.image), rows, index.name, index.place)
+        EncodedPart(_record_images(index, features.image), rows, index.name, index.place)
         for index, rows in zip(indexes, numbers, strict=True)
     ]
     return encoded_image_set(parts, names, source=source, image_size=image_size, bad_data=bad_data, num_files=num_files)
