@@ -17,7 +17,7 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.box_data import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.class_labels import TEST_FRACTION
-from tfaccel.data.images.image_check import ImageHeader, check_image, pixels
+from tfaccel.data.images.image_check import ORIENTATION, ImageHeader, check_image, pixels
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.remote import readable_path
 
@@ -340,24 +340,14 @@ def _read_images(images: Sequence[_BoxesOfFile], side: int, most_objects: int) -
 
 def _scaled(image: _BoxesOfFile, scale: float) -> np.ndarray:
     """The pixels of an image, oriented and scaled."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         content = image.path.read_bytes()
     except OSError as error:
         raise DataError(f"Cannot read the image {image.path}: {error.strerror or error}.") from error
-    moves = Image.Transpose
-    turn = {
-        2: moves.FLIP_LEFT_RIGHT,
-        3: moves.ROTATE_180,
-        4: moves.FLIP_TOP_BOTTOM,
-        5: moves.TRANSPOSE,
-        6: moves.ROTATE_270,
-        7: moves.TRANSVERSE,
-        8: moves.ROTATE_90,
-    }
     found = Image.fromarray(pixels(content, 3, name=str(image.path)))
-    if image.orientation in turn:
-        found = found.transpose(turn[image.orientation])
+    found.getexif()[ORIENTATION] = image.orientation
+    found = ImageOps.exif_transpose(found)
     size = (max(1, round(found.width * scale)), max(1, round(found.height * scale)))
     return np.asarray(found.resize(size, Image.Resampling.BILINEAR))
