@@ -292,7 +292,7 @@ def dense_arrays(adapter: Any) -> Any | None:
     arrays = private_part(array_slicing, "convert_to_sliceable")(inputs, target_backend="tensorflow")
     arrays = keras.tree.lists_to_tuples(arrays)
     with tf.device("/CPU:0"):  # the rows of a batch are gathered in host memory
-        return keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
+        return keras.tree.map_structure(tf.convert_to_tensor, arrays, none_is_leaf=False)
 
 
 def _is_sparse_or_ragged(value: Any) -> bool:
