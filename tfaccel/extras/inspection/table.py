@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from tfaccel.data.tables.column_kinds import (
     NUMERIC,
     check_kinds,
     get_kind,
+    kinds_of_columns,
     unread_notation,
 )
 from tfaccel.data.tables.table import Column, Table
@@ -89,7 +91,7 @@ def inspect_tables(
     check_kinds(column_kinds, first)
     goal = None if target is None else first.column(target).name
     joined = _joined(tables)
-    kinds = {c.name: column_kinds.get(c.name, get_kind(c)) for c in joined.columns}
+    kinds = kinds_of_columns(joined, column_kinds)
     features = [column for column in joined.columns if column.name != goal]
     findings: list[Finding] = []
     columns = {}
@@ -101,7 +103,9 @@ def inspect_tables(
         progress("Columns that tell the target", 0, 1)
         findings += _tellers(features, kinds, joined.column(goal), _are_classes(joined.column(goal)))
     findings += _correlations([column for column in features if kinds[column.name] == NUMERIC])
-    examples = _examples(tables, features, joined, goal)
+    labels = joined.column(goal).texts() if goal is not None and _are_classes(joined.column(goal)) else None
+    keys = tuple(zip(*(column.texts().tolist() for column in features), strict=True))
+    examples = replace(Examples.of_rows(tables, labels), keys=keys)
     report = InspectionReport(
         path=path,
         kind="table",
@@ -225,16 +229,6 @@ def _finite(column: Column) -> np.ndarray:
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
-def _examples(tables: Mapping[str, Table], features: list[Column], joined: Table, goal: str | None) -> Examples:
-    names = tuple(f"row {row + 1} of {table.source}" for table in tables.values() for row in range(table.num_rows))
-    parts = np.array([part for part, table in tables.items() for _ in range(table.num_rows)])
-    keys = tuple(zip(*(column.texts().tolist() for column in features), strict=True))
-    labels = None
-    if goal is not None:
-        labels = joined.column(goal).texts() if _are_classes(joined.column(goal)) else None
-    return Examples(names, parts, keys, labels)
-
-
 def _label_errors(features: list[Column], kinds: Mapping[str, str], examples: Examples) -> list[Finding]:
     from sklearn.ensemble import RandomForestClassifier
 
@@ -246,9 +240,8 @@ def _label_errors(features: list[Column], kinds: Mapping[str, str], examples: Ex
         if kinds[column.name] == NUMERIC:
             arrays.append(_finite(column))
         else:
-            codes = {text: code for code, text in enumerate(sorted({t for t in column.texts() if t is not None}))}
-            found = [codes.get(text, -1) for text in column.texts().tolist()]
-            arrays.append(np.array([np.nan if code < 0 else code for code in found]))
+            codes = {text: code for code, text in enumerate(sorted(column.codes[1].to_pylist()))}
+            arrays.append(np.array([codes.get(text, np.nan) for text in column.texts().tolist()]))
     classifier = RandomForestClassifier(100, min_samples_leaf=2, random_state=0)
     return probable_label_errors(classifier, np.stack(arrays, axis=1).astype(np.float64), examples)
 
