@@ -190,8 +190,7 @@ class GivenArrays:
     def tensors(self) -> Any:
         """The batches' structure with all rows in each tensor, converted by Keras's data adapter."""
         try:
-            options = {"steps": None, "shuffle": False, "class_weight": self._class_weight}
-            return dense_arrays(data_adapter(*self._parts.values(), batch_size=1, **options))
+            return dense_arrays(data_adapter(*self._parts.values(), batch_size=1, class_weight=self._class_weight))
         except ValueError as error:
             raise DataError(f"Keras does not take these data: {error}") from error
 
