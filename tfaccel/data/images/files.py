@@ -158,7 +158,17 @@ def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: Ba
         ...     read_image_arrays(Path(file.name)).class_names
         ('cat', 'dog')
     """
-    return _array_set(_read(path), path, image_size, bad_data or BadData())
+    try:
+        arrays = read_arrays(path)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise DataError(f"Cannot read {path}: {error}. Write it with numpy.savez.") from error
+    missing = [name for name in _NAMES if name not in arrays]
+    if missing:
+        raise DataError(
+            f"{path} must hold the arrays {', '.join(_NAMES)}. Missing: {', '.join(missing)}. "
+            f"Received: {', '.join(filter(None, arrays)) or 'none'}."
+        )
+    return _array_set(arrays, path, image_size, bad_data or BadData())
 
 
 def read_idx_images(folder: Path, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:
@@ -171,8 +181,7 @@ def read_idx_images(folder: Path, *, image_size: int | None = None, bad_data: Ba
     Raises:
         DataError: if a file is missing, damaged, or does not fit the others.
     """
-    arrays = read_idx_arrays(folder, find_idx_files(folder))
-    return _array_set(arrays, folder, image_size, bad_data or BadData())
+    return _array_set(read_idx_arrays(folder), folder, image_size, bad_data or BadData())
 
 
 def _array_set(arrays: dict[str, np.ndarray], path: Path, image_size: int | None, bad_data: BadData) -> ImageSet:
@@ -184,13 +193,12 @@ def _array_set(arrays: dict[str, np.ndarray], path: Path, image_size: int | None
             f"Received: {x_train.shape[1:]} and {x_test.shape[1:]}."
         )
     classes, y_train, y_test = _labels(arrays, path)
-    for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")):
+    given = {"train": (x_train, y_train), "test": (x_test, y_test)}
+    for part, (x, y) in given.items():
         if len(x) != len(y):
             raise DataError(f"In {path}, x_{part} holds {len(x)} images, but y_{part} {len(y)} labels.")
-    (x_train, y_train), (x_test, y_test) = (
-        _finite(x, y, path, f"x_{part}", bad_data)
-        for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test"))
-    )
+    finite = (_finite(x, y, path, f"x_{part}", bad_data) for part, (x, y) in given.items())
+    (x_train, y_train), (x_test, y_test) = finite
     bad_data.finish(len(x_train) + len(x_test), "images")
     pixels_are_bytes = x_train.dtype == x_test.dtype == np.uint8
     if not pixels_are_bytes:
@@ -210,20 +218,6 @@ def _array_set(arrays: dict[str, np.ndarray], path: Path, image_size: int | None
         load=lambda: parts,
         **scaling,
     )
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        found = read_arrays(path)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise DataError(f"Cannot read {path}: {error}. Write it with numpy.savez.") from error
-    missing = [name for name in _NAMES if name not in found]
-    if missing:
-        raise DataError(
-            f"{path} must hold the arrays {', '.join(_NAMES)}. Missing: {', '.join(missing)}. "
-            f"Received: {', '.join(filter(None, found)) or 'none'}."
-        )
-    return found
 
 
 def _images(array: np.ndarray, name: str) -> np.ndarray:

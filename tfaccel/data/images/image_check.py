@@ -48,11 +48,6 @@ class ImageHeader:
     is_grey: bool = False
     orientation: int = 1
 
-    @property
-    def longer_side(self) -> int:
-        """In pixels."""
-        return max(self.width, self.height)
-
 
 @dataclass(frozen=True)
 class ImageToCheck:

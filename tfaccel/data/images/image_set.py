@@ -148,7 +148,7 @@ def default_image_size(headers: Sequence[ImageHeader]) -> int:
         >>> default_image_size([ImageHeader(20, 10), ImageHeader(9, 30), ImageHeader(90, 90)])
         30
     """
-    median = int(np.median([header.longer_side for header in headers]))
+    median = int(np.median([max(header.width, header.height) for header in headers]))
     return min(max(median, MIN_IMAGE_SIZE), MAX_DEFAULT_IMAGE_SIZE)
 
 

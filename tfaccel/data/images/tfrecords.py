@@ -166,7 +166,11 @@ def _label(index: RecordIndex, row: int, features: ImageFeatures) -> tuple[int |
             f"The {index.name(row)} has {max(len(labels), len(texts))} classes in "
             f"{(features.label if len(labels) > 1 else features.text)!r}; an image must have one."
         )
-    text = _class_text(texts[0], index.name(row)) if texts and isinstance(texts[0], bytes) else ""
+    try:
+        text = texts[0].decode() if texts and isinstance(texts[0], bytes) else ""
+    except UnicodeDecodeError as error:
+        name = index.name(row)
+        raise DataError(f"The name of the class in the {name} is not UTF-8. Received: {texts[0]!r:.80}.") from error
     label = labels[0] if labels else text
     if len(images) != 1 or not isinstance(images[0], bytes) or not isinstance(label, int | str) or label == "":
         raise DataError(
@@ -174,13 +178,6 @@ def _label(index: RecordIndex, row: int, features: ImageFeatures) -> tuple[int |
             f"{features.label!r} or {features.text!r}. Received: {', '.join(example) or 'nothing'}."
         )
     return label, text
-
-
-def _class_text(content: bytes, name: str) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"The name of the class in the {name} is not UTF-8. Received: {content!r:.80}.") from error
 
 
 def _named(parts: list[list[tuple[int | str, str]]]) -> list[list[int | str]]:
