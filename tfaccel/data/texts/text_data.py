@@ -103,7 +103,7 @@ class TextPieces(InMemory):
             lambda starts: pieces(train, starts),
             num_examples=num_pieces,
             test=pieces(test, np.arange(0, len(test) - length, length)),
-            order=lambda generator: generator.integers(stride) + stride * generator.permutation(num_pieces),
+            order=lambda generator, _: generator.integers(stride) + stride * generator.permutation(num_pieces),
             noun="pieces",
         )
 
