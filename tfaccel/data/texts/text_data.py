@@ -274,8 +274,8 @@ def read_translations(data_dir: str | os.PathLike[str], *, bad_data: BadData | N
     folder = readable_path(data_dir, DataError)
     if not folder.is_dir():
         raise DataError(f"`data_dir` must be a folder with source.txt and target.txt. Received: {folder}.")
-    lines = read_aligned_lines(folder / "source.txt", folder / "target.txt", bad_data)
-    return TextPairs.cut(list(zip(*lines, strict=True)), str(folder))
+    pairs = read_aligned_lines(folder / "source.txt", folder / "target.txt", bad_data)
+    return TextPairs.cut(pairs, str(folder))
 
 
 def documentation_summaries() -> TextPairs:
