@@ -288,8 +288,10 @@ def read_interactions(
     """
     how = InteractionOptions(**options)
     columns = (*how.columns_of_users, *how.columns_of_items, how.label_column)
-    tables = read_tables(data_dir, how.table_options, classification=False, columns=columns, bad_data=bad_data)
-    return _make_interaction_set(tables[0], how, test_table=tables[1] if len(tables) > 1 else None)
+    table, test_table = read_tables(
+        data_dir, how.table_options, classification=False, columns=columns, bad_data=bad_data
+    )
+    return _make_interaction_set(table, how, test_table=test_table)
 
 
 def _make_interaction_set(

@@ -302,10 +302,8 @@ class TableGaps:
     def reasons(self) -> dict[int, str]:
         """Row -> what in it the model was not trained on."""
         found: dict[int, list[str]] = {}
-        for get_rows, text in (
-            (self.missing, "lacks {!r} (no training row does)"),
-            (self.unseen, "has an unseen {!r}"),
-        ):
+        wrong = {"lacks {!r} (no training row does)": self.missing, "has an unseen {!r}": self.unseen}
+        for text, get_rows in wrong.items():
             for name, rows in get_rows.items():
                 for row in np.flatnonzero(rows & ~self.empty).tolist():
                     found.setdefault(row, []).append(text.format(name))
