@@ -187,15 +187,6 @@ def balance(examples: Examples) -> tuple[dict[str, int], dict[str, float], list[
     )
 
 
-def memory(num_bytes: int) -> tuple[int, list[Finding]]:
-    """The free memory in bytes, and a finding if a dataset of this size takes more than half of it."""
-    free = int(psutil.virtual_memory().available)
-    if num_bytes <= free / 2:
-        return free, []
-    text = f"it takes {num_bytes / 2**30:.1f} GiB of the {free / 2**30:.1f} GiB that are free"
-    return free, [Finding("memory", "the whole set", text, "Read it from disk batch by batch.")]
-
-
 def finished(
     report: InspectionReport,
     examples: Examples,
@@ -220,15 +211,17 @@ def finished(
     if doubt_labels is not None and examples.labels is not None:
         progress("Labels, by cross-validation", 0, 1)
         findings += doubt_labels()
-    free, of_memory = memory(report.num_bytes)
-    return replace(
+    report = replace(
         report,
         num_examples={part: int(np.sum(examples.parts == part)) for part in _PARTS if np.any(examples.parts == part)},
         class_counts=counts,
         class_weights=weights,
-        memory_bytes=free,
-        findings=(*findings, *of_memory),
+        memory_bytes=int(psutil.virtual_memory().available),
     )
+    if not report.fits_in_memory:
+        text = f"it takes {report.num_bytes / 2**30:.1f} GiB of the {report.memory_bytes / 2**30:.1f} GiB that are free"
+        findings.append(Finding("memory", "the whole set", text, "Read it from disk batch by batch."))
+    return replace(report, findings=tuple(findings))
 
 
 def probable_label_errors(classifier: Any, features: Any, examples: Examples) -> list[Finding]:

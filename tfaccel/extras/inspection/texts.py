@@ -20,7 +20,6 @@ from tfaccel.extras.inspection.findings import (
     InspectionReport,
     Progress,
     finished,
-    memory,
     no_progress,
     probable_label_errors,
     read_labelled_files,
@@ -89,18 +88,14 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
         for line, count in long_lines.items()
         if count > 1 and len(line) >= _LONG_LINE
     ]
-    num_bytes = len(text.encode("utf-8", "replace"))
-    free, of_memory = memory(num_bytes)
-    shape = f"{len(text):,} characters, {len(counts):,} different, in {len(lines):,} lines"
-    return InspectionReport(
+    report = InspectionReport(
         path=str(path),
         kind="text",
-        shape=shape,
-        num_examples={"train": 1},
-        num_bytes=num_bytes,
-        memory_bytes=free,
-        findings=tuple(findings + of_memory),
+        shape=f"{len(text):,} characters, {len(counts):,} different, in {len(lines):,} lines",
+        num_bytes=len(text.encode("utf-8", "replace")),
+        findings=tuple(findings),
     )
+    return finished(report, Examples((str(path),), np.array(["train"]), (text,)))
 
 
 def _is_odd(mark: str) -> bool:
