@@ -97,13 +97,18 @@ def inspect_tables(
     columns = {}
     for number, column in enumerate(joined.columns):
         progress("Columns", number, len(joined.columns))
-        columns[column.name], found = _inspect_column(column, kinds[column.name], joined, is_target=column.name == goal)
+        columns[column.name], found = _inspect_column(column, kinds[column.name], is_target=column.name == goal)
         findings += found
+    labels = None
     if goal is not None:
         progress("Columns that tell the target", 0, 1)
-        findings += _tellers(features, kinds, joined.column(goal), _are_classes(joined.column(goal)))
+        values = joined.column(goal)
+        labels = values.texts() if _are_classes(values) else None
+        told = values.texts().tolist(), _finite(values) if labels is None else None
+        for column in features:
+            numbers = _finite(column) if kinds[column.name] == NUMERIC else None
+            findings += tells_the_target(column.name, (column.texts().tolist(), numbers), told)
     findings += _correlations([column for column in features if kinds[column.name] == NUMERIC])
-    labels = joined.column(goal).texts() if goal is not None and _are_classes(joined.column(goal)) else None
     keys = tuple(zip(*(column.texts().tolist() for column in features), strict=True))
     examples = replace(Examples.of_rows(tables, labels), keys=keys)
     report = InspectionReport(
@@ -131,9 +136,7 @@ def _joined(tables: Mapping[str, Table]) -> Table:
     return Table(parts[0].source, tuple(columns))
 
 
-def _inspect_column(
-    column: Column, kind: str, table: Table, *, is_target: bool
-) -> tuple[dict[str, Any], list[Finding]]:
+def _inspect_column(column: Column, kind: str, *, is_target: bool) -> tuple[dict[str, Any], list[Finding]]:
     texts = column.texts().tolist()
     missing, distinct = column.missing, {text for text in texts if text is not None}
     num_missing, num_rows = int(missing.sum()), len(missing)
@@ -175,16 +178,6 @@ def _of_distinct_texts(column: Column, num_distinct: int) -> Finding:
     text = f"{num_distinct} different texts in {len(column.values)} rows"
     advice = f"It is not used, except with --text_column={column.name}."
     return Finding("nearly distinct texts", column.name, text, advice)
-
-
-def _tellers(features: list[Column], kinds: Mapping[str, str], target: Column, are_classes: bool) -> list[Finding]:
-    """Columns that reveal the target."""
-    goal = target.texts().tolist(), None if are_classes else _finite(target)
-    findings = []
-    for column in features:
-        numbers = _finite(column) if kinds[column.name] == NUMERIC else None
-        findings += tells_the_target(column.name, (column.texts().tolist(), numbers), goal)
-    return findings
 
 
 def _are_classes(target: Column) -> bool:
