@@ -115,7 +115,11 @@ class ExampleCache:
                 self._fill(arrays, read)
                 for array in arrays:
                     array.flush()
-                _rename(unfinished, folder)
+                try:
+                    unfinished.rename(folder)
+                except OSError:
+                    if not folder.exists():  # else another process was first
+                        raise
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
         mapped = [np.load(folder / f"{i}.npy", mmap_mode="r") for i in range(len(leaves))]
@@ -166,15 +170,6 @@ def _new_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
     with open(path, "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
-
-
-def _rename(unfinished: Path, folder: Path) -> None:
-    """Renames a finished cache, unless another process was first."""
-    try:
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
 
 
 def _own_memory_bytes(machine: Machine) -> int | None:

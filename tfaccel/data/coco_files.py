@@ -23,8 +23,7 @@ from tfaccel.remote import readable_path
 
 logger = logging.getLogger("tfaccel")
 
-_LISTS = ("images", "annotations", "categories")
-_FIELDS = {
+_FIELDS = {  # list -> what each of its entries must have
     "images": ("id", "file_name"),
     "annotations": ("id", "image_id", "category_id", "bbox"),
     "categories": ("id", "name"),
@@ -112,12 +111,12 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
         ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"Cannot read {path}: {error}. It must be JSON in COCO's format.") from error
-    for name in _LISTS:
+    for name, names in _FIELDS.items():
         entries = content.get(name) if isinstance(content, dict) else None
         if not isinstance(entries, list) or not entries:
             raise DataError(f"{path} must have a list {name!r} with at least one entry, as COCO's files have.")
         for number, entry in enumerate(entries):
-            missing = [f for f in _FIELDS[name] if not isinstance(entry, dict) or f not in entry]
+            missing = [f for f in names if not isinstance(entry, dict) or f not in entry]
             if missing:
                 raise DataError(f"Entry {number} (from 0) of {name!r} in {path} has no {missing[0]!r}.")
         check_ids(name, entries, path)
@@ -185,12 +184,11 @@ def _objects(
 
 def _placed(listed: _Listed, folder: Path, bad_data: BadData) -> list[_BoxesOfFile]:
     """The images that can be decoded, and whose boxes are inside."""
-    found = []
-    for entry, objects in listed:
-        image = bad_data.tried(partial(_boxes_of_file, entry, objects, folder), entry["json"], entry["number"])
-        if image is not None:
-            found.append(image)
-    return found
+    found = (
+        bad_data.tried(partial(_boxes_of_file, entry, objects, folder), entry["json"], entry["number"])
+        for entry, objects in listed
+    )
+    return [image for image in found if image is not None]
 
 
 def _split(listed: list[_BoxesOfFile], path: Path) -> list[list[_BoxesOfFile]]:

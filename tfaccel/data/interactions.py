@@ -220,10 +220,8 @@ class Catalogue:
 
 def _last_rows(table: Table, names: Sequence[str]) -> Table:
     """The last row of each id, which is in the first of the named columns."""
-    last: dict[str, int] = {}
-    for row, text in enumerate(table.column(names[0]).texts().tolist()):
-        if text is not None:
-            last[text] = row
+    texts = table.column(names[0]).texts().tolist()
+    last = {text: row for row, text in enumerate(texts) if text is not None}
     rows = np.array(list(last.values()), np.int64)
     return Table(table.source, tuple(map(table.column, names))).rows(rows)
 

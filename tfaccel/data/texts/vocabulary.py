@@ -8,6 +8,7 @@ References:
 """
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -148,11 +149,7 @@ class Vocabulary(Record):
             extra: tokens of one text whose ids follow those of the vocabulary.
         """
         known = (*_SPECIAL_TOKENS, *self.tokens, *extra)
-        tokens = []
-        for number in numbers:
-            if number == END:
-                break
-            tokens.append(known[number])
+        tokens = [known[number] for number in itertools.takewhile(lambda number: number != END, numbers)]
         if self.unit == "words":
             return join_words([token for token in tokens if token])
         text = "".join(tokens)
