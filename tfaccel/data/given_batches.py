@@ -56,7 +56,7 @@ class GivenDataset:
         self._class_weight = class_weight
         self._source = dataset
         self._dataset = _weighted(dataset, class_weight)
-        self._is_alike = passes_are_alike(dataset)
+        self.prepares_ahead = passes_are_alike(dataset)  # the next epoch may be prepared during training
         self.num_batches = int(dataset.cardinality())
         if self.num_batches == tf.data.INFINITE_CARDINALITY:
             raise DataError(
@@ -70,11 +70,6 @@ class GivenDataset:
         self.runs_python = runs_python(dataset)
 
     @property
-    def prepares_ahead(self) -> bool:
-        """Whether the next epoch may be prepared during training."""
-        return self._is_alike
-
-    @property
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed, as far as it is known without reading the data."""
         text = f"{self._dataset.element_spec} x {self.num_batches}"
@@ -84,7 +79,7 @@ class GivenDataset:
         """The batches of an epoch; see `tfaccel.Workload`."""
         del seed
         _check_size(self, global_batch_size)
-        if not self._is_alike:
+        if not self.prepares_ahead:  # the order depends on the iterators that were created before
             wanted = epoch * (2 if self.num_batches > 0 else 1)
             made = _times_begun.get(self._source, 0)
             if wanted < made:

@@ -270,15 +270,16 @@ def _finite(
 
 def _labels(arrays: dict[str, np.ndarray], path: Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """The class names, and the labels as class indices."""
-    labels = [arrays[name] for name in ("y_train", "y_test")]
-    for index, name in enumerate(("y_train", "y_test")):
-        if labels[index].ndim == 2 and labels[index].shape[1] == 1:
-            labels[index] = labels[index][:, 0]
-        if labels[index].ndim != 1 or labels[index].dtype.kind not in "buiU":
+    labels = []
+    for name in ("y_train", "y_test"):
+        given = arrays[name]
+        found = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+        if found.ndim != 1 or found.dtype.kind not in "buiU":
             raise DataError(
                 f"{name} in {path} must hold one whole number or text for each image. "
-                f"Received: {labels[index].dtype}, shape {labels[index].shape}."
+                f"Received: {found.dtype}, shape {found.shape}."
             )
+        labels.append(found)
     classes, train = np.unique(labels[0], return_inverse=True)
     if len(classes) < 2:
         raise DataError(f"y_train in {path} must name at least two classes. Received: {', '.join(map(str, classes))}.")
