@@ -11,7 +11,7 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.folder_files import class_folders, counted, files_below, part_folders, passed_over
 from tfaccel.data.images.idx_files import find_idx_files, read_idx_arrays
-from tfaccel.data.images.image_check import IMAGE_SUFFIXES
+from tfaccel.data.images.image_check import IMAGE_SUFFIXES, ImageToCheck
 from tfaccel.data.images.image_set import (
     MAX_DEFAULT_IMAGE_SIZE,
     MIN_IMAGE_SIZE,
@@ -96,7 +96,7 @@ def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> Ima
         found = f"one, {classes[0]!r}" if classes else "none"
         raise DataError(f"{first} must have one sub-folder for each class, at least two. Received: {found}.")
     listed = [_list_files(part, classes) for part in parts]
-    used = [Path(part.name(row)) for part in listed for row in range(len(part.labels))]
+    used = [Path(image.file) for part in listed for image in part.each]
     others = passed_over(folder, used, IMAGE_SUFFIXES)
     if others:
         logger.warning(others)
@@ -130,9 +130,8 @@ def _list_files(folder: Path, classes: tuple[str, ...]) -> EncodedPart:
             )
         names += map(str, found)
         labels += [label] * len(found)
-    return EncodedPart(
-        tuple(names), np.array(labels, dtype=np.int64), names.__getitem__, lambda row: (names[row], None)
-    )
+    each = [ImageToCheck(Path(name).read_bytes, name, name) for name in names]
+    return EncodedPart(tuple(names), np.array(labels, dtype=np.int64), each)
 
 
 def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:

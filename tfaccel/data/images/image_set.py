@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -106,14 +104,12 @@ class EncodedPart:
     Args:
         images: the images, or the names of image files.
         labels: the class index of each image, int64.
-        name: `name(index)` names an image in messages.
-        place: `place(index)` returns the file that holds an image, and its number there; None if it is the file.
+        each: how each image is read, and where it is.
     """
 
     images: EncodedImages | tuple[str, ...]
     labels: np.ndarray
-    name: Callable[[int], str]
-    place: Callable[[int], tuple[str, int | None]]
+    each: Sequence[ImageToCheck]
 
     def rows(self, rows: np.ndarray) -> EncodedPart:
         """The images with these indices."""
@@ -124,21 +120,12 @@ class EncodedPart:
             chosen = EncodedImages(
                 lambda numbers: images.read(rows[numbers]), lambda: f"{images.identity()} {rows.tolist()}"
             )
-        return EncodedPart(
-            chosen, self.labels[rows], lambda row: self.name(int(rows[row])), lambda row: self.place(int(rows[row]))
-        )
+        return EncodedPart(chosen, self.labels[rows], [self.each[row] for row in rows])
 
     def readable(self, bad_data: BadData) -> tuple[EncodedPart, list[ImageHeader]]:
         """The part without the images that cannot be decoded, and the headers of the others."""
-        numbers = range(len(self.labels))
-        images = [ImageToCheck(partial(self._read, row), self.name(row), *self.place(row)) for row in numbers]
-        rows, headers = readable_images(images, bad_data)
-        return (self if len(rows) == len(images) else self.rows(rows)), headers
-
-    def _read(self, row: int) -> bytes:
-        if isinstance(self.images, tuple):
-            return Path(self.images[row]).read_bytes()
-        return self.images.content(row)
+        rows, headers = readable_images(self.each, bad_data)
+        return (self if len(rows) == len(self.each) else self.rows(rows)), headers
 
 
 def default_image_size(headers: Sequence[ImageHeader]) -> int:

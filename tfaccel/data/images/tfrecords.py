@@ -14,6 +14,7 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import numbered_classes
+from tfaccel.data.images.image_check import ImageToCheck
 from tfaccel.data.images.image_set import EncodedImages, EncodedPart, ImageSet, encoded_image_set
 from tfaccel.data.tfrecord_files import RecordIndex, decode_example, find_tfrecords
 from tfaccel.errors import DataError
@@ -40,12 +41,15 @@ class ImageFeatures:
 FEATURES = (ImageFeatures(), ImageFeatures("image", "label", ""))  # TensorFlow's convention; TensorFlow Datasets'
 
 
-def _record_images(index: RecordIndex, feature: str) -> EncodedImages:
+def _image_part(index: RecordIndex, feature: str, labels: np.ndarray) -> EncodedPart:
     """The images in a feature of the records of TFRecord files."""
-    return EncodedImages(
+    images = EncodedImages(
         lambda rows: [decode_example(index.read(int(row)))[feature][0] for row in rows],
         lambda: f"{index.identity()} {feature}",
     )
+    rows = range(len(index))
+    each = [ImageToCheck(partial(images.content, row), index.name(row), *index.place(row)) for row in rows]
+    return EncodedPart(images, labels, each)
 
 
 def read_tfrecord_images(
@@ -111,10 +115,7 @@ def read_tfrecord_images(
     if class_names is None:
         labels = _named(found)
     names, numbers = numbered_classes(labels, source, class_names)
-    parts = [
-        EncodedPart(_record_images(index, features.image), rows, index.name, index.place)
-        for index, rows in zip(indexes, numbers, strict=True)
-    ]
+    parts = [_image_part(index, features.image, rows) for index, rows in zip(indexes, numbers, strict=True)]
     return encoded_image_set(parts, names, source=source, image_size=image_size, bad_data=bad_data, num_files=num_files)
 
 
