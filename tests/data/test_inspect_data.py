@@ -1,13 +1,14 @@
 """Inspection of tables, images and texts: faults that were planted are found, and sound data are left in peace."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from tfaccel.errors import DataError
-from tfaccel.extras.inspection.findings import Examples, balance, copies, memory
+from tfaccel.extras.inspection.findings import Examples, InspectionReport, balance, copies, finished
 from tfaccel.extras.inspection.inspect_data import inspect_data
 
 
@@ -248,10 +249,12 @@ def test_labels_that_are_missing_or_unknown():
 
 
 def test_sets_larger_than_half_of_the_memory():
-    free, findings = memory(10**18)
-    assert 0 < free < 10**18
-    assert "GiB that are free" in findings[0].text
-    assert memory(1)[1] == []
+    one = Examples(("a",), np.array(["train"]), (0,))
+    report = InspectionReport(path="a", kind="text", shape="")
+    large, small = (finished(replace(report, num_bytes=size), one) for size in (10**18, 1))
+    assert 0 < large.memory_bytes < 10**18
+    assert "GiB that are free" in large.findings[0].text
+    assert small.findings == ()
 
 
 def test_progress_is_told(tmp_path):

@@ -112,7 +112,7 @@ def test_texts_of_tables_are_read_as_other_tables_are(tmp_path):
 def test_aligned_lines_without_empty_ones(tmp_path):
     (tmp_path / "a").write_text("one\n\n two \n")
     (tmp_path / "b").write_text("eins\n\nzwei")
-    assert read_aligned_lines(tmp_path / "a", tmp_path / "b") == (["one", "two"], ["eins", "zwei"])
+    assert read_aligned_lines(tmp_path / "a", tmp_path / "b") == [("one", "eins"), ("two", "zwei")]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tfaccel.data.epochs import Batches, Epochs, Part, gathered, ordered_map
 from tfaccel.data.images.image_data import ImageMoves, moved_images
 from tfaccel.data.images.image_set import ImageSplit, digits
 from tfaccel.errors import DataError
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -40,8 +40,7 @@ _INK = 96  # brighter pixels of a digit belong to its box
 TEST_SEEDS = {"test": 20_000, "validation": 30_000}  # of the test scenes, by the digits that they show
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class BoxedSplit:
     """Images of equal size and their boxes.
 
@@ -72,8 +71,7 @@ class Detections:
     scores: np.ndarray
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class BoxedImages:
     """Images with boxes in a training and a test part.
 

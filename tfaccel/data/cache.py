@@ -25,7 +25,7 @@ from tfaccel.hardware.cluster import find_cluster
 from tfaccel.hardware.cpu import free_memory_bytes
 from tfaccel.hardware.machine import Machine
 from tfaccel.local_path import local_path
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -115,7 +115,11 @@ class ExampleCache:
                 self._fill(arrays, read)
                 for array in arrays:
                     array.flush()
-                _rename(unfinished, folder)
+                try:
+                    unfinished.rename(folder)
+                except OSError:
+                    if not folder.exists():  # else another process was first
+                        raise
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
         mapped = [np.load(folder / f"{i}.npy", mmap_mode="r") for i in range(len(leaves))]
@@ -166,15 +170,6 @@ def _new_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
     with open(path, "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
-
-
-def _rename(unfinished: Path, folder: Path) -> None:
-    """Renames a finished cache, unless another process was first."""
-    try:
-        unfinished.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
 
 
 def _own_memory_bytes(machine: Machine) -> int | None:
@@ -259,8 +254,7 @@ def _variables(specs: Any, num_examples: int) -> tuple[tf.Variable, Any]:
         return tf.Variable(tf.zeros([num_examples], tf.bool), trainable=False), tf.nest.map_structure(new, specs)
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class CacheOptions:
     """The settings of a cache.
 

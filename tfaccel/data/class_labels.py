@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from tfaccel.errors import DataError
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 TRAIN_SPLIT, TEST_SPLITS = "train", ("test", "validation", "valid", "val", "dev")
 
@@ -117,8 +116,7 @@ def are_unequal(counts: np.ndarray) -> bool:
     return bool(counts.max() > UNEQUAL_RATIO * counts.min())
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class LabelledTexts:
     """Texts with a class each, split into a training and a test part.
 

@@ -17,14 +17,13 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.box_data import NO_OBJECT, BoxedImages, BoxedSplit
 from tfaccel.data.class_labels import TEST_FRACTION
-from tfaccel.data.images.image_check import ImageHeader, check_image, pixels
+from tfaccel.data.images.image_check import ORIENTATION, ImageHeader, check_image, pixels
 from tfaccel.errors import DataError, WorkloadError
 from tfaccel.remote import readable_path
 
 logger = logging.getLogger("tfaccel")
 
-_LISTS = ("images", "annotations", "categories")
-_FIELDS = {
+_FIELDS = {  # list -> what each of its entries must have
     "images": ("id", "file_name"),
     "annotations": ("id", "image_id", "category_id", "bbox"),
     "categories": ("id", "name"),
@@ -112,12 +111,12 @@ def _read(path: Path) -> dict[str, list[dict[str, Any]]]:
         ) from error
     except (OSError, ValueError) as error:
         raise DataError(f"Cannot read {path}: {error}. It must be JSON in COCO's format.") from error
-    for name in _LISTS:
+    for name, names in _FIELDS.items():
         entries = content.get(name) if isinstance(content, dict) else None
         if not isinstance(entries, list) or not entries:
             raise DataError(f"{path} must have a list {name!r} with at least one entry, as COCO's files have.")
         for number, entry in enumerate(entries):
-            missing = [f for f in _FIELDS[name] if not isinstance(entry, dict) or f not in entry]
+            missing = [f for f in names if not isinstance(entry, dict) or f not in entry]
             if missing:
                 raise DataError(f"Entry {number} (from 0) of {name!r} in {path} has no {missing[0]!r}.")
         check_ids(name, entries, path)
@@ -185,12 +184,11 @@ def _objects(
 
 def _placed(listed: _Listed, folder: Path, bad_data: BadData) -> list[_BoxesOfFile]:
     """The images that can be decoded, and whose boxes are inside."""
-    found = []
-    for entry, objects in listed:
-        image = bad_data.tried(partial(_boxes_of_file, entry, objects, folder), entry["json"], entry["number"])
-        if image is not None:
-            found.append(image)
-    return found
+    found = (
+        bad_data.tried(partial(_boxes_of_file, entry, objects, folder), entry["json"], entry["number"])
+        for entry, objects in listed
+    )
+    return [image for image in found if image is not None]
 
 
 def _split(listed: list[_BoxesOfFile], path: Path) -> list[list[_BoxesOfFile]]:
@@ -340,24 +338,14 @@ def _read_images(images: Sequence[_BoxesOfFile], side: int, most_objects: int) -
 
 def _scaled(image: _BoxesOfFile, scale: float) -> np.ndarray:
     """The pixels of an image, oriented and scaled."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         content = image.path.read_bytes()
     except OSError as error:
         raise DataError(f"Cannot read the image {image.path}: {error.strerror or error}.") from error
-    moves = Image.Transpose
-    turn = {
-        2: moves.FLIP_LEFT_RIGHT,
-        3: moves.ROTATE_180,
-        4: moves.FLIP_TOP_BOTTOM,
-        5: moves.TRANSPOSE,
-        6: moves.ROTATE_270,
-        7: moves.TRANSVERSE,
-        8: moves.ROTATE_90,
-    }
     found = Image.fromarray(pixels(content, 3, name=str(image.path)))
-    if image.orientation in turn:
-        found = found.transpose(turn[image.orientation])
+    found.getexif()[ORIENTATION] = image.orientation
+    found = ImageOps.exif_transpose(found)
     size = (max(1, round(found.width * scale)), max(1, round(found.height * scale)))
     return np.asarray(found.resize(size, Image.Resampling.BILINEAR))

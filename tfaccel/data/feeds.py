@@ -84,9 +84,7 @@ class ArrayBatches:
         """Rows `start` to `stop` of the global batch; all rows by default."""
         arrays, numbers = batch
 
-        def gather(array: tf.Tensor | None) -> tf.Tensor | None:
-            if array is None:
-                return None
+        def gather(array: tf.Tensor) -> tf.Tensor:
             taken = tf.gather(array, wanted)
             if self.has_partial_batch:
                 taken = tf.compat.v1.placeholder_with_default(taken, [None, *taken.shape[1:]])
@@ -94,7 +92,7 @@ class ArrayBatches:
 
         with tf.device(self.device):
             wanted = numbers if start is None else numbers[start:stop]
-            return keras.tree.map_structure(gather, arrays)
+            return keras.tree.map_structure(gather, arrays, none_is_leaf=False)
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class IteratorBatches:
         are_shared = tf.reduce_all(tf.equal(tf.stack(counts) % num_replicas, 0))
         checks = [tf.debugging.Assert(are_shared | (n == counts[0]), [_UNEVEN_ROWS, n, counts[0]]) for n in counts]
         with tf.control_dependencies([check for check in checks if check is not None]):
-            return keras.tree.map_structure(lambda leaf: None if leaf is None else tf.identity(leaf), batch)
+            return keras.tree.map_structure(tf.identity, batch, none_is_leaf=False)
 
     def rows(self, batch: Any, start: Any = None, stop: Any = None) -> Any:
         """Rows `start` to `stop` of the global batch, which the iterator must yield; by default all that it yields."""

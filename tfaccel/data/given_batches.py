@@ -56,7 +56,7 @@ class GivenDataset:
         self._class_weight = class_weight
         self._source = dataset
         self._dataset = _weighted(dataset, class_weight)
-        self._is_alike = passes_are_alike(dataset)
+        self.prepares_ahead = passes_are_alike(dataset)  # the next epoch may be prepared during training
         self.num_batches = int(dataset.cardinality())
         if self.num_batches == tf.data.INFINITE_CARDINALITY:
             raise DataError(
@@ -70,11 +70,6 @@ class GivenDataset:
         self.runs_python = runs_python(dataset)
 
     @property
-    def prepares_ahead(self) -> bool:
-        """Whether the next epoch may be prepared during training."""
-        return self._is_alike
-
-    @property
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed, as far as it is known without reading the data."""
         text = f"{self._dataset.element_spec} x {self.num_batches}"
@@ -84,7 +79,7 @@ class GivenDataset:
         """The batches of an epoch; see `tfaccel.Workload`."""
         del seed
         _check_size(self, global_batch_size)
-        if not self._is_alike:
+        if not self.prepares_ahead:  # the order depends on the iterators that were created before
             wanted = epoch * (2 if self.num_batches > 0 else 1)
             made = _times_begun.get(self._source, 0)
             if wanted < made:
@@ -135,23 +130,24 @@ class GivenPyDataset:
         if self.num_batches < 1:
             raise DataError("The PyDataset is empty.")
         self._first = keras.tree.map_structure(_array, _as_tuple(dataset[0]))
-        first = [leaf for leaf in keras.tree.flatten(self._first) if leaf is not None]
-        self.batch_size = int(first[0].shape[0])
+        self._first_leaves = _leaves(self._first)
+        self.batch_size = int(self._first_leaves[0].shape[0])
 
     @property
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed, as far as the first batch shows."""
-        import keras
-
-        checksum = _checksum([leaf for leaf in keras.tree.flatten(self._first) if leaf is not None])
-        text = f"{type(self._dataset).__qualname__} x {self.num_batches} {checksum}"
+        text = f"{type(self._dataset).__qualname__} x {self.num_batches} {_checksum(self._first_leaves)}"
         return {"data": text, "shuffle": self._shuffle, "class_weight": named_weights(self._class_weight)}
 
     def __call__(self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0) -> tf.data.Dataset:
         """The batches of an epoch; see `tfaccel.Workload`."""
+        import keras
+
         _check_size(self, global_batch_size)
         begun = _times_begun.get(self._dataset, 0)
-        if epoch < begun - 1 and self._has_hooks:
+        own, plain = type(self._dataset), keras.utils.PyDataset
+        has_hooks = own.on_epoch_end is not plain.on_epoch_end or own.on_epoch_begin is not plain.on_epoch_begin
+        if epoch < begun - 1 and has_hooks:  # its batches may change from epoch to epoch
             raise DataError(
                 "The PyDataset has been iterated over before in this process. Create a new one for each run."
             )
@@ -164,14 +160,6 @@ class GivenPyDataset:
             numbers = np.random.default_rng([seed, epoch]).permutation(numbers)
         return self._batches(numbers[start_step:])
 
-    @property
-    def _has_hooks(self) -> bool:
-        """Whether the batches may change from epoch to epoch."""
-        import keras
-
-        own, plain = type(self._dataset), keras.utils.PyDataset
-        return own.on_epoch_end is not plain.on_epoch_end or own.on_epoch_begin is not plain.on_epoch_begin
-
     def validation(self, global_batch_size: int) -> tf.data.Dataset:
         """All batches, in order."""
         del global_batch_size
@@ -181,10 +169,10 @@ class GivenPyDataset:
         import keras
         import tensorflow as tf
 
-        flat = [leaf for leaf in keras.tree.flatten(self._first) if leaf is not None]
+        flat = self._first_leaves
 
         def batch(number: Any) -> list[np.ndarray]:
-            found = [leaf for leaf in keras.tree.flatten(_as_tuple(self._dataset[int(number)])) if leaf is not None]
+            found = _leaves(_as_tuple(self._dataset[int(number)]))
             return [np.asarray(leaf, like.dtype) for leaf, like in zip(found, flat, strict=True)]
 
         def fetched(number: tf.Tensor) -> Any:
@@ -192,7 +180,7 @@ class GivenPyDataset:
             for tensor, like in zip(tensors, flat, strict=True):
                 tensor.set_shape([None, *like.shape[1:]])
             rest = iter(tensors)
-            return keras.tree.map_structure(lambda leaf: None if leaf is None else next(rest), self._first)
+            return keras.tree.map_structure(lambda _: next(rest), self._first, none_is_leaf=False)
 
         workers = max(1, self._dataset.workers)
         batches = tf.data.Dataset.from_tensor_slices(numbers).map(fetched, num_parallel_calls=workers)
@@ -219,7 +207,6 @@ class GivenGrain:
     not_resumable = ""
 
     def __init__(self, pipeline: Any, *, shuffle: Any = True, class_weight: Any = None) -> None:
-        import keras
 
         del shuffle
         self._pipeline = pipeline
@@ -241,7 +228,7 @@ class GivenGrain:
                 f"The Grain pipeline does not yield batches of numbers: {str(error).rstrip('.')}. Map its elements to "
                 "(x, y) of arrays, then `.batch(NUMBER)`; in a DataLoader, grain.transforms.Batch is the last one."
             ) from error
-        self._first = [leaf for leaf in keras.tree.flatten(firsts[0]) if leaf is not None]
+        self._first = _leaves(firsts[0])
         self.batch_size = int(self._first[0].shape[0])
 
     @property
@@ -260,6 +247,13 @@ class GivenGrain:
         """All batches, in their own size."""
         del global_batch_size
         return _weighted(grain_dataset(self._pipeline, self._spec), self._class_weight)
+
+
+def _leaves(batch: Any) -> list[Any]:
+    """The components of a batch without None, in the order of Keras."""
+    import keras
+
+    return [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
 
 
 def _checksum(leaves: list[Any]) -> int:
@@ -281,10 +275,7 @@ def _check_size(given: GivenDataset | GivenPyDataset | GivenGrain, global_batch_
 
 def _weighted(dataset: tf.data.Dataset, class_weight: Any) -> tf.data.Dataset:
     """The batches, with sample weights if classes have weights."""
-    if class_weight is None:
-        return dataset
-    adapter = data_adapter(dataset, batch_size=None, steps=None, shuffle=False, class_weight=class_weight)
-    return adapter.get_tf_dataset()
+    return dataset if class_weight is None else data_adapter(dataset, class_weight=class_weight).get_tf_dataset()
 
 
 def _as_tuple(batch: Any) -> tuple[Any, ...]:

@@ -87,6 +87,9 @@ class GivenArrays:
         shuffle: True; False for the order of the arrays; "batch" to shuffle only within each batch.
         class_weight: class -> its weight in the loss.
 
+    Attributes:
+        targets: the targets: a nest of arrays, or None.
+
     Raises:
         DataError: for anything that is not an array, and for arrays of different lengths.
     """
@@ -101,7 +104,8 @@ class GivenArrays:
     ) -> None:
         given = {"x": x, "y": y, "sample_weight": sample_weight}
         self._parts = {name: _mapped(part, functools.partial(_as_array, name)) for name, part in given.items()}
-        self._shuffle = shuffle
+        self.targets = self._parts["y"]
+        self.shuffle = shuffle
         self._class_weight = class_weight
         rows = {f"{name} {leaf.shape}": len(leaf) for name, part in self._parts.items() for leaf in leaves(part)}
         if len(set(rows.values())) > 1:
@@ -131,26 +135,16 @@ class GivenArrays:
 
     def take(self, rows: np.ndarray | slice) -> GivenArrays:
         """The examples in these rows, batched as these data are."""
-        return GivenArrays(*self._rows(rows), shuffle=self._shuffle, class_weight=self._class_weight)
+        return GivenArrays(*self._rows(rows), shuffle=self.shuffle, class_weight=self._class_weight)
 
     def _rows(self, rows: np.ndarray | slice) -> list[Any]:
         return [_mapped(part, operator.itemgetter(rows)) for part in self._parts.values()]
-
-    @property
-    def targets(self) -> Any:
-        """The targets: a nest of arrays, or None."""
-        return self._parts["y"]
-
-    @property
-    def shuffle(self) -> bool | str:
-        """Whether the order differs in each epoch; "batch" if only within each batch."""
-        return self._shuffle
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """What must not change when a run is resumed: a checksum of all rows, and the settings of the batches."""
         checksum = checksum_of_rows((name, leaf) for name, part in self._parts.items() for leaf in leaves(part))
-        return {"data": checksum, "shuffle": self._shuffle, "class_weight": named_weights(self._class_weight)}
+        return {"data": checksum, "shuffle": self.shuffle, "class_weight": named_weights(self._class_weight)}
 
     def __call__(
         self, global_batch_size: int, *, seed: int, epoch: int, start_step: int = 0, num_epochs: int = 1
@@ -174,9 +168,9 @@ class GivenArrays:
         return self._batches([np.arange(self.num_examples)], global_batch_size, static=False)
 
     def _order(self, global_batch_size: int, seed: int, epoch: int) -> np.ndarray:
-        if not self._shuffle:
+        if not self.shuffle:
             return np.arange(self.num_examples)
-        return random_order(self.num_examples, global_batch_size, shuffle=self._shuffle, seed=seed)(epoch)
+        return random_order(self.num_examples, global_batch_size, shuffle=self.shuffle, seed=seed)(epoch)
 
     def _batches(self, passes: list[np.ndarray], global_batch_size: int, *, static: bool) -> Any:
         import keras
@@ -185,7 +179,7 @@ class GivenArrays:
         arrays = self.tensors
 
         def gathered(rows: Any) -> Any:
-            return keras.tree.map_structure(lambda a: None if a is None else tf.gather(a, rows), arrays)
+            return keras.tree.map_structure(lambda a: tf.gather(a, rows), arrays, none_is_leaf=False)
 
         with tf.device("/CPU:0"):
             batches = [row_batches(rows, global_batch_size, drop_remainder=static) for rows in passes]
@@ -196,14 +190,7 @@ class GivenArrays:
     def tensors(self) -> Any:
         """The batches' structure with all rows in each tensor, converted by Keras's data adapter."""
         try:
-            adapter = data_adapter(
-                *self._parts.values(),
-                batch_size=1,
-                steps=None,
-                shuffle=False,
-                class_weight=self._class_weight,
-            )
-            return dense_arrays(adapter)
+            return dense_arrays(data_adapter(*self._parts.values(), batch_size=1, class_weight=self._class_weight))
         except ValueError as error:
             raise DataError(f"Keras does not take these data: {error}") from error
 
@@ -317,11 +304,11 @@ def prepared_by_task(task: Any, x: Any, y: Any = None, sample_weight: Any = None
 
     def prepared(first: int) -> Any:
         rows = keras.tree.map_structure(
-            lambda leaf: None if leaf is None else _as_given(leaf[first : first + _ROWS_AT_ONCE]), (x, y, sample_weight)
+            lambda leaf: _as_given(leaf[first : first + _ROWS_AT_ONCE]), (x, y, sample_weight), none_is_leaf=False
         )
         try:
             found = keras.utils.unpack_x_y_sample_weight(task.preprocess_samples(*rows))
-            return keras.tree.map_structure(lambda leaf: None if leaf is None else np.asarray(leaf), found)
+            return keras.tree.map_structure(np.asarray, found, none_is_leaf=False)
         except Exception as error:  # of any preprocessor
             raise DataError(
                 f"The preprocessor of {type(task).__name__} cannot prepare the data ({type(error).__name__}: "
@@ -336,7 +323,7 @@ def prepared_by_task(task: Any, x: Any, y: Any = None, sample_weight: Any = None
             "Use tfaccel.fit; or map the preprocessor over a tf.data.Dataset yourself, and give the task with "
             "preprocessor=None."
         )
-    return keras.tree.map_structure(lambda *parts: None if parts[0] is None else np.concatenate(parts), *pieces)
+    return keras.tree.map_structure(lambda *parts: np.concatenate(parts), *pieces, none_is_leaf=False)
 
 
 def _as_given(rows: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ class InMemory(Epochs):
             those of `rows`.
         num_examples: positions in an epoch.
         test: the test examples in order, a nest of arrays.
-        order: draws the row at each position of an epoch; None for a random order of all rows.
+        order: `order(generator, global_batch_size)` draws the row at each position of an epoch; None for a random order
+            of all rows.
         change: `change(examples, generator)` returns the randomly augmented examples of an epoch; None for none.
         noun: what examples are called in messages.
     """
@@ -38,34 +40,29 @@ class InMemory(Epochs):
         *,
         num_examples: int,
         test: Any,
-        order: Callable[[np.random.Generator], np.ndarray] | None = None,
+        order: Callable[[np.random.Generator, int], np.ndarray] | None = None,
         change: RandomChange | None = None,
         noun: str = "examples",
     ) -> None:
         self._read, self._num_examples, self._test, self._change, self._noun = read, num_examples, test, change, noun
-        self._order = order or (lambda generator: generator.permutation(num_examples))
+        self._order = order or (lambda generator, _: generator.permutation(num_examples))
 
     def get_batches(self, part: Part) -> tf.data.Dataset:
         """The batches of a part of the training data."""
         import tensorflow as tf
 
-        num, change = self._num_examples, self._change
+        num, size, change = self._num_examples, part.global_batch_size, self._change
         if change is None or not part.augmented:
             return self._dataset(self._read(self._rows(part)))
-        num_used = num // part.global_batch_size * part.global_batch_size
+        num_used = num // size * size
         positions = part.positions(num_used or num, self._noun)
-        epochs = part.drawn(lambda generator: change(self._read(self._drawn(generator, part)[:num_used]), generator))
+        epochs = part.drawn(lambda generator: change(self._read(self._order(generator, size)[:num_used]), generator))
         return self._dataset(tf.nest.map_structure(lambda array: array[positions], epochs))
-
-    def _drawn(self, generator: np.random.Generator, part: Part) -> np.ndarray:
-        """The row at each position of an epoch."""
-        del part
-        return self._order(generator)
 
     def _rows(self, part: Part) -> np.ndarray:
         """The rows of each batch."""
         positions = part.positions(self._num_examples, self._noun)
-        rows: np.ndarray = part.drawn(lambda generator: self._drawn(generator, part))[positions]
+        rows: np.ndarray = part.drawn(lambda generator: self._order(generator, part.global_batch_size))[positions]
         return rows
 
     def test(self, global_batch_size: int) -> tf.data.Dataset:
@@ -133,12 +130,13 @@ class TextBatches(InMemory):
             return tf.nest.map_structure(lambda array: array[rows], train)
 
         arrays = tf.nest.flatten(train)
-        super().__init__(read, num_examples=len(arrays[0]), test=test, change=change, noun=noun)
         of_arrays = [None] * len(arrays) if lengths is None else tf.nest.flatten(lengths)
         self._is_cut = [one is not None for one in of_arrays]
         cut = [(array, one) for array, one in zip(arrays, of_arrays, strict=True) if one is not None]
         self._lengths = [_checked(array, one) for array, one in cut]
         self._widths = np.array([array.shape[1] for array, _ in cut])
+        by_length = functools.partial(order_by_length, self._lengths) if cut else None
+        super().__init__(read, num_examples=len(arrays[0]), test=test, order=by_length, change=change, noun=noun)
 
     def get_batches(self, part: Part) -> tf.data.Dataset:
         """The batches of a part of the training data."""
@@ -161,11 +159,6 @@ class TextBatches(InMemory):
             )
             return ordered_map(tf.data.Dataset.zip((batches, columns)), cut)
 
-    def _drawn(self, generator: np.random.Generator, part: Part) -> np.ndarray:
-        if not self._lengths:
-            return super()._drawn(generator, part)
-        return order_by_length(self._lengths, part.global_batch_size, generator)
-
     def _columns(self, rows: np.ndarray) -> np.ndarray:
         """The columns of each batch, of each sequence: as many as its rows fill, which are those of all workers."""
         filled = np.stack([lengths[rows].max(axis=1) for lengths in self._lengths], axis=1)
@@ -180,7 +173,7 @@ class TextBatches(InMemory):
         return 1 - filled / int(columns.sum() * global_batch_size), 1 - filled / int(self._widths.sum() * rows.size)
 
 
-def order_by_length(lengths: Sequence[np.ndarray], batch_size: int, generator: np.random.Generator) -> np.ndarray:
+def order_by_length(lengths: Sequence[np.ndarray], generator: np.random.Generator, batch_size: int) -> np.ndarray:
     """A random order of rows in which those of a batch have similar lengths.
 
     Rows are drawn at random into pools of 8 to 50 batches, those of a pool are sorted, and all batches are then put in
@@ -188,12 +181,12 @@ def order_by_length(lengths: Sequence[np.ndarray], batch_size: int, generator: n
 
     Args:
         lengths: of every row: those of one sequence, or of several, of which the first counts first.
-        batch_size: rows of a batch; what does not fill one comes last, whatever its length.
         generator: draws the order.
+        batch_size: rows of a batch; what does not fill one comes last, whatever its length.
 
     Example:
         >>> lengths = np.array([3, 19, 12, 18, 2])
-        >>> order = order_by_length([lengths], 2, np.random.default_rng(0))
+        >>> order = order_by_length([lengths], np.random.default_rng(0), 2)
         >>> sorted(sorted(lengths[order[first : first + 2]].tolist()) for first in (0, 2))
         [[2, 3], [12, 18]]
     """

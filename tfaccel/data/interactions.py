@@ -26,7 +26,7 @@ from tfaccel.data.tables.table_data import read_tables
 from tfaccel.data.tables.tabular_set import TableOptions, TabularSet, make_tabular_set
 from tfaccel.errors import DataError
 from tfaccel.remote import readable_path
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 NUM_USERS, NUM_ITEMS, NUM_INTERACTIONS = 1000, 500, 250_000
 RANK, NUM_REGIONS, NUM_GENRES = 4, 6, 10
@@ -126,8 +126,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class Catalogue:
     """Users and items with their features, and how pairs of them become a model's inputs.
 
@@ -221,10 +220,8 @@ class Catalogue:
 
 def _last_rows(table: Table, names: Sequence[str]) -> Table:
     """The last row of each id, which is in the first of the named columns."""
-    last: dict[str, int] = {}
-    for row, text in enumerate(table.column(names[0]).texts().tolist()):
-        if text is not None:
-            last[text] = row
+    texts = table.column(names[0]).texts().tolist()
+    last = {text: row for row, text in enumerate(texts) if text is not None}
     rows = np.array(list(last.values()), np.int64)
     return Table(table.source, tuple(map(table.column, names))).rows(rows)
 
@@ -246,8 +243,7 @@ def _column(name: str, values: Sequence[Any], is_text: bool = True) -> Column:
     return Column(name, np.array(values, object if is_text else np.float64))
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class InteractionSet:
     """Interactions prepared for training.
 
@@ -290,8 +286,10 @@ def read_interactions(
     """
     how = InteractionOptions(**options)
     columns = (*how.columns_of_users, *how.columns_of_items, how.label_column)
-    tables = read_tables(data_dir, how.table_options, classification=False, columns=columns, bad_data=bad_data)
-    return _make_interaction_set(tables[0], how, test_table=tables[1] if len(tables) > 1 else None)
+    table, test_table = read_tables(
+        data_dir, how.table_options, classification=False, columns=columns, bad_data=bad_data
+    )
+    return _make_interaction_set(table, how, test_table=test_table)
 
 
 def _make_interaction_set(
@@ -320,8 +318,8 @@ def _make_interaction_set(
         classification=False,
         test_table=tables[1] if len(tables) > 1 else None,
     )
-    for part, noun in ((prepared.train, "training"), (prepared.test, "test")):
-        _check_clicks(part.targets, f"the {noun} rows of {table.source}", options)
+    for part, name in ((prepared.train, "training"), (prepared.test, "test")):
+        _check_clicks(part.targets, f"the {name} rows of {table.source}", options)
     encoding = prepared.encoding
     sources = [(column.name, column.source) for column in encoding.numeric]
     sources = [*((column.name, column.name) for column in encoding.categorical), *sources]

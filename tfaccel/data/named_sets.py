@@ -10,6 +10,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import LabelledTexts, labelled_texts, numbered_classes, train_and_test
+from tfaccel.data.images.image_check import ImageToCheck
 from tfaccel.data.images.image_set import EncodedImages, EncodedPart, ImageSet, encoded_image_set
 from tfaccel.data.images.tfrecords import ImageFeatures, read_tfrecord_images
 from tfaccel.data.private_pipelines import fingerprint
@@ -177,15 +179,7 @@ def read_hugging_face_images(name: str, *, image_size: int | None = None, bad_da
     if image is None or label is None:
         raise _missing_columns(name, "a column of the type Image, and a column 'label'", first)
     names, labels = _classes(splits, label, name)
-    parts = [
-        EncodedPart(
-            _Images(split.cast_column(image, datasets.Image(decode=False)), image),
-            rows,
-            lambda number: f"in row {number} (from 0) of {name}",
-            lambda number: (name, number),
-        )
-        for split, rows in zip(splits, labels, strict=True)
-    ]
+    parts = [_image_part(split, image, rows, name) for split, rows in zip(splits, labels, strict=True)]
     return encoded_image_set(parts, names, source=name, image_size=image_size, bad_data=bad_data or BadData())
 
 
@@ -209,21 +203,20 @@ def read_hugging_face_texts(name: str, *, text_column: str = "text", label_colum
     return labelled_texts(names, [list(split[text_column]) for split in splits], labels, name)
 
 
-class _Images(EncodedImages):
-    """A column of encoded images."""
+def _image_part(split: Any, column: str, labels: np.ndarray, source: str) -> EncodedPart:
+    """A column of images, encoded."""
+    import datasets
 
-    def __init__(self, split: Any, column: str) -> None:
-        self._split, self._column = split.select_columns(column), column
-
-    def __len__(self) -> int:
-        return len(self._split)
-
-    def read(self, rows: np.ndarray) -> list[bytes]:
-        values = self._split[rows.tolist()][self._column]
-        return [_bytes(value) for value in values]
-
-    def identity(self) -> str:
-        return f"{fingerprint(self._split)} {self._column}"
+    encoded = split.cast_column(column, datasets.Image(decode=False)).select_columns(column)
+    images = EncodedImages(
+        lambda rows: [_bytes(value) for value in encoded[rows.tolist()][column]],
+        lambda: f"{fingerprint(encoded)} {column}",
+    )
+    rows = range(len(labels))
+    each = [
+        ImageToCheck(partial(images.content, row), f"in row {row} (from 0) of {source}", source, row) for row in rows
+    ]
+    return EncodedPart(images, labels, each)
 
 
 def _bytes(value: Mapping[str, Any] | None) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from tfaccel.data.cache import CacheOptions, ExampleCache
 from tfaccel.data.epochs import Epochs, Part, Reader, ordered_map
 from tfaccel.errors import DataError
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 AUTOMATIC = CacheOptions()
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class Augmentation:
     """The random augmentation of the examples of a batch.
 
@@ -76,7 +74,7 @@ class Pipeline(Epochs):
     ) -> None:
         self._source = read
         self._num_examples = num_examples
-        self._prepare = prepare
+        self._prepare = prepare or (lambda examples: examples)
         self._augmentation = augmentation
         self._cache = cache
         self._noun = noun
@@ -128,7 +126,7 @@ class Pipeline(Epochs):
         read = self._source
         if self._cache is not None:
             read = ExampleCache(read, num_examples=self._num_examples, options=self._cache, noun=self._noun).read
-        return self._with_preparation(read)
+        return lambda rows: self._prepare(read(rows))
 
     @functools.cached_property
     def _uncached(self) -> Reader:
@@ -138,11 +136,7 @@ class Pipeline(Epochs):
                 f"The {self._noun} are to be cached (place={self._cache.place!r}), but a cache belongs to one process, "
                 'and data workers are others. Use place="none" or "auto" (--cache=none), or no data workers.'
             )
-        return self._with_preparation(self._source)
-
-    def _with_preparation(self, read: Reader) -> Reader:
-        prepare = self._prepare
-        return read if prepare is None else lambda rows: prepare(read(rows))
+        return lambda rows: self._prepare(self._source(rows))
 
     def _batch(self, num_rows: int, specs: tuple[Any, ...], augmented: bool, cached: bool) -> Callable[..., Any]:
         """The function that makes a training batch, traced once rather than in every epoch."""

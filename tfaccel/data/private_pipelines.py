@@ -95,10 +95,7 @@ def buffered_bytes(dataset: tf.data.Dataset) -> float:
 
 def pipeline_classes(dataset: tf.data.Dataset) -> str:
     """The transformations of a dataset, from the last to the first: an iterator's state fits only the same ones."""
-    try:
-        return " ".join(type(one).__name__ for one in _pipeline(dataset))
-    except _MISSING:
-        return ""
+    return " ".join(type(one).__name__ for one in pipeline_of(dataset))
 
 
 def pipeline_of(source: Any) -> list[Any]:
@@ -211,28 +208,16 @@ def fingerprint(table: Any) -> str:
     return str(private_part(table, "_fingerprint", package="datasets"))
 
 
-def data_adapter(
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    batch_size: int | None,
-    steps: int | None,
-    shuffle: Any,
-    class_weight: dict[int, float] | None,
-) -> Any:
-    """Keras's adapter for arrays, tf.data, PyDataset, generators, torch and grain loaders, including its checks."""
+def data_adapter(*data: Any, **options: Any) -> Any:
+    """Keras's adapter for arrays, tf.data, PyDataset, generators, torch and grain loaders, including its checks.
+
+    Args:
+        *data: x, y and sample_weight; the last ones may be left out.
+        **options: batch_size, steps_per_epoch, shuffle and class_weight, as in `Model.fit`; by default None or False.
+    """
     from keras.src.trainers import data_adapters
 
-    return private_part(data_adapters, "get_data_adapter")(
-        x=x,
-        y=y,
-        sample_weight=sample_weight,
-        batch_size=batch_size,
-        steps_per_epoch=steps,
-        shuffle=shuffle,
-        class_weight=class_weight,
-    )
+    return private_part(data_adapters, "get_data_adapter")(*data, **options)
 
 
 def specs_of_batches(batches: list[Any]) -> Any:
@@ -287,20 +272,15 @@ def dense_arrays(adapter: Any) -> Any | None:
     if not isinstance(adapter, private_part(array_data_adapter, "ArrayDataAdapter")):
         return None
     inputs = private_part(adapter, "_inputs")
-    if any(_is_sparse_or_ragged(leaf) for leaf in keras.tree.flatten(inputs)):
-        return None
+    for leaf in keras.tree.flatten(inputs):
+        kind = type(leaf)
+        is_sparse = "sparse" in kind.__module__.lower() or "Sparse" in kind.__name__
+        if is_sparse or isinstance(leaf, tf.SparseTensor | tf.RaggedTensor):
+            return None
     arrays = private_part(array_slicing, "convert_to_sliceable")(inputs, target_backend="tensorflow")
     arrays = keras.tree.lists_to_tuples(arrays)
     with tf.device("/CPU:0"):  # the rows of a batch are gathered in host memory
-        return keras.tree.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
-
-
-def _is_sparse_or_ragged(value: Any) -> bool:
-    import tensorflow as tf
-
-    if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
-        return True
-    return "sparse" in type(value).__module__.lower() or "Sparse" in type(value).__name__
+        return keras.tree.map_structure(tf.convert_to_tensor, arrays, none_is_leaf=False)
 
 
 def validation_split(arrays: Any, fraction: float) -> tuple[Any, Any]:

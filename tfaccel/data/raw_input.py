@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from tfaccel.argument_types import checks_types
 from tfaccel.data.images.image_set import ImageSet
 from tfaccel.data.tables.encoding import TableEncoding
 from tfaccel.data.texts.vocabulary import Vocabulary
 from tfaccel.errors import DataError
-from tfaccel.known_names import suggests_names
-from tfaccel.short_repr import short_repr
+from tfaccel.records import Record
+from tfaccel.short_repr import noun
 
 FILE_NAME = "raw_input.json"
 _BYTES_MEAN = 127.5  # the `pixel_mean` of image sets with uint8 pixels
@@ -23,7 +22,7 @@ Outputs = Literal["logits", "probabilities", "values"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RawInput:
+class RawInput(Record):
     """Tensors in the model's own form, and the meaning of its single output.
 
     Args:
@@ -42,18 +41,10 @@ class RawInput:
 
     def to_json(self) -> dict[str, Any]:
         """The description as JSON-serializable data."""
-        return {"kind": self.kind, **asdict(self), "class_names": list(self.class_names)}
-
-    @classmethod
-    def of_json(cls, data: Mapping[str, Any]) -> RawInput:
-        """The description that `to_json` returned."""
-        return cls(**data)
+        return {"kind": self.kind, **super().to_json()}
 
 
-@short_repr
-@suggests_names
-@checks_types(DataError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=DataError)
 class ImageInput(RawInput):
     """Encoded images, whose pixel values from 0 to 255 the model takes.
 
@@ -79,10 +70,7 @@ class ImageInput(RawInput):
         return cls(image_size=images.image_size, num_channels=images.num_channels, class_names=names, **settings)
 
 
-@short_repr
-@suggests_names
-@checks_types(DataError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=DataError)
 class TextInput(RawInput):
     """Texts, whose first token ids the model takes.
 
@@ -95,20 +83,8 @@ class TextInput(RawInput):
     vocabulary: Vocabulary
     num_tokens: int
 
-    @classmethod
-    def of_json(cls, data: Mapping[str, Any]) -> TextInput:
-        """The description that `to_json` returned."""
-        return cls(**{**data, "vocabulary": Vocabulary.from_json(data["vocabulary"])})
 
-    def to_json(self) -> dict[str, Any]:
-        """The description as JSON-serializable data."""
-        return {**super().to_json(), "vocabulary": self.vocabulary.to_json()}
-
-
-@short_repr
-@suggests_names
-@checks_types(DataError, checks_numbers=True)
-@dataclass(frozen=True, kw_only=True)
+@noun(error=DataError)
 class TableInput(RawInput):
     """Rows of a table, which the model takes as numbers and category indices.
 
@@ -118,11 +94,6 @@ class TableInput(RawInput):
 
     kind: ClassVar[str] = "table"
     encoding: TableEncoding
-
-    @classmethod
-    def of_json(cls, data: Mapping[str, Any]) -> TableInput:
-        """The description that `to_json` returned."""
-        return cls(**{**data, "encoding": TableEncoding.from_json(data["encoding"])})
 
     @classmethod
     def of(cls, encoding: TableEncoding) -> TableInput:
@@ -146,7 +117,7 @@ def raw_input_of_json(data: Mapping[str, Any]) -> RawInput:
     """
     try:
         fields = dict(data)
-        return _KINDS[fields.pop("kind")].of_json(fields)
+        return _KINDS[fields.pop("kind")].from_json(fields)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise DataError(f"This describes no raw input ({reason}). Kinds: {', '.join(_KINDS)}.") from error

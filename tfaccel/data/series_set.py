@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ from tfaccel.data.tables.column_kinds import (
 from tfaccel.data.tables.files import read_table
 from tfaccel.data.tables.table import Column, Table, merged_integers
 from tfaccel.errors import DataError
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 logger = logging.getLogger("tfaccel")
 
@@ -42,8 +42,7 @@ _MIN_SEASON = 2
 _MAX_FRACTION = 1 / 3  # of the series
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class SeriesSet:
     """A time series.
 
@@ -198,22 +197,20 @@ def read_series(
         )
     if not used:
         raise DataError(f"{table.source} has no column of numbers beside {time_column!r}.")
-    numbers = [as_numbers(column, table.source, advice="") for column in used]
-    names = tuple(column.name for column in used)
+    numbers = {column.name: as_numbers(column, table.source, advice="") for column in used}
+    names = tuple(numbers)
     report = {
-        "num_imputed": {
-            name: int(np.isnan(n).sum()) for name, n in zip(names, numbers, strict=True) if np.isnan(n).any()
-        },
+        "num_imputed": {name: int(np.isnan(n).sum()) for name, n in numbers.items() if np.isnan(n).any()},
         "num_gaps": int(np.sum(steps > _UNEVEN * np.median(steps))) if len(steps) else 0,
         "ignored": [column.name for column in ignored],
     }
     num_train = round((1 - TEST_PART) * table.num_rows)
     ends = (num_train - round(CALIBRATION_PART * num_train), num_train, table.num_rows)
-    for name, n in zip(names, numbers, strict=True):
+    for name, n in numbers.items():
         num_merged = check_float32(n, name, table.source)
         if num_merged:
             logger.warning(f"{num_merged} distinct values of column {name!r} of {table.source} are merged by float32.")
-    filled = np.stack([_filled(name, n, table, ends) for name, n in zip(names, numbers, strict=True)], axis=1)
+    filled = np.stack([_filled(name, n, table, ends) for name, n in numbers.items()], axis=1)
     return SeriesSet(
         source=table.source,
         names=names,
@@ -318,7 +315,6 @@ def double_pendulum(
     sample_seconds: float = 0.05,
     angles: tuple[float, float] = (1.5, 0.0),
     noise: float = 0.01,
-    seed: int = 0,
 ) -> np.ndarray:
     r"""Angles of two rods of 1 m with masses of 1 kg at their ends, the second hanging from the first.
 
@@ -335,8 +331,7 @@ def double_pendulum(
         num_samples: number of samples.
         sample_seconds: time between two samples.
         angles: initial angles, in radians from hanging down.
-        noise: standard deviation of the measurement error, in radians.
-        seed: determines that error.
+        noise: standard deviation of the measurement error, in radians, which is the same at every call.
 
     Returns:
         Both angles in radians, of shape (num_samples, 2), float64.
@@ -356,7 +351,7 @@ def double_pendulum(
             k3 = derivative(state + step / 2 * k2)
             k4 = derivative(state + step * k3)
             state = state + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-    return samples + noise * np.random.default_rng(seed).standard_normal(samples.shape)
+    return samples + noise * np.random.default_rng(0).standard_normal(samples.shape)
 
 
 def derivative(state: np.ndarray) -> np.ndarray:

@@ -63,7 +63,7 @@ class ArraySource:
         self.around_feed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # `feed` runs within it
         self.num_batches: int | None = math.ceil(num_rows / global_batch_size)
         self.batch_spec = keras.tree.map_structure(
-            lambda a: None if a is None else tf.TensorSpec([None, *a.shape[1:]], a.dtype), arrays
+            lambda a: tf.TensorSpec([None, *a.shape[1:]], a.dtype), arrays, none_is_leaf=False
         )
 
     def feed(self) -> ArrayFeed:
@@ -121,7 +121,7 @@ def arrays_on(device: str, arrays: Any) -> Any:
     if device == HOST:
         return arrays
     with tf.device(device):
-        return keras.tree.map_structure(lambda array: None if array is None else tf.identity(array), arrays)
+        return keras.tree.map_structure(tf.identity, arrays, none_is_leaf=False)
 
 
 def _on_host(number: int) -> tf.Tensor:
@@ -145,7 +145,7 @@ class ArrayFeed:
         self.spec = source.batch_spec  # of any batch
         if not self.batches.has_partial_batch:
             self.spec = keras.tree.map_structure(
-                lambda spec: None if spec is None else tf.TensorSpec([size, *spec.shape[1:]], spec.dtype), self.spec
+                lambda spec: tf.TensorSpec([size, *spec.shape[1:]], spec.dtype), self.spec, none_is_leaf=False
             )
 
     @classmethod
@@ -200,7 +200,7 @@ class ArrayFeed:
     def peek(self) -> Any:
         """The next batch, as a nest of tensors, without using it."""
         rows = self._full[self.num_used] if self.num_used < self._num_full else self._last[0]
-        return keras.tree.map_structure(lambda a: None if a is None else tf.gather(a, rows), self._source.arrays)
+        return keras.tree.map_structure(lambda a: tf.gather(a, rows), self._source.arrays, none_is_leaf=False)
 
     def finished(self, num_steps: int, state: Any) -> None:
         """Takes note of the steps that a graph call ran, and of the loop state that it ended with."""
@@ -253,24 +253,24 @@ class IteratorSource:
         self.num_batches = num_batches
         self.steps_per_execution = steps_per_execution
         self.batch_spec = without_optionals(dataset.element_spec)
-        self._feed: IteratorFeed | None = None
+        self.open_feed: IteratorFeed | None = None  # of the epoch in progress
         self._resumed: ResumedPlace | None = None
         self.around_feed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # `feed` runs within it
         self._repeated = num_batches is not None and num_epochs > 1
-        self._dataset = repeated(dataset, num_epochs) if self._repeated else dataset
+        self.dataset = repeated(dataset, num_epochs) if self._repeated else dataset  # what iterators are made of
 
     def feed(self) -> IteratorFeed:
         """The batches of the next epoch."""
         resumed, self._resumed = self._resumed, None
         with self.around_feed():
             if resumed is not None:
-                self._feed = resumed.feed(self._dataset)
-            elif self._feed is None or not self._repeated or self._feed.ended:
+                self.open_feed = resumed.feed(self.dataset)
+            elif self.open_feed is None or not self._repeated or self.open_feed.ended:
                 self.close()
-                self._feed = IteratorFeed(self._dataset)
+                self.open_feed = IteratorFeed(self.dataset)
         left = self.num_batches if self._repeated else None
-        self._feed.begin(left if left is None or resumed is None else left - resumed.step)
-        return self._feed
+        self.open_feed.begin(left if left is None or resumed is None else left - resumed.step)
+        return self.open_feed
 
     def place(self, step: int) -> Place:
         """Where the next batch is, after `step` steps of the epoch, for `go_to`. All passes are alike."""
@@ -281,31 +281,21 @@ class IteratorSource:
         del place
         self._resumed = resumed if resumed.batches or resumed.step else None
 
-    @property
-    def dataset(self) -> tf.data.Dataset:
-        """What iterators are made of."""
-        return self._dataset
-
-    @property
-    def open_feed(self) -> IteratorFeed | None:
-        """The feed of the epoch in progress."""
-        return self._feed
-
     def epoch_end(self, num_steps: int, *, stopped: bool = False) -> None:
         """Call it after the last step of an epoch, with its number of steps."""
-        if self.num_batches is None and self._feed is not None and self._feed.ended:
+        if self.num_batches is None and self.open_feed is not None and self.open_feed.ended:
             self.num_batches = num_steps  # for the progress bar of the next epoch
 
     def reset(self) -> None:
         """Makes the next feed start over, unless it would anyway."""
-        if not (self._repeated and self._feed is not None and self._feed.exhausted):
+        if not (self._repeated and self.open_feed is not None and self.open_feed.exhausted):
             self.close()
 
     def close(self) -> None:
         """Releases the iterator; a thread, not the caller, waits for tf.data's threads to end."""
-        if self._feed is not None:
-            release = [self._feed.take_iterator()]
-            self._feed = None
+        if self.open_feed is not None:
+            release = [self.open_feed.take_iterator()]
+            self.open_feed = None
             threading.Thread(target=release.clear, name="tfaccel-iterator-release").start()
 
 
@@ -381,31 +371,31 @@ class DatasetSource(IteratorSource):
     def _opened(self, resumed: ResumedPlace | None) -> IteratorFeed:
         """The feed of the last iterator if it continues, or of a new one."""
         if resumed is not None:
-            self._feed = resumed.feed(self._dataset)
+            self.open_feed = resumed.feed(self.dataset)
             self._num_made += 1
-            return self._feed
-        if self.steps_per_epoch is None or (self._feed is None and self._made_ahead is None):
+            return self.open_feed
+        if self.steps_per_epoch is None or (self.open_feed is None and self._made_ahead is None):
             self.close()
             self._steps_seen = 0
-        if self._feed is None:
+        if self.open_feed is None:
             self._num_made += self._made_ahead is None
-            self._feed = IteratorFeed(self._dataset if self._made_ahead is None else self._made_ahead)
+            self.open_feed = IteratorFeed(self.dataset if self._made_ahead is None else self._made_ahead)
             self._made_ahead = None
-        return self._feed
+        return self.open_feed
 
     def place(self, step: int) -> Place:
         """Where the next batch is, after `step` steps of the epoch, for `go_to`."""
-        is_open = self._feed is not None or (self._made_ahead is not None and self.steps_per_epoch is not None)
+        is_open = self.open_feed is not None or (self._made_ahead is not None and self.steps_per_epoch is not None)
         return {
             "iterators": self._num_made - is_open,
             "seen": self._steps_seen,
-            "batches": 0 if self._feed is None else self._feed.num_used,
+            "batches": 0 if self.open_feed is None else self.open_feed.num_used,
             "num_batches": self.num_batches,
         }
 
     def go_to(self, place: Place, resumed: ResumedPlace) -> None:
         """Makes the next feed continue at a place, with as many iterators created before it as there were."""
-        made = [iter(self._dataset) for _ in range(place["iterators"])]
+        made = [iter(self.dataset) for _ in range(place["iterators"])]
         self.first_iterator = made[0] if made else None
         self._num_made = place["iterators"]
         self._steps_seen, self.num_batches = place["seen"], place["num_batches"]
@@ -424,7 +414,7 @@ class DatasetSource(IteratorSource):
             self.close()
         elif self.num_batches and seen >= self.num_batches:
             self.close()
-            self._made_ahead, seen = iter(self._dataset), 0
+            self._made_ahead, seen = iter(self.dataset), 0
             self._num_made += 1
         self._steps_seen = seen
         self._adapter.on_epoch_end()

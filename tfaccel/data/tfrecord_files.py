@@ -89,17 +89,15 @@ def write_tfrecords(
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(open(Path(unfinished, path.name), "wb")) for path in paths]
             for num_examples, example in enumerate(examples, start=1):
-                _write(files[(num_examples - 1) % num_shards], encode_example(example))
+                data = encode_example(example)
+                length = _LENGTH.pack(len(data))
+                record = length + _CHECKSUM.pack(masked_crc32c(length)) + data + _CHECKSUM.pack(masked_crc32c(data))
+                files[(num_examples - 1) % num_shards].write(record)
         if num_examples < num_shards:
             raise DataError(f"There are {num_examples} examples for {num_shards} files. Use fewer files.")
         for path in paths:
             os.replace(Path(unfinished, path.name), path)
     return paths
-
-
-def _write(file: IO[bytes], data: bytes) -> None:
-    length = _LENGTH.pack(len(data))
-    file.write(length + _CHECKSUM.pack(masked_crc32c(length)) + data + _CHECKSUM.pack(masked_crc32c(data)))
 
 
 def find_tfrecords(place: str | os.PathLike[str], bad_data: BadData | None = None) -> list[Path]:

@@ -324,7 +324,7 @@ def make_source(
     shuffle, steps_per_execution = others.get("shuffle", False), others.get("steps_per_execution", 1)
     options: dict[str, Any] = {
         "batch_size": batch_size,
-        "steps": steps,
+        "steps_per_epoch": steps,
         "shuffle": shuffle,
         "class_weight": others.get("class_weight"),
     }

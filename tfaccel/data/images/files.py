@@ -11,7 +11,7 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.folder_files import class_folders, counted, files_below, part_folders, passed_over
 from tfaccel.data.images.idx_files import find_idx_files, read_idx_arrays
-from tfaccel.data.images.image_check import IMAGE_SUFFIXES
+from tfaccel.data.images.image_check import IMAGE_SUFFIXES, ImageToCheck
 from tfaccel.data.images.image_set import (
     MAX_DEFAULT_IMAGE_SIZE,
     MIN_IMAGE_SIZE,
@@ -96,7 +96,7 @@ def _read_folder(folder: Path, image_size: int | None, bad_data: BadData) -> Ima
         found = f"one, {classes[0]!r}" if classes else "none"
         raise DataError(f"{first} must have one sub-folder for each class, at least two. Received: {found}.")
     listed = [_list_files(part, classes) for part in parts]
-    used = [Path(part.name(row)) for part in listed for row in range(len(part.labels))]
+    used = [Path(image.file) for part in listed for image in part.each]
     others = passed_over(folder, used, IMAGE_SUFFIXES)
     if others:
         logger.warning(others)
@@ -130,9 +130,8 @@ def _list_files(folder: Path, classes: tuple[str, ...]) -> EncodedPart:
             )
         names += map(str, found)
         labels += [label] * len(found)
-    return EncodedPart(
-        tuple(names), np.array(labels, dtype=np.int64), names.__getitem__, lambda row: (names[row], None)
-    )
+    each = [ImageToCheck(Path(name).read_bytes, name, name) for name in names]
+    return EncodedPart(tuple(names), np.array(labels, dtype=np.int64), each)
 
 
 def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:
@@ -158,7 +157,17 @@ def read_image_arrays(path: Path, *, image_size: int | None = None, bad_data: Ba
         ...     read_image_arrays(Path(file.name)).class_names
         ('cat', 'dog')
     """
-    return _array_set(_read(path), path, image_size, bad_data or BadData())
+    try:
+        arrays = read_arrays(path)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise DataError(f"Cannot read {path}: {error}. Write it with numpy.savez.") from error
+    missing = [name for name in _NAMES if name not in arrays]
+    if missing:
+        raise DataError(
+            f"{path} must hold the arrays {', '.join(_NAMES)}. Missing: {', '.join(missing)}. "
+            f"Received: {', '.join(filter(None, arrays)) or 'none'}."
+        )
+    return _array_set(arrays, path, image_size, bad_data or BadData())
 
 
 def read_idx_images(folder: Path, *, image_size: int | None = None, bad_data: BadData | None = None) -> ImageSet:
@@ -171,8 +180,7 @@ def read_idx_images(folder: Path, *, image_size: int | None = None, bad_data: Ba
     Raises:
         DataError: if a file is missing, damaged, or does not fit the others.
     """
-    arrays = read_idx_arrays(folder, find_idx_files(folder))
-    return _array_set(arrays, folder, image_size, bad_data or BadData())
+    return _array_set(read_idx_arrays(folder), folder, image_size, bad_data or BadData())
 
 
 def _array_set(arrays: dict[str, np.ndarray], path: Path, image_size: int | None, bad_data: BadData) -> ImageSet:
@@ -184,13 +192,12 @@ def _array_set(arrays: dict[str, np.ndarray], path: Path, image_size: int | None
             f"Received: {x_train.shape[1:]} and {x_test.shape[1:]}."
         )
     classes, y_train, y_test = _labels(arrays, path)
-    for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")):
+    given = {"train": (x_train, y_train), "test": (x_test, y_test)}
+    for part, (x, y) in given.items():
         if len(x) != len(y):
             raise DataError(f"In {path}, x_{part} holds {len(x)} images, but y_{part} {len(y)} labels.")
-    (x_train, y_train), (x_test, y_test) = (
-        _finite(x, y, path, f"x_{part}", bad_data)
-        for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test"))
-    )
+    finite = (_finite(x, y, path, f"x_{part}", bad_data) for part, (x, y) in given.items())
+    (x_train, y_train), (x_test, y_test) = finite
     bad_data.finish(len(x_train) + len(x_test), "images")
     pixels_are_bytes = x_train.dtype == x_test.dtype == np.uint8
     if not pixels_are_bytes:
@@ -210,20 +217,6 @@ def _array_set(arrays: dict[str, np.ndarray], path: Path, image_size: int | None
         load=lambda: parts,
         **scaling,
     )
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        found = read_arrays(path)
-    except (OSError, ValueError, EOFError, MemoryError) as error:
-        raise DataError(f"Cannot read {path}: {error}. Write it with numpy.savez.") from error
-    missing = [name for name in _NAMES if name not in found]
-    if missing:
-        raise DataError(
-            f"{path} must hold the arrays {', '.join(_NAMES)}. Missing: {', '.join(missing)}. "
-            f"Received: {', '.join(filter(None, found)) or 'none'}."
-        )
-    return found
 
 
 def _images(array: np.ndarray, name: str) -> np.ndarray:
@@ -276,15 +269,16 @@ def _finite(
 
 def _labels(arrays: dict[str, np.ndarray], path: Path) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """The class names, and the labels as class indices."""
-    labels = [arrays[name] for name in ("y_train", "y_test")]
-    for index, name in enumerate(("y_train", "y_test")):
-        if labels[index].ndim == 2 and labels[index].shape[1] == 1:
-            labels[index] = labels[index][:, 0]
-        if labels[index].ndim != 1 or labels[index].dtype.kind not in "buiU":
+    labels = []
+    for name in ("y_train", "y_test"):
+        given = arrays[name]
+        found = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
+        if found.ndim != 1 or found.dtype.kind not in "buiU":
             raise DataError(
                 f"{name} in {path} must hold one whole number or text for each image. "
-                f"Received: {labels[index].dtype}, shape {labels[index].shape}."
+                f"Received: {found.dtype}, shape {found.shape}."
             )
+        labels.append(found)
     classes, train = np.unique(labels[0], return_inverse=True)
     if len(classes) < 2:
         raise DataError(f"y_train in {path} must name at least two classes. Received: {', '.join(map(str, classes))}.")

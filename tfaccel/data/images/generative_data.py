@@ -148,8 +148,9 @@ def unlabelled_images(images: ImageSet) -> Unlabelled:
         return tf.clip_by_value(scaled, 0.0, 1.0)
 
     def names(part: str) -> list[str]:
-        found = images.load()[part == TEST].images
-        return list(found) if isinstance(found, tuple) else [f"{part} {number}" for number in range(len(found))]
+        split = images.load()[part == TEST]
+        files = split.images
+        return list(files) if isinstance(files, tuple) else [f"{part} {number}" for number in range(len(split.labels))]
 
     return Unlabelled(
         shape=(images.image_size, images.image_size, images.num_channels),

@@ -42,16 +42,13 @@ def find_idx_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def read_idx_arrays(folder: Path, files: dict[str, Path]) -> dict[str, np.ndarray]:
-    """The arrays x_train, y_train, x_test and y_test of IDX files.
-
-    Args:
-        folder: where they are, for messages.
-        files: what `find_idx_files` has found.
+def read_idx_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """The arrays x_train, y_train, x_test and y_test of the IDX files in a folder.
 
     Raises:
         DataError: if a file is missing, cannot be read, or does not hold what its header says.
     """
+    files = find_idx_files(folder)
     missing = [name for name in ("x_train", "y_train", "x_test", "y_test") if name not in files]
     if missing:
         what = {name: f"the {'images' if name[0] == 'x' else 'labels'} to {name[2:]} with" for name in missing}

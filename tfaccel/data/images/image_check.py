@@ -27,7 +27,7 @@ _END_OF_PNG = b"\0\0\0\0IEND\xae\x42\x60\x82"  # the last chunk: its length, nam
 _START_OF_JPEG, _END_OF_JPEG = b"\xff\xd8", b"\xff\xd9"
 _GREY_PALETTE = b"".join(bytes([level, level, level, 0]) for level in range(256))
 _MAX_BMP_START = 2048  # bytes before the pixels
-_ORIENTATION = 0x112  # the EXIF tag
+ORIENTATION = 0x112  # the EXIF tag
 _FILL, _SCAN = 0xFF, 0xDA
 _PLACE_IN_GRAPH = re.compile(r"\{\{.*?\}\} | \[Op:\w+\]| name: $")  # in TensorFlow's messages
 _NEXT_MARKER = re.compile(rb"\xff(?![\x00\xd0-\xd7\xff])")  # in a scan; the others are data
@@ -47,11 +47,6 @@ class ImageHeader:
     height: int
     is_grey: bool = False
     orientation: int = 1
-
-    @property
-    def longer_side(self) -> int:
-        """In pixels."""
-        return max(self.width, self.height)
 
 
 @dataclass(frozen=True)
@@ -116,7 +111,7 @@ def _orientation(content: bytes, kind: str) -> int:
         return 1
     try:
         with Image.open(io.BytesIO(content)) as image:
-            found = image.getexif().get(_ORIENTATION, 1)
+            found = image.getexif().get(ORIENTATION, 1)
     except Exception:  # EXIF data may be damaged in many ways; the pixels need not be.
         return 1
     return int(found) if found in range(2, 9) else 1

@@ -201,34 +201,28 @@ def decoder(images: tuple[str, ...] | EncodedImages, of: ImageSet) -> Callable[[
     import tensorflow as tf
 
     size, num_channels = of.image_size, of.num_channels
-    content, read_content = _contents(images)
+    if isinstance(images, EncodedImages):
+        read_content = tf.identity
+
+        def read(rows: np.ndarray) -> np.ndarray:
+            return np.array(images.read(rows), dtype=object)
+
+        def items(rows: tf.Tensor) -> tf.Tensor:  # the bytes of images
+            return tf.ensure_shape(tf.numpy_function(read, [rows], tf.string, stateful=False), [rows.shape[0]])
+
+    else:
+        read_content = tf.io.read_file
+        with tf.device("/CPU:0"):
+            names = tf.constant([os.fsencode(name) for name in images])  # bytes: names need not be UTF-8
+
+        def items(rows: tf.Tensor) -> tf.Tensor:  # the names of files
+            return tf.gather(names, rows)
 
     def image(item: tf.Tensor) -> tf.Tensor:
         resized = tf.image.resize(decoded(read_content(item), num_channels), [size, size], antialias=True)
         return tf.ensure_shape(tf.cast(tf.round(resized), tf.uint8), [size, size, num_channels])
 
-    return lambda rows: tf.map_fn(image, content(rows), fn_output_signature=tf.uint8)
-
-
-def _contents(
-    images: tuple[str, ...] | EncodedImages,
-) -> tuple[Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:
-    """Functions from row numbers to file names and from names to bytes; or from row numbers to bytes, and identity."""
-    import tensorflow as tf
-
-    if isinstance(images, EncodedImages):
-
-        def read(rows: np.ndarray) -> np.ndarray:
-            return np.array(images.read(rows), dtype=object)
-
-        def read_rows(rows: tf.Tensor) -> tf.Tensor:
-            content = tf.numpy_function(read, [rows], tf.string, stateful=False)
-            return tf.ensure_shape(content, [rows.shape[0]])
-
-        return read_rows, tf.identity
-    with tf.device("/CPU:0"):
-        names = tf.constant([os.fsencode(name) for name in images])  # bytes: names need not be UTF-8
-    return lambda rows: tf.gather(names, rows), tf.io.read_file
+    return lambda rows: tf.map_fn(image, items(rows), fn_output_signature=tf.uint8)
 
 
 class ImageData(Batches):

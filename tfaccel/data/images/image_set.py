@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +14,7 @@ from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import split_rows
 from tfaccel.data.images.image_check import ImageHeader, ImageToCheck, readable_images
 from tfaccel.errors import DataError
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 MIN_IMAGE_SIZE = 8
 MAX_IMAGE_SIZE = 512
@@ -28,24 +25,24 @@ _NUM_TRAIN, _NUM_TEST = 1437, 360
 _MAX_VALUE = 16  # of a pixel, which counts the ink pixels in a 4 x 4 block
 
 
-class EncodedImages(ABC):
-    """Images as bytes of image files from any storage; read by index, from any thread."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of images."""
-
-    @abstractmethod
-    def read(self, rows: np.ndarray) -> list[bytes]:
-        """The bytes of the images with these indices."""
-
-    @abstractmethod
-    def identity(self) -> str:
-        """A string that differs for different images."""
-
-
-@short_repr
 @dataclass(frozen=True)
+class EncodedImages:
+    """Images as bytes of image files from any storage; read by index, from any thread.
+
+    Args:
+        read: `read(rows)` returns the bytes of the images with these indices.
+        identity: `identity()` returns a string that differs for different images.
+    """
+
+    read: Callable[[np.ndarray], list[bytes]]
+    identity: Callable[[], str]
+
+    def content(self, row: int) -> bytes:
+        """The bytes of one image."""
+        return self.read(np.array([row]))[0]
+
+
+@noun(kw_only=False)
 class ImageSplit:
     """One part of an image set.
 
@@ -59,8 +56,7 @@ class ImageSplit:
     labels: np.ndarray
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class ImageSet:
     """Labeled images, split into a training and a test part.
 
@@ -108,53 +104,28 @@ class EncodedPart:
     Args:
         images: the images, or the names of image files.
         labels: the class index of each image, int64.
-        name: `name(index)` names an image in messages.
-        place: `place(index)` returns the file that holds an image, and its number there; None if it is the file.
+        each: how each image is read, and where it is.
     """
 
     images: EncodedImages | tuple[str, ...]
     labels: np.ndarray
-    name: Callable[[int], str]
-    place: Callable[[int], tuple[str, int | None]]
+    each: Sequence[ImageToCheck]
 
     def rows(self, rows: np.ndarray) -> EncodedPart:
         """The images with these indices."""
-        chosen = (
-            tuple(self.images[row] for row in rows)
-            if isinstance(self.images, tuple)
-            else _SomeImages(self.images, rows)
-        )
-        return EncodedPart(
-            chosen, self.labels[rows], lambda row: self.name(int(rows[row])), lambda row: self.place(int(rows[row]))
-        )
+        images = self.images
+        if isinstance(images, tuple):
+            chosen: EncodedImages | tuple[str, ...] = tuple(images[row] for row in rows)
+        else:
+            chosen = EncodedImages(
+                lambda numbers: images.read(rows[numbers]), lambda: f"{images.identity()} {rows.tolist()}"
+            )
+        return EncodedPart(chosen, self.labels[rows], [self.each[row] for row in rows])
 
     def readable(self, bad_data: BadData) -> tuple[EncodedPart, list[ImageHeader]]:
         """The part without the images that cannot be decoded, and the headers of the others."""
-        numbers = range(len(self.labels))
-        images = [ImageToCheck(partial(self._read, row), self.name(row), *self.place(row)) for row in numbers]
-        rows, headers = readable_images(images, bad_data)
-        return (self if len(rows) == len(images) else self.rows(rows)), headers
-
-    def _read(self, row: int) -> bytes:
-        if isinstance(self.images, tuple):
-            return Path(self.images[row]).read_bytes()
-        return self.images.read(np.array([row]))[0]
-
-
-class _SomeImages(EncodedImages):
-    """Encoded images with these indices, in order."""
-
-    def __init__(self, images: EncodedImages, rows: np.ndarray) -> None:
-        self._images, self._rows = images, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, rows: np.ndarray) -> list[bytes]:
-        return self._images.read(self._rows[rows])
-
-    def identity(self) -> str:
-        return f"{self._images.identity()} {self._rows.tolist()}"
+        rows, headers = readable_images(self.each, bad_data)
+        return (self if len(rows) == len(self.each) else self.rows(rows)), headers
 
 
 def default_image_size(headers: Sequence[ImageHeader]) -> int:
@@ -164,7 +135,7 @@ def default_image_size(headers: Sequence[ImageHeader]) -> int:
         >>> default_image_size([ImageHeader(20, 10), ImageHeader(9, 30), ImageHeader(90, 90)])
         30
     """
-    median = int(np.median([header.longer_side for header in headers]))
+    median = int(np.median([max(header.width, header.height) for header in headers]))
     return min(max(median, MIN_IMAGE_SIZE), MAX_DEFAULT_IMAGE_SIZE)
 
 

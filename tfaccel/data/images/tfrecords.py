@@ -14,6 +14,7 @@ import numpy as np
 
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import numbered_classes
+from tfaccel.data.images.image_check import ImageToCheck
 from tfaccel.data.images.image_set import EncodedImages, EncodedPart, ImageSet, encoded_image_set
 from tfaccel.data.tfrecord_files import RecordIndex, decode_example, find_tfrecords
 from tfaccel.errors import DataError
@@ -40,20 +41,15 @@ class ImageFeatures:
 FEATURES = (ImageFeatures(), ImageFeatures("image", "label", ""))  # TensorFlow's convention; TensorFlow Datasets'
 
 
-class _RecordImages(EncodedImages):
+def _image_part(index: RecordIndex, feature: str, labels: np.ndarray) -> EncodedPart:
     """The images in a feature of the records of TFRecord files."""
-
-    def __init__(self, index: RecordIndex, feature: str) -> None:
-        self._index, self._feature = index, feature
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def read(self, rows: np.ndarray) -> list[bytes]:
-        return [decode_example(self._index.read(int(row)))[self._feature][0] for row in rows]
-
-    def identity(self) -> str:
-        return f"{self._index.identity()} {self._feature}"
+    images = EncodedImages(
+        lambda rows: [decode_example(index.read(int(row)))[feature][0] for row in rows],
+        lambda: f"{index.identity()} {feature}",
+    )
+    rows = range(len(index))
+    each = [ImageToCheck(partial(images.content, row), index.name(row), *index.place(row)) for row in rows]
+    return EncodedPart(images, labels, each)
 
 
 def read_tfrecord_images(
@@ -119,10 +115,7 @@ def read_tfrecord_images(
     if class_names is None:
         labels = _named(found)
     names, numbers = numbered_classes(labels, source, class_names)
-    parts = [
-        EncodedPart(_RecordImages(index, features.image), rows, index.name, index.place)
-        for index, rows in zip(indexes, numbers, strict=True)
-    ]
+    parts = [_image_part(index, features.image, rows) for index, rows in zip(indexes, numbers, strict=True)]
     return encoded_image_set(parts, names, source=source, image_size=image_size, bad_data=bad_data, num_files=num_files)
 
 
@@ -174,7 +167,11 @@ def _label(index: RecordIndex, row: int, features: ImageFeatures) -> tuple[int |
             f"The {index.name(row)} has {max(len(labels), len(texts))} classes in "
             f"{(features.label if len(labels) > 1 else features.text)!r}; an image must have one."
         )
-    text = _class_text(texts[0], index.name(row)) if texts and isinstance(texts[0], bytes) else ""
+    try:
+        text = texts[0].decode() if texts and isinstance(texts[0], bytes) else ""
+    except UnicodeDecodeError as error:
+        name = index.name(row)
+        raise DataError(f"The name of the class in the {name} is not UTF-8. Received: {texts[0]!r:.80}.") from error
     label = labels[0] if labels else text
     if len(images) != 1 or not isinstance(images[0], bytes) or not isinstance(label, int | str) or label == "":
         raise DataError(
@@ -182,13 +179,6 @@ def _label(index: RecordIndex, row: int, features: ImageFeatures) -> tuple[int |
             f"{features.label!r} or {features.text!r}. Received: {', '.join(example) or 'nothing'}."
         )
     return label, text
-
-
-def _class_text(content: bytes, name: str) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"The name of the class in the {name} is not UTF-8. Received: {content!r:.80}.") from error
 
 
 def _named(parts: list[list[tuple[int | str, str]]]) -> list[list[int | str]]:

@@ -6,9 +6,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from tfaccel.data.tables.column_kinds import (
 )
 from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
+from tfaccel.records import Record
 from tfaccel.remote import readable_path
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 MISSING_CODE, OTHER_CODE, NUM_SPECIAL_CODES = 0, 1, 2
 
@@ -35,8 +36,7 @@ _State = list[np.ndarray]
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class NumericColumn:
     """A column of numbers: the model takes them unscaled, less their offset, with NaN for missing values.
 
@@ -72,8 +72,7 @@ class NumericColumn:
         return cls(name, center, float(np.std(present)) or 1.0, bool(missing.any()), date, offset)
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class CategoricalColumn:
     """A column of categories with integer codes: 0 for missing, 1 for rare and unknown ones, then the others.
 
@@ -132,9 +131,8 @@ def by_value(texts: Iterable[str]) -> dict[Decimal, str]:
     return found
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
-class TableEncoding:
+@noun
+class TableEncoding(Record):
     """How rows of a table become a model's inputs, and what its outputs mean.
 
     Args:
@@ -193,25 +191,6 @@ class TableEncoding:
         """The required columns of a table -> their kinds; the categorical ones come last."""
         first = {column.source: NUMERIC if column.date is None else DATE for column in self.numeric}
         return {**first, **{column.name: CATEGORICAL for column in self.categorical}}
-
-    def to_json(self) -> dict[str, Any]:
-        """The encoding as JSON-serializable data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The encoding that `to_json` returned."""
-        return cls(
-            numeric=tuple(
-                NumericColumn(**{**c, "date": DatePart(**c["date"]) if c.get("date") else None})
-                for c in data["numeric"]
-            ),
-            categorical=tuple(
-                CategoricalColumn(**{**c, "categories": tuple(c["categories"])}) for c in data["categorical"]
-            ),
-            target=data["target"],
-            class_names=tuple(data["class_names"]),
-        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -323,10 +302,8 @@ class TableGaps:
     def reasons(self) -> dict[int, str]:
         """Row -> what in it the model was not trained on."""
         found: dict[int, list[str]] = {}
-        for get_rows, text in (
-            (self.missing, "lacks {!r} (no training row does)"),
-            (self.unseen, "has an unseen {!r}"),
-        ):
+        wrong = {"lacks {!r} (no training row does)": self.missing, "has an unseen {!r}": self.unseen}
+        for text, get_rows in wrong.items():
             for name, rows in get_rows.items():
                 for row in np.flatnonzero(rows & ~self.empty).tolist():
                     found.setdefault(row, []).append(text.format(name))

@@ -15,7 +15,7 @@ from pyarrow import compute
 
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 # Markers of a missing value; in others' capitals, such as Na and Null, they are symbols and names. Among numbers and
 # dates, NO_VALUE marks one too, in any capitals; among texts it is a value.
@@ -200,8 +200,7 @@ def _as_numpy(array: pyarrow.Array) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False)
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class Table:
     """Named columns of equal length.
 
@@ -356,8 +355,7 @@ def merged_integers(texts: list[str]) -> tuple[str, str] | None:
     return None
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class DatePart:
     """One numeric feature of a date.
 

@@ -69,9 +69,8 @@ def read_tabular_set(
         ...     read_tabular_set(path, TableOptions(target="kind"), classification=True).report.num_train_rows
         16
     """
-    tables = read_tables(data_dir, options, classification=classification, bad_data=bad_data)
-    test_table = tables[1] if len(tables) > 1 else None
-    return make_tabular_set(tables[0], options, classification=classification, test_table=test_table)
+    table, test_table = read_tables(data_dir, options, classification=classification, bad_data=bad_data)
+    return make_tabular_set(table, options, classification=classification, test_table=test_table)
 
 
 def read_tables(
@@ -81,8 +80,8 @@ def read_tables(
     classification: bool,
     columns: Sequence[str] | None = None,
     bad_data: BadData | None = None,
-) -> list[Table]:
-    """Reads the table in a file, or the tables `train` and `test` in a folder.
+) -> tuple[Table, Table | None]:
+    """Reads the table in a file, and None; or the tables `train` and `test` in a folder.
 
     Args:
         data_dir: the file or folder.
@@ -110,7 +109,7 @@ def read_tables(
         kinds |= {options.target: "" if classification else NUMERIC}
         tables = [without_bad_values(table, kinds, bad_data) for table in tables]
     bad_data.finish(sum(table.num_rows for table in tables), "rows")
-    return tables
+    return tables[0], tables[1] if len(tables) > 1 else None
 
 
 def _part(folder: Path, name: str) -> Path:

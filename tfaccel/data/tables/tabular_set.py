@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from tfaccel.data.tables.encoding import CategoricalColumn, NumericColumn, Table
 from tfaccel.data.tables.table import Column, DatePart, Table
 from tfaccel.errors import DataError
 from tfaccel.known_names import did_you_mean
-from tfaccel.short_repr import short_repr
+from tfaccel.records import Record
+from tfaccel.short_repr import noun
 
 _NUM_TARGET_BINS = 10  # for stratified splits in regression
 _MOST_NAMED = 10
@@ -36,8 +37,7 @@ _MOST_NAMED = 10
 CLASS_WEIGHTS = ("auto", "balanced", "none")
 
 
-@short_repr
-@dataclass(frozen=True)
+@noun(kw_only=False)
 class TabularPart:
     """Rows of a table as arrays.
 
@@ -50,8 +50,7 @@ class TabularPart:
     targets: np.ndarray
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
+@noun
 class TabularSet:
     """A table prepared for training.
 
@@ -122,8 +121,10 @@ def make_tabular_set(
     encoding, rare = _encoding(train_rows, columns, options, target, names)
     if test_table is not None:
         _check_spellings(encoding, train_rows, test_rows)
-    weights = _class_weights(targets, len(names), options.class_weights) if classification else None
-    counts = np.bincount(targets, minlength=len(names)).tolist() if classification else []
+    counts = np.bincount(targets, minlength=len(names)) if classification else np.zeros(0, np.int64)
+    wanted = options.class_weights if classification else "none"
+    is_weighted = wanted == "balanced" or (wanted == "auto" and are_unequal(counts))
+    weights = balanced_weights(counts) if is_weighted else None
     report = TableReport(
         source=table.source,
         target=target,
@@ -136,7 +137,7 @@ def make_tabular_set(
         imputed=_imputed(encoding, (train_rows, test_rows)),
         merged=_merged(encoding, train_rows, table.column(target), classification),
         rare=rare,
-        class_counts=dict(zip(names, counts, strict=True)),
+        class_counts=dict(zip(names, counts.tolist(), strict=True)),
         class_weights={} if weights is None else dict(zip(names, weights.tolist(), strict=True)),
     )
     return TabularSet(
@@ -210,14 +211,13 @@ def _date_columns(column: Column, order: str) -> list[NumericColumn]:
 
 def _with_numbers(table: Table, kinds: Mapping[str, str]) -> Table:
     """The columns that have a kind, numeric ones as numbers; a table without usable columns keeps them all."""
-    used = [table.column(name) for name in kinds]
-    columns = []
-    for column in used:
-        kind = kinds[column.name]
-        numbers = as_numbers(column, table.source) if kind == NUMERIC else None
-        dates = column.without_no_value() if kind == DATE else column
-        columns.append(dates if numbers is None else Column(column.name, numbers))
-    return Table(table.source, tuple(columns) or table.columns)
+    columns = {name: table.column(name) for name in kinds}
+    for name, kind in kinds.items():
+        if kind == NUMERIC:
+            columns[name] = Column(name, as_numbers(columns[name], table.source))
+        elif kind == DATE:
+            columns[name] = columns[name].without_no_value()
+    return Table(table.source, tuple(columns.values()) or table.columns)
 
 
 def _check_spellings(encoding: TableEncoding, train_rows: Table, test_rows: Table) -> None:
@@ -243,20 +243,21 @@ def _encoding(
     numeric, categorical, rare = [], [], {}
     for name, kind in columns.kinds.items():
         column = rows.column(name)
+        has_missing = bool(column.missing.any())
         if column.missing.all():
             columns.ignored[name] = "no training row has a value"
         elif name in options.num_buckets:
-            missing, num_buckets = bool(column.missing.any()), options.num_buckets[name]
-            categorical.append(CategoricalColumn(name, (), missing, has_rare=False, num_buckets=num_buckets))
+            num_buckets = options.num_buckets[name]
+            categorical.append(CategoricalColumn(name, (), has_missing, has_rare=False, num_buckets=num_buckets))
         elif kind == CATEGORICAL:
             places, strings = column.codes
             texts = strings.to_pylist()
             counts = dict(zip(texts, np.bincount(places[places >= 0], minlength=len(texts)).tolist(), strict=True))
             kept = tuple(sorted(text for text, count in counts.items() if count >= options.min_category_rows))
-            has_missing, has_rare = bool(column.missing.any()), len(kept) < len(counts)
-            categorical.append(CategoricalColumn(name, kept, has_missing, has_rare))
-            if len(kept) < len(counts):
-                rare[name] = tuple(sorted(counts.keys() - set(kept)))
+            others = tuple(sorted(counts.keys() - set(kept)))
+            categorical.append(CategoricalColumn(name, kept, has_missing, has_rare=bool(others)))
+            if others:
+                rare[name] = others
         elif kind == DATE:
             parts = _date_columns(column, columns.orders[name])
             numeric += parts
@@ -298,13 +299,6 @@ def _imputed(encoding: TableEncoding, parts: tuple[Table, Table]) -> dict[str, d
     return {name: {"value": values[name], "num_rows": count} for name, count in counts.items() if count}
 
 
-def _class_weights(targets: np.ndarray, num_classes: int, wanted: str) -> np.ndarray | None:
-    counts = np.bincount(targets, minlength=num_classes)
-    if wanted == "none" or (wanted == "auto" and not are_unequal(counts)):
-        return None
-    return balanced_weights(counts)
-
-
 def target_bins(targets: np.ndarray) -> np.ndarray:
     """The quantile bin of each row's target, for stratified splits; every bin has at least two rows.
 
@@ -318,9 +312,8 @@ def target_bins(targets: np.ndarray) -> np.ndarray:
     return bins if np.bincount(bins)[np.unique(bins)].min() > 1 else np.zeros(len(targets), np.int64)
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
-class TableReport:
+@noun
+class TableReport(Record):
     """The preprocessing of a table before training; saved in the run as `data_report.json`.
 
     Args:
@@ -351,10 +344,6 @@ class TableReport:
     rare: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     class_counts: Mapping[str, int] = field(default_factory=dict, hash=False)
     class_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as JSON-serializable data."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """The report as text: one line for each preprocessing step.

@@ -98,7 +98,13 @@ def documentation_topics() -> tuple[Topic, ...]:
     """
     from pydoc_data.topics import topics
 
-    groups = {name: (group, held_out) for name, group, held_out in _listed_topics() if name in topics}
+    groups = {
+        name: (group, is_held_out)
+        for group, listed in _GROUPS.items()
+        for part, is_held_out in zip(listed.split(" | "), (False, True), strict=True)
+        for name in part.split()
+        if name in topics
+    }
     taken: set[str] = set()
     found = []
     for name in sorted(groups, key=lambda name: (len(topics[name]), name)):
@@ -109,8 +115,8 @@ def documentation_topics() -> tuple[Topic, ...]:
             if key and key not in taken:
                 taken.add(key)
                 kept.append(paragraph)
-        group, held_out = groups[name]
-        found.append(Topic(name=name, group=group, is_held_out=held_out, paragraphs=tuple(kept)))
+        group, is_held_out = groups[name]
+        found.append(Topic(name=name, group=group, is_held_out=is_held_out, paragraphs=tuple(kept)))
     return tuple(sorted(found, key=lambda topic: topic.name))
 
 
@@ -127,13 +133,6 @@ def documentation_text(*, held_out: bool) -> str:
 def joined_text(topics: Iterable[Topic]) -> str:
     """The concatenated text of topics."""
     return "\n\n\n".join("\n\n".join(topic.paragraphs) for topic in topics) + "\n"
-
-
-def _listed_topics() -> Iterator[tuple[str, str, bool]]:
-    for group, names in _GROUPS.items():
-        train, _, test = names.partition(" | ")
-        yield from ((name, group, False) for name in train.split())
-        yield from ((name, group, True) for name in test.split())
 
 
 def _indent(paragraph: str) -> int:

@@ -161,8 +161,8 @@ def read_columns(
 
 def read_aligned_lines(
     first: str | os.PathLike[str], second: str | os.PathLike[str], bad_data: BadData | None = None
-) -> tuple[list[str], list[str]]:
-    """The lines of two line-aligned files.
+) -> list[tuple[str, str]]:
+    """The pairs of lines of two line-aligned files.
 
     Args:
         first, second: the files.
@@ -196,7 +196,7 @@ def read_aligned_lines(
         elif a.strip():
             kept.append((a.strip(), b.strip()))
     bad_data.finish(len(kept), "pairs of lines")
-    return [a for a, _ in kept], [b for _, b in kept]
+    return kept
 
 
 def documentation_passages() -> LabelledTexts:

@@ -1,5 +1,7 @@
 """The data of text workloads: texts with a class each, pieces of a long text, and pairs of source and target texts.
 
+Texts with a class are encoded by a `Vocabulary` of their words, or by the tokenizer of a preset of KerasHub.
+
 `dates_in_words` are pairs that are made up: dates in many formats, and in ISO format.
 """
 
@@ -17,8 +19,9 @@ import numpy as np
 from tfaccel.data.bad_data import BadData
 from tfaccel.data.class_labels import LabelledTexts
 from tfaccel.data.epochs import Batches
+from tfaccel.data.hub_presets import Preset
 from tfaccel.data.in_memory import InMemory, TextBatches, filled_columns
-from tfaccel.data.raw_input import TextInput
+from tfaccel.data.raw_input import RawInput, TextInput
 from tfaccel.data.texts.documentation import Topic, documentation_topics
 from tfaccel.data.texts.files import read_aligned_lines, read_columns
 from tfaccel.data.texts.vocabulary import END, NUM_SPECIAL_TOKENS, START, UNKNOWN, Unit, Vocabulary, padded
@@ -100,7 +103,7 @@ class TextPieces(InMemory):
             lambda starts: pieces(train, starts),
             num_examples=num_pieces,
             test=pieces(test, np.arange(0, len(test) - length, length)),
-            order=lambda generator: generator.integers(stride) + stride * generator.permutation(num_pieces),
+            order=lambda generator, _: generator.integers(stride) + stride * generator.permutation(num_pieces),
             noun="pieces",
         )
 
@@ -163,6 +166,64 @@ class TextData(Batches):
         return np.where(dropped, np.int32(UNKNOWN), tokens), classes
 
 
+class PresetTextData(Batches):
+    """Batches of a preset's tokens and one-hot classes (float32). The texts are `source`.
+
+    Args:
+        texts: a `LabelledTexts`.
+        preset: from `find_preset`. Its tokenizer is loaded, and encodes all texts, on first use.
+        num_tokens: tokens per text; longer texts are cut off, shorter ones padded.
+        group_by_length: as of `TextData`.
+
+    Example:
+        >>> from tfaccel.data import documentation_passages, find_preset
+        >>> data = PresetTextData(documentation_passages(), find_preset("bert_tiny_en_uncased"), num_tokens=64)
+        >>> data.num_train_examples == len(data.source.train_texts)
+        True
+    """
+
+    source: LabelledTexts
+
+    def __init__(self, texts: LabelledTexts, preset: Preset, *, num_tokens: int, group_by_length: bool = False) -> None:
+        self._preset, self._num_tokens, self._group_by_length = preset, num_tokens, group_by_length
+        super().__init__(
+            texts,
+            self._batches,
+            num_train_examples=len(texts.train_texts),
+            several_epochs=True,
+            takes_every=True,
+            raw_input=RawInput(class_names=tuple(map(str, texts.class_names))),
+        )
+
+    def _batches(self) -> Any:
+        texts, one_hot = self.source, np.eye(len(self.source.class_names), dtype=np.float32)
+        both = encode_by_preset(self._preset, [*texts.train_texts, *texts.test_texts], self._num_tokens)
+        num_train = len(texts.train_texts)
+        train = {name: rows[:num_train] for name, rows in both.items()}
+        test = {name: rows[num_train:] for name, rows in both.items()}
+        lengths = None
+        if self._group_by_length:
+            lengths = dict.fromkeys(train, filled_columns(train["padding_mask"])), None
+        return TextBatches(
+            (train, one_hot[list(texts.train_labels)]), (test, one_hot[list(texts.test_labels)]), lengths=lengths
+        )
+
+
+def encode_by_preset(preset: Preset, texts: Sequence[str], num_tokens: int) -> dict[str, np.ndarray]:
+    """The inputs of a preset's text classifier, int32 or bool arrays of shape (texts, num_tokens), by name.
+
+    Args:
+        preset: from `find_preset`.
+        texts: the texts.
+        num_tokens: tokens per text; longer texts are cut off, shorter ones padded.
+
+    Raises:
+        WorkloadError: if the preset has no tokenizer, or cannot be loaded.
+    """
+    preprocessor = preset.load("TextClassifierPreprocessor", sequence_length=num_tokens)
+    return {name: np.asarray(rows) for name, rows in preprocessor(list(texts)).items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextPairs:
     """Pairs of source and target texts, split into a training and a test part.
@@ -213,8 +274,8 @@ def read_translations(data_dir: str | os.PathLike[str], *, bad_data: BadData | N
     folder = readable_path(data_dir, DataError)
     if not folder.is_dir():
         raise DataError(f"`data_dir` must be a folder with source.txt and target.txt. Received: {folder}.")
-    lines = read_aligned_lines(folder / "source.txt", folder / "target.txt", bad_data)
-    return TextPairs.cut(list(zip(*lines, strict=True)), str(folder))
+    pairs = read_aligned_lines(folder / "source.txt", folder / "target.txt", bad_data)
+    return TextPairs.cut(pairs, str(folder))
 
 
 def documentation_summaries() -> TextPairs:

@@ -8,19 +8,20 @@ References:
 """
 
 import functools
+import itertools
 import json
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from tfaccel.errors import DataError
+from tfaccel.records import Record
 from tfaccel.remote import readable_path
-from tfaccel.short_repr import short_repr
+from tfaccel.short_repr import noun
 
 PADDING, UNKNOWN, START, END = 0, 1, 2, 3
 NUM_SPECIAL_TOKENS = 4
@@ -36,9 +37,8 @@ Unit = Literal["characters", "words", "subwords"]
 UNITS = ("characters", "words", "subwords")
 
 
-@short_repr
-@dataclass(frozen=True, kw_only=True)
-class Vocabulary:
+@noun
+class Vocabulary(Record):
     """The tokens that a model knows. Ids 0 to 3 are reserved for padding, unknown, start and end.
 
     Args:
@@ -149,24 +149,11 @@ class Vocabulary:
             extra: tokens of one text whose ids follow those of the vocabulary.
         """
         known = (*_SPECIAL_TOKENS, *self.tokens, *extra)
-        tokens = []
-        for number in numbers:
-            if number == END:
-                break
-            tokens.append(known[number])
+        tokens = [known[number] for number in itertools.takewhile(lambda number: number != END, numbers)]
         if self.unit == "words":
             return join_words([token for token in tokens if token])
         text = "".join(tokens)
         return text.replace(SPACE, " ").removeprefix(" ") if self.unit == "subwords" else text
-
-    def to_json(self) -> dict[str, Any]:
-        """The vocabulary as JSON-serializable data."""
-        return {"unit": self.unit, "tokens": list(self.tokens)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The vocabulary that `to_json` wrote."""
-        return cls(**data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -179,7 +166,7 @@ class Vocabulary:
             return cls.from_json(json.loads(readable_path(path, DataError).read_text(encoding="utf-8")))
         except FileNotFoundError as error:
             raise DataError(f"There is no file {path}. Was this folder left by a finished run?") from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} holds no vocabulary: {error}.") from error
 
 

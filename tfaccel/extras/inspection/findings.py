@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import psutil
 
 from tfaccel.data.class_labels import are_unequal, balanced_weights
 from tfaccel.data.folder_files import class_folders, counted, files_below, part_folders, unlisted
+from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
 from tfaccel.records import Record
 from tfaccel.short_repr import noun
@@ -62,14 +63,21 @@ class Examples:
     Args:
         names: the name of each example, such as "row 3 of train.csv" or a path.
         parts: "train" or "test" for each.
-        keys: a key for each, equal for equal contents.
+        keys: a key for each, equal for equal contents; empty until contents are compared.
         labels: the class of each as a string, or None if it has none. None instead of an array if there are no classes.
     """
 
     names: tuple[str, ...]
     parts: np.ndarray
-    keys: tuple[Any, ...]
+    keys: tuple[Any, ...] = ()
     labels: np.ndarray | None = None
+
+    @classmethod
+    def of_rows(cls, tables: Mapping[str, Table], labels: np.ndarray | None) -> Self:
+        """The rows of tables, given by part, without keys."""
+        rows = [(part, table.source, row) for part, table in tables.items() for row in range(1, table.num_rows + 1)]
+        names = tuple(f"row {row} of {source}" for _, source, row in rows)
+        return cls(names, np.array([part for part, _, _ in rows]), labels=labels)
 
 
 @noun
@@ -179,15 +187,6 @@ def balance(examples: Examples) -> tuple[dict[str, int], dict[str, float], list[
     )
 
 
-def memory(num_bytes: int) -> tuple[int, list[Finding]]:
-    """The free memory in bytes, and a finding if a dataset of this size takes more than half of it."""
-    free = int(psutil.virtual_memory().available)
-    if num_bytes <= free / 2:
-        return free, []
-    text = f"it takes {num_bytes / 2**30:.1f} GiB of the {free / 2**30:.1f} GiB that are free"
-    return free, [Finding("memory", "the whole set", text, "Read it from disk batch by batch.")]
-
-
 def finished(
     report: InspectionReport,
     examples: Examples,
@@ -212,15 +211,17 @@ def finished(
     if doubt_labels is not None and examples.labels is not None:
         progress("Labels, by cross-validation", 0, 1)
         findings += doubt_labels()
-    free, of_memory = memory(report.num_bytes)
-    return replace(
+    report = replace(
         report,
         num_examples={part: int(np.sum(examples.parts == part)) for part in _PARTS if np.any(examples.parts == part)},
         class_counts=counts,
         class_weights=weights,
-        memory_bytes=free,
-        findings=(*findings, *of_memory),
+        memory_bytes=int(psutil.virtual_memory().available),
     )
+    if not report.fits_in_memory:
+        text = f"it takes {report.num_bytes / 2**30:.1f} GiB of the {report.memory_bytes / 2**30:.1f} GiB that are free"
+        findings.append(Finding("memory", "the whole set", text, "Read it from disk batch by batch."))
+    return replace(report, findings=tuple(findings))
 
 
 def probable_label_errors(classifier: Any, features: Any, examples: Examples) -> list[Finding]:
@@ -312,38 +313,61 @@ def _usable_rows(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
     return rows[is_usable], labels[is_usable]
 
 
-@dataclass(frozen=True)
-class LabelledFiles:
-    """Files in class folders.
+def read_labelled_files(
+    folder: Path,
+    suffixes: tuple[str, ...],
+    read: Callable[[Path], Content | Finding],
+    *,
+    noun: str,
+    every: int,
+    progress: Progress,
+) -> tuple[Examples, list[Content], list[Finding]]:
+    """Reads the files with these suffixes in the class folders of `folder`, or of its `train` and `test`.
 
     Args:
-        paths: the files, in name order.
-        parts: "train" or "test" for each.
-        labels: the class folder of each.
-        findings: class folders without files, and files of other kinds.
-    """
+        folder: the folder.
+        suffixes: the endings of the files.
+        read: returns the content of a file, or a finding if it cannot be read.
+        noun: what the files are called in messages.
+        every: files between two progress reports.
+        progress: called with the noun, the number of files read, and the total.
 
-    paths: tuple[Path, ...]
-    parts: np.ndarray
-    labels: np.ndarray
-    findings: tuple[Finding, ...]
-
-
-def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFiles:
-    """The files with these suffixes in the class folders of `folder`, or of its `train` and `test`.
+    Returns:
+        The readable files in name order, without keys; their contents; and the findings: unreadable files, files of
+        other kinds, and class folders without files.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as name:
         ...     Path(name, "cat").mkdir()
         ...     _ = Path(name, "cat", "1.txt").write_text("purrs")
-        ...     list_labelled_files(Path(name), (".txt",)).labels.tolist()
-        ['cat']
+        ...     found = read_labelled_files(
+        ...         Path(name), (".txt",), Path.read_text, noun="texts", every=1, progress=no_progress
+        ...     )
+        >>> found[0].labels.tolist(), found[1]
+        (['cat'], ['purrs'])
     """
+    files, findings = _list_files(folder, suffixes)
+    contents, readable = [], []
+    for row, (file, part, label) in enumerate(files):
+        if row % every == 0:
+            progress(noun.capitalize(), row, len(files))
+        content = read(file)
+        if isinstance(content, Finding):
+            findings.append(content)
+        else:
+            contents.append(content)
+            readable.append((str(file), part, label))
+    if not contents:
+        raise DataError(f"None of the {len(files)} {noun} in {folder} can be read; the first is {files[0][0]}.")
+    names, parts, labels = zip(*readable, strict=True)
+    return Examples(names, np.array(parts), labels=np.array(labels, dtype=object)), contents, findings
+
+
+def _list_files(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[tuple[Path, str, str]], list[Finding]]:
+    """Each file with its part and its class; and findings about files of other kinds and empty folders."""
     parts = dict(zip(_PARTS, part_folders(folder), strict=False)) or {"train": folder}
-    paths: list[Path] = []
-    where: list[str] = []
-    labels: list[str] = []
+    listed: list[tuple[Path, str, str]] = []
     findings = []
     for part, root in parts.items():
         loose = sorted(entry.name for entry in root.iterdir() if entry.is_file() and not entry.name.startswith("."))
@@ -363,45 +387,7 @@ def list_labelled_files(folder: Path, suffixes: tuple[str, ...]) -> LabelledFile
                 findings.append(Finding("other files", str(class_folder), f"it has {unseen}", "They are not used."))
             if not found:
                 findings.append(Finding("empty class", str(class_folder), "it holds no file to use", "Remove it."))
-            paths += found
-            where += [part] * len(found)
-            labels += [class_folder.name] * len(found)
-    if not paths:
+            listed += [(file, part, class_folder.name) for file in found]
+    if not listed:
         raise DataError(f"{folder} has no class folders with files that end in {', '.join(suffixes)}.")
-    return LabelledFiles(tuple(paths), np.array(where), np.array(labels, dtype=object), tuple(findings))
-
-
-def read_labelled_files(
-    files: LabelledFiles,
-    folder: Path,
-    read: Callable[[Path], Content | Finding],
-    *,
-    noun: str,
-    every: int,
-    progress: Progress,
-) -> tuple[list[Content], list[int], list[Finding]]:
-    """The contents of the readable files, their rows, and the findings, including those of unreadable files.
-
-    Args:
-        files: the files.
-        folder: where they are from.
-        read: returns the content of a file, or a finding if it cannot be read.
-        noun: what the files are called in messages.
-        every: files between two progress reports.
-        progress: called with the noun, the number of files read, and the total.
-    """
-    contents, rows, findings = [], [], list(files.findings)
-    for row, file in enumerate(files.paths):
-        if row % every == 0:
-            progress(noun.capitalize(), row, len(files.paths))
-        content = read(file)
-        if isinstance(content, Finding):
-            findings.append(content)
-        else:
-            contents.append(content)
-            rows.append(row)
-    if not contents:
-        raise DataError(
-            f"None of the {len(files.paths)} {noun} in {folder} can be read; the first is {files.paths[0]}."
-        )
-    return contents, rows, findings
+    return listed, findings

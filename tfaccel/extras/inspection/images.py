@@ -14,13 +14,12 @@ import numpy as np
 
 from tfaccel.data.coco_files import TURNED, are_numbers, check_ids, has_area, image_file, is_crowd, orientation_of_boxes
 from tfaccel.data.images.files import read_idx_images, read_image_arrays
-from tfaccel.data.images.image_check import ImageHeader, check_image, pixels
+from tfaccel.data.images.image_check import IMAGE_SUFFIXES, ImageHeader, check_image, pixels
 from tfaccel.errors import DataError
 from tfaccel.extras.inspection.findings import (
     Examples,
     Finding,
     InspectionReport,
-    LabelledFiles,
     Progress,
     finished,
     no_progress,
@@ -49,21 +48,16 @@ class SmallImage:
     small: np.ndarray
 
 
-def inspect_image_files(path: Path, files: LabelledFiles, *, progress: Progress = no_progress) -> InspectionReport:
+def inspect_image_files(path: Path, *, progress: Progress = no_progress) -> InspectionReport:
     """Inspects images in class folders; each file is decoded in full.
 
     Raises:
         DataError: if no file can be read.
     """
-    images, rows, findings = read_labelled_files(
-        files, path, read_or_finding, noun="images", every=_EVERY, progress=progress
+    examples, images, findings = read_labelled_files(
+        path, IMAGE_SUFFIXES, read_or_finding, noun="images", every=_EVERY, progress=progress
     )
-    examples = Examples(
-        tuple(str(files.paths[row]) for row in rows),
-        files.parts[rows],
-        tuple(image.key for image in images),
-        files.labels[rows],
-    )
+    examples = replace(examples, keys=tuple(image.key for image in images))
     shapes = Counter(image.shape for image in images)
     findings += _mixed_shapes(shapes)
     small = np.stack([image.small for image in images])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-
 from tfaccel.data.characters import data_suffix
 from tfaccel.data.images.idx_files import find_idx_files
 from tfaccel.data.images.image_check import IMAGE_SUFFIXES
@@ -14,7 +12,7 @@ from tfaccel.data.tables.column_kinds import kinds_from_text
 from tfaccel.data.tables.files import CSV_SUFFIXES, PARQUET_SUFFIXES, TABLE_SUFFIXES, read_table
 from tfaccel.data.tables.table import Table
 from tfaccel.errors import DataError
-from tfaccel.extras.inspection.findings import InspectionReport, Progress, list_labelled_files, no_progress
+from tfaccel.extras.inspection.findings import InspectionReport, Progress, no_progress
 from tfaccel.extras.inspection.images import coco_files, inspect_coco, inspect_image_arrays, inspect_image_files
 from tfaccel.extras.inspection.table import inspect_tables
 from tfaccel.extras.inspection.texts import TEXT_SUFFIXES, inspect_text_file, inspect_text_files, inspect_text_tables
@@ -99,15 +97,12 @@ def _table_files(place: Path) -> dict[str, Path]:
 def _inspect_folder(folder: Path, encoding: str, progress: Progress) -> InspectionReport:
     """Images or texts, whichever the folder has more of."""
     suffixes = [file.suffix.lower() for file in folder.rglob("*") if file.is_file()]
-    num_images, num_texts = (
-        int(np.sum(np.isin(suffixes, kinds))) if suffixes else 0 for kinds in (IMAGE_SUFFIXES, TEXT_SUFFIXES)
-    )
+    num_images, num_texts = (sum(map(suffixes.count, kinds)) for kinds in (IMAGE_SUFFIXES, TEXT_SUFFIXES))
     if num_images == num_texts == 0:
         raise DataError(
             f"{folder} holds no data: no table called train, and no class folders with files that end in "
             f"{', '.join(IMAGE_SUFFIXES + TEXT_SUFFIXES)}."
         )
     if num_images >= num_texts:
-        return inspect_image_files(folder, list_labelled_files(folder, IMAGE_SUFFIXES), progress=progress)
-    files = list_labelled_files(folder, TEXT_SUFFIXES)
-    return inspect_text_files(folder, files, encoding=encoding, progress=progress)
+        return inspect_image_files(folder, progress=progress)
+    return inspect_text_files(folder, encoding=encoding, progress=progress)

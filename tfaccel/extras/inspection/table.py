@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from tfaccel.data.tables.column_kinds import (
     NUMERIC,
     check_kinds,
     get_kind,
+    kinds_of_columns,
     unread_notation,
 )
 from tfaccel.data.tables.table import Column, Table
@@ -89,19 +91,26 @@ def inspect_tables(
     check_kinds(column_kinds, first)
     goal = None if target is None else first.column(target).name
     joined = _joined(tables)
-    kinds = {c.name: column_kinds.get(c.name, get_kind(c)) for c in joined.columns}
+    kinds = kinds_of_columns(joined, column_kinds)
     features = [column for column in joined.columns if column.name != goal]
     findings: list[Finding] = []
     columns = {}
     for number, column in enumerate(joined.columns):
         progress("Columns", number, len(joined.columns))
-        columns[column.name], found = _inspect_column(column, kinds[column.name], joined, is_target=column.name == goal)
+        columns[column.name], found = _inspect_column(column, kinds[column.name], is_target=column.name == goal)
         findings += found
+    labels = None
     if goal is not None:
         progress("Columns that tell the target", 0, 1)
-        findings += _tellers(features, kinds, joined.column(goal), _are_classes(joined.column(goal)))
+        values = joined.column(goal)
+        labels = values.texts() if _are_classes(values) else None
+        told = values.texts().tolist(), _finite(values) if labels is None else None
+        for column in features:
+            numbers = _finite(column) if kinds[column.name] == NUMERIC else None
+            findings += tells_the_target(column.name, (column.texts().tolist(), numbers), told)
     findings += _correlations([column for column in features if kinds[column.name] == NUMERIC])
-    examples = _examples(tables, features, joined, goal)
+    keys = tuple(zip(*(column.texts().tolist() for column in features), strict=True))
+    examples = replace(Examples.of_rows(tables, labels), keys=keys)
     report = InspectionReport(
         path=path,
         kind="table",
@@ -127,9 +136,7 @@ def _joined(tables: Mapping[str, Table]) -> Table:
     return Table(parts[0].source, tuple(columns))
 
 
-def _inspect_column(
-    column: Column, kind: str, table: Table, *, is_target: bool
-) -> tuple[dict[str, Any], list[Finding]]:
+def _inspect_column(column: Column, kind: str, *, is_target: bool) -> tuple[dict[str, Any], list[Finding]]:
     texts = column.texts().tolist()
     missing, distinct = column.missing, {text for text in texts if text is not None}
     num_missing, num_rows = int(missing.sum()), len(missing)
@@ -171,16 +178,6 @@ def _of_distinct_texts(column: Column, num_distinct: int) -> Finding:
     text = f"{num_distinct} different texts in {len(column.values)} rows"
     advice = f"It is not used, except with --text_column={column.name}."
     return Finding("nearly distinct texts", column.name, text, advice)
-
-
-def _tellers(features: list[Column], kinds: Mapping[str, str], target: Column, are_classes: bool) -> list[Finding]:
-    """Columns that reveal the target."""
-    goal = target.texts().tolist(), None if are_classes else _finite(target)
-    findings = []
-    for column in features:
-        numbers = _finite(column) if kinds[column.name] == NUMERIC else None
-        findings += tells_the_target(column.name, (column.texts().tolist(), numbers), goal)
-    return findings
 
 
 def _are_classes(target: Column) -> bool:
@@ -225,16 +222,6 @@ def _finite(column: Column) -> np.ndarray:
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
-def _examples(tables: Mapping[str, Table], features: list[Column], joined: Table, goal: str | None) -> Examples:
-    names = tuple(f"row {row + 1} of {table.source}" for table in tables.values() for row in range(table.num_rows))
-    parts = np.array([part for part, table in tables.items() for _ in range(table.num_rows)])
-    keys = tuple(zip(*(column.texts().tolist() for column in features), strict=True))
-    labels = None
-    if goal is not None:
-        labels = joined.column(goal).texts() if _are_classes(joined.column(goal)) else None
-    return Examples(names, parts, keys, labels)
-
-
 def _label_errors(features: list[Column], kinds: Mapping[str, str], examples: Examples) -> list[Finding]:
     from sklearn.ensemble import RandomForestClassifier
 
@@ -246,9 +233,8 @@ def _label_errors(features: list[Column], kinds: Mapping[str, str], examples: Ex
         if kinds[column.name] == NUMERIC:
             arrays.append(_finite(column))
         else:
-            codes = {text: code for code, text in enumerate(sorted({t for t in column.texts() if t is not None}))}
-            found = [codes.get(text, -1) for text in column.texts().tolist()]
-            arrays.append(np.array([np.nan if code < 0 else code for code in found]))
+            codes = {text: code for code, text in enumerate(sorted(column.codes[1].to_pylist()))}
+            arrays.append(np.array([codes.get(text, np.nan) for text in column.texts().tolist()]))
     classifier = RandomForestClassifier(100, min_samples_leaf=2, random_state=0)
     return probable_label_errors(classifier, np.stack(arrays, axis=1).astype(np.float64), examples)
 

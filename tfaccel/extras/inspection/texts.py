@@ -18,10 +18,8 @@ from tfaccel.extras.inspection.findings import (
     Examples,
     Finding,
     InspectionReport,
-    LabelledFiles,
     Progress,
     finished,
-    memory,
     no_progress,
     probable_label_errors,
     read_labelled_files,
@@ -34,9 +32,7 @@ _LONG_LINE = 40  # characters; longer lines do not repeat by accident
 _EVERY = 200  # files between two progress reports
 
 
-def inspect_text_files(
-    path: Path, files: LabelledFiles, *, encoding: str = "utf-8", progress: Progress = no_progress
-) -> InspectionReport:
+def inspect_text_files(path: Path, *, encoding: str = "utf-8", progress: Progress = no_progress) -> InspectionReport:
     """Inspects text files in class folders.
 
     Raises:
@@ -51,9 +47,10 @@ def inspect_text_files(
         wrong = text_damage(text)
         return Finding("unreadable file", str(file), wrong, "Repair or remove it.") if wrong else text
 
-    texts, rows, findings = read_labelled_files(files, path, read, noun="texts", every=_EVERY, progress=progress)
-    names = tuple(str(files.paths[row]) for row in rows)
-    return _report(str(path), names, files.parts[rows], texts, files.labels[rows], findings=findings, progress=progress)
+    examples, texts, findings = read_labelled_files(
+        path, TEXT_SUFFIXES, read, noun="texts", every=_EVERY, progress=progress
+    )
+    return _report(str(path), examples, texts, findings=findings, progress=progress)
 
 
 def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress = no_progress) -> InspectionReport:
@@ -91,18 +88,14 @@ def inspect_text_file(path: Path, *, encoding: str = "utf-8", progress: Progress
         for line, count in long_lines.items()
         if count > 1 and len(line) >= _LONG_LINE
     ]
-    num_bytes = len(text.encode("utf-8", "replace"))
-    free, of_memory = memory(num_bytes)
-    shape = f"{len(text):,} characters, {len(counts):,} different, in {len(lines):,} lines"
-    return InspectionReport(
+    report = InspectionReport(
         path=str(path),
         kind="text",
-        shape=shape,
-        num_examples={"train": 1},
-        num_bytes=num_bytes,
-        memory_bytes=free,
-        findings=tuple(findings + of_memory),
+        shape=f"{len(text):,} characters, {len(counts):,} different, in {len(lines):,} lines",
+        num_bytes=len(text.encode("utf-8", "replace")),
+        findings=tuple(findings),
     )
+    return finished(report, Examples((str(path),), np.array(["train"]), (text,)))
 
 
 def _is_odd(mark: str) -> bool:
@@ -126,30 +119,21 @@ def inspect_text_tables(
         >>> [(finding.kind, finding.where) for finding in report.findings]
         [('empty text', 'row 2 of pets.csv'), ('duplicate', 'row 1 of pets.csv, row 3 of pets.csv')]
     """
-    names = tuple(f"row {row + 1} of {table.source}" for table in tables.values() for row in range(table.num_rows))
-    parts = np.array([part for part, table in tables.items() for _ in range(table.num_rows)])
     texts = [text or "" for table in tables.values() for text in table.column(text_column).texts().tolist()]
     labels = None
     if target is not None:
         labels = np.concatenate([table.column(target).texts() for table in tables.values()])
-    return _report(path, names, parts, texts, labels, findings=[], progress=progress)
+    return _report(path, Examples.of_rows(tables, labels), texts, findings=[], progress=progress)
 
 
 def _report(
-    path: str,
-    names: tuple[str, ...],
-    parts: np.ndarray,
-    texts: list[str],
-    labels: np.ndarray | None,
-    *,
-    findings: list[Finding],
-    progress: Progress,
+    path: str, examples: Examples, texts: list[str], *, findings: list[Finding], progress: Progress
 ) -> InspectionReport:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
-    empty = [name for name, text in zip(names, texts, strict=True) if not text.strip()]
+    empty = [name for name, text in zip(examples.names, texts, strict=True) if not text.strip()]
     findings += [Finding("empty text", name, "it holds nothing to read", "Remove it.") for name in empty]
     kept = [row for row, text in enumerate(texts) if text.strip()]
     if not kept:
@@ -157,8 +141,8 @@ def _report(
     texts = [texts[row] for row in kept]
     # Texts that differ only in whitespace or case count as duplicates.
     keys = tuple(hashlib.sha1(" ".join(text.casefold().split()).encode()).digest() for text in texts)
-    labels = None if labels is None else labels[kept]
-    examples = Examples(tuple(names[row] for row in kept), parts[kept], keys, labels)
+    labels = None if examples.labels is None else examples.labels[kept]
+    examples = Examples(tuple(examples.names[row] for row in kept), examples.parts[kept], keys, labels)
 
     def doubt_labels() -> list[Finding]:
         words = TfidfVectorizer(sublinear_tf=True, max_features=_MAX_WORDS, token_pattern=r"(?u)\b\w+\b")

@@ -282,8 +282,8 @@ def _check_again(part: ImageSplit) -> None:
         images = [ImageToCheck(Path(path).read_bytes, path, path) for path in source]
     elif isinstance(source, EncodedImages):
         images = [
-            ImageToCheck(partial(_content, source, row), f"number {row} (from 0)", "", row)
-            for row in range(len(source))
+            ImageToCheck(partial(source.content, row), f"number {row} (from 0)", "", row)
+            for row in range(len(part.labels))
         ]
     else:
         return
@@ -297,7 +297,3 @@ def _check_again(part: ImageSplit) -> None:
         raise DataError(f"{reason} {_CHANGED}")
     for image in images:  # what only decoding tells, such as a PNG file that was damaged before its checksums were made
         pixels(image.read(), 3, name=image.name)
-
-
-def _content(images: EncodedImages, row: int) -> bytes:
-    return images.read(np.array([row]))[0]
